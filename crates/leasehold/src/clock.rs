@@ -1,0 +1,351 @@
+//! Time: the only place in leasehold that reads a clock or sleeps.
+//!
+//! Leases live and die by elapsed time, so the clock has to keep counting while the machine is suspended (Rust's
+//! [`std::time::Instant`] and tokio's timers stop) and has to survive a stepped wall clock or a virtual machine that is
+//! restored from a snapshot. A [`Moment`] is therefore taken on two clocks at once, and elapsed time is asked for with
+//! a direction: a holder takes the longer of the two readings, a contender the shorter. Whatever a single clock does
+//! wrong, it errs on the safe side.
+//!
+//! Another machine's clock is never compared with this one's. What the *store's* clock says is a pair of bounds
+//! ([`StoreTime`]), derived by [`StoreClock`] from the `Date` of its answers.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rustix::time::{ClockId, clock_gettime};
+
+/// Bound on how far any local clock's rate may be from true time, per side (DESIGN: 0.5 %).
+///
+/// Quartz oscillators stay within 0.01 %; the rest covers a clock that is being slewed (`adjtime` slews by 0.05 %).
+pub const RATE_ERROR: f64 = 0.005;
+
+/// A sleep never relies on one timer for longer than this, because timers stop while the machine is suspended.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// A point in time on this machine, read on two clocks at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Nanoseconds on the clock that counts through suspend.
+    boot_ns: u64,
+    /// Nanoseconds since the Unix epoch on the wall clock. Only differences are ever used.
+    wall_ns: i64,
+}
+
+impl Moment {
+    /// A moment from raw readings, for a [`Clock`] of your own.
+    pub const fn from_raw(boot_ns: u64, wall_ns: i64) -> Self {
+        Self { boot_ns, wall_ns }
+    }
+
+    /// Time since the machine booted, suspend included. For stores that keep a machine's own time.
+    pub const fn since_boot(self) -> Duration {
+        Duration::from_nanos(self.boot_ns)
+    }
+
+    /// Microseconds since the Unix epoch as this machine's wall clock has it: for people and for token floors of
+    /// stores on this machine, never to be compared with another machine's.
+    pub const fn wall_us(self) -> u64 {
+        if self.wall_ns < 0 { 0 } else { self.wall_ns as u64 / 1_000 }
+    }
+
+    /// The longest time that can have passed since `earlier`: what a *holder* must assume.
+    pub fn longest_since(self, earlier: Moment) -> Duration {
+        let (boot, wall) = self.elapsed(earlier);
+        boot.max(wall)
+    }
+
+    /// The shortest time that can have passed since `earlier`: what a *contender* must assume.
+    pub fn shortest_since(self, earlier: Moment) -> Duration {
+        let (boot, wall) = self.elapsed(earlier);
+        boot.min(wall)
+    }
+
+    fn elapsed(self, earlier: Moment) -> (Duration, Duration) {
+        let boot = self.boot_ns.saturating_sub(earlier.boot_ns);
+        let wall = u64::try_from(self.wall_ns.saturating_sub(earlier.wall_ns)).unwrap_or(0);
+        (Duration::from_nanos(boot), Duration::from_nanos(wall))
+    }
+}
+
+/// When a lease ends for its holder: a span counted from *before* the first send of the request that was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    from: Moment,
+    span: Duration,
+}
+
+impl Deadline {
+    /// The deadline `span` after `from`.
+    pub const fn new(from: Moment, span: Duration) -> Self {
+        Self { from, span }
+    }
+
+    /// How long until the deadline; zero when it has passed.
+    pub fn remaining(self, now: Moment) -> Duration {
+        self.span.saturating_sub(now.longest_since(self.from))
+    }
+
+    /// Whether the deadline has passed.
+    pub fn passed(self, now: Moment) -> bool {
+        self.remaining(now).is_zero()
+    }
+}
+
+/// A source of time. [`SystemClock`] outside tests, [`TestClock`] inside.
+#[async_trait]
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// Now, on both clocks.
+    fn now(&self) -> Moment;
+
+    /// Completes when at least `duration` has passed on [`now`](Self::now)'s longer clock.
+    ///
+    /// Cancel safe: dropping the future forgets the sleep.
+    async fn sleep(&self, duration: Duration);
+}
+
+/// Runs `future` for at most `limit`; `None` when the time was up first.
+///
+/// Cancel safe if `future` is.
+pub async fn timeout<F: Future>(clock: &dyn Clock, limit: Duration, future: F) -> Option<F::Output> {
+    tokio::select! {
+        biased;
+        output = future => Some(output),
+        () = clock.sleep(limit) => None,
+    }
+}
+
+/// The machine's own clocks: `CLOCK_BOOTTIME` on Linux, `CLOCK_MONOTONIC` on macOS (which counts sleep there), and the
+/// wall clock beside it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const SUSPEND_AWARE: ClockId = ClockId::Boottime;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const SUSPEND_AWARE: ClockId = ClockId::Monotonic;
+
+#[async_trait]
+impl Clock for SystemClock {
+    fn now(&self) -> Moment {
+        let boot = clock_gettime(SUSPEND_AWARE);
+        let wall = clock_gettime(ClockId::Realtime);
+        Moment {
+            boot_ns: u64::try_from(boot.tv_sec).unwrap_or(0) * 1_000_000_000
+                + u64::try_from(boot.tv_nsec).unwrap_or(0),
+            wall_ns: wall.tv_sec.saturating_mul(1_000_000_000).saturating_add(wall.tv_nsec),
+        }
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        sleep_in_slices(self, duration).await;
+    }
+}
+
+/// Sleeps in slices and reads the clock after each, so that waking from suspend is noticed within one slice.
+#[allow(clippy::disallowed_methods, reason = "this is the place")]
+async fn sleep_in_slices(clock: &dyn Clock, duration: Duration) {
+    let start = clock.now();
+    loop {
+        let left = duration.saturating_sub(clock.now().longest_since(start));
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(SLICE)).await;
+    }
+}
+
+/// A clock for tests: follows tokio's clock (paused or not), at a rate and with steps of the test's choosing.
+///
+/// ```
+/// # use leasehold::clock::{Clock, TestClock};
+/// # use std::time::Duration;
+/// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+/// let clock = TestClock::default();
+/// let start = clock.now();
+/// clock.sleep(Duration::from_secs(5)).await;
+/// clock.suspend(Duration::from_secs(60)); // the machine slept: no timer moved
+/// assert_eq!(clock.now().longest_since(start), Duration::from_secs(65));
+/// # });
+/// ```
+#[derive(Debug)]
+pub struct TestClock {
+    origin: tokio::time::Instant,
+    rate: f64,
+    jumps: Mutex<Jumps>,
+}
+
+#[derive(Debug, Default)]
+struct Jumps {
+    boot: Duration,
+    wall_ns: i64,
+}
+
+/// An arbitrary date for [`TestClock`]: 2025-01-01T00:00:00Z.
+const TEST_EPOCH_NS: i64 = 1_735_689_600_000_000_000;
+
+impl TestClock {
+    /// A clock that runs at `rate` times the speed of tokio's clock.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with a paused clock only in so far as [`tokio::time::Instant`] does.
+    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    pub fn with_rate(rate: f64) -> Self {
+        Self { origin: tokio::time::Instant::now(), rate, jumps: Mutex::default() }
+    }
+
+    /// The machine was suspended for `duration`: both clocks move on, no timer does.
+    pub fn suspend(&self, duration: Duration) {
+        let mut jumps = self.jumps.lock().unwrap_or_else(PoisonError::into_inner);
+        jumps.boot += duration;
+        jumps.wall_ns += i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
+    }
+
+    /// Somebody set the wall clock forward (`seconds > 0`) or back.
+    pub fn step_wall(&self, seconds: i64) {
+        let mut jumps = self.jumps.lock().unwrap_or_else(PoisonError::into_inner);
+        jumps.wall_ns += seconds * 1_000_000_000;
+    }
+}
+
+impl Default for TestClock {
+    fn default() -> Self {
+        Self::with_rate(1.0)
+    }
+}
+
+#[async_trait]
+impl Clock for TestClock {
+    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    fn now(&self) -> Moment {
+        let elapsed = tokio::time::Instant::now().duration_since(self.origin).mul_f64(self.rate);
+        let jumps = self.jumps.lock().unwrap_or_else(PoisonError::into_inner);
+        let elapsed_ns = i64::try_from(elapsed.as_nanos()).unwrap_or(i64::MAX);
+        Moment {
+            boot_ns: u64::try_from((elapsed + jumps.boot).as_nanos()).unwrap_or(u64::MAX),
+            wall_ns: TEST_EPOCH_NS + elapsed_ns + jumps.wall_ns,
+        }
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        sleep_in_slices(self, duration).await;
+    }
+}
+
+/// Bounds on what the store's own clock reads, in microseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreTime {
+    /// It reads at least this.
+    pub lo_us: u64,
+    /// It reads at most this.
+    pub hi_us: u64,
+}
+
+impl StoreTime {
+    /// A store whose clock is read exactly.
+    pub const fn exactly(us: u64) -> Self {
+        Self { lo_us: us, hi_us: us }
+    }
+}
+
+/// Keeps the latest reading of a store's clock and turns it into bounds for any later moment.
+///
+/// From a reading `d` (true to `resolution`, an HTTP `Date` to a second), asked for at `s` and received at `r`, the
+/// store reads within `[d + (t - r), d + resolution + (t - s)]` at local time `t`, stretched by [`RATE_ERROR`].
+#[derive(Debug, Default)]
+pub struct StoreClock {
+    latest: Mutex<Option<Reading>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    at_us: u64,
+    resolution: Duration,
+    sent: Moment,
+    received: Moment,
+}
+
+impl StoreClock {
+    /// Takes in a reading: the store said `at_us` (microseconds since the Unix epoch, rounded down to `resolution`) in
+    /// an answer received at `received` to a request sent at `sent`.
+    pub fn observe(&self, at_us: u64, resolution: Duration, sent: Moment, received: Moment) {
+        let reading = Reading { at_us, resolution, sent, received };
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+    }
+
+    /// What the store's clock reads at `now`; `None` before the first reading.
+    pub fn bounds(&self, now: Moment) -> Option<StoreTime> {
+        let reading = (*self.latest.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let at_least = now.shortest_since(reading.received).mul_f64(1.0 - RATE_ERROR);
+        let at_most = now.longest_since(reading.sent).mul_f64(1.0 + RATE_ERROR) + reading.resolution;
+        Some(StoreTime {
+            lo_us: reading.at_us.saturating_add(micros(at_least)),
+            hi_us: reading.at_us.saturating_add(micros(at_most)),
+        })
+    }
+}
+
+/// Whole microseconds, saturating.
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn moment(boot_s: u64, wall_s: i64) -> Moment {
+        Moment::from_raw(boot_s * 1_000_000_000, wall_s * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_stepped_wall_clock_shortens_a_hold_and_lengthens_a_wait_never_the_reverse() {
+        let start = moment(100, 5_000);
+        let forward = moment(110, 5_000 + 3_610);
+        assert_eq!(forward.longest_since(start), SECOND * 3_610);
+        assert_eq!(forward.shortest_since(start), SECOND * 10);
+        let back = moment(110, 5_000 - 3_590);
+        assert_eq!(back.longest_since(start), SECOND * 10);
+        assert_eq!(back.shortest_since(start), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_machine_restored_from_a_snapshot_finds_its_deadline_passed() {
+        // The boot clock goes on where the snapshot left it; only the wall clock knows of the gap.
+        let deadline = Deadline::new(moment(100, 5_000), SECOND * 30);
+        assert!(!deadline.passed(moment(105, 5_005)));
+        assert!(deadline.passed(moment(105, 9_000)));
+    }
+
+    #[test]
+    fn store_time_widens_from_both_ends_of_the_request() {
+        let clock = StoreClock::default();
+        assert_eq!(clock.bounds(moment(0, 0)), None);
+        clock.observe(1_000_000_000, SECOND, moment(10, 10), moment(12, 12));
+        let bounds = clock.bounds(moment(22, 22)).unwrap();
+        assert_eq!(bounds.lo_us, 1_000_000_000 + 9_950_000, "10 s since the answer, less 0.5 %");
+        assert_eq!(
+            bounds.hi_us,
+            1_000_000_000 + 1_000_000 + 12_060_000,
+            "12 s since the question, plus 0.5 %"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_ends_within_a_slice_of_waking_from_suspend() {
+        let clock = std::sync::Arc::new(TestClock::default());
+        let sleeper = {
+            let clock = clock.clone();
+            tokio::spawn(async move { clock.sleep(SECOND * 60).await })
+        };
+        tokio::task::yield_now().await;
+        clock.suspend(SECOND * 3_600);
+        let woken = clock.now();
+        sleeper.await.unwrap();
+        assert!(clock.now().longest_since(woken) <= SLICE);
+    }
+}

@@ -1,0 +1,252 @@
+//! Errors: [`Error`] for users, [`StoreError`] between the layers.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::lease::{Held, Loss};
+
+/// A `Result` with leasehold's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// What went wrong, what it was about, and what to do about it.
+///
+/// Match on [`kind`](Self::kind); show the `Display` text and the [`help`](Self::help) to people. Secrets never appear
+/// in either.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    help: Vec<String>,
+    held: Option<Box<Held>>,
+    loss: Option<Box<Loss>>,
+    source: Option<Source>,
+}
+
+/// The coarse kinds of error: each asks for another reaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Another holder has the lock. Wait, or do something else.
+    Held,
+    /// The lock was lost. Stop the work it protected; acquire again for a new token.
+    Lost,
+    /// The store cannot be reached or does not answer in time. Try again later.
+    Unavailable,
+    /// The store refused us: credentials or permissions.
+    Denied,
+    /// The input is wrong: a URL, a name, a duration.
+    Invalid,
+    /// The store, or this build, cannot do what was asked for.
+    Unsupported,
+    /// What the store holds cannot be understood. Nothing was overwritten.
+    Corrupt,
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Held => "held",
+            Self::Lost => "lost",
+            Self::Unavailable => "unavailable",
+            Self::Denied => "denied",
+            Self::Invalid => "invalid",
+            Self::Unsupported => "unsupported",
+            Self::Corrupt => "corrupt",
+        })
+    }
+}
+
+impl Error {
+    /// An error of `kind` that says `message`: for stores and tools built on leasehold.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: message.into(),
+            help: Vec::new(),
+            held: None,
+            loss: None,
+            source: None,
+        }))
+    }
+
+    /// Bad input: says what and why.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    /// Something that the store or this build cannot do.
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, message)
+    }
+
+    pub(crate) fn held(message: impl Into<String>, held: Held) -> Self {
+        let mut error = Self::new(ErrorKind::Held, message);
+        error.0.held = Some(Box::new(held));
+        error
+    }
+
+    pub(crate) fn lost(loss: Loss) -> Self {
+        let mut error = Self::new(ErrorKind::Lost, loss.to_string());
+        error.0.loss = Some(Box::new(loss));
+        error
+    }
+
+    /// Adds a line that says what to do.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.0.help.push(help.into());
+        self
+    }
+
+    /// Adds the error that caused this one.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Source>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// Which kind of error this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// What to do about it, a line each; empty when there is nothing to add.
+    pub fn help(&self) -> &[String] {
+        &self.0.help
+    }
+
+    /// Who holds the lock, when the kind is [`ErrorKind::Held`].
+    pub fn holder(&self) -> Option<&Held> {
+        self.0.held.as_deref()
+    }
+
+    /// How the lock was lost, when the kind is [`ErrorKind::Lost`].
+    pub fn loss(&self) -> Option<&Loss> {
+        self.0.loss.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Error");
+        debug.field("kind", &self.0.kind).field("message", &self.0.message);
+        if !self.0.help.is_empty() {
+            debug.field("help", &self.0.help);
+        }
+        if let Some(source) = &self.0.source {
+            debug.field("source", &source.to_string());
+        }
+        debug.finish()
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as &(dyn std::error::Error + 'static))
+    }
+}
+
+/// What a store says when a request was not answered as it should be. Only one distinction matters for safety: whether
+/// the request certainly had no effect.
+#[derive(Debug)]
+pub enum StoreError {
+    /// The request certainly had no effect.
+    NotApplied(Fault),
+    /// The request may have had its effect, may have it later, or may never have it.
+    MaybeApplied(Fault),
+}
+
+/// What was wrong with a request.
+#[derive(Debug)]
+pub struct Fault {
+    /// What kind of trouble it is. [`ErrorKind::Unavailable`] is worth another try; the others are not.
+    pub kind: ErrorKind,
+    /// What happened, for people. No secrets.
+    pub message: String,
+    /// What to do about it.
+    pub help: Option<String>,
+    /// How long the store asked to be left alone.
+    pub retry_after: Option<Duration>,
+}
+
+impl Fault {
+    /// A fault of `kind` that says `message`.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), help: None, retry_after: None }
+    }
+
+    /// Trouble that passes: worth another try.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, message)
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Adds how long the store asked to be left alone.
+    #[must_use]
+    pub fn with_retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// This fault, for a request that certainly had no effect.
+    pub fn not_applied(self) -> StoreError {
+        StoreError::NotApplied(self)
+    }
+
+    /// This fault, for a request that may have had its effect.
+    pub fn maybe_applied(self) -> StoreError {
+        StoreError::MaybeApplied(self)
+    }
+}
+
+impl StoreError {
+    /// What was wrong.
+    pub fn fault(&self) -> &Fault {
+        match self {
+            Self::NotApplied(fault) | Self::MaybeApplied(fault) => fault,
+        }
+    }
+
+    /// Whether another try may succeed.
+    pub fn is_transient(&self) -> bool {
+        self.fault().kind == ErrorKind::Unavailable
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.fault().message)
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = error;
+        let mut error = Self::new(fault.kind, fault.message);
+        error.0.help.extend(fault.help);
+        error
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        fault.not_applied().into()
+    }
+}

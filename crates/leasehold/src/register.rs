@@ -1,0 +1,156 @@
+//! A register: one key with an atomic conditional write. Everything that object stores offer, and enough for leases.
+//!
+//! [`Register`] is the trait that a store implements; [`RegisterLeases`] runs the lease protocol on it.
+
+mod known;
+mod leases;
+mod probe;
+mod protocol;
+mod record;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+
+pub use self::leases::RegisterLeases;
+pub use self::probe::probe;
+use crate::clock::StoreTime;
+use crate::env::Env;
+use crate::error::StoreError;
+use crate::lease::Pace;
+
+/// The longest value a register is asked to read, in bytes. Lock records are about 1 KiB.
+pub const MAX_VALUE_BYTES: usize = 1 << 20;
+
+/// A key-value store with conditional writes.
+///
+/// A conflict is a value, not an error; a [`StoreError`] says whether the request may have had its effect. An
+/// implementation does not retry conditional writes by itself: with a retry inside, an applied write whose answer was
+/// lost comes back as a conflict.
+#[async_trait]
+pub trait Register: fmt::Debug + Send + Sync + 'static {
+    /// Reads `key`; `None` when there is nothing (a delete marker counts as nothing). Strongly consistent.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// When the store did not answer with a value or its absence, or the value is longer than [`MAX_VALUE_BYTES`].
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError>;
+
+    /// Writes `value` if `key` is as expected, atomically.
+    ///
+    /// Dropping the future leaves the outcome unknown, as [`StoreError::MaybeApplied`] does.
+    ///
+    /// # Errors
+    /// [`StoreError::NotApplied`] only when the write certainly has no effect, now or later.
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError>;
+
+    /// Deletes `key` if its version is still `version`. For sweeping and probing only; a lock is never released so.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the store cannot.
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
+
+    /// The keys that start with `prefix`, in the store's order, page by page.
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
+
+    /// Bounds on the store's own clock now, from its latest answer; `None` before one, or when it has no clock.
+    fn store_time(&self) -> Option<StoreTime>;
+
+    /// The clock and the randomness that this register runs on.
+    fn env(&self) -> &Env;
+
+    /// What this register is, and how it wants to be treated.
+    fn traits(&self) -> RegisterTraits;
+}
+
+#[async_trait]
+impl<R: Register + ?Sized> Register for Arc<R> {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        (**self).read(key).await
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        (**self).write(key, expect, value).await
+    }
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        (**self).delete(key, version).await
+    }
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        (**self).list(prefix)
+    }
+    fn store_time(&self) -> Option<StoreTime> {
+        (**self).store_time()
+    }
+    fn env(&self) -> &Env {
+        (**self).env()
+    }
+    fn traits(&self) -> RegisterTraits {
+        (**self).traits()
+    }
+}
+
+/// A value and the version it was read at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// The bytes.
+    pub value: Bytes,
+    /// What the store calls this state of the key.
+    pub version: Version,
+}
+
+/// An opaque version of a key: an ETag, a generation, a revision. Never equal for two different writes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Version(Arc<str>);
+
+impl Version {
+    /// A version as the store spells it.
+    pub fn new(version: impl Into<Arc<str>>) -> Self {
+        Self(version.into())
+    }
+
+    /// The store's spelling.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What a conditional write expects to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect<'a> {
+    /// Nothing there.
+    Absent,
+    /// Exactly this version.
+    Version(&'a Version),
+}
+
+/// The answer to a conditional write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Written; the key now has this version.
+    Committed(Version),
+    /// The key was not as expected, and this request changed nothing. (An earlier copy of it may have.)
+    Conflict,
+}
+
+/// The answer to a conditional delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deleted {
+    /// Gone.
+    Deleted,
+    /// The key was not as expected, or not there.
+    Conflict,
+}
+
+/// What a register is, and how it wants to be treated.
+#[derive(Clone, Debug)]
+pub struct RegisterTraits {
+    /// The store's kind, for people: `S3`, `memory`.
+    pub store: &'static str,
+    /// Whether its preconditions are known to be enforced. Otherwise they are [probed](probe) before the first write.
+    pub trusted: bool,
+    /// How often a waiter may read.
+    pub pace: Pace,
+}

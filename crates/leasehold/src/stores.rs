@@ -1,0 +1,81 @@
+//! The stores: one file or folder for each storage system, the only code that imports its client.
+
+pub mod memory;
+#[cfg(feature = "s3")]
+pub mod s3;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::lease::{LeaseStore, StoreOptions};
+use crate::url::StoreUrl;
+
+/// What a URL scheme stands for: shown by `help stores`, and what an error names when a store was not built in.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheme {
+    /// The scheme, without the colon.
+    pub scheme: &'static str,
+    /// The store, for people.
+    pub store: &'static str,
+    /// An example.
+    pub example: &'static str,
+    /// The cargo feature that it needs; `None` for what is always there.
+    pub feature: Option<&'static str>,
+    /// Whether this build has it.
+    pub built_in: bool,
+}
+
+/// Every scheme that leasehold knows.
+pub const SCHEMES: &[Scheme] = &[
+    Scheme {
+        scheme: "sqlite",
+        store: "SQLite file on this machine",
+        example: "sqlite:/var/lib/myapp/locks.db",
+        feature: Some("sqlite"),
+        built_in: cfg!(feature = "sqlite"),
+    },
+    Scheme {
+        scheme: "s3",
+        store: "Amazon S3 and compatible stores",
+        example: "s3://bucket/prefix?region=eu-west-1",
+        feature: Some("s3"),
+        built_in: cfg!(feature = "s3"),
+    },
+    Scheme {
+        scheme: "mem",
+        store: "memory of this process, for tests",
+        example: "mem:",
+        feature: None,
+        built_in: true,
+    },
+];
+
+/// Opens the store that `url` names.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that cannot be read or an option that does not exist;
+/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that was not built in; what the store says.
+pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    match url.scheme() {
+        "mem" => memory::open(url, options),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => sqlite::open(url, options).await,
+        #[cfg(feature = "s3")]
+        "s3" => s3::open(url, options).await,
+        other => Err(not_built_in(other)),
+    }
+}
+
+fn not_built_in(scheme: &str) -> Error {
+    match SCHEMES.iter().find(|known| known.scheme == scheme).and_then(|known| known.feature) {
+        Some(feature) => Error::unsupported(format!("this build has no `{scheme}:` store"))
+            .with_help(format!("build it in: cargo install leasehold-cli --features {feature}")),
+        None => {
+            let schemes: Vec<_> = SCHEMES.iter().map(|known| known.scheme).collect();
+            Error::invalid(format!("there is no store `{scheme}:`"))
+                .with_help(format!("the stores are: {}", schemes.join(", ")))
+        }
+    }
+}

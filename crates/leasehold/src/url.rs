@@ -1,0 +1,266 @@
+//! Store URLs: `scheme:path?option=value` or `scheme://authority/path?option=value`.
+//!
+//! Each store takes the options that it knows; what is left over is an error, so a misspelt option is never dropped in
+//! silence. Passwords are redacted wherever a URL is shown.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use crate::error::Error;
+use crate::lease::StoreOptions;
+
+/// A store URL, taken apart.
+///
+/// `Display` and `Debug` show it without its password and without the values of options that may be secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl {
+    scheme: String,
+    user: Option<String>,
+    password: Option<String>,
+    authority: Option<String>,
+    path: String,
+    options: BTreeMap<String, String>,
+    known: Vec<&'static str>,
+}
+
+impl StoreUrl {
+    /// Takes `url` apart.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): no scheme, bad percent-encoding, an option given twice.
+    pub fn parse(url: &str) -> Result<Self, Error> {
+        let (scheme, rest) =
+            url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)).ok_or_else(|| {
+                // What has no scheme may be anything, a password too: it is not repeated.
+                Error::invalid("a store is given as a URL, and this one has no scheme").with_help(
+                    "like sqlite:/var/lib/locks.db or s3://bucket/prefix; see `leasehold help stores`",
+                )
+            })?;
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        let (authority, path) = match rest.strip_prefix("//") {
+            None => (None, rest),
+            Some(rest) => {
+                let end = rest.find('/').unwrap_or(rest.len());
+                (Some(&rest[..end]), &rest[end..])
+            }
+        };
+        let (login, authority) = match authority.and_then(|authority| authority.rsplit_once('@')) {
+            Some((login, authority)) => (Some(login), Some(authority)),
+            None => (None, authority),
+        };
+        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
+            Some((user, password)) => {
+                (Some(decoded(user)?), Some(decoded(password)?).filter(|p| !p.is_empty()))
+            }
+            None => (None, None),
+        };
+        let mut options = BTreeMap::new();
+        for pair in query.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if options.insert(decoded(key)?, decoded(value)?).is_some() {
+                return Err(Error::invalid(format!("the option `{key}` stands twice in the store URL")));
+            }
+        }
+        Ok(Self {
+            scheme: scheme.to_ascii_lowercase(),
+            user,
+            password,
+            authority: authority.map(decoded).transpose()?,
+            path: decoded(path)?,
+            options,
+            known: Vec::new(),
+        })
+    }
+
+    /// The scheme, in lower case.
+    pub fn scheme(&self) -> &str {
+        &self.scheme
+    }
+
+    /// What stands between `//` and the path, without user and password; `None` without `//`.
+    pub fn authority(&self) -> Option<&str> {
+        self.authority.as_deref()
+    }
+
+    /// The user before `@`.
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// The password before `@`.
+    pub fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
+    /// The path, decoded, with its leading `/` if there is one.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Takes out option `key`. What was never asked for is an error in [`finish`](Self::finish).
+    pub fn take(&mut self, key: &'static str) -> Option<String> {
+        self.known.push(key);
+        self.options.remove(key)
+    }
+
+    /// Takes out a switch: `on`, `true`, `1`, nothing (`?create`), or their opposites.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for another value.
+    pub fn take_switch(&mut self, key: &'static str) -> Result<Option<bool>, Error> {
+        match self.take(key).as_deref() {
+            None => Ok(None),
+            Some("on" | "true" | "1" | "yes" | "") => Ok(Some(true)),
+            Some("off" | "false" | "0" | "no") => Ok(Some(false)),
+            Some(other) => Err(Error::invalid(format!("the option `{key}` is on or off, not {other:?}"))),
+        }
+    }
+
+    /// Takes out a duration in the form `500ms`, `5s`, `2m` or `1h`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for another form.
+    pub fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>, Error> {
+        let Some(text) = self.take(key) else { return Ok(None) };
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let number = digits.parse::<u64>().ok();
+        let scale_ms = match &text[digits.len()..] {
+            "ms" => Some(1),
+            "s" => Some(1_000),
+            "m" => Some(60_000),
+            "h" => Some(3_600_000),
+            _ => None,
+        };
+        match number.zip(scale_ms).and_then(|(number, scale)| number.checked_mul(scale)) {
+            Some(ms) => Ok(Some(Duration::from_millis(ms))),
+            None => Err(Error::invalid(format!(
+                "the option `{key}` is a duration like 5s or 500ms, not {text:?}"
+            ))),
+        }
+    }
+
+    /// Takes out the options that every store understands: `store_clock` and `margin`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad value.
+    pub fn take_common(&mut self, options: &mut StoreOptions) -> Result<(), Error> {
+        if let Some(on) = self.take_switch("store_clock")? {
+            options.store_clock = on;
+        }
+        if let Some(margin) = self.take_duration("margin")? {
+            options.margin = margin;
+        }
+        Ok(())
+    }
+
+    /// Ends the reading of options.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming the first option that nobody took and those that exist.
+    pub fn finish(self) -> Result<(), Error> {
+        let Some(unknown) = self.options.keys().next() else { return Ok(()) };
+        let error = Error::invalid(format!("`{}:` stores have no option {unknown:?}", self.scheme));
+        if self.known.is_empty() {
+            return Err(error.with_help("this store takes no options"));
+        }
+        Err(error.with_help(format!("its options are: {}", self.known.join(", "))))
+    }
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.len() >= 2
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
+}
+
+fn decoded(text: &str) -> Result<String, Error> {
+    match percent_decode_str(text).decode_utf8() {
+        Ok(text) if !text.contains('\0') => Ok(text.into_owned()),
+        _ => Err(Error::invalid(
+            "a part of the store URL is not UTF-8 when percent-decoded, or contains a NUL",
+        )),
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.scheme)?;
+        if let Some(authority) = &self.authority {
+            f.write_str("//")?;
+            match (&self.user, &self.password) {
+                (Some(user), Some(_)) => write!(f, "{user}:***@")?,
+                (Some(user), None) => write!(f, "{user}@")?,
+                (None, _) => {}
+            }
+            f.write_str(authority)?;
+        }
+        f.write_str(&self.path)?;
+        for (n, (key, value)) in self.options.iter().enumerate() {
+            let secret =
+                ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word));
+            write!(f, "{}{key}={}", if n == 0 { '?' } else { '&' }, if secret { "***" } else { value })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreUrl({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_the_documentation_is_read() {
+        let url = StoreUrl::parse("sqlite:path.db").unwrap();
+        assert_eq!((url.scheme(), url.authority(), url.path()), ("sqlite", None, "path.db"));
+        let url = StoreUrl::parse("sqlite:///var/lib/x.db").unwrap();
+        assert_eq!((url.authority(), url.path()), (Some(""), "/var/lib/x.db"));
+        let mut url =
+            StoreUrl::parse("S3://bucket/a/b?region=eu-west-1&endpoint=http%3A%2F%2Flocalhost:9000").unwrap();
+        assert_eq!((url.scheme(), url.authority(), url.path()), ("s3", Some("bucket"), "/a/b"));
+        assert_eq!(url.take("region").as_deref(), Some("eu-west-1"));
+        assert_eq!(url.take("endpoint").as_deref(), Some("http://localhost:9000"));
+        url.finish().unwrap();
+        let url = StoreUrl::parse("etcd://u:p%40@h1:2379,h2:2379/prefix").unwrap();
+        assert_eq!(
+            (url.authority(), url.user(), url.password()),
+            (Some("h1:2379,h2:2379"), Some("u"), Some("p@"))
+        );
+        assert_eq!(StoreUrl::parse("mem:").unwrap().path(), "");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let url = StoreUrl::parse("s3://id:hunter2@bucket/p?secret_key=hunter2&region=x").unwrap();
+        for shown in [url.to_string(), format!("{url:?}")] {
+            assert!(!shown.contains("hunter2") && shown.contains("region=x"), "{shown}");
+        }
+        let error = StoreUrl::parse("hunter2").unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn what_nobody_asked_for_is_an_error_that_names_it() {
+        let mut url = StoreUrl::parse("s3://b?regoin=x").unwrap();
+        url.take("region");
+        let error = url.finish().unwrap_err();
+        assert!(error.to_string().contains("regoin") && error.help()[0].contains("region"), "{error:?}");
+        for bad in ["", "bucket", "C", "://x", "s3://b?a=1&a=2", "s3://%ff", "sqlite:%00"] {
+            assert_eq!(StoreUrl::parse(bad).unwrap_err().kind(), crate::ErrorKind::Invalid, "{bad}");
+        }
+        for bad in ["5", "s", "5 s", "-1s", "99999999999999999999s", "1.5s"] {
+            let mut url = StoreUrl::parse(&format!("s3://b?margin={bad}")).unwrap();
+            assert!(url.take_duration("margin").is_err(), "{bad}");
+        }
+        let mut url = StoreUrl::parse("s3://b?store_clock=maybe").unwrap();
+        assert!(url.take_common(&mut StoreOptions::default()).is_err());
+    }
+}
