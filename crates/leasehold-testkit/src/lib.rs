@@ -1,8 +1,10 @@
 //! What it takes to test a store, and programs that use one: for leasehold itself and for stores by others.
 //!
+//! - [`conformance`]: what every store must do, a named case for each behaviour.
 //! - [`fault`]: a register whose requests and answers are lost, delayed, doubled or held back, as the test says.
 
 // A failed expectation here is a failed test: panicking is how a test says so.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod conformance;
 pub mod fault;

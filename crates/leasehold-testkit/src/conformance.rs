@@ -1,0 +1,185 @@
+//! What every store must do: one named case for each behaviour, for leasehold's stores and for those of others.
+//!
+//! Implement [`Harness`] for the store and let [`conformance!`](crate::conformance!) make a test of each case:
+//!
+//! ```
+//! # use leasehold_testkit::conformance::Harness;
+//! # use leasehold::lease::LeaseStore;
+//! # use leasehold::LockName;
+//! # use std::sync::Arc;
+//! struct MyStore { /* where the storage is */ }
+//!
+//! #[async_trait::async_trait]
+//! impl Harness for MyStore {
+//!     async fn open(&self) -> Arc<dyn LeaseStore> {
+//!         todo!("a further client of the same storage, as another process would open it")
+//!     }
+//!     async fn delete_record(&self, name: &LockName) {
+//!         todo!("delete what is stored under `name`, as an operator would with the store's own tools")
+//!     }
+//! }
+//!
+//! leasehold_testkit::conformance!(my_store, MyStore { /* fresh, empty storage */ });
+//! leasehold_testkit::conformance!(my_store_threaded, MyStore {}, (flavor = "multi_thread"));
+//! ```
+//!
+//! Each case gets fresh storage. No case sleeps a guess: what must happen is awaited, what must not happen is checked
+//! against the deadline that the holder was promised, and whatever takes longer than [`Harness::limit`] fails. Cases
+//! run on real servers, and on paused time with a store that runs on a [`TestClock`](leasehold::clock::TestClock).
+//!
+//! What a store says it cannot do ([`Capabilities`](leasehold::lease::Capabilities)) it must refuse with
+//! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported); no case is skipped.
+
+mod client;
+mod eviction;
+mod grants;
+mod lapse;
+mod listing;
+mod races;
+mod release;
+mod renewal;
+mod status;
+mod tickets;
+mod tokens;
+mod waiting;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use leasehold::LockName;
+use leasehold::lease::LeaseStore;
+
+pub use self::eviction::*;
+pub use self::grants::*;
+pub use self::lapse::*;
+pub use self::listing::*;
+pub use self::races::*;
+pub use self::release::*;
+pub use self::renewal::*;
+pub use self::status::*;
+pub use self::tickets::*;
+pub use self::tokens::*;
+pub use self::waiting::*;
+
+/// The storage that one case runs on. Each case is given a fresh one.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// One more client of this storage, which shares nothing with the others but the storage, as another process would.
+    async fn open(&self) -> Arc<dyn LeaseStore>;
+
+    /// Deletes what is stored under `name`, as an operator would with the store's own tools.
+    async fn delete_record(&self, name: &LockName);
+
+    /// The ttl where a case needs a lease to lapse or to be renewed in time. Two seconds.
+    fn ttl(&self) -> Duration {
+        Duration::from_secs(2)
+    }
+
+    /// How long anything that must happen may take before the case fails. A minute.
+    fn limit(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    /// How much work the cases with many tasks do: increments for each of 16 tasks. Five.
+    fn rounds(&self) -> usize {
+        5
+    }
+
+    /// How far the store's clock may be from exact. After a record was deleted by hand, tokens start anew from that
+    /// clock, so that they rise only if at least this much has passed since the deleted record's latest grant. An HTTP
+    /// `Date` is exact to a second.
+    fn clock_resolution(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+}
+
+/// One case: its name and what it does.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// The name of the function.
+    pub name: &'static str,
+    /// The case itself. Panics when the store fails it.
+    pub run: for<'a> fn(&'a dyn Harness) -> BoxFuture<'a, ()>,
+}
+
+macro_rules! cases {
+    ($($case:ident)*) => {
+        /// Every case, for runners of your own; [`conformance!`](crate::conformance!) makes a test of each.
+        pub const CASES: &[Case] =
+            &[$(Case { name: stringify!($case), run: |harness| Box::pin($case(harness)) }),*];
+
+        /// Makes a test of each case on the storage that `$harness` opens anew for each, in a module of its own. The
+        /// third argument, if any, is given to `#[tokio::test(...)]`, in parentheses.
+        #[macro_export]
+        macro_rules! conformance {
+            ($module:ident, $harness:expr) => {
+                $crate::conformance!($module, $harness, ());
+            };
+            ($module:ident, $harness:expr, $runtime:tt) => {
+                mod $module {
+                    #[allow(unused_imports)]
+                    use super::*;
+                    $crate::__conformance_tests!($harness, $runtime, $($case)*);
+                }
+            };
+        }
+    };
+}
+
+cases! {
+    a_free_lock_is_granted_and_granted_again_after_its_release
+    a_second_claimant_is_told_who_holds_it
+    locks_of_different_names_are_independent
+    one_claim_tried_twice_is_granted_to_itself
+    a_grant_is_for_at_most_its_ttl
+    tokens_rise_from_grant_to_grant
+    tokens_rise_when_a_lease_lapses
+    tokens_rise_when_a_grant_is_evicted
+    tokens_rise_when_the_record_is_deleted_by_hand
+    a_lapsed_lease_is_taken_over_and_not_before
+    a_contender_with_a_shorter_ttl_waits_for_the_ttl_of_the_record
+    a_contender_with_a_longer_ttl_waits_no_longer_for_it
+    a_lock_delay_lengthens_a_lapse_and_not_a_release
+    renewal_keeps_a_lease_beyond_its_first_deadline
+    renewal_after_a_takeover_is_lost
+    renewal_after_an_eviction_is_lost
+    renewal_after_the_record_was_deleted_is_lost
+    release_frees_at_once
+    a_second_release_changes_nothing
+    release_after_a_takeover_does_not_free_the_successor
+    release_after_the_record_was_deleted_is_already_lost
+    a_resting_lock_is_not_granted_before_its_time
+    eviction_frees_at_once
+    eviction_with_another_token_changes_nothing
+    inspection_tells_free_held_and_history
+    inspection_tells_a_lapsed_lease_and_not_too_early
+    history_tells_how_grants_ended
+    names_with_odd_characters_are_listed_as_they_are
+    names_that_look_alike_are_different_locks
+    listing_goes_by_prefix
+    listing_goes_beyond_a_thousand_locks
+    a_waiter_is_woken_by_a_release
+    a_waiter_that_comes_after_the_release_is_not_left_waiting
+    a_waiter_is_woken_by_an_eviction
+    one_of_many_racing_claims_is_granted
+    one_of_many_racing_takeovers_succeeds
+    a_counter_under_the_lock_is_exact_and_tokens_rise_with_it
+    a_ticket_renews_and_releases
+    a_detached_grant_is_a_grant_like_any_other
+}
+
+/// Not for use outside [`conformance!`](crate::conformance!).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_tests {
+    ($harness:expr, $runtime:tt, $($case:ident)*) => {
+        $(
+            #[tokio::test $runtime]
+            async fn $case() {
+                $crate::conformance::$case(&$harness).await;
+            }
+        )*
+    };
+}

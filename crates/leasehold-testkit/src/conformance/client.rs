@@ -1,0 +1,164 @@
+//! One client of the store under test, and what the cases ask of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::clock::{Deadline, timeout};
+use leasehold::env::Env;
+use leasehold::lease::{Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl, Verdict};
+use leasehold::{Held, Holder, LockName, Loss, Status, Token};
+
+use super::Harness;
+
+/// A ttl for cases in which nothing lapses.
+pub(super) const LONG: Duration = Duration::from_secs(120);
+
+/// A client of the storage under test. What it is asked for must be so, or the case fails.
+#[derive(Clone)]
+pub(super) struct Client {
+    pub(super) store: Arc<dyn LeaseStore>,
+    who: Holder,
+    limit: Duration,
+}
+
+impl Client {
+    /// A further client, which calls itself `who`.
+    pub(super) async fn open(harness: &dyn Harness, who: &str) -> Self {
+        let who = Holder {
+            name: who.into(),
+            host: format!("{who}.example"),
+            pid: std::process::id(),
+            note: Some(format!("note of {who}")),
+        };
+        Self { store: harness.open().await, who, limit: harness.limit() }
+    }
+
+    pub(super) fn env(&self) -> &Env {
+        self.store.env()
+    }
+
+    pub(super) fn who(&self) -> &Holder {
+        &self.who
+    }
+
+    /// A fresh claim by this client.
+    pub(super) fn claim(&self, name: &LockName, ttl: Duration) -> Claim {
+        Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone())
+    }
+
+    pub(super) async fn attempt(&self, claim: &Claim) -> Verdict {
+        self.within("try_acquire", self.store.try_acquire(claim)).await.unwrap()
+    }
+
+    /// A try that must be granted.
+    pub(super) async fn granted(&self, name: &LockName, ttl: Duration) -> Grant {
+        self.granted_to(&self.claim(name, ttl)).await
+    }
+
+    /// A try of `claim` that must be granted.
+    pub(super) async fn granted_to(&self, claim: &Claim) -> Grant {
+        match self.attempt(claim).await {
+            Verdict::Granted(grant) => {
+                assert_eq!((&grant.name, grant.id, grant.ttl), (&claim.name, claim.id, claim.ttl));
+                grant
+            }
+            other => panic!("`{}` is free, and yet {other:?}", claim.name),
+        }
+    }
+
+    /// A try that must be refused because somebody has it.
+    pub(super) async fn refused(&self, name: &LockName) -> Held {
+        match self.attempt(&self.claim(name, LONG)).await {
+            Verdict::Held(held) => held,
+            other => panic!("`{name}` is held, and yet {other:?}"),
+        }
+    }
+
+    /// Tries and waits until granted.
+    pub(super) async fn wait(&self, name: &LockName, ttl: Duration) -> Grant {
+        self.within("waiting for the lock", self.try_until_granted(name, ttl)).await
+    }
+
+    async fn try_until_granted(&self, name: &LockName, ttl: Duration) -> Grant {
+        // On paused time a store whose `changed` completes at once, for ever, would never reach the limit.
+        const MOST_TRIES: usize = 100_000;
+        let mut claim = self.claim(name, ttl);
+        for _ in 0..MOST_TRIES {
+            match self.store.try_acquire(&claim).await.unwrap() {
+                Verdict::Granted(grant) => return grant,
+                Verdict::Held(seen) => self.store.changed(name, &seen).await.unwrap(),
+                // A slow server may have cost us a grant that we never heard of.
+                Verdict::Lost(_) => claim = self.claim(name, ttl),
+            }
+        }
+        panic!("`changed` says that `{name}` is free and `try_acquire` that it is not, {MOST_TRIES} times")
+    }
+
+    /// A renewal that must succeed.
+    pub(super) async fn renewed(&self, grant: &mut Grant) {
+        match self.within("renew", self.store.renew(grant)).await.unwrap() {
+            Renewal::Renewed => {}
+            Renewal::Lost(loss) => panic!("the lease was live, and yet {loss}"),
+        }
+    }
+
+    /// A renewal that must find the lease lost.
+    pub(super) async fn lost(&self, grant: &mut Grant) -> Loss {
+        match self.within("renew", self.store.renew(grant)).await.unwrap() {
+            Renewal::Renewed => panic!("the lease of token {} was gone, and yet it was renewed", grant.token),
+            Renewal::Lost(loss) => {
+                assert_eq!((&loss.name, loss.token), (&grant.name, grant.token));
+                loss
+            }
+        }
+    }
+
+    pub(super) async fn release(&self, grant: &mut Grant) -> Released {
+        self.release_with(grant, None).await
+    }
+
+    pub(super) async fn release_with(&self, grant: &mut Grant, rest: Option<Duration>) -> Released {
+        self.within("release", self.store.release(grant, rest)).await.unwrap()
+    }
+
+    pub(super) async fn evict(&self, name: &LockName, token: Token) -> Evicted {
+        self.within("evict", self.store.evict(name, token)).await.unwrap()
+    }
+
+    pub(super) async fn inspect(&self, name: &LockName) -> Status {
+        let status = self.within("inspect", self.store.inspect(name)).await.unwrap();
+        assert_eq!(&status.name, name);
+        status
+    }
+
+    pub(super) async fn assert_free(&self, name: &LockName) {
+        assert_eq!(self.inspect(name).await.state, State::Free);
+    }
+
+    pub(super) async fn assert_held_by(&self, name: &LockName, grant: &Grant) {
+        let status = self.inspect(name).await;
+        assert_eq!(status.token, Some(grant.token));
+        assert!(matches!(status.state, State::Held(_)), "{status:?}");
+    }
+
+    /// The deadline that a holder was promised must have passed by now: somebody else was granted the lock.
+    pub(super) fn assert_passed(&self, deadline: Deadline) {
+        let left = deadline.remaining(self.env().now());
+        assert!(
+            left.is_zero(),
+            "granted to another although its holder may believe in it for another {left:?}"
+        );
+    }
+
+    /// What must happen within the limit of the harness.
+    pub(super) async fn within<T>(&self, what: &str, future: impl Future<Output = T>) -> T {
+        match timeout(&*self.env().clock, self.limit, future).await {
+            Some(output) => output,
+            None => panic!("{what} took longer than {:?}", self.limit),
+        }
+    }
+}
+
+pub(super) fn name(name: &str) -> LockName {
+    LockName::new(name).unwrap()
+}

@@ -1,0 +1,75 @@
+//! Who is granted a lock, and what others are told.
+
+use leasehold::Held;
+use leasehold::lease::Released;
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// A lock that never existed is granted; released, it is granted again.
+pub async fn a_free_lock_is_granted_and_granted_again_after_its_release(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut first = one.granted(&lock, LONG).await;
+    assert_eq!(one.release(&mut first).await, Released::Released);
+    let mut second = two.granted(&lock, LONG).await;
+    assert_eq!(two.release(&mut second).await, Released::Released);
+    let mut third = two.granted(&lock, LONG).await;
+    assert_eq!(two.release(&mut third).await, Released::Released);
+}
+
+/// A second claimant is refused, from the same client and from another, and learns the holder and the token.
+pub async fn a_second_claimant_is_told_who_holds_it(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut grant = one.granted(&lock, LONG).await;
+    for client in [&one, &two] {
+        let held: Held = client.refused(&lock).await;
+        assert_eq!(held.holder.as_ref(), Some(one.who()));
+        assert_eq!(held.token, Some(grant.token));
+        assert!(!held.resting && held.foreign.is_none(), "{held:?}");
+    }
+    one.renewed(&mut grant).await;
+}
+
+/// A lock is not in the way of another, also when one's name is the beginning of the other's.
+pub async fn locks_of_different_names_are_independent(harness: &dyn Harness) {
+    let client = Client::open(harness, "one").await;
+    let mut grants = Vec::new();
+    for lock in ["a", "a/b", "a/b/c", "ab", "b"] {
+        grants.push(client.granted(&name(lock), LONG).await);
+    }
+    assert_eq!(client.release(&mut grants[0]).await, Released::Released);
+    for grant in &mut grants[1..] {
+        client.renewed(grant).await;
+    }
+}
+
+/// A claim that is tried again, because an answer was lost or a caller was impatient, is not refused on account of its
+/// own earlier grant.
+pub async fn one_claim_tried_twice_is_granted_to_itself(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let claim = one.claim(&lock, LONG);
+    let first = one.granted_to(&claim).await;
+    let mut again = one.granted_to(&claim).await;
+    assert!(again.token >= first.token, "{} after {}", again.token, first.token);
+    two.refused(&lock).await;
+    one.renewed(&mut again).await;
+    assert_eq!(one.release(&mut again).await, Released::Released);
+    two.granted(&lock, LONG).await;
+}
+
+/// A grant is live when it arrives, and no grant and no renewal is for longer than its ttl.
+pub async fn a_grant_is_for_at_most_its_ttl(harness: &dyn Harness) {
+    let client = Client::open(harness, "one").await;
+    for ttl in [harness.ttl(), LONG] {
+        let mut grant = client.granted(&name(&format!("for {ttl:?}")), ttl).await;
+        assert_eq!(grant.ttl.get(), ttl);
+        for _ in 0..2 {
+            let left = grant.deadline.remaining(client.env().now());
+            assert!(!left.is_zero() && left <= ttl, "{left:?} left of a ttl of {ttl:?}");
+            client.renewed(&mut grant).await;
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! When a lease lapses, and whose ttl says so.
+
+use std::time::Duration;
+
+use leasehold::lease::Ttl;
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// A holder that does not renew is succeeded, and only after the deadline that it was promised.
+pub async fn a_lapsed_lease_is_taken_over_and_not_before(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let first = one.granted(&lock, harness.ttl()).await;
+    two.refused(&lock).await;
+    let second = two.wait(&lock, LONG).await;
+    two.assert_passed(first.deadline);
+    one.refused(&lock).await;
+    assert!(!second.deadline.passed(two.env().now()));
+}
+
+/// The ttl in the record rules: a contender in more of a hurry waits all the same.
+pub async fn a_contender_with_a_shorter_ttl_waits_for_the_ttl_of_the_record(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let first = one.granted(&lock, harness.ttl() * 2).await;
+    two.wait(&lock, Ttl::MIN).await;
+    two.assert_passed(first.deadline);
+}
+
+/// The ttl in the record rules: a contender that plans to stay for hours does not wait for hours.
+pub async fn a_contender_with_a_longer_ttl_waits_no_longer_for_it(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let first = one.granted(&lock, harness.ttl()).await;
+    two.wait(&lock, Ttl::MAX).await;
+    two.assert_passed(first.deadline);
+}
+
+/// A lock delay, for resources that check no token: contenders wait for it after a lapse, and not after a release.
+pub async fn a_lock_delay_lengthens_a_lapse_and_not_a_release(harness: &dyn Harness) {
+    const DELAY: Duration = Duration::from_secs(3);
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut claim = one.claim(&lock, harness.ttl());
+    claim.lock_delay = DELAY;
+    let mut first = one.granted_to(&claim).await;
+    one.release(&mut first).await;
+    two.granted(&lock, harness.ttl()).await;
+    let mut claim = one.claim(&name("other"), harness.ttl());
+    claim.lock_delay = DELAY;
+    let asked = one.env().now();
+    let second = one.granted_to(&claim).await;
+    two.wait(&name("other"), LONG).await;
+    two.assert_passed(second.deadline);
+    let waited = two.env().now().longest_since(asked);
+    let least = second.ttl.holder_span() + DELAY.mul_f64(1.0 - leasehold::clock::RATE_ERROR);
+    assert!(waited >= least, "granted after {waited:?}, and the delay ends after {least:?}");
+}

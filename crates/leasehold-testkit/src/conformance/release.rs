@@ -1,0 +1,85 @@
+//! What release frees, when, and what it must not free.
+
+use std::time::Duration;
+
+use leasehold::ErrorKind;
+use leasehold::clock::RATE_ERROR;
+use leasehold::lease::{Released, State};
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// After a release another is granted the lock at the first try, whatever the ttl was.
+pub async fn release_frees_at_once(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut grant = one.granted(&lock, LONG).await;
+    two.refused(&lock).await;
+    one.renewed(&mut grant).await;
+    assert_eq!(one.release(&mut grant).await, Released::Released);
+    two.assert_free(&lock).await;
+    two.granted(&lock, LONG).await;
+}
+
+/// A release that is repeated, because its answer was lost, frees nobody else's grant.
+pub async fn a_second_release_changes_nothing(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut first = one.granted(&lock, LONG).await;
+    assert_eq!(one.release(&mut first).await, Released::Released);
+    one.release(&mut first).await;
+    two.assert_free(&lock).await;
+    let mut second = two.granted(&lock, LONG).await;
+    assert_eq!(one.release(&mut first).await, Released::AlreadyLost);
+    two.assert_held_by(&lock, &second).await;
+    two.renewed(&mut second).await;
+}
+
+/// A holder that comes back late learns that it had lost the lock, and leaves its successor alone.
+pub async fn release_after_a_takeover_does_not_free_the_successor(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut first = one.granted(&lock, harness.ttl()).await;
+    let mut second = two.wait(&lock, LONG).await;
+    assert_eq!(one.release(&mut first).await, Released::AlreadyLost);
+    two.assert_held_by(&lock, &second).await;
+    two.renewed(&mut second).await;
+    one.refused(&lock).await;
+}
+
+/// Without a record there is nothing to release, and nothing is put there.
+pub async fn release_after_the_record_was_deleted_is_already_lost(harness: &dyn Harness) {
+    let one = Client::open(harness, "one").await;
+    let lock = name("lock");
+    let mut grant = one.granted(&lock, LONG).await;
+    harness.delete_record(&lock).await;
+    assert_eq!(one.release(&mut grant).await, Released::AlreadyLost);
+    one.granted(&lock, LONG).await;
+}
+
+/// A lock released with a rest is granted to nobody before the rest is over, not even to the one who released it.
+pub async fn a_resting_lock_is_not_granted_before_its_time(harness: &dyn Harness) {
+    let rest = harness.ttl();
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut grant = one.granted(&lock, LONG).await;
+    let start = one.env().now();
+    if !one.store.capabilities().rests {
+        let refusal = one.store.release(&mut grant, Some(rest)).await.unwrap_err();
+        assert_eq!(refusal.fault().kind, ErrorKind::Unsupported);
+        return;
+    }
+    assert_eq!(one.release_with(&mut grant, Some(rest)).await, Released::Released);
+    for client in [&one, &two] {
+        let held = client.refused(&lock).await;
+        assert!(held.resting, "{held:?}");
+    }
+    let state = two.inspect(&lock).await.state;
+    assert!(matches!(&state, State::Held(held) if held.resting), "{state:?}");
+    let mut next = two.wait(&lock, LONG).await;
+    let rested = two.env().now().longest_since(start);
+    let least: Duration = rest.mul_f64(1.0 - RATE_ERROR);
+    assert!(rested >= least, "granted after {rested:?} of a rest of {rest:?}");
+    assert!(next.token > grant.token);
+    two.renewed(&mut next).await;
+}

@@ -1,0 +1,72 @@
+//! What renewal prolongs, and what it must not bring back.
+
+use leasehold::LossReason;
+use leasehold::lease::Evicted;
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// A holder that renews keeps the lock for longer than its ttl, and each renewal moves its deadline.
+pub async fn renewal_keeps_a_lease_beyond_its_first_deadline(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut grant = one.granted(&lock, harness.ttl()).await;
+    let (first, token) = (grant.deadline, grant.token);
+    while !first.passed(one.env().now()) {
+        // The time between two renewals of a holder, not a guess at how long something takes.
+        one.env().sleep(harness.ttl() / 4).await;
+        let before = grant.deadline;
+        one.renewed(&mut grant).await;
+        let now = one.env().now();
+        assert!(grant.deadline.remaining(now) > before.remaining(now), "a renewal that moved no deadline");
+        assert_eq!(two.refused(&lock).await.token, Some(token));
+    }
+    let renewed = grant.deadline;
+    two.wait(&lock, LONG).await;
+    two.assert_passed(renewed);
+}
+
+/// What another was granted is not taken back.
+pub async fn renewal_after_a_takeover_is_lost(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut first = one.granted(&lock, harness.ttl()).await;
+    let mut second = two.wait(&lock, LONG).await;
+    match one.lost(&mut first).await.reason {
+        LossReason::TakenOver { by } => {
+            assert_eq!((by.holder.as_ref(), by.token), (Some(two.who()), Some(second.token)));
+        }
+        // The holder's own deadline has passed: a store may say so without asking anybody.
+        LossReason::Expired { .. } => {}
+        other => panic!("{other:?}"),
+    }
+    two.renewed(&mut second).await;
+    two.assert_held_by(&lock, &second).await;
+}
+
+/// What an operator ended stays ended, whether or not another has the lock by now.
+pub async fn renewal_after_an_eviction_is_lost(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut first = one.granted(&lock, LONG).await;
+    assert_eq!(two.evict(&lock, first.token).await, Evicted::Evicted);
+    let loss = one.lost(&mut first).await;
+    assert_eq!(loss.reason, LossReason::Ended);
+    one.assert_free(&lock).await;
+    let mut second = two.granted(&lock, LONG).await;
+    one.lost(&mut first).await;
+    two.renewed(&mut second).await;
+}
+
+/// A record that was deleted is not brought back by its holder, who would not know whose it has become since.
+pub async fn renewal_after_the_record_was_deleted_is_lost(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut first = one.granted(&lock, LONG).await;
+    harness.delete_record(&lock).await;
+    assert_eq!(one.lost(&mut first).await.reason, LossReason::Deleted);
+    two.assert_free(&lock).await;
+    let mut second = two.granted(&lock, LONG).await;
+    one.lost(&mut first).await;
+    two.renewed(&mut second).await;
+}

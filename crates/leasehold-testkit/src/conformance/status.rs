@@ -1,0 +1,67 @@
+//! What people are told about a lock.
+
+use leasehold::lease::{End, State};
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// Never granted, held, free again: with holder, token, and the grants that are over.
+pub async fn inspection_tells_free_held_and_history(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let status = two.inspect(&lock).await;
+    assert_eq!((&status.state, status.token, status.history.len()), (&State::Free, None, 0), "{status:?}");
+    let mut grant = one.granted(&lock, LONG).await;
+    let status = two.inspect(&lock).await;
+    let State::Held(held) = &status.state else { panic!("{status:?}") };
+    assert_eq!((held.holder.as_ref(), held.token), (Some(one.who()), Some(grant.token)));
+    assert!(held.lapses_within.is_none_or(|left| left <= LONG * 2), "{held:?}");
+    assert_eq!(status.token, Some(grant.token));
+    one.release(&mut grant).await;
+    let status = two.inspect(&lock).await;
+    assert_eq!((&status.state, status.token), (&State::Free, Some(grant.token)));
+    let past = &status.history[0];
+    assert_eq!((past.token, &past.holder, past.end), (grant.token, one.who(), End::Released));
+}
+
+/// A lease that has lapsed is shown so, and never while its holder may still believe in it.
+pub async fn inspection_tells_a_lapsed_lease_and_not_too_early(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let grant = one.granted(&lock, harness.ttl()).await;
+    let status = two.inspect(&lock).await;
+    assert!(matches!(status.state, State::Held(_)), "{status:?}");
+    let lapsed = async {
+        loop {
+            match two.inspect(&lock).await.state {
+                State::Lapsed(held) => return held,
+                State::Held(_) => two.env().sleep(harness.ttl() / 10).await,
+                State::Free => panic!("nobody released it"),
+            }
+        }
+    };
+    let held = two.within("the lapse to be shown", lapsed).await;
+    two.assert_passed(grant.deadline);
+    assert_eq!((held.holder.as_ref(), held.token), (Some(one.who()), Some(grant.token)));
+}
+
+/// The latest grants that are over, newest first, with how each of them ended.
+pub async fn history_tells_how_grants_ended(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut released = one.granted(&lock, LONG).await;
+    one.release(&mut released).await;
+    let evicted = two.granted(&lock, LONG).await;
+    one.evict(&lock, evicted.token).await;
+    let lapsed = one.granted(&lock, harness.ttl()).await;
+    two.wait(&lock, LONG).await;
+    let history = one.inspect(&lock).await.history;
+    let told: Vec<_> =
+        history.iter().map(|past| (past.token, past.grant, past.holder.name.as_str(), past.end)).collect();
+    let expected = [
+        (lapsed.token, lapsed.id, "one", End::Lapsed),
+        (evicted.token, evicted.id, "two", End::Evicted),
+        (released.token, released.id, "one", End::Released),
+    ];
+    assert_eq!(told, expected);
+}

@@ -1,0 +1,55 @@
+//! Grants that leave the client they were granted to.
+
+use leasehold::lease::{Grant, Released};
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// `grant` as another process knows it that was told no more than what a ticket says.
+fn told(grant: &Grant) -> Grant {
+    Grant {
+        name: grant.name.clone(),
+        token: grant.token,
+        id: grant.id,
+        ttl: grant.ttl,
+        deadline: grant.deadline,
+        memo: None,
+    }
+}
+
+/// A grant that came from elsewhere, without what the store remembers about it, is renewed and released all the same;
+/// and when it is over it is over, also for its ticket.
+pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut grant = one.granted(&lock, LONG).await;
+    one.store.detach(&mut grant).await.unwrap();
+    let mut ticket = told(&grant);
+    two.renewed(&mut ticket).await;
+    two.renewed(&mut ticket).await;
+    one.refused(&lock).await;
+    assert_eq!(two.release(&mut told(&grant)).await, Released::Released);
+    one.assert_free(&lock).await;
+    two.lost(&mut told(&grant)).await;
+    let mut next = one.granted(&lock, LONG).await;
+    two.lost(&mut told(&grant)).await;
+    assert_eq!(two.release(&mut told(&grant)).await, Released::AlreadyLost);
+    one.renewed(&mut next).await;
+}
+
+/// A claim that is detached from the start is exclusive, lapses, and is renewed and released like any other.
+pub async fn a_detached_grant_is_a_grant_like_any_other(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut claim = one.claim(&lock, LONG);
+    claim.detached = true;
+    let mut grant = one.granted_to(&claim).await;
+    two.refused(&lock).await;
+    one.renewed(&mut grant).await;
+    assert_eq!(one.release(&mut grant).await, Released::Released);
+    let mut claim = one.claim(&lock, harness.ttl());
+    claim.detached = true;
+    let lapsing = one.granted_to(&claim).await;
+    two.wait(&lock, LONG).await;
+    two.assert_passed(lapsing.deadline);
+}

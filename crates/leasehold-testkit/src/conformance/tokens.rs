@@ -1,0 +1,66 @@
+//! Tokens rise from grant to grant, whatever comes between two of them.
+
+use leasehold::Token;
+use leasehold::lease::Evicted;
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+fn assert_rising(tokens: &[Token]) {
+    assert!(tokens.is_sorted_by(|one, next| one < next), "tokens do not rise: {tokens:?}");
+}
+
+/// Across releases, by one client and by several.
+pub async fn tokens_rise_from_grant_to_grant(harness: &dyn Harness) {
+    let clients = [Client::open(harness, "one").await, Client::open(harness, "two").await];
+    let lock = name("lock");
+    let mut tokens = Vec::new();
+    for n in 0..6 {
+        // Twice in a row by the same client too: that may be another path (a remembered version) than after another's.
+        let client = &clients[n / 2 % 2];
+        let mut grant = client.granted(&lock, LONG).await;
+        tokens.push(grant.token);
+        client.release(&mut grant).await;
+    }
+    assert_rising(&tokens);
+}
+
+/// Across lapses.
+pub async fn tokens_rise_when_a_lease_lapses(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut tokens = vec![one.granted(&lock, harness.ttl()).await.token];
+    tokens.push(two.wait(&lock, harness.ttl()).await.token);
+    tokens.push(one.wait(&lock, harness.ttl()).await.token);
+    assert_rising(&tokens);
+}
+
+/// Across evictions.
+pub async fn tokens_rise_when_a_grant_is_evicted(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let lock = name("lock");
+    let mut tokens = vec![one.granted(&lock, LONG).await.token];
+    for client in [&two, &one] {
+        assert_eq!(two.evict(&lock, tokens[tokens.len() - 1]).await, Evicted::Evicted);
+        tokens.push(client.granted(&lock, LONG).await.token);
+    }
+    assert_rising(&tokens);
+}
+
+/// Across deletion of the record, while held and while free, for clients that saw it before and for those that did not.
+pub async fn tokens_rise_when_the_record_is_deleted_by_hand(harness: &dyn Harness) {
+    let one = Client::open(harness, "one").await;
+    let lock = name("lock");
+    let mut grant = one.granted(&lock, LONG).await;
+    let mut tokens = vec![grant.token];
+    one.release(&mut grant).await;
+    let resolution = harness.clock_resolution() * 2;
+    one.env().sleep(resolution).await;
+    harness.delete_record(&lock).await;
+    let other = Client::open(harness, "other").await;
+    tokens.push(other.granted(&lock, LONG).await.token);
+    one.env().sleep(resolution).await;
+    harness.delete_record(&lock).await;
+    tokens.push(one.granted(&lock, LONG).await.token);
+    assert_rising(&tokens);
+}

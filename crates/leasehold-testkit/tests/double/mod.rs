@@ -1,0 +1,445 @@
+//! A store in memory that is right, or wrong in one way of the test's choosing.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use leasehold::clock::{Clock, Moment, TestClock, timeout};
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::{
+    Capabilities, Claim, End, Evicted, Grant, Id, LeaseStore, Pace, Past, Released, Renewal, State, Ttl,
+    Verdict, deadline,
+};
+use leasehold::{Held, Holder, LockName, Loss, LossReason, Status, Token};
+use leasehold_testkit::conformance::Harness;
+use tokio::sync::Notify;
+
+/// One way to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    TokenStaysAfterRelease,
+    TokenStaysAfterLapse,
+    TokenStaysAfterEviction,
+    TokenForgottenWithTheRecord,
+    TakesOverEarly,
+    NeverLapses,
+    TtlOfTheContenderRules,
+    LockDelayIgnored,
+    LockDelayAfterRelease,
+    RefusesItsOwnClaim,
+    AsksAndActsApart,
+    TakesOverByAskingAndActingApart,
+    NobodyKnowsTheHolder,
+    OneLockForAll,
+    CaseDoesNotMatter,
+    NamesEndAtPercent,
+    DeadlineTooLate,
+    DeadlineNotMoved,
+    RenewalTakesBack,
+    RenewalUndoesEviction,
+    RenewalBringsBackTheRecord,
+    RenewalNotStored,
+    RenewalNeedsMemo,
+    ReleaseBlind,
+    ReleaseNotAtOnce,
+    ReleaseBringsBackTheRecord,
+    RestIgnored,
+    RestForgotten,
+    EvictionBlind,
+    EvictionDoesNothing,
+    MissesRelease,
+    MissesEviction,
+    MissesLapse,
+    MissesReleaseBeforeTheWait,
+    InspectsNothing,
+    InspectsLapseEarly,
+    NoHistory,
+    HistoryBackwards,
+    PrefixIgnored,
+    FirstPageOnly,
+    DetachEnds,
+}
+
+/// Every way to be wrong.
+pub const FLAWS: &[Flaw] = {
+    use Flaw::*;
+    &[
+        TokenStaysAfterRelease,
+        TokenStaysAfterLapse,
+        TokenStaysAfterEviction,
+        TokenForgottenWithTheRecord,
+        TakesOverEarly,
+        NeverLapses,
+        TtlOfTheContenderRules,
+        LockDelayIgnored,
+        LockDelayAfterRelease,
+        RefusesItsOwnClaim,
+        AsksAndActsApart,
+        TakesOverByAskingAndActingApart,
+        NobodyKnowsTheHolder,
+        OneLockForAll,
+        CaseDoesNotMatter,
+        NamesEndAtPercent,
+        DeadlineTooLate,
+        DeadlineNotMoved,
+        RenewalTakesBack,
+        RenewalUndoesEviction,
+        RenewalBringsBackTheRecord,
+        RenewalNotStored,
+        RenewalNeedsMemo,
+        ReleaseBlind,
+        ReleaseNotAtOnce,
+        ReleaseBringsBackTheRecord,
+        RestIgnored,
+        RestForgotten,
+        EvictionBlind,
+        EvictionDoesNothing,
+        MissesRelease,
+        MissesEviction,
+        MissesLapse,
+        MissesReleaseBeforeTheWait,
+        InspectsNothing,
+        InspectsLapseEarly,
+        NoHistory,
+        HistoryBackwards,
+        PrefixIgnored,
+        FirstPageOnly,
+        DetachEnds,
+    ]
+};
+
+/// Storage for one case.
+pub struct Double {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    rows: Mutex<BTreeMap<String, Row>>,
+    woken: Notify,
+    env: Env,
+    flaw: Option<Flaw>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Row {
+    token: u64,
+    live: Option<Live>,
+    rest_until: Option<Moment>,
+    rest: Duration,
+    history: Vec<Past>,
+}
+
+#[derive(Clone, Debug)]
+struct Live {
+    id: Id,
+    ttl: Ttl,
+    lock_delay: Duration,
+    holder: Holder,
+    renewed: Moment,
+}
+
+#[derive(Debug)]
+struct Store(Arc<Shared>);
+
+impl Double {
+    /// A store with that flaw, or without any.
+    pub fn new(flaw: Option<Flaw>) -> Self {
+        let env = Env::seeded(Arc::new(TestClock::default()), 1);
+        Self { shared: Arc::new(Shared { rows: Mutex::default(), woken: Notify::new(), env, flaw }) }
+    }
+}
+
+#[async_trait]
+impl Harness for Double {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        Arc::new(Store(self.shared.clone()))
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        self.shared.rows.lock().unwrap().remove(name.as_str());
+    }
+
+    fn clock_resolution(&self) -> Duration {
+        Duration::from_millis(1)
+    }
+}
+
+impl Store {
+    fn rows(&self) -> MutexGuard<'_, BTreeMap<String, Row>> {
+        self.0.rows.lock().unwrap()
+    }
+
+    fn is(&self, flaw: Flaw) -> bool {
+        self.0.flaw == Some(flaw)
+    }
+
+    fn key(&self, name: &LockName) -> String {
+        match self.0.flaw {
+            Some(Flaw::OneLockForAll) => "all".into(),
+            Some(Flaw::CaseDoesNotMatter) => name.as_str().to_lowercase(),
+            Some(Flaw::NamesEndAtPercent) => name.as_str().split('%').next().unwrap().into(),
+            _ => name.as_str().into(),
+        }
+    }
+
+    fn lapses_after(&self, live: &Live, contender: Option<Ttl>) -> Duration {
+        let ttl =
+            if self.is(Flaw::TtlOfTheContenderRules) { contender.unwrap_or(live.ttl) } else { live.ttl };
+        let delay = if self.is(Flaw::LockDelayIgnored) { Duration::ZERO } else { live.lock_delay };
+        match self.0.flaw {
+            Some(Flaw::TakesOverEarly) => ttl.get() / 2,
+            Some(Flaw::NeverLapses) => Duration::from_secs(1_000_000),
+            _ => ttl.contender_span() + delay,
+        }
+    }
+
+    fn lapsed(&self, live: &Live, contender: Option<Ttl>) -> bool {
+        self.0.env.now().shortest_since(live.renewed) >= self.lapses_after(live, contender)
+    }
+
+    /// Who or what keeps `row` from being granted now.
+    fn held(&self, row: &Row, contender: Option<Ttl>) -> Option<Held> {
+        let now = self.0.env.now();
+        let mut held = Held::default();
+        if let Some(live) = row.live.as_ref().filter(|live| !self.lapsed(live, contender)) {
+            if !self.is(Flaw::NobodyKnowsTheHolder) {
+                held.holder = Some(live.holder.clone());
+                held.token = Token::new(row.token);
+            }
+            return Some(held);
+        }
+        let released = row.rest_until?;
+        held.resting = now.shortest_since(released) < row.rest;
+        held.resting.then_some(held)
+    }
+
+    fn grant(&self, row: &mut Row, claim: &Claim) -> Grant {
+        let now = self.0.env.now();
+        let last_end = row.history.first().map(|past| past.end);
+        let stays = match self.0.flaw {
+            Some(Flaw::TokenStaysAfterRelease) => last_end == Some(End::Released) && row.live.is_none(),
+            Some(Flaw::TokenStaysAfterLapse) => row.live.is_some(),
+            Some(Flaw::TokenStaysAfterEviction) => last_end == Some(End::Evicted),
+            _ => false,
+        };
+        if let Some(live) = row.live.take().filter(|live| live.id != claim.id) {
+            self.end(row, &live, End::Lapsed);
+        }
+        let floor = if self.is(Flaw::TokenForgottenWithTheRecord) { 1 } else { now.wall_us() };
+        row.token = if stays { row.token } else { (row.token + 1).max(floor) };
+        row.live = Some(Live {
+            id: claim.id,
+            ttl: claim.ttl,
+            lock_delay: claim.lock_delay,
+            holder: claim.holder.clone(),
+            renewed: now,
+        });
+        let promised = if self.is(Flaw::DeadlineTooLate) {
+            leasehold::clock::Deadline::new(now, claim.ttl.get() * 2)
+        } else {
+            deadline(claim.ttl, now)
+        };
+        Grant {
+            name: claim.name.clone(),
+            token: Token::new(row.token).unwrap(),
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: promised,
+            memo: Some(Box::new(())),
+        }
+    }
+
+    fn end(&self, row: &mut Row, live: &Live, end: End) {
+        if self.is(Flaw::NoHistory) {
+            return;
+        }
+        let past = Past {
+            token: Token::new(row.token).unwrap(),
+            grant: live.id,
+            holder: live.holder.clone(),
+            from_us: None,
+            until_us: None,
+            end,
+        };
+        let at = if self.is(Flaw::HistoryBackwards) { row.history.len() } else { 0 };
+        row.history.insert(at, past);
+    }
+
+    fn loss(&self, row: Option<&Row>, grant: &Grant) -> Renewal {
+        let reason = match row {
+            None => LossReason::Deleted,
+            Some(row) => match self.held(row, None) {
+                Some(by) => LossReason::TakenOver { by },
+                None => LossReason::Ended,
+            },
+        };
+        Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
+    }
+}
+
+#[async_trait]
+impl LeaseStore for Store {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+        let key = self.key(&claim.name);
+        let seen = self.rows().get(&key).cloned().unwrap_or_default();
+        let mine =
+            seen.live.as_ref().is_some_and(|live| live.id == claim.id) && !self.is(Flaw::RefusesItsOwnClaim);
+        if let (Some(held), false) = (self.held(&seen, Some(claim.ttl)), mine) {
+            return Ok(Verdict::Held(held));
+        }
+        let apart = match self.0.flaw {
+            Some(Flaw::AsksAndActsApart) => seen.live.is_none(),
+            Some(Flaw::TakesOverByAskingAndActingApart) => seen.live.is_some(),
+            _ => false,
+        };
+        if apart {
+            tokio::task::yield_now().await;
+        }
+        Ok(Verdict::Granted(self.grant(self.rows().entry(key).or_default(), claim)))
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        let now = self.0.env.now();
+        let mut rows = self.rows();
+        if self.is(Flaw::RenewalBringsBackTheRecord) {
+            rows.entry(self.key(&grant.name)).or_default();
+        }
+        let Some(row) = rows.get_mut(&self.key(&grant.name)) else { return Ok(self.loss(None, grant)) };
+        let ours = row.live.as_ref().is_some_and(|live| live.id == grant.id);
+        let takes = match self.0.flaw {
+            Some(Flaw::RenewalTakesBack) => row.live.is_some(),
+            Some(Flaw::RenewalUndoesEviction) => {
+                row.history.first().is_some_and(|past| past.end == End::Evicted)
+            }
+            Some(Flaw::RenewalBringsBackTheRecord) => row.token == 0,
+            _ => ours,
+        };
+        if !(ours || takes) || (self.is(Flaw::RenewalNeedsMemo) && grant.memo.is_none()) {
+            let row = row.clone();
+            return Ok(self.loss(Some(&row), grant));
+        }
+        if let Some(live) = row.live.as_mut().filter(|_| !self.is(Flaw::RenewalNotStored)) {
+            live.renewed = now;
+        }
+        if !self.is(Flaw::DeadlineNotMoved) {
+            grant.deadline = deadline(grant.ttl, now);
+        }
+        Ok(Renewal::Renewed)
+    }
+
+    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+        let now = self.0.env.now();
+        let mut rows = self.rows();
+        if self.is(Flaw::ReleaseBringsBackTheRecord) {
+            let (id, ttl, lock_delay) = (grant.id, grant.ttl, Duration::ZERO);
+            let live = Some(Live { id, ttl, lock_delay, holder: Holder::default(), renewed: now });
+            rows.entry(self.key(&grant.name)).or_insert_with(|| Row { live, ..Row::default() });
+        }
+        let Some(row) = rows.get_mut(&self.key(&grant.name)) else { return Ok(Released::AlreadyLost) };
+        let ours = row.live.as_ref().is_some_and(|live| live.id == grant.id);
+        if !ours && !self.is(Flaw::ReleaseBlind) {
+            return Ok(Released::AlreadyLost);
+        }
+        if !self.is(Flaw::ReleaseNotAtOnce)
+            && let Some(live) = row.live.take()
+        {
+            self.end(row, &live, End::Released);
+            if self.is(Flaw::LockDelayAfterRelease) {
+                (row.rest_until, row.rest) = (Some(now), live.lock_delay);
+            }
+        }
+        if let Some(rest) = rest.filter(|_| !self.is(Flaw::RestIgnored)) {
+            let rest = if self.is(Flaw::RestForgotten) { rest / 2 } else { rest };
+            (row.rest_until, row.rest) = (Some(now), rest);
+        }
+        if !self.is(Flaw::MissesRelease) {
+            self.0.woken.notify_waiters();
+        }
+        Ok(Released::Released)
+    }
+
+    async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
+        if self.is(Flaw::DetachEnds) {
+            self.rows().get_mut(&self.key(&grant.name)).unwrap().live = None;
+        }
+        Ok(())
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        if self.is(Flaw::EvictionDoesNothing) {
+            return Ok(Evicted::Evicted);
+        }
+        let mut rows = self.rows();
+        let Some(row) = rows.get_mut(&self.key(name)) else { return Ok(Evicted::Changed) };
+        if row.token != token.get() && !self.is(Flaw::EvictionBlind) {
+            return Ok(Evicted::Changed);
+        }
+        let Some(live) = row.live.take() else { return Ok(Evicted::Changed) };
+        self.end(row, &live, End::Evicted);
+        if !self.is(Flaw::MissesEviction) {
+            self.0.woken.notify_waiters();
+        }
+        Ok(Evicted::Evicted)
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        let rows = self.rows();
+        let row = rows.get(&self.key(name)).cloned().unwrap_or_default();
+        let state = match (self.held(&row, None), &row.live) {
+            _ if self.is(Flaw::InspectsNothing) => State::Free,
+            (Some(held), Some(_)) if self.is(Flaw::InspectsLapseEarly) => State::Lapsed(held),
+            (Some(held), _) => State::Held(held),
+            (None, Some(live)) => {
+                let mut held = Held::default();
+                (held.holder, held.token) = (Some(live.holder.clone()), Token::new(row.token));
+                State::Lapsed(held)
+            }
+            (None, None) => State::Free,
+        };
+        let mut status = Status::new(name.clone(), state);
+        status.token = Token::new(row.token).filter(|token| token.get() > 0);
+        status.history = row.history;
+        Ok(status)
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let all = self.is(Flaw::PrefixIgnored);
+        let page = if self.is(Flaw::FirstPageOnly) { 1_000 } else { usize::MAX };
+        let names: Vec<_> =
+            self.rows().keys().filter(|name| all || name.starts_with(prefix)).take(page).cloned().collect();
+        stream::iter(names.into_iter().map(|name| Ok(LockName::new(name).unwrap()))).boxed()
+    }
+
+    async fn changed(&self, name: &LockName, _seen: &Held) -> Result<(), StoreError> {
+        if self.is(Flaw::MissesReleaseBeforeTheWait) {
+            self.0.woken.notified().await;
+        }
+        loop {
+            let woken = self.0.woken.notified();
+            let row = self.rows().get(&self.key(name)).cloned().unwrap_or_default();
+            if self.held(&row, None).is_none() {
+                return Ok(());
+            }
+            let left = match &row.live {
+                _ if self.is(Flaw::MissesLapse) => Duration::from_secs(1_000_000),
+                Some(live) => self.lapses_after(live, None),
+                None => row.rest,
+            };
+            timeout(&*self.0.env.clock, left.min(Duration::from_secs(1_000_000)), woken).await;
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let pace = Pace { first: Duration::from_millis(10), most: Duration::from_millis(100) };
+        Capabilities::new("double", pace)
+    }
+
+    fn env(&self) -> &Env {
+        &self.0.env
+    }
+}
