@@ -77,7 +77,7 @@ pub trait Harness: Send + Sync {
         Duration::from_secs(2)
     }
 
-    /// How long anything that must happen may take before the case fails. A minute.
+    /// How long anything that must happen may take before the case fails, the cases with many tasks included. A minute.
     fn limit(&self) -> Duration {
         Duration::from_secs(60)
     }

@@ -56,7 +56,8 @@ pub async fn one_of_many_racing_takeovers_succeeds(harness: &dyn Harness) {
         let (client, lock, won) = (clients[n % CLIENTS].clone(), lock.clone(), won.clone());
         tasks.spawn(async move { won.send(client.wait(&lock, LONG).await) });
     }
-    let winner = winners.recv().await.unwrap();
+    drop(won);
+    let winner = clients[0].within("a takeover", winners.recv()).await.unwrap();
     clients[0].assert_passed(first.deadline);
     assert!(winner.token > first.token);
     // Whoever else was let in by the same lapse has as good as arrived when a further client has asked twice.
@@ -84,7 +85,7 @@ pub async fn a_counter_under_the_lock_is_exact_and_tokens_rise_with_it(harness: 
             }
         })
     });
-    for task in join_all(tasks).await {
+    for task in clients[0].within("counting", join_all(tasks)).await {
         task.unwrap();
     }
     assert_eq!(counter.value.load(Ordering::Relaxed), (TASKS * rounds) as u64);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
-use leasehold::clock::{Clock, Moment, TestClock, timeout};
+use leasehold::clock::{Moment, TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 /// One way to be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flaw {
+pub(crate) enum Flaw {
     TokenStaysAfterRelease,
     TokenStaysAfterLapse,
     TokenStaysAfterEviction,
@@ -65,7 +65,7 @@ pub enum Flaw {
 }
 
 /// Every way to be wrong.
-pub const FLAWS: &[Flaw] = {
+pub(crate) const FLAWS: &[Flaw] = {
     use Flaw::*;
     &[
         TokenStaysAfterRelease,
@@ -113,7 +113,7 @@ pub const FLAWS: &[Flaw] = {
 };
 
 /// Storage for one case.
-pub struct Double {
+pub(crate) struct Double {
     shared: Arc<Shared>,
 }
 
@@ -148,7 +148,7 @@ struct Store(Arc<Shared>);
 
 impl Double {
     /// A store with that flaw, or without any.
-    pub fn new(flaw: Option<Flaw>) -> Self {
+    pub(crate) fn new(flaw: Option<Flaw>) -> Self {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         Self { shared: Arc::new(Shared { rows: Mutex::default(), woken: Notify::new(), env, flaw }) }
     }
