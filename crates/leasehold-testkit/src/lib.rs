@@ -1,10 +1,19 @@
 //! What it takes to test a store, and programs that use one: for leasehold itself and for stores by others.
 //!
 //! - [`conformance`]: what every store must do, a named case for each behaviour.
+//! - [`harness`]: the storage that leasehold's own stores run the cases on.
 //! - [`fault`]: a register whose requests and answers are lost, delayed, doubled or held back, as the test says.
+//! - [`proxy`]: the same for HTTP, between a client and a real server; counts requests too.
+//! - [`servers`]: the real servers that `./test` starts.
+//! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
 
 // A failed expectation here is a failed test: panicking is how a test says so.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod conformance;
 pub mod fault;
+pub mod harness;
+mod http;
+pub mod proxy;
+pub mod s3_double;
+pub mod servers;

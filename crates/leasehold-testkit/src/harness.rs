@@ -1,0 +1,149 @@
+//! The storage that leasehold's own stores run the conformance cases on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::env::Env;
+use leasehold::lease::{LeaseStore, StoreOptions};
+use leasehold::register::{Deleted, Register};
+use leasehold::stores::memory::MemoryRegister;
+use leasehold::{LockName, RegisterLeases};
+
+use crate::conformance::Harness;
+
+/// Leases on one register, with nothing but the register shared between clients.
+#[derive(Clone, Debug)]
+pub struct OnRegister {
+    register: Arc<dyn Register>,
+    options: StoreOptions,
+}
+
+impl OnRegister {
+    /// Leases on `register`.
+    pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
+        Self { register, options }
+    }
+
+    /// Leases on a fresh [`MemoryRegister`] that runs on `env`.
+    pub fn memory(env: Env) -> Self {
+        let mut options = StoreOptions::default();
+        options.env = env.clone();
+        options.margin = Duration::ZERO;
+        Self::new(Arc::new(MemoryRegister::new(env)), options)
+    }
+}
+
+#[async_trait]
+impl Harness for OnRegister {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        Arc::new(RegisterLeases::new(self.register.clone(), self.options.clone()))
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        delete_record(&*self.register, name).await;
+    }
+
+    fn clock_resolution(&self) -> Duration {
+        Duration::from_millis(1)
+    }
+}
+
+async fn delete_record(register: &dyn Register, name: &LockName) {
+    let key = format!("{name}.lock");
+    let cell = register.read(&key).await.unwrap().expect("there is a record to delete");
+    assert_eq!(register.delete(&key, &cell.version).await.unwrap(), Deleted::Deleted);
+}
+
+/// A fresh SQLite file, opened anew for each client.
+#[cfg(feature = "sqlite")]
+#[derive(Debug)]
+pub struct Sqlite {
+    folder: tempfile::TempDir,
+}
+
+#[cfg(feature = "sqlite")]
+impl Default for Sqlite {
+    fn default() -> Self {
+        Self { folder: tempfile::tempdir().expect("a temporary folder") }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl Sqlite {
+    fn file(&self) -> std::path::PathBuf {
+        self.folder.path().join("locks.db")
+    }
+
+    /// Its store URL, for other processes.
+    pub fn url(&self) -> String {
+        format!("sqlite:{}", self.file().display())
+    }
+
+    /// The folder that it is in, and that goes with it.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+}
+
+#[cfg(feature = "sqlite")]
+#[async_trait]
+impl Harness for Sqlite {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        open(&self.url()).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        let database = rusqlite::Connection::open(self.file()).unwrap();
+        database.busy_timeout(self.limit()).unwrap();
+        assert_eq!(database.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()]).unwrap(), 1);
+    }
+
+    fn clock_resolution(&self) -> Duration {
+        Duration::from_millis(1)
+    }
+}
+
+/// A fresh prefix of a bucket on a real server.
+#[cfg(feature = "s3")]
+#[derive(Debug)]
+pub struct S3 {
+    url: String,
+}
+
+#[cfg(feature = "s3")]
+impl S3 {
+    /// A fresh prefix on `server`.
+    ///
+    /// # Panics
+    /// When `./test` has not started the server.
+    pub fn on(server: crate::servers::Server) -> Self {
+        Self { url: server.fresh_url() }
+    }
+
+    /// Its store URL, for other processes.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+#[cfg(feature = "s3")]
+#[async_trait]
+impl Harness for S3 {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        // Without a margin, inspection tells of a lapse within the limit of a case. The servers run on this machine.
+        open(&format!("{}&margin=0s", self.url)).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
+        let register = leasehold::stores::s3::S3Register::open(url, Env::system()).await.unwrap();
+        delete_record(&register, name).await;
+    }
+}
+
+#[cfg(any(feature = "sqlite", feature = "s3"))]
+async fn open(url: &str) -> Arc<dyn LeaseStore> {
+    let url = leasehold::url::StoreUrl::parse(url).unwrap();
+    leasehold::stores::open(url, StoreOptions::default()).await.unwrap()
+}

@@ -1,0 +1,83 @@
+//! As much HTTP/1.1 as the proxy and the double need: requests with a body of known length.
+
+use std::io;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::TcpStream;
+
+/// Lock records are small; whatever is larger is not ours.
+const MOST_BYTES: usize = 1 << 22;
+
+/// A request as it came.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    /// Path and query, as they were encoded.
+    pub(crate) target: String,
+    headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Request {
+    /// Reads the next request of a connection; `None` when the client has closed it.
+    pub(crate) async fn read(connection: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
+        let mut first = String::new();
+        if connection.read_line(&mut first).await? == 0 {
+            return Ok(None);
+        }
+        let mut words = first.split_whitespace().map(str::to_owned);
+        let (Some(method), Some(target)) = (words.next(), words.next()) else {
+            return Err(io::Error::other(format!("no request line: {first:?}")));
+        };
+        let mut headers = Vec::new();
+        loop {
+            let mut line = String::new();
+            if connection.read_line(&mut line).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let line = line.trim_end();
+            if line.is_empty() {
+                break;
+            }
+            let (name, value) = line.split_once(':').unwrap_or((line, ""));
+            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+        let mut request = Self { method, target, headers, body: Vec::new() };
+        let length: usize =
+            request.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        if length > MOST_BYTES || request.header("transfer-encoding").is_some() {
+            return Err(io::Error::other("a body that is too long or chunked"));
+        }
+        request.body.resize(length, 0);
+        connection.read_exact(&mut request.body).await?;
+        Ok(Some(request))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The path, without the query.
+    pub(crate) fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    /// A parameter of the query, as it was encoded.
+    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
+        let query = self.target.split_once('?')?.1;
+        query.split('&').find_map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (key == name).then_some(value)
+        })
+    }
+
+    /// The request to send on, with an answer that ends with the connection.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.target);
+        for (name, value) in self.headers.iter().filter(|(name, _)| name != "connection") {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head.push_str("connection: close\r\n\r\n");
+        [head.as_bytes(), &self.body].concat()
+    }
+}

@@ -1,0 +1,235 @@
+//! A proxy between a client and a real HTTP server: counts requests, and loses, delays or doubles them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold::env::Env;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::http::Request;
+
+/// What becomes of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Harm {
+    /// Sent on and answered.
+    None,
+    /// Sent on; the connection breaks instead of an answer.
+    AnswerLost,
+    /// Not sent on; the connection breaks.
+    Cut,
+    /// Sent on after so long.
+    Delayed(Duration),
+    /// Sent on at once, answered after so long.
+    AnswerDelayed(Duration),
+    /// Sent on twice, one after the other; the first answer is given.
+    Twice,
+    /// Sent on twice; the second answer is given, as by a client that retries by itself.
+    TwiceSecondAnswer,
+    /// Not sent on, answered with that status and an empty body.
+    Status(u16),
+}
+
+/// A request that came through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its method.
+    pub method: String,
+    /// Its path, as it was encoded, without the query.
+    pub path: String,
+    /// What became of it.
+    pub harm: Harm,
+}
+
+/// A proxy on a free loopback port. Ends when dropped.
+///
+/// ```no_run
+/// # use leasehold_testkit::{proxy::{Harm, Proxy}, servers::{self, Server}};
+/// # async fn example() -> leasehold::Result<()> {
+/// let proxy = Proxy::start(Server::Moto.address()).await;
+/// let url = servers::through(&Server::Moto.fresh_url(), proxy.address());
+/// let locker = leasehold::Locker::open(&url).await?;
+/// proxy.next("PUT", Harm::AnswerLost);
+/// let guard = locker.lock("nightly").acquire().await?;
+/// assert!(proxy.count("PUT", "nightly.lock") >= 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    listener: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    server: String,
+    script: Mutex<Script>,
+    seen: watch::Sender<usize>,
+    env: Env,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    next: VecDeque<(String, Harm)>,
+    every: Option<Harm>,
+    log: Vec<Seen>,
+}
+
+impl Proxy {
+    /// Listens for clients of the server at `server` (`host:port`).
+    ///
+    /// # Panics
+    /// Without a free loopback port.
+    pub async fn start(server: impl Into<String>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            server: server.into(),
+            script: Mutex::default(),
+            seen: watch::Sender::new(0),
+            env: Env::system(),
+        });
+        let listener = tokio::spawn(accept(listener, shared.clone()));
+        Self { address, shared, listener }
+    }
+
+    /// Where clients connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What becomes of the next request with `method` that has no harm scripted yet. Calls queue up.
+    pub fn next(&self, method: &str, harm: Harm) {
+        self.shared.script().next.push_back((method.into(), harm));
+    }
+
+    /// What becomes of every request that has no scripted harm, from now on; [`Harm::None`] heals.
+    pub fn every(&self, harm: Harm) {
+        self.shared.script().every = Some(harm);
+    }
+
+    /// The requests since the start or the last [`reset`](Self::reset), in order.
+    pub fn log(&self) -> Vec<Seen> {
+        self.shared.script().log.clone()
+    }
+
+    /// How many requests with `method` came for a path that ends with `suffix`.
+    pub fn count(&self, method: &str, suffix: &str) -> usize {
+        let script = self.shared.script();
+        script.log.iter().filter(|seen| seen.method == method && seen.path.ends_with(suffix)).count()
+    }
+
+    /// The methods of the requests for paths that end with `suffix`, in order.
+    pub fn methods(&self, suffix: &str) -> Vec<String> {
+        let script = self.shared.script();
+        script.log.iter().filter(|seen| seen.path.ends_with(suffix)).map(|seen| seen.method.clone()).collect()
+    }
+
+    /// Starts counting and logging anew.
+    pub fn reset(&self) {
+        self.shared.script().log.clear();
+    }
+
+    /// Completes when the log satisfies `reached`. Cancel safe.
+    pub async fn until(&self, mut reached: impl FnMut(&[Seen]) -> bool) {
+        let mut changes = self.shared.seen.subscribe();
+        // The sender lives as long as `self`, so this cannot fail.
+        let _ = changes.wait_for(|_| reached(&self.shared.script().log)).await;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+impl Shared {
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs `request` and says what becomes of it.
+    fn harm(&self, request: &Request) -> Harm {
+        let mut script = self.script();
+        let scripted = script.next.iter().position(|(method, _)| *method == request.method);
+        let harm = scripted
+            .and_then(|n| script.next.remove(n))
+            .map(|(_, harm)| harm)
+            .or(script.every)
+            .unwrap_or(Harm::None);
+        script.log.push(Seen { method: request.method.clone(), path: request.path().into(), harm });
+        drop(script);
+        self.seen.send_modify(|seen| *seen += 1);
+        harm
+    }
+
+    /// Sends `request` to the server and returns its whole answer.
+    async fn forward(&self, request: &Request) -> io::Result<Vec<u8>> {
+        let mut server = TcpStream::connect(&self.server).await?;
+        server.write_all(&request.to_bytes()).await?;
+        let mut answer = Vec::new();
+        server.read_to_end(&mut answer).await?;
+        Ok(answer)
+    }
+
+    /// The answer to give, if any.
+    async fn answer(&self, request: &Request) -> io::Result<Option<Vec<u8>>> {
+        match self.harm(request) {
+            Harm::None => self.forward(request).await.map(Some),
+            Harm::AnswerLost => self.forward(request).await.map(|_| None),
+            Harm::Cut => Ok(None),
+            Harm::Delayed(delay) => {
+                self.env.sleep(delay).await;
+                self.forward(request).await.map(Some)
+            }
+            Harm::AnswerDelayed(delay) => {
+                let answer = self.forward(request).await?;
+                self.env.sleep(delay).await;
+                Ok(Some(answer))
+            }
+            Harm::Twice => {
+                let first = self.forward(request).await?;
+                self.forward(request).await?;
+                Ok(Some(first))
+            }
+            Harm::TwiceSecondAnswer => {
+                self.forward(request).await?;
+                self.forward(request).await.map(Some)
+            }
+            Harm::Status(status) => {
+                let answer =
+                    format!("HTTP/1.1 {status} Injected\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                Ok(Some(answer.into_bytes()))
+            }
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((connection, _)) = listener.accept().await {
+        let shared = shared.clone();
+        // A client that hangs up is none of the proxy's troubles, and neither is a server that does.
+        tokio::spawn(async move { serve(connection, &shared).await.ok() });
+    }
+}
+
+/// One request for each connection: the answers say `connection: close`.
+async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
+    let mut connection = BufReader::new(connection);
+    if let Some(request) = Request::read(&mut connection).await?
+        && let Some(answer) = shared.answer(&request).await?
+    {
+        connection.write_all(&answer).await?;
+        connection.shutdown().await?;
+    }
+    Ok(())
+}

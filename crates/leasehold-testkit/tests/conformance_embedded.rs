@@ -1,0 +1,18 @@
+//! The conformance suite on the stores that need no server.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::sync::Arc;
+
+use leasehold::clock::TestClock;
+use leasehold::env::Env;
+use leasehold_testkit::conformance;
+use leasehold_testkit::harness::{OnRegister, Sqlite};
+
+/// Memory on a clock that stands still unless everybody waits.
+fn memory_on_paused_time() -> OnRegister {
+    OnRegister::memory(Env::seeded(Arc::new(TestClock::default()), 1))
+}
+
+conformance!(memory_paused, memory_on_paused_time(), (start_paused = true));
+conformance!(memory, OnRegister::memory(Env::system()), (flavor = "multi_thread", worker_threads = 4));
+conformance!(sqlite, Sqlite::default(), (flavor = "multi_thread", worker_threads = 4));

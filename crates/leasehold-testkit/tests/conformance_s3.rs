@@ -1,0 +1,9 @@
+//! The conformance suite on real S3 servers, which `./test` starts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use leasehold_testkit::conformance;
+use leasehold_testkit::harness::S3;
+use leasehold_testkit::servers::Server;
+
+conformance!(moto, S3::on(Server::Moto), (flavor = "multi_thread", worker_threads = 4));
+conformance!(minio, S3::on(Server::MinIo), (flavor = "multi_thread", worker_threads = 4));
