@@ -6,6 +6,7 @@
 //! - [`proxy`]: the same for HTTP, between a client and a real server; counts requests too.
 //! - [`servers`]: the real servers that `./test` starts.
 //! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
+//! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
 
 // A failed expectation here is a failed test: panicking is how a test says so.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -17,3 +18,4 @@ mod http;
 pub mod proxy;
 pub mod s3_double;
 pub mod servers;
+pub mod machine;
