@@ -126,12 +126,16 @@ impl SqliteLeases {
         if !grant.deadline.passed(self.env.now()) {
             return Ok(Verdict::Granted(grant));
         }
-        self.release(&mut grant, None).await?;
-        Err(Fault::unavailable(format!(
-            "lock `{}` was granted too late to be used, and released",
-            grant.name
-        ))
-        .not_applied())
+        match self.release(&mut grant, None).await {
+            Ok(_) => {
+                let message = format!("lock `{}` was granted too late to be used, and released", grant.name);
+                Err(Fault::unavailable(message).not_applied())
+            }
+            // The grant stands: whoever asked must know that there may be one.
+            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
+                Err(fault.maybe_applied())
+            }
+        }
     }
 }
 

@@ -108,10 +108,7 @@ async fn one_holder_at_a_time_across_stores_and_tokens_rise() {
     let mut first = grant(&one).await;
     let seen = held(&two).await;
     assert_eq!((seen.token, seen.holder), (Some(first.token), Some(Holder::this_process())));
-    assert_eq!(
-        seen.lapses_within,
-        Some(span() - one.env.now().since_boot().min(Duration::ZERO)).map(|_| seen.lapses_within.unwrap())
-    );
+    assert!(seen.lapses_within.unwrap() <= span());
     assert_eq!(one.release(&mut first, None).await.unwrap(), Released::Released);
     let second = grant(&two).await;
     assert!(second.token > first.token);
@@ -514,12 +511,13 @@ async fn a_waiter_is_told_of_a_release_by_another_process() {
     let (one, two) = (site.open().await, site.open().await);
     let mut first = grant(&one).await;
     let seen = held(&two).await;
-    let (changed, released) = tokio::join!(two.changed(&name(), &seen), one.release(&mut first, None));
+    let name = name();
+    let (changed, released) = tokio::join!(two.changed(&name, &seen), one.release(&mut first, None));
     changed.unwrap();
     released.unwrap();
     grant(&two).await;
     // Held by another grant than the one that was seen: worth a look.
-    two.changed(&name(), &seen).await.unwrap();
+    two.changed(&name, &seen).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -561,14 +559,10 @@ async fn rows_that_cannot_be_read_are_never_granted_and_never_overwritten() {
         "died_ns = -1",
         "lock_delay_ms = -1",
         "state = 'resting'",
-        "name = CAST(x'ff' AS TEXT), state = 'held'",
     ] {
         let site = Site::new();
         let store = site.open().await;
         let mut first = grant(&store).await;
-        if edit.starts_with("name") {
-            continue;
-        }
         site.sql(&format!("UPDATE lock SET {edit}"));
         for error in [
             store.try_acquire(&claim(&store)).await.err(),
@@ -633,6 +627,27 @@ async fn files_that_are_not_ours_are_refused_and_left_alone() {
     let site = Site::new();
     fs::create_dir(site.path()).unwrap();
     assert_eq!(refusal(&site).await.kind, ErrorKind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_file_that_many_create_at_once_is_one_store() {
+    for _ in 0..20 {
+        let site = Arc::new(Site::new());
+        let opening: Vec<_> = (0..8)
+            .map(|_| {
+                let site = site.clone();
+                tokio::spawn(async move { site.open().await })
+            })
+            .collect();
+        let mut stores = Vec::new();
+        for store in opening {
+            stores.push(store.await.unwrap());
+        }
+        let first = grant(&stores[0]).await;
+        for store in &stores {
+            assert_eq!(held(store).await.token, Some(first.token));
+        }
+    }
 }
 
 #[tokio::test]
