@@ -263,6 +263,21 @@ mod tests {
     }
 
     #[test]
+    fn without_write_permission_the_error_says_so() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("locks.db");
+        fs::write(&path, "").unwrap();
+        // Permissions do not bind root.
+        let expected = if rustix::process::geteuid().is_root() { None } else { Some(ErrorKind::Denied) };
+        for (what, mode, usual) in [(&path, 0o400, 0o600), (&home.path().to_owned(), 0o500, 0o700)] {
+            fs::set_permissions(what, fs::Permissions::from_mode(mode)).unwrap();
+            let fault = Location { path: path.clone(), allow_network: true }.prepare().err();
+            fs::set_permissions(what, fs::Permissions::from_mode(usual)).unwrap();
+            assert_eq!(fault.map(|fault| fault.kind), expected, "{what:?}");
+        }
+    }
+
+    #[test]
     fn errors_of_the_system_have_their_kind() {
         use io::ErrorKind as K;
         for (system, kind) in [

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::machine::tests::Sleeper;
 use super::*;
-use crate::clock::{SystemClock, TestClock};
+use crate::clock::{Clock, SystemClock, TestClock};
 use crate::lease::{End, Holder, Id, State};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -48,8 +48,12 @@ impl Site {
         store
     }
 
+    /// The boot clock starts again, the wall clock goes on (to the second).
     fn reboot(&mut self) {
         self.machine.boot.push('+');
+        let before = self.clock.now().wall_us();
+        self.clock = Arc::default();
+        self.clock.step_wall(((before - self.clock.now().wall_us()) / 1_000_000).try_into().unwrap());
     }
 
     fn sql(&self, sql: &str) {
@@ -185,6 +189,46 @@ async fn a_renewal_after_the_holders_deadline_is_a_loss_though_nobody_took_over(
     let mut first = grant(&store).await;
     site.clock.suspend(first.ttl.holder_span());
     assert_eq!(lost_by(&store, &mut first).await, LossReason::Expired { last_error: None });
+}
+
+#[tokio::test]
+async fn a_renewal_that_is_answered_after_the_holders_deadline_prolongs_nothing() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    let turn = store.database.turn().await;
+    let (reason, ()) = tokio::join!(lost_by(&store, &mut first), async {
+        site.clock.suspend(TTL);
+        drop(turn);
+    });
+    assert_eq!(reason, LossReason::Expired { last_error: None });
+    assert!(first.deadline.passed(store.env.now()));
+}
+
+/// Every look at it costs more than a lease.
+#[derive(Debug)]
+struct SlowMachine(TestClock);
+
+#[async_trait]
+impl Clock for SlowMachine {
+    fn now(&self) -> Moment {
+        self.0.suspend(TTL);
+        self.0.now()
+    }
+
+    async fn sleep(&self, _: Duration) {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
+    let site = Site::new();
+    let mut store = site.open().await;
+    store.env.clock = Arc::new(SlowMachine(TestClock::default()));
+    let error = store.try_acquire(&claim(&store)).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert_eq!(site.open().await.inspect(&name()).await.unwrap().state, State::Free);
 }
 
 #[tokio::test]
@@ -364,6 +408,17 @@ async fn a_detached_grant_outlives_its_process() {
         // A process that has its ticket goes on with it.
         assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
     }
+}
+
+#[tokio::test]
+async fn a_grant_that_another_process_renewed_is_not_ended_by_the_first_one() {
+    let site = Site::new();
+    let mut sleeper = Sleeper::start();
+    let mut first = grant(&site.open_as(&sleeper.process()).await).await;
+    let store = site.open().await;
+    assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
+    sleeper.kill();
+    assert_eq!(held(&store).await.token, Some(first.token));
 }
 
 #[tokio::test(start_paused = true)]
