@@ -45,6 +45,10 @@ impl Location {
             }
             path => PathBuf::from(path),
         };
+        // The file may be opened again after the program has changed its working directory.
+        let path = std::path::absolute(path).map_err(|error| {
+            Error::invalid(format!("{url} is relative to a working directory that cannot be told: {error}"))
+        })?;
         Ok(Self { path, allow_network })
     }
 
@@ -201,7 +205,8 @@ mod tests {
             ("sqlite:/abs.db", "/abs.db"),
             ("sqlite:///abs.db", "/abs.db"),
         ] {
-            assert_eq!(location(url).unwrap(), Location { path: path.into(), allow_network: false }, "{url}");
+            let path = std::env::current_dir().unwrap().join(path);
+            assert_eq!(location(url).unwrap(), Location { path, allow_network: false }, "{url}");
         }
         assert!(location("sqlite:x.db?allow_network=on").unwrap().allow_network);
     }

@@ -443,22 +443,33 @@ async fn a_lock_delay_counts_from_the_lapse_and_not_from_a_release() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_delay_counts_from_when_a_process_was_seen_dead() {
-    let site = Site::new();
-    let mut sleeper = Sleeper::start();
-    let holder = site.open_as(&sleeper.process()).await;
-    let mut claim = claim(&holder);
-    claim.lock_delay = Duration::from_secs(5);
-    holder.try_acquire(&claim).await.unwrap();
-    let store = site.open().await;
-    let seen = held(&store).await;
-    sleeper.kill();
-    store.changed(&name(), &seen).await.unwrap();
-    site.clock.suspend(Duration::from_secs(1));
-    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(5)));
-    site.clock.suspend(Duration::from_secs(4));
-    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(1)));
-    site.clock.suspend(Duration::from_secs(1));
-    grant(&store).await;
+    for seen_by_waiter in [true, false] {
+        let site = Site::new();
+        let mut sleeper = Sleeper::start();
+        let holder = site.open_as(&sleeper.process()).await;
+        let mut claim = claim(&holder);
+        claim.lock_delay = Duration::from_secs(5);
+        holder.try_acquire(&claim).await.unwrap();
+        let store = site.open().await;
+        let seen = held(&store).await;
+        site.clock.suspend(Duration::from_secs(1));
+        sleeper.kill();
+        let start = store.env.now();
+        if seen_by_waiter {
+            store.changed(&name(), &seen).await.unwrap();
+        } else {
+            assert_eq!(held(&store).await.lapses_within, Some(claim.lock_delay));
+            site.clock.suspend(Duration::from_secs(3));
+            assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(2)));
+            store.changed(&name(), &seen).await.unwrap();
+        }
+        let waited = store.env.now().longest_since(start);
+        assert!(
+            (claim.lock_delay..claim.lock_delay + Duration::from_millis(5)).contains(&waited),
+            "{waited:?}"
+        );
+        grant(&store).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
