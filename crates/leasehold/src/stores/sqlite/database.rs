@@ -169,6 +169,10 @@ impl File {
         connection.busy_timeout(TURN)?;
         schema::ensure(&mut connection).map_err(|trouble| self.named(trouble))?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // There, a plain fsync stops at the drive's cache.
+        if cfg!(target_os = "macos") {
+            connection.pragma_update(None, "fullfsync", "ON")?;
+        }
         Ok(connection)
     }
 
