@@ -151,7 +151,7 @@ fn exists(pid: u32) -> bool {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 pub(super) mod tests {
     use std::process::{Child, Stdio};
 
