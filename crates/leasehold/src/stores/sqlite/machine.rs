@@ -151,7 +151,8 @@ fn exists(pid: u32) -> bool {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 pub(super) mod tests {
     use std::process::{Child, Stdio};
 
