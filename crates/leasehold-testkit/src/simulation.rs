@@ -22,7 +22,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
-use leasehold::clock::{Clock, StoreTime, TestClock};
+use leasehold::clock::{StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{Pace, StoreOptions};
@@ -122,7 +122,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         network.deliver_all().await;
     }
     // I7: whoever died holding it, the lock can be had again within one lapse and a poll.
-    let mut last =
+    let last =
         Player::new(&Plan { harm: 0.0, ..plan.clone() }, plan.seed ^ 0xdead, register, checker.clone());
     last.calm();
     let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3);

@@ -363,8 +363,9 @@ impl RegisterLeases {
         effort: &mut Effort<'_>,
     ) -> Result<Released, StoreError> {
         loop {
-            let record =
+            let mut record =
                 protocol::freed(&memo.record, End::Released, rest, self.register.store_time(), self.nonce());
+            record.newborn &= !memo.confirmed;
             let Memo { version, attempts, .. } = memo;
             match self.send(&grant.name, Some(version), &record, attempts, effort).await? {
                 Sent::Committed(_) => return Ok(Released::Released),
