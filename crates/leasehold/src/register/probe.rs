@@ -212,3 +212,215 @@ fn explained(mut error: StoreError) -> StoreError {
     }
     error
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use async_trait::async_trait;
+    use futures_util::stream::{self, BoxStream, StreamExt};
+
+    use crate::clock::{StoreTime, TestClock};
+    use crate::env::Env;
+    use crate::lease::Pace;
+    use crate::register::{Deleted, RegisterTraits};
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Flaw {
+        None,
+        IgnoresAbsent,
+        IgnoresVersion,
+        IgnoresBoth,
+        /// Checks, then writes: right for every lone client.
+        ChecksInTwoSteps,
+        NeverMatches,
+        SameVersionAlways,
+    }
+
+    /// A register with a flaw, which also has bad moments: every so many requests it fails.
+    #[derive(Debug)]
+    struct Flawed {
+        flaw: Mutex<Flaw>,
+        cells: Mutex<HashMap<String, Cell>>,
+        requests: AtomicUsize,
+        /// Every how many writes an answer is lost after the write was applied; 0 for never.
+        loses_every: usize,
+        /// Likewise refused as busy.
+        busy_every: usize,
+        env: Env,
+    }
+
+    fn store(flaw: Flaw) -> Flawed {
+        Flawed {
+            flaw: Mutex::new(flaw),
+            cells: Mutex::default(),
+            requests: AtomicUsize::new(0),
+            loses_every: 0,
+            busy_every: 0,
+            env: Env::seeded(Arc::new(TestClock::default()), 1),
+        }
+    }
+
+    impl Flawed {
+        fn requests(&self) -> usize {
+            self.requests.swap(0, Ordering::SeqCst)
+        }
+
+        fn holds(&self, key: &str, expect: Expect<'_>) -> bool {
+            let flaw = *self.flaw.lock().unwrap();
+            let cells = self.cells.lock().unwrap();
+            match (expect, cells.get(key)) {
+                (Expect::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
+                (Expect::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
+                (Expect::Version(_), _) if flaw == Flaw::NeverMatches => false,
+                (Expect::Absent, cell) => cell.is_none(),
+                (Expect::Version(version), cell) => cell.is_some_and(|cell| cell.version == *version),
+            }
+        }
+    }
+
+    #[async_trait]
+    impl Register for Flawed {
+        async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+            self.requests.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            Ok(self.cells.lock().unwrap().get(key).cloned())
+        }
+
+        async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+            let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
+            let nth = |every: usize| every > 0 && n % every == 0;
+            tokio::task::yield_now().await;
+            if nth(self.busy_every) {
+                return Err(Fault::unavailable("409").not_applied());
+            }
+            let flaw = *self.flaw.lock().unwrap();
+            if flaw == Flaw::ChecksInTwoSteps {
+                if !self.holds(key, expect) {
+                    return Ok(Write::Conflict);
+                }
+                tokio::task::yield_now().await;
+            } else if !self.holds(key, expect) {
+                return Ok(Write::Conflict);
+            }
+            let version =
+                Version::new(if flaw == Flaw::SameVersionAlways { "v".to_owned() } else { format!("v{n}") });
+            let cell = Cell { value, version: version.clone() };
+            self.cells.lock().unwrap().insert(key.to_owned(), cell);
+            if nth(self.loses_every) {
+                return Err(Fault::unavailable("reset").maybe_applied());
+            }
+            Ok(Write::Committed(version))
+        }
+
+        async fn delete(&self, _key: &str, _version: &Version) -> Result<Deleted, StoreError> {
+            Err(Fault::new(ErrorKind::Unsupported, "no deletes").not_applied())
+        }
+
+        fn list(&self, _prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+            stream::empty().boxed()
+        }
+
+        fn store_time(&self) -> Option<StoreTime> {
+            None
+        }
+
+        fn env(&self) -> &Env {
+            &self.env
+        }
+
+        fn traits(&self) -> RegisterTraits {
+            let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
+            RegisterTraits { store: "flawed", trusted: false, pace }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_good_store_is_examined_once_and_then_costs_two_requests() {
+        let store = store(Flaw::None);
+        probe(&store).await.unwrap();
+        assert_eq!(store.requests(), RACERS + 6);
+        for _ in 0..3 {
+            probe(&store).await.unwrap();
+            assert_eq!(store.requests(), 2);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_flawed_store_is_refused_each_time_it_is_asked() {
+        for (flaw, named) in [
+            (Flaw::IgnoresAbsent, "If-None-Match"),
+            (Flaw::IgnoresVersion, "If-Match"),
+            (Flaw::IgnoresBoth, "If-None-Match"),
+            (Flaw::ChecksInTwoSteps, "atomically"),
+            (Flaw::NeverMatches, "If-Match"),
+            (Flaw::SameVersionAlways, "same version"),
+        ] {
+            let store = store(flaw);
+            for _ in 0..3 {
+                let error = probe(&store).await.unwrap_err();
+                assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{flaw:?}: {error:?}");
+                let race = flaw == Flaw::IgnoresVersion || flaw == Flaw::SameVersionAlways;
+                assert!(error.to_string().contains(named) || race, "{flaw:?}: {error:?}");
+                assert!(error.fault().help.as_ref().unwrap().contains("conditional writes"));
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_turned_bad_after_its_examination_is_refused() {
+        for flaw in [Flaw::IgnoresVersion, Flaw::IgnoresBoth] {
+            let store = store(Flaw::None);
+            probe(&store).await.unwrap();
+            *store.flaw.lock().unwrap() = flaw;
+            for _ in 0..3 {
+                assert_eq!(probe(&store).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_processes_at_once_raise_no_false_alarm() {
+        for (loses_every, busy_every) in [(0, 0), (7, 0), (0, 5), (7, 5), (2, 0), (0, 2)] {
+            let store = Flawed { loses_every, busy_every, ..store(Flaw::None) };
+            for outcome in join_all((0..16).map(|_| probe(&store))).await {
+                match outcome {
+                    Ok(()) => {}
+                    // Sixteen at once on a store that loses or refuses every second write may stay busy.
+                    Err(error) => assert!(error.is_transient(), "{error:?}"),
+                }
+            }
+            store.requests();
+            probe(&Flawed { loses_every: 0, busy_every: 0, ..store }).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_stands_at_the_markers_key_is_examined_unless_it_is_a_passed_marker() {
+        for value in [
+            "",
+            "garbage",
+            "{}",
+            r#"{"about":"","passed":99,"outdated":"x","nonce":"00000000000000000000000000000000"}"#,
+        ] {
+            let store = store(Flaw::None);
+            let cell = Cell { value: Bytes::from(value), version: Version::new("v0") };
+            store.cells.lock().unwrap().insert(MARKER.to_owned(), cell);
+            probe(&store).await.unwrap();
+            assert!(store.requests() > 2, "{value}");
+            probe(&store).await.unwrap();
+            assert_eq!(store.requests(), 2, "{value}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_stays_busy_is_reported_as_such() {
+        let store = Flawed { busy_every: 1, ..store(Flaw::None) };
+        let error = probe(&store).await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains("preconditions"), "{error:?}");
+        assert_eq!(store.requests(), 2 * TRIES as usize, "a read and a refused write each time");
+    }
+}

@@ -7,6 +7,8 @@ mod credentials;
 mod errors;
 mod keys;
 mod watch;
+#[cfg(test)]
+mod wire_tests;
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
@@ -88,7 +90,11 @@ impl S3Register {
 
     async fn connect(location: Location, env: Env) -> Result<Self, Error> {
         let (client, place) = location.connect(&env).await?;
-        Ok(Self {
+        Ok(Self::new(client, place, &location, env))
+    }
+
+    fn new(client: Client, place: Place, location: &Location, env: Env) -> Self {
+        Self {
             client,
             place,
             keys: Keys::below(&location.prefix),
@@ -96,7 +102,7 @@ impl S3Register {
             clock: Arc::default(),
             signed_once: AtomicBool::new(false),
             delete_checked: OnceCell::new(),
-        })
+        }
     }
 }
 

@@ -99,7 +99,7 @@ impl Location {
         Ok((client, Place { bucket: self.bucket.clone(), region, endpoint }))
     }
 
-    fn client_config(&self, sdk: &SdkConfig, endpoint: Option<&str>, env: &Env) -> Builder {
+    pub(super) fn client_config(&self, sdk: &SdkConfig, endpoint: Option<&str>, env: &Env) -> Builder {
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(CONNECT_LIMIT)
             .read_timeout(REQUEST_LIMIT)

@@ -292,3 +292,171 @@ impl Case<'_> {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        Place { bucket: "bkt".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
+    }
+
+    fn means(operation: Operation, trouble: Trouble) -> Meaning {
+        meaning(operation, "p/x.lock", &place(), trouble)
+    }
+
+    fn answered(status: u16, code: &str) -> Trouble {
+        let code = (!code.is_empty()).then(|| code.to_owned());
+        Trouble::Answered(Answer { status, code, ..Answer::default() })
+    }
+
+    /// `absent`, `conflict`, or `not`/`maybe` with the kind of the fault.
+    fn short(meaning: &Meaning) -> String {
+        match meaning {
+            Meaning::Absent => "absent".into(),
+            Meaning::Conflict => "conflict".into(),
+            Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+            Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+        }
+    }
+
+    #[test]
+    fn every_answer_has_its_meaning_for_every_operation() {
+        use Operation::{Create, Delete, List, Read, Replace};
+        let rows: &[(u16, &str, [&str; 5])] = &[
+            // status, code, [read, create, replace, delete, list]
+            (404, "NoSuchKey", ["absent", "not invalid", "conflict", "conflict", "not invalid"]),
+            (404, "", ["not invalid"; 5]),
+            (404, "NoSuchBucket", ["not invalid"; 5]),
+            (412, "PreconditionFailed", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (412, "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (409, "ConditionalRequestConflict", ["not unavailable"; 5]),
+            (409, "OperationAborted", ["not unavailable"; 5]),
+            (429, "TooManyRequests", ["not unavailable"; 5]),
+            (503, "SlowDown", ["not unavailable"; 5]),
+            (503, "SlowDownWrite", UNKNOWN),
+            (503, "ServiceUnavailable", UNKNOWN),
+            (503, "", UNKNOWN),
+            (500, "InternalError", UNKNOWN),
+            (502, "", UNKNOWN),
+            (504, "", UNKNOWN),
+            (507, "XMinioStorageFull", UNKNOWN),
+            (408, "", UNKNOWN),
+            (400, "RequestTimeout", UNKNOWN),
+            (200, "", UNKNOWN),
+            (501, "NotImplemented", ["not unsupported"; 5]),
+            (400, "NotImplemented", ["not unsupported"; 5]),
+            (
+                400,
+                "InvalidArgument",
+                ["not invalid", "not unsupported", "not unsupported", "not unsupported", "not invalid"],
+            ),
+            (400, "KeyTooLongError", ["not invalid"; 5]),
+            (400, "AuthorizationHeaderMalformed", ["not invalid"; 5]),
+            (400, "IllegalLocationConstraintException", ["not invalid"; 5]),
+            (301, "PermanentRedirect", ["not invalid"; 5]),
+            (307, "TemporaryRedirect", ["not invalid"; 5]),
+            (403, "AccessDenied", ["not denied"; 5]),
+            (403, "", ["not denied"; 5]),
+            (401, "", ["not denied"; 5]),
+            (403, "InvalidAccessKeyId", ["not denied"; 5]),
+            (403, "SignatureDoesNotMatch", ["not denied"; 5]),
+            (400, "ExpiredToken", ["not denied"; 5]),
+            (403, "RequestTimeTooSkewed", ["not unavailable"; 5]),
+            (405, "MethodNotAllowed", ["not invalid"; 5]),
+            (418, "", ["not invalid"; 5]),
+        ];
+        const UNKNOWN: [&str; 5] = [
+            "not unavailable",
+            "maybe unavailable",
+            "maybe unavailable",
+            "maybe unavailable",
+            "not unavailable",
+        ];
+        for (status, code, expected) in rows {
+            for (operation, expected) in [Read, Create, Replace, Delete, List].into_iter().zip(expected) {
+                let meaning = means(operation, answered(*status, code));
+                assert_eq!(short(&meaning), *expected, "{status} {code} {operation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_an_answer_it_matters_whether_the_request_was_sent() {
+        let detail = || "x".to_owned();
+        for (trouble, read, write) in [
+            (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+            (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+            (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
+            (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+            (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+        ] {
+            assert_eq!(short(&means(Operation::Read, trouble.clone())), read, "{trouble:?}");
+            for operation in [Operation::Create, Operation::Replace, Operation::Delete] {
+                assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
+            }
+        }
+    }
+
+    fn fault(operation: Operation, trouble: Trouble) -> Fault {
+        match means(operation, trouble) {
+            Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        use Operation::{Create, Delete, List, Read};
+        for (operation, trouble, helps) in [
+            (Read, answered(403, "AccessDenied"), vec!["s3:GetObject", "s3:ListBucket", "bkt/p/x.lock"]),
+            (Create, answered(403, "AccessDenied"), vec!["s3:PutObject", "arn:aws:s3:::bkt/p/x.lock"]),
+            (Delete, answered(403, "AccessDenied"), vec!["s3:DeleteObject"]),
+            (List, answered(403, "AccessDenied"), vec!["s3:ListBucket on arn:aws:s3:::bkt"]),
+            (Read, answered(404, "NoSuchBucket"), vec!["\"bkt\"", "http://here:9"]),
+            (Create, answered(501, "NotImplemented"), vec!["conditional writes"]),
+            (Read, answered(403, "InvalidAccessKeyId"), vec!["AWS_PROFILE"]),
+            (Read, answered(403, "RequestTimeTooSkewed"), vec!["clock"]),
+            (Read, answered(400, "ExpiredToken"), vec!["sign in again"]),
+            (
+                Read,
+                Trouble::Credentials { detail: String::new(), before: false },
+                vec!["no credentials found: set AWS_PROFILE"],
+            ),
+        ] {
+            let help = fault(operation, trouble.clone()).help.unwrap();
+            for part in helps {
+                assert!(help.contains(part), "{trouble:?}: {help}");
+            }
+        }
+        let refused = fault(Read, Trouble::NotConnected { detail: "refused".into() });
+        assert!(refused.message.contains("http://here:9") && refused.message.contains("refused"));
+    }
+
+    #[test]
+    fn a_wrong_region_names_the_right_one_and_throttling_its_pause() {
+        let answer = Answer {
+            status: 301,
+            code: Some("PermanentRedirect".into()),
+            region: Some("us-west-2".into()),
+            ..Answer::default()
+        };
+        let help = fault(Operation::Read, Trouble::Answered(answer)).help.unwrap();
+        assert!(help.contains("?region=us-west-2") && help.contains("not in eu-west-1"), "{help}");
+        let wait = Some(Duration::from_secs(7));
+        let answer =
+            Answer { status: 503, code: Some("SlowDown".into()), retry_after: wait, ..Answer::default() };
+        assert_eq!(fault(Operation::Create, Trouble::Answered(answer)).retry_after, wait);
+    }
+
+    #[test]
+    fn the_stores_own_words_are_shown_on_one_line_and_cut() {
+        let answer = Answer {
+            status: 418,
+            message: Some(format!("a\n\u{1b}[31m{}", "x".repeat(999))),
+            ..Answer::default()
+        };
+        let message = fault(Operation::Read, Trouble::Answered(answer)).message;
+        assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
+    }
+}
