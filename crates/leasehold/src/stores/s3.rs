@@ -365,10 +365,10 @@ where
             // They go on loading in the background, and the next request may find them there.
             Trouble::Credentials { detail: "they are still being loaded".to_owned(), before: true }
         }
-        Reached::Nothing if is_about_credentials(error) => {
-            Trouble::Credentials { detail, before: signed_before }
-        }
-        Reached::Nothing => Trouble::NotMade { detail },
+        Reached::Nothing => match about_credentials(error) {
+            Some(detail) => Trouble::Credentials { detail, before: signed_before },
+            None => Trouble::NotMade { detail },
+        },
     }
 }
 
@@ -388,13 +388,18 @@ where
     }
 }
 
-fn is_about_credentials(error: &(dyn StdError + 'static)) -> bool {
-    causes(error).any(|cause| cause.is::<CredentialsError>())
+/// Why the credentials could not be loaded; `None` if they are not to blame.
+fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
+    let blamed = causes(error).find(|cause| cause.is::<CredentialsError>())?;
+    // Its own text is only that it was not enabled or not loaded; what is worth reading lies below.
+    let below =
+        causes(blamed).find(|cause| !cause.is::<CredentialsError>() && !cause.is::<Arc<CredentialsError>>());
+    Some(chain(below.unwrap_or(blamed)))
 }
 
 /// An error and its causes in one line: the SDK's own texts say little without them.
 fn chain(error: &(dyn StdError + 'static)) -> String {
-    let texts: Vec<String> = causes(error).map(ToString::to_string).collect();
+    let texts: Vec<String> = causes(error).map(|cause| cause.to_string().replace('\n', " ")).collect();
     texts.join(": ").chars().take(400).collect()
 }
 
