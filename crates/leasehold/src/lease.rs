@@ -98,7 +98,7 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
 
 /// A fencing token: strictly greater than that of every earlier grant of the same lock. Below 2^53, so that JSON and
 /// JavaScript keep it exactly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Token(u64);
 
