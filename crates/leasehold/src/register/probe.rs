@@ -306,7 +306,7 @@ mod tests {
 
         async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
             let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
-            let nth = |every: usize| every > 0 && n % every == 0;
+            let nth = |every: usize| every > 0 && n.is_multiple_of(every);
             tokio::task::yield_now().await;
             if nth(self.busy_every) {
                 return Err(Fault::unavailable("409").not_applied());

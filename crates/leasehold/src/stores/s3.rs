@@ -65,6 +65,15 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 }
 
 /// The objects below one prefix of a bucket, as a [`Register`].
+///
+/// ```no_run
+/// # use leasehold::{env::Env, register::Register, stores::s3::S3Register, url::StoreUrl};
+/// # async fn example() -> leasehold::Result<()> {
+/// let url = StoreUrl::parse("s3://my-bucket/settings?region=eu-west-1")?;
+/// let register = S3Register::open(url, Env::system()).await?;
+/// let current = register.read("limits.json").await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct S3Register {
     client: Client,
