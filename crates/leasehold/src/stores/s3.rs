@@ -156,7 +156,7 @@ impl Register for S3Register {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        if self.place.endpoint.is_some() {
+        if !self.place.is_trusted() {
             self.delete_checked.get_or_try_init(|| self.check_delete()).await?;
         }
         self.delete_unchecked(key, version).await
@@ -176,8 +176,7 @@ impl Register for S3Register {
     }
 
     fn traits(&self) -> RegisterTraits {
-        // Amazon documents its preconditions; of who else is there, nothing is known.
-        RegisterTraits { store: "S3", trusted: self.place.endpoint.is_none(), pace: PACE }
+        RegisterTraits { store: "S3", trusted: self.place.is_trusted(), pace: PACE }
     }
 }
 

@@ -52,6 +52,13 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether it is known to honour preconditions, as Amazon documents of its general purpose buckets. Of buckets of
+    /// other kinds (`name--x-s3`, `name--op-s3`) and of other stores it is not taken for granted.
+    pub(super) fn is_trusted(&self) -> bool {
+        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"));
+        self.endpoint.is_none() && !special
+    }
+
     fn endpoint(&self) -> String {
         self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
     }
@@ -299,6 +306,17 @@ mod tests {
 
     fn place() -> Place {
         Place { bucket: "bkt".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
+    }
+
+    #[test]
+    fn only_amazons_general_purpose_buckets_are_trusted() {
+        let trusted = |bucket: &str, endpoint: Option<&str>| {
+            let endpoint = endpoint.map(str::to_owned);
+            Place { bucket: bucket.to_owned(), region: "r".into(), endpoint }.is_trusted()
+        };
+        assert!(trusted("bkt", None) && trusted("my--bucket", None));
+        assert!(!trusted("bkt", Some("https://s3.example.com")));
+        assert!(!trusted("bkt--euw1-az1--x-s3", None) && !trusted("bkt--op-s3", None));
     }
 
     fn means(operation: Operation, trouble: Trouble) -> Meaning {
