@@ -6,7 +6,7 @@
 //!
 //! The marker's value says which version of it is known to be outdated, and that the whole examination was passed. As
 //! long as it says so, a process reads it and makes sure that a write with that outdated version is refused: two
-//! requests. Where it does not, the process examines the store itself: [`RACERS`] + 7 requests, once per prefix.
+//! requests. Where it does not, the process examines the store itself: 7 requests and [`RACES`] times [`RACERS`], once per prefix.
 //!
 //! Any number of processes may do this at once. No verdict rests on what another may have written in between: a
 //! precondition counts as ignored only when two of our own writes were accepted of which a good store accepts at most
@@ -31,8 +31,13 @@ const NOTHING: &str = ".leasehold-probe-nothing-";
 /// Raised when the examination asks for more; markers of another number are examined anew.
 const EXAMINATION: u32 = 1;
 
-/// How many writes race for one version. A store that checks and writes in two steps accepts several of them.
+/// How many writes race for one version. A store that checks and writes in two steps accepts several of them, unless
+/// they happen to come one after the other.
 const RACERS: usize = 8;
+
+/// How many races there are. The first opens connections, which spreads the racers: measured on s3s-fs 0.14.1, which
+/// does not check atomically, one race in two found nothing.
+const RACES: usize = 4;
 
 /// How often the probe is tried when the store is busy, and the pause before the second try.
 const TRIES: u32 = 5;
@@ -95,17 +100,30 @@ fn outdated_version(cell: &Cell) -> Option<Version> {
 async fn examine(register: &dyn Register) -> Result<(), StoreError> {
     refuses_second_create(register).await?;
     // Of nobody knows what state: the create just now may have been another's.
-    let Some(Cell { version: raced, .. }) = register.read(MARKER).await? else {
+    let Some(Cell { version: mut current, .. }) = register.read(MARKER).await? else {
         return Err(vanished());
     };
-    let Some(winner) = race(register, &raced).await? else {
-        return Err(all_refused(register, &raced).await?);
-    };
-    refuses_outdated(register, &raced).await?;
-    refuses_version_of_nothing(register, &raced).await?;
+    let mut outdated = current.clone();
+    let mut won = false;
+    for _ in 0..RACES {
+        let next = match race(register, &current).await? {
+            Some(winner) => {
+                won = true;
+                winner
+            }
+            None => overtaken(register, &current).await?,
+        };
+        outdated = std::mem::replace(&mut current, next);
+    }
+    if !won {
+        // Others won every race, so nothing was learned of the store. One of them will have passed it soon.
+        return Err(Fault::unavailable("other processes are checking them just now").not_applied());
+    }
+    refuses_outdated(register, &outdated).await?;
+    refuses_version_of_nothing(register, &outdated).await?;
     // A conflict means that another process is at the same work and has come further.
-    let passed = marker(register, EXAMINATION, Some(&raced));
-    register.write(MARKER, Expect::Version(&winner), passed).await.map(|_| ())
+    let passed = marker(register, EXAMINATION, Some(&outdated));
+    register.write(MARKER, Expect::Version(&current), passed).await.map(|_| ())
 }
 
 /// Of two creates in a row, a good store refuses at least the second.
@@ -152,15 +170,16 @@ async fn race(register: &dyn Register, version: &Version) -> Result<Option<Versi
     }
 }
 
-/// Why every write that expected `raced` was refused.
-async fn all_refused(register: &dyn Register, raced: &Version) -> Result<StoreError, StoreError> {
-    if register.read(MARKER).await?.is_some_and(|cell| cell.version == *raced) {
-        return Ok(refusal(
+/// The version that another process wrote in place of `raced`, which none of our writes could replace.
+async fn overtaken(register: &dyn Register, raced: &Version) -> Result<Version, StoreError> {
+    match register.read(MARKER).await? {
+        None => Err(vanished()),
+        Some(cell) if cell.version == *raced => Err(refusal(
             "this store refuses writes that expect the current version (If-Match)",
             "no lock could ever be renewed or released",
-        ));
+        )),
+        Some(cell) => Ok(cell.version),
     }
-    Ok(Fault::unavailable("another process is checking the store's preconditions just now").not_applied())
 }
 
 async fn refuses_outdated(register: &dyn Register, outdated: &Version) -> Result<(), StoreError> {
@@ -356,7 +375,7 @@ mod tests {
     async fn a_good_store_is_examined_once_and_then_costs_two_requests() {
         let store = store(Flaw::None);
         probe(&store).await.unwrap();
-        assert_eq!(store.requests(), RACERS + 7);
+        assert_eq!(store.requests(), RACES * RACERS + 7);
         for _ in 0..3 {
             probe(&store).await.unwrap();
             assert_eq!(store.requests(), 2);
@@ -403,8 +422,8 @@ mod tests {
             for outcome in join_all((0..16).map(|_| probe(&store))).await {
                 match outcome {
                     Ok(()) => {}
-                    // Sixteen at once on a store that loses or refuses every second write may stay busy.
-                    Err(error) => assert!(error.is_transient(), "{error:?}"),
+                    // Sixteen at once on a store that loses or refuses many writes may stay busy.
+                    Err(error) => assert!(error.is_transient() && loses_every + busy_every > 0, "{error:?}"),
                 }
             }
             store.requests();
