@@ -6,7 +6,8 @@
 //!
 //! The marker's value says which version of it is known to be outdated, and that the whole examination was passed. As
 //! long as it says so, a process reads it and makes sure that a write with that outdated version is refused: two
-//! requests. Where it does not, the process examines the store itself: 7 requests and [`RACES`] times [`RACERS`], once per prefix.
+//! requests. Where it does not, the process examines the store itself: 7 requests and [`RACES`] times [`RACERS`],
+//! once per prefix.
 //!
 //! Any number of processes may do this at once. No verdict rests on what another may have written in between: a
 //! precondition counts as ignored only when two of our own writes were accepted of which a good store accepts at most
