@@ -7,6 +7,7 @@
 //! - [`servers`]: the real servers that `./test` starts.
 //! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
 //! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
+//! - [`simulation`]: many machines, one store, a bad network, and a checker; replayable from a seed.
 
 // A failed expectation here is a failed test: panicking is how a test says so.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -19,3 +20,4 @@ pub mod proxy;
 pub mod s3_double;
 pub mod servers;
 pub mod machine;
+pub mod simulation;
