@@ -35,6 +35,7 @@ mod eviction;
 mod grants;
 mod lapse;
 mod listing;
+mod locks;
 mod races;
 mod release;
 mod renewal;
@@ -55,6 +56,7 @@ pub use self::eviction::*;
 pub use self::grants::*;
 pub use self::lapse::*;
 pub use self::listing::*;
+pub use self::locks::*;
 pub use self::races::*;
 pub use self::release::*;
 pub use self::renewal::*;
@@ -168,6 +170,13 @@ cases! {
     a_counter_under_the_lock_is_exact_and_tokens_rise_with_it
     a_ticket_renews_and_releases
     a_detached_grant_is_a_grant_like_any_other
+    a_hundred_tasks_share_a_lock
+    dropping_a_guard_releases_its_lock
+    an_acquisition_given_up_leaves_nothing_behind
+    with_holds_the_lock_while_its_body_runs
+    a_holder_is_told_that_it_was_evicted
+    a_guard_keeps_its_lease_alive
+    a_ticket_hands_a_lock_on
 }
 
 /// Not for use outside [`conformance!`](crate::conformance!).

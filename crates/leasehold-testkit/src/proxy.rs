@@ -233,3 +233,69 @@ async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::s3_double::{Preconditions, S3Double};
+
+    /// Sends a request; the status of its answer, or `None` when the connection breaks instead.
+    async fn send(proxy: &Proxy, method: &str, header: &str) -> Option<String> {
+        let mut connection = TcpStream::connect(proxy.address()).await.unwrap();
+        let request =
+            format!("{method} /bucket/key?x=y HTTP/1.1\r\nhost: h\r\n{header}content-length: 0\r\n\r\n");
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).map(str::to_owned)
+    }
+
+    const CREATE: &str = "if-none-match: *\r\n";
+
+    /// What a create is answered with that harm, and whether it was applied.
+    async fn create_with(harm: Harm) -> (Option<String>, bool) {
+        let server = S3Double::start(Preconditions::Honoured).await;
+        let proxy = Proxy::start(server.address().to_string()).await;
+        proxy.next("PUT", harm);
+        let status = send(&proxy, "PUT", CREATE).await;
+        assert_eq!(proxy.log(), [Seen { method: "PUT".into(), path: "/bucket/key".into(), harm }]);
+        (status, !server.paths().is_empty())
+    }
+
+    #[tokio::test]
+    async fn each_harm_does_what_it_says() {
+        let short = Duration::from_millis(1);
+        for (harm, status, applied) in [
+            (Harm::None, Some("200"), true),
+            (Harm::AnswerLost, None, true),
+            (Harm::Cut, None, false),
+            (Harm::Delayed(short), Some("200"), true),
+            (Harm::AnswerDelayed(short), Some("200"), true),
+            (Harm::Twice, Some("200"), true),
+            (Harm::TwiceSecondAnswer, Some("412"), true),
+            (Harm::Status(503), Some("503"), false),
+        ] {
+            assert_eq!(create_with(harm).await, (status.map(str::to_owned), applied), "{harm:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn harm_comes_to_the_method_it_was_meant_for_and_ends_when_healed() {
+        let server = S3Double::start(Preconditions::Honoured).await;
+        let proxy = Proxy::start(server.address().to_string()).await;
+        proxy.next("PUT", Harm::Cut);
+        assert_eq!(send(&proxy, "GET", "").await.as_deref(), Some("404"));
+        assert_eq!(send(&proxy, "PUT", "").await, None);
+        proxy.every(Harm::Status(500));
+        assert_eq!(send(&proxy, "PUT", "").await.as_deref(), Some("500"));
+        proxy.every(Harm::None);
+        assert_eq!(send(&proxy, "PUT", "").await.as_deref(), Some("200"));
+        proxy.until(|log| log.len() == 4).await;
+        assert_eq!(
+            (proxy.count("PUT", "/key"), proxy.methods("key").len(), proxy.count("PUT", "z")),
+            (3, 4, 0)
+        );
+        proxy.reset();
+        assert!(proxy.log().is_empty());
+    }
+}

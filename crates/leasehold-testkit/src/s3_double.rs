@@ -49,6 +49,11 @@ impl S3Double {
         Self { address, objects, listener }
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// A store URL on it. It knows any bucket and any credentials.
     pub fn url(&self) -> String {
         format!("s3://bucket/locks?endpoint=http%3A%2F%2F{}&region=us-east-1", self.address)
@@ -83,6 +88,9 @@ async fn serve(
     while let Some(request) = Request::read(&mut connection).await? {
         let answer = objects.lock().unwrap_or_else(PoisonError::into_inner).answer(&request, preconditions);
         connection.write_all(&answer.to_bytes()).await?;
+        if request.header("connection") == Some("close") {
+            break;
+        }
     }
     Ok(())
 }

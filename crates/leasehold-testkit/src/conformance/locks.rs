@@ -1,0 +1,146 @@
+//! Locks as programs use them, through [`Locker`].
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::join_all;
+use leasehold::lease::{Evicted, Released};
+use leasehold::{ErrorKind, Guard, Lock, Locker, LossReason};
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// A locker on a client of its own, and that client for a look behind the scenes.
+async fn locker(harness: &dyn Harness, who: &str) -> (Client, Locker) {
+    let client = Client::open(harness, who).await;
+    (client.clone(), Locker::new(client.store))
+}
+
+async fn acquired(client: &Client, lock: &Lock) -> Guard {
+    client.within("acquire", lock.acquire()).await.unwrap()
+}
+
+/// A hundred tasks of one process share a lock: each has it once, no two at a time, with rising tokens.
+pub async fn a_hundred_tasks_share_a_lock(harness: &dyn Harness) {
+    const TASKS: u64 = 100;
+    let (client, locker) = locker(harness, "one").await;
+    let (count, highest) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let tasks = (0..TASKS).map(|_| {
+        let (lock, count, highest) = (locker.lock("lock").ttl(LONG), count.clone(), highest.clone());
+        tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            let seen = count.load(Ordering::Relaxed);
+            tokio::task::yield_now().await;
+            let before = highest.swap(guard.token().get(), Ordering::Relaxed);
+            assert!(before < guard.token().get(), "token {} after {before}", guard.token());
+            count.store(seen + 1, Ordering::Relaxed);
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+        })
+    });
+    for task in client.within("a hundred tasks", join_all(tasks)).await {
+        task.unwrap();
+    }
+    assert_eq!(count.load(Ordering::Relaxed), TASKS);
+    client.assert_free(&name("lock")).await;
+}
+
+/// A guard that is dropped releases its lock, long before its lease ends.
+pub async fn dropping_a_guard_releases_its_lock(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    drop(acquired(&one, &here.lock("lock").ttl(LONG)).await);
+    let guard = acquired(&two, &there.lock("lock").ttl(LONG)).await;
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// An acquisition that is given up, wherever it was, keeps nobody else from the lock.
+pub async fn an_acquisition_given_up_leaves_nothing_behind(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    let mut polls = 0;
+    loop {
+        let lock = here.lock("lock").ttl(LONG);
+        let given_up = {
+            // Polled once, twice, ...: dropped before the request, while it is under way, when its answer is there.
+            let mut acquire = pin!(lock.acquire());
+            let mut granted = None;
+            for _ in 0..=polls {
+                granted = futures_util::future::poll_immediate(acquire.as_mut()).await;
+                if granted.is_some() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            granted
+        };
+        let was_granted = given_up.is_some();
+        drop(given_up);
+        let guard = acquired(&two, &there.lock("lock").ttl(LONG)).await;
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        polls += 1;
+        if was_granted || polls > 8 {
+            break;
+        }
+    }
+    acquired(&one, &here.lock("lock").ttl(LONG)).await.release().await.unwrap();
+}
+
+/// `with` holds the lock exactly as long as its body runs, and tells what the body said.
+pub async fn with_holds_the_lock_while_its_body_runs(harness: &dyn Harness) {
+    let (_, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    let lock = here.lock("lock").ttl(LONG);
+    let token = lock.with(async |guard| {
+        let refusal = there.lock("lock").try_acquire().await.unwrap_err();
+        assert_eq!(refusal.kind(), ErrorKind::Held);
+        assert_eq!(refusal.holder().unwrap().token, Some(guard.token()));
+        guard.token()
+    });
+    let token = two.within("the body", token).await.unwrap();
+    let guard = there.lock("lock").ttl(LONG).try_acquire().await.unwrap();
+    assert!(guard.token() > token);
+    guard.release().await.unwrap();
+}
+
+/// A holder whose grant an operator ends is told so at its next renewal, and its check fails from then on.
+pub async fn a_holder_is_told_that_it_was_evicted(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, _) = locker(harness, "two").await;
+    let guard = acquired(&one, &here.lock("lock").ttl(harness.ttl())).await;
+    guard.check().unwrap();
+    assert_eq!(two.evict(&name("lock"), guard.token()).await, Evicted::Evicted);
+    let loss = one.within("the loss", guard.lost()).await;
+    assert_eq!((loss.token, loss.reason), (guard.token(), LossReason::Ended));
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(guard.cancellation().is_cancelled());
+    assert!(guard.remaining().is_zero());
+}
+
+/// A guard renews its lease by itself: it is held for longer than its ttl, and free at once after its release.
+pub async fn a_guard_keeps_its_lease_alive(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    let guard = acquired(&one, &here.lock("lock").ttl(harness.ttl())).await;
+    one.env().sleep(harness.ttl() * 2).await;
+    guard.check().unwrap();
+    let refusal = there.lock("lock").try_acquire().await.unwrap_err();
+    assert_eq!(refusal.holder().unwrap().token, Some(guard.token()));
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    two.granted(&name("lock"), LONG).await;
+}
+
+/// A lock that is handed on by ticket is held without a gap, by one at a time, and with one token.
+pub async fn a_ticket_hands_a_lock_on(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (_, there) = locker(harness, "two").await;
+    let guard = acquired(&one, &here.lock("lock").ttl(LONG)).await;
+    let token = guard.token();
+    let text = guard.into_ticket().await.unwrap().to_string();
+    assert_eq!(here.lock("lock").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
+    let guard = there.resume(&text.parse().unwrap()).await.unwrap();
+    assert_eq!(guard.token(), token);
+    guard.release().await.unwrap();
+    one.granted(&name("lock"), LONG).await;
+}

@@ -1,0 +1,112 @@
+//! Processes of their own that take locks: the worker program, and the checks that hold for any store.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use leasehold::clock::{SystemClock, timeout};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+/// How many processes add to one counter, and how often each: 800 additions.
+const PROCESSES: usize = 16;
+const TIMES: usize = 50;
+
+/// Far more than anything takes: for tests that hang.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A running worker. Killed when dropped.
+pub(crate) struct Worker {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    /// Starts a worker with `verb` on `lock` in the store at `url`.
+    pub(crate) fn start(verb: &str, url: &str, lock: &str, more: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_leasehold-testkit-worker"))
+            .args([verb, "--store", url, "--lock", lock])
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Self { process, lines }
+    }
+
+    /// What it says next; `None` when it has ended.
+    pub(crate) async fn line(&mut self) -> Option<String> {
+        within("a worker to say something", self.lines.next_line()).await.unwrap()
+    }
+
+    /// Waits until it says that it was granted the lock; returns the token.
+    pub(crate) async fn granted(&mut self) -> u64 {
+        let line = self.line().await.expect("the worker ended without a word");
+        let token = line.strip_prefix("granted ").unwrap_or_else(|| panic!("{line}"));
+        token.parse().unwrap()
+    }
+
+    /// `kill -9`, and waits until it is gone.
+    pub(crate) async fn kill(&mut self) {
+        self.process.kill().await.unwrap();
+    }
+
+    /// What else it says, and its exit code.
+    pub(crate) async fn end(mut self) -> (Vec<String>, Option<i32>) {
+        let mut said = Vec::new();
+        while let Some(line) = self.line().await {
+            said.push(line);
+        }
+        let status = within("a worker to end", self.process.wait()).await.unwrap();
+        (said, status.code())
+    }
+}
+
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(&SystemClock, LIMIT, future).await.unwrap_or_else(|| panic!("{what} took longer than {LIMIT:?}"))
+}
+
+/// One addition: the token, and between which moments of the machine's clock the lock was held.
+#[derive(Debug)]
+struct Addition {
+    token: u64,
+    from: u128,
+    until: u128,
+}
+
+impl Addition {
+    fn read(line: &str) -> Self {
+        let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+        Self { token: numbers[0].try_into().unwrap(), from: numbers[1], until: numbers[2] }
+    }
+}
+
+/// 16 processes add to the number in one file, 50 times each, under one lock: the sum is exact, no two of them held the
+/// lock at once, and tokens rise in the order in which it was held. Repeated `LEASEHOLD_TEST_RUNS` times.
+pub(crate) async fn count_exactly(url: &str, folder: &Path) {
+    let runs = std::env::var("LEASEHOLD_TEST_RUNS").map_or(1, |runs| runs.parse().unwrap());
+    for run in 0..runs {
+        let file = folder.join(format!("counter-{run}"));
+        std::fs::write(&file, "0").unwrap();
+        let times = TIMES.to_string();
+        let more = ["--file", file.to_str().unwrap(), "--times", &times];
+        let workers: Vec<_> = (0..PROCESSES)
+            .map(|_| Worker::start("increment", url, &format!("counter-{run}"), &more))
+            .collect();
+        let mut additions = Vec::new();
+        for worker in workers {
+            let (said, code) = worker.end().await;
+            assert_eq!(code, Some(0), "a worker failed");
+            additions.extend(said.iter().map(|line| Addition::read(line)));
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), (PROCESSES * TIMES).to_string());
+        assert_eq!(additions.len(), PROCESSES * TIMES);
+        additions.sort_by_key(|addition| addition.from);
+        for pair in additions.windows(2) {
+            assert!(pair[0].until <= pair[1].from, "held by two at once: {pair:?}");
+            assert!(pair[0].token < pair[1].token, "tokens do not rise: {pair:?}");
+        }
+    }
+}
