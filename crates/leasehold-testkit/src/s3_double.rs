@@ -125,10 +125,11 @@ impl Objects {
     fn answer(&mut self, request: &Request, preconditions: Preconditions) -> Answer {
         let path = request.path().to_owned();
         let found = self.by_path.get(&path).map(|(etag, _)| etag.as_str());
-        if request.method != "GET" && preconditions == Preconditions::Honoured {
-            if let Some(refusal) = refusal(request, found) {
-                return refusal;
-            }
+        if request.method != "GET"
+            && preconditions == Preconditions::Honoured
+            && let Some(refusal) = refusal(request, found)
+        {
+            return refusal;
         }
         match request.method.as_str() {
             "GET" if request.parameter("list-type").is_some() => self.list(request),
