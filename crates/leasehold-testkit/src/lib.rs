@@ -1,1 +1,8 @@
-//! x
+//! What it takes to test a store, and programs that use one: for leasehold itself and for stores by others.
+//!
+//! - [`fault`]: a register whose requests and answers are lost, delayed, doubled or held back, as the test says.
+
+// A failed expectation here is a failed test: panicking is how a test says so.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+pub mod fault;

@@ -98,8 +98,8 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
 
 /// A fencing token: strictly greater than that of every earlier grant of the same lock. Below 2^53, so that JSON and
 /// JavaScript keep it exactly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
 pub struct Token(u64);
 
 impl Token {
@@ -114,6 +114,21 @@ impl Token {
     /// The number.
     pub const fn get(self) -> u64 {
         self.0
+    }
+}
+
+impl TryFrom<u64> for Token {
+    type Error = Error;
+
+    fn try_from(number: u64) -> Result<Self, Error> {
+        Self::new(number)
+            .ok_or_else(|| Error::invalid(format!("{number} is no fencing token: it is not below 2^53")))
+    }
+}
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        token.0
     }
 }
 

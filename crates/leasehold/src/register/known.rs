@@ -1,1 +1,84 @@
-//! Soon.
+//! What this process knows of each lock: the record it saw last, and for how long it has seen no sign of life.
+//!
+//! Never a reason to believe anything: a version that is out of date fails its conditional write. It saves the read
+//! before a write (the warm path), and lets a contender that only tries now and then notice a lapse by observation.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::Version;
+use super::record::{Record, RecordState};
+use crate::clock::Moment;
+use crate::lease::Id;
+use crate::name::LockName;
+
+/// How many locks are kept in mind. The one seen longest ago is forgotten first; that costs a read, no more.
+const MOST: usize = 16_384;
+
+/// A record with the version it was seen at.
+#[derive(Clone, Debug)]
+pub(super) struct Sighting {
+    pub(super) record: Record,
+    pub(super) version: Version,
+    quiet: Duration,
+    last: Moment,
+}
+
+impl Sighting {
+    /// For how long (state, grant, beat) has been seen unchanged, on this contender's clock.
+    ///
+    /// Counted from after the first answer (rule 1), piece by piece between the sightings, each piece the shorter of
+    /// the two clocks: a wall clock that was set back costs one piece, not the hour it was set back by.
+    pub(super) fn quiet(&self, now: Moment) -> Duration {
+        self.quiet + now.shortest_since(self.last)
+    }
+
+    /// A lease is told alive by these, not by the version: other edits of the record do not prolong it (rule 8).
+    fn sign_of_life(&self) -> (RecordState, Id, u64) {
+        (self.record.state, self.record.grant, self.record.beat)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    locks: Mutex<HashMap<LockName, Sighting>>,
+}
+
+impl Known {
+    /// What was seen of `name`, if it is still in mind.
+    pub(super) fn recall(&self, name: &LockName) -> Option<Sighting> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// `record` was seen at `now`, which was taken after the answer arrived.
+    pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Sighting {
+        let mut sighting = Sighting { record, version, quiet: Duration::ZERO, last: now };
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        match locks.get(name) {
+            Some(earlier) if earlier.sign_of_life() == sighting.sign_of_life() => {
+                sighting.quiet = earlier.quiet(now)
+            }
+            Some(_) => {}
+            None if locks.len() >= MOST => forget_oldest(&mut locks, now),
+            None => {}
+        }
+        locks.insert(name.clone(), sighting.clone());
+        sighting
+    }
+
+    /// There is no record of `name` any more.
+    pub(super) fn forget(&self, name: &LockName) {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+}
+
+fn forget_oldest(locks: &mut HashMap<LockName, Sighting>, now: Moment) {
+    let oldest = locks
+        .iter()
+        .max_by_key(|(_, sighting)| now.longest_since(sighting.last))
+        .map(|(name, _)| name.clone());
+    if let Some(name) = oldest {
+        locks.remove(&name);
+    }
+}

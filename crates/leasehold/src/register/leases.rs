@@ -1,20 +1,546 @@
-//! The lease protocol on a register.
+//! The lease protocol on a register: the driver that sends what the [rules](super::protocol) say.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::Register;
-use crate::lease::StoreOptions;
+use async_trait::async_trait;
+use futures_util::stream::{BoxStream, StreamExt};
+use tokio::sync::OnceCell;
 
-/// Leases on any [`Register`].
+use super::effort::Effort;
+use super::known::{Known, Sighting};
+use super::protocol::{self, Attempt, Availability, Claimed, Freed, Rules, Settled};
+use super::record::{Content, Record, RecordState, parse};
+use super::{Expect, Register, Version, Write, probe};
+use crate::clock::{Moment, StoreTime};
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{
+    Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason, Released, Renewal,
+    Status, StoreOptions, Token, Ttl, Verdict, attempt_limit, deadline,
+};
+use crate::name::LockName;
+
+/// A lock's key is its name and this.
+const SUFFIX: &str = ".lock";
+
+/// How long the operations without a patience of their own put up with a store that does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Leases on any [`Register`]: one JSON object for each lock, granted, renewed and released by conditional writes.
+///
+/// ```
+/// # use leasehold::{Locker, RegisterLeases, lease::StoreOptions, env::Env, stores::memory::MemoryRegister};
+/// # use std::sync::Arc;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let register = Arc::new(MemoryRegister::new(Env::system()));
+/// let locker = Locker::new(Arc::new(RegisterLeases::new(register, StoreOptions::default())));
+/// let guard = locker.lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct RegisterLeases {
-    pub(crate) register: Arc<dyn Register>,
-    pub(crate) options: StoreOptions,
+    register: Arc<dyn Register>,
+    rules: Rules,
+    known: Known,
+    /// Whether the register was found to enforce its preconditions.
+    probed: OnceCell<()>,
+}
+
+/// What a grant keeps between calls.
+#[derive(Debug)]
+struct Memo {
+    version: Version,
+    record: Record,
+    /// Renewals and releases that were sent since `record` and may still land.
+    attempts: Vec<Attempt>,
+}
+
+/// What was read, and when the answer had arrived.
+struct Sight {
+    found: Option<Content>,
+    sighting: Option<Sighting>,
+    at: Moment,
+}
+
+/// What became of a conditional write.
+enum Sent {
+    Committed(Version),
+    /// Conflict, or no answer: what is in the store now has to tell.
+    Unclear,
+    /// Certainly without effect, and the pause before another try is over.
+    Again,
 }
 
 impl RegisterLeases {
     /// Leases on `register`.
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
-        Self { register, options }
+        let rules = Rules { store_clock: options.store_clock, margin: options.margin };
+        Self { register, rules, known: Known::default(), probed: OnceCell::new() }
     }
+
+    fn now(&self) -> Moment {
+        self.register.env().now()
+    }
+
+    fn nonce(&self) -> Id {
+        Id::random(&self.register.env().random)
+    }
+
+    fn effort(&self, limit: Duration, ttl: Ttl) -> Effort<'_> {
+        Effort::new(self.register.env(), limit, attempt_limit(ttl))
+    }
+
+    /// Reads a lock's record, however often it takes.
+    async fn look(&self, name: &LockName, effort: &mut Effort<'_>) -> Result<Sight, StoreError> {
+        let key = key(name);
+        let cell = loop {
+            match effort.request(self.register.read(&key)).await {
+                Ok(cell) => break cell,
+                Err(error) => effort.pause_after(error).await?,
+            }
+        };
+        let at = self.now(); // After the answer: rule 1.
+        let Some(cell) = cell else {
+            self.known.forget(name);
+            return Ok(Sight { found: None, sighting: None, at });
+        };
+        let content = parse(&cell.value).map_err(|fault| at_key(fault, &key).not_applied())?;
+        let sighting = match &content {
+            Content::Record(record) => Some(self.known.see(name, (**record).clone(), cell.version, at)),
+            Content::Foreign(_) => {
+                self.known.forget(name);
+                None
+            }
+        };
+        Ok(Sight { found: Some(content), sighting, at })
+    }
+
+    /// Makes sure, once, that the register enforces its preconditions.
+    async fn trust(&self) -> Result<(), StoreError> {
+        if self.register.traits().trusted {
+            return Ok(());
+        }
+        self.probed.get_or_try_init(|| probe(&*self.register)).await.copied()
+    }
+
+    /// Sends one conditional write; `attempt` is in `attempts` before the first byte leaves.
+    async fn send(
+        &self,
+        name: &LockName,
+        expect: Option<&Version>,
+        record: &Record,
+        attempts: &mut Vec<Attempt>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Sent, StoreError> {
+        let bytes = record.to_bytes().map_err(Fault::not_applied)?;
+        let (token, nonce) = (record.token, record.nonce);
+        // Before the send (rule 1), and unknown until its answer is here: this future may be dropped at any await.
+        attempts.push(Attempt { nonce, sent: self.now(), token, created: expect.is_none(), unknown: true });
+        let key = key(name);
+        let expect = expect.map_or(Expect::Absent, Expect::Version);
+        let answer = effort.request(self.register.write(&key, expect, bytes)).await;
+        match answer {
+            Ok(Write::Committed(version)) => {
+                self.known.see(name, record.clone(), version.clone(), self.now());
+                known_fate(attempts);
+                Ok(Sent::Committed(version))
+            }
+            // The attempt stays listed: an earlier copy of this very request may be what made it conflict.
+            Ok(Write::Conflict) => {
+                known_fate(attempts);
+                effort.pause_after_conflict().await?;
+                Ok(Sent::Unclear)
+            }
+            Err(error @ StoreError::MaybeApplied(_)) => {
+                effort.pause_after(error).await?;
+                Ok(Sent::Unclear)
+            }
+            Err(error @ StoreError::NotApplied(_)) => {
+                attempts.pop();
+                effort.pause_after(error).await?;
+                Ok(Sent::Again)
+            }
+        }
+    }
+
+    /// The store's time from which a token for a record that does not exist is certainly above all earlier ones: waits
+    /// until the store's clock reads later than it could at `since`, when nothing was there.
+    async fn wait_for_floor(&self, since: Option<StoreTime>) {
+        let Some(since) = since else { return };
+        while let Some(now) = self.register.store_time() {
+            let wait = protocol::until_store_reads(since.hi_us, now);
+            if wait.is_zero() {
+                return;
+            }
+            self.register.env().sleep(wait).await;
+        }
+    }
+
+    /// A grant that was committed, unless its time is over already.
+    fn granted(&self, claim: &Claim, attempt: Attempt, record: Record, version: Version) -> Grant {
+        Grant {
+            name: claim.name.clone(),
+            token: attempt.token,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, attempt.sent),
+            memo: Some(Box::new(Memo { version, record, attempts: Vec::new() })),
+        }
+    }
+
+    /// The acquisition itself; what it sent stays in `attempts` also when it fails.
+    async fn contend(&self, claim: &Claim, attempts: &mut Vec<Attempt>) -> Result<Verdict, StoreError> {
+        let mut effort = self.effort(claim.patience, claim.ttl);
+        let mut sight = self.first_sight(claim, &mut effort).await?;
+        loop {
+            let (store, quiet) = (self.register.store_time(), sight.quiet(self.now()));
+            match protocol::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
+                Claimed::Taken(held) => return Ok(Verdict::Held(held)),
+                Claimed::Lost(loss) => return Ok(Verdict::Lost(loss)),
+                Claimed::Ours(attempt) => {
+                    if let Some(Sighting { record, version, .. }) = sight.sighting.take() {
+                        let grant = self.granted(claim, attempt, record, version);
+                        if let Some(grant) = self.in_time(grant).await? {
+                            return Ok(Verdict::Granted(grant));
+                        }
+                    }
+                }
+                Claimed::Grantable { over, floor_from_clock } => {
+                    self.trust().await?;
+                    if floor_from_clock {
+                        self.wait_for_floor(store).await;
+                    }
+                    let store = self.register.store_time();
+                    let record =
+                        protocol::grant(claim, over, store, self.nonce()).map_err(Fault::not_applied)?;
+                    let expect = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
+                    match self.send(&claim.name, expect.as_ref(), &record, attempts, &mut effort).await? {
+                        Sent::Committed(version) => {
+                            if let Some(grant) = self.committed(claim, attempts, record, version).await? {
+                                return Ok(Verdict::Granted(grant));
+                            }
+                        }
+                        Sent::Unclear => {}
+                        Sent::Again => continue,
+                    }
+                }
+            }
+            sight = self.look(&claim.name, &mut effort).await?;
+        }
+    }
+
+    /// What is known already when that allows a write at once (the warm path), else what a read finds.
+    async fn first_sight(&self, claim: &Claim, effort: &mut Effort<'_>) -> Result<Sight, StoreError> {
+        let now = self.now();
+        if let Some(sighting) = self.known.recall(&claim.name) {
+            let free = protocol::availability(
+                &sighting.record,
+                sighting.quiet(now),
+                self.register.store_time(),
+                self.rules,
+            ) == Availability::Grantable;
+            if free && sighting.record.grant != claim.id {
+                let found = Some(Content::Record(Box::new(sighting.record.clone())));
+                return Ok(Sight { found, sighting: Some(sighting), at: now });
+            }
+        }
+        self.look(&claim.name, effort).await
+    }
+
+    /// After a commit: the grant, unless it came too late to be used, or its token may be too low.
+    async fn committed(
+        &self,
+        claim: &Claim,
+        attempts: &mut [Attempt],
+        record: Record,
+        version: Version,
+    ) -> Result<Option<Grant>, StoreError> {
+        let Some(attempt) = attempts.last_mut() else { return Ok(None) };
+        if protocol::too_slow_for_create(attempt, self.now()) {
+            // Judged as a create of unknown fate: written once more, with a token from the clock as it reads then.
+            attempt.unknown = true;
+            return Ok(None);
+        }
+        let attempt = *attempt;
+        self.in_time(self.granted(claim, attempt, record, version)).await
+    }
+
+    /// `grant`, unless its deadline passed while its answer was on the way. Then it is released.
+    async fn in_time(&self, mut grant: Grant) -> Result<Option<Grant>, StoreError> {
+        if !grant.deadline.passed(self.now()) {
+            return Ok(Some(grant));
+        }
+        tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
+        self.release(&mut grant, None).await?;
+        Ok(None)
+    }
+
+    /// The memo of `grant`; read from the store for a grant that comes from a ticket.
+    async fn remembered(
+        &self,
+        grant: &mut Grant,
+        effort: &mut Effort<'_>,
+    ) -> Result<Result<Memo, LossReason>, StoreError> {
+        if let Some(memo) = grant.memo.take() {
+            match memo.downcast::<Memo>() {
+                Ok(memo) => return Ok(Ok(*memo)),
+                Err(other) => {
+                    grant.memo = Some(other);
+                    let fault = Fault::new(ErrorKind::Invalid, "this grant comes from another store");
+                    return Err(fault.not_applied());
+                }
+            }
+        }
+        self.trust().await?;
+        let sight = self.look(&grant.name, effort).await?;
+        Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
+            Settled::Gone(reason) => Err(reason),
+            Settled::Landed(_) | Settled::Earlier => match sight.sighting {
+                Some(Sighting { record, version, .. }) => Ok(Memo { version, record, attempts: Vec::new() }),
+                None => Err(LossReason::Deleted),
+            },
+        })
+    }
+
+    async fn renew_with(
+        &self,
+        grant: &mut Grant,
+        memo: &mut Memo,
+        effort: &mut Effort<'_>,
+    ) -> Result<Renewal, StoreError> {
+        loop {
+            let record = protocol::renewed(&memo.record, self.register.store_time(), self.nonce());
+            let Memo { version, attempts, .. } = memo;
+            let landed = match self.send(&grant.name, Some(version), &record, attempts, effort).await? {
+                Sent::Committed(new) => {
+                    let attempt = memo.attempts.last().copied();
+                    (memo.record, memo.version) = (record, new);
+                    attempt
+                }
+                Sent::Again => None,
+                Sent::Unclear => {
+                    let sight = self.look(&grant.name, effort).await?;
+                    let settled = protocol::settle_renewal(grant.id, &memo.attempts, sight.found.as_ref());
+                    if let Some(Sighting { record, version, .. }) = sight.sighting
+                        && !matches!(settled, Settled::Gone(_))
+                    {
+                        (memo.record, memo.version) = (record, version);
+                    }
+                    match settled {
+                        Settled::Gone(reason) => return Ok(lost(grant, reason)),
+                        // The old deadline stands until a write of ours is known to have landed.
+                        Settled::Earlier => None,
+                        // From THAT attempt's send, whichever it was.
+                        Settled::Landed(attempt) => Some(attempt),
+                    }
+                }
+            };
+            if let Some(attempt) = landed {
+                memo.attempts.clear();
+                let prolonged = deadline(grant.ttl, attempt.sent);
+                // An answer later than the lease that it prolongs prolongs nothing (fault 16).
+                if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
+                    return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                }
+                grant.deadline = prolonged;
+                return Ok(Renewal::Renewed);
+            }
+        }
+    }
+
+    async fn release_with(
+        &self,
+        grant: &Grant,
+        memo: &mut Memo,
+        rest: Option<Duration>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Released, StoreError> {
+        loop {
+            let record =
+                protocol::freed(&memo.record, End::Released, rest, self.register.store_time(), self.nonce());
+            let Memo { version, attempts, .. } = memo;
+            match self.send(&grant.name, Some(version), &record, attempts, effort).await? {
+                Sent::Committed(_) => return Ok(Released::Released),
+                Sent::Again => {}
+                Sent::Unclear => {
+                    let sight = self.look(&grant.name, effort).await?;
+                    match protocol::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
+                        Freed::Landed => return Ok(Released::Released),
+                        Freed::Gone => return Ok(Released::AlreadyLost),
+                        Freed::StillOurs => {
+                            if let Some(Sighting { record, version, .. }) = sight.sighting {
+                                (memo.record, memo.version) = (record, version);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl LeaseStore for RegisterLeases {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+        let mut attempts = Vec::new();
+        match self.contend(claim, &mut attempts).await {
+            // Whatever ended the effort: what was sent earlier and never answered may still land.
+            Err(StoreError::NotApplied(fault)) if attempts.iter().any(|attempt| attempt.unknown) => {
+                Err(fault.maybe_applied())
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        let left = grant.deadline.remaining(self.now());
+        if left.is_zero() {
+            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+        }
+        let mut effort = self.effort(left, grant.ttl);
+        let mut memo = match self.remembered(grant, &mut effort).await? {
+            Ok(memo) => memo,
+            Err(reason) => return Ok(lost(grant, reason)),
+        };
+        let outcome = self.renew_with(grant, &mut memo, &mut effort).await;
+        grant.memo = Some(Box::new(memo));
+        outcome
+    }
+
+    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+        let mut effort = self.effort(PATIENCE, grant.ttl);
+        let Ok(mut memo) = self.remembered(grant, &mut effort).await? else {
+            return Ok(Released::AlreadyLost);
+        };
+        let outcome = self.release_with(grant, &mut memo, rest, &mut effort).await;
+        grant.memo = Some(Box::new(memo));
+        outcome
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let mut attempts: Vec<Attempt> = Vec::new();
+        self.trust().await?;
+        loop {
+            let Sighting { record, version, .. } = match self.look(name, &mut effort).await? {
+                Sight { sighting: Some(sighting), .. } => sighting,
+                Sight { found: None, .. } => return Ok(Evicted::Changed),
+                Sight { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
+            };
+            if attempts.iter().any(|attempt| attempt.nonce == record.nonce) {
+                return Ok(Evicted::Evicted);
+            }
+            if record.token != token || record.state == RecordState::Free {
+                return Ok(Evicted::Changed);
+            }
+            let freed =
+                protocol::freed(&record, End::Evicted, None, self.register.store_time(), self.nonce());
+            if let Sent::Committed(_) =
+                self.send(name, Some(&version), &freed, &mut attempts, &mut effort).await?
+            {
+                return Ok(Evicted::Evicted);
+            }
+        }
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
+        let quiet = sight.quiet(sight.at);
+        let state = protocol::state(sight.found.as_ref(), quiet, self.register.store_time(), self.rules);
+        let mut status = Status::new(name.clone(), state);
+        if let Some(Sighting { record, .. }) = sight.sighting {
+            status.token = Some(record.token);
+            status.history = record.history;
+        }
+        Ok(status)
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let names = self.register.list(prefix).filter_map(async |key| match key {
+            // What is no lock's key is none of ours.
+            Ok(key) => LockName::new(key.strip_suffix(SUFFIX)?).ok().map(Ok),
+            Err(error) => Some(Err(error)),
+        });
+        names.boxed()
+    }
+
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        let env = self.register.env();
+        let pace = self.register.traits().pace;
+        let mut pause = pace.first;
+        let mut lapses_within = seen.lapses_within;
+        loop {
+            // Never by write, and not later than the lease can lapse.
+            let jittered = env.random.jittered(pause, 0.25);
+            env.sleep(lapses_within.map_or(jittered, |lapse| lapse.min(jittered))).await;
+            pause = (pause * 2).min(pace.most);
+            if self.lapsed_meanwhile(name) {
+                return Ok(());
+            }
+            let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
+            let quiet = sight.quiet(sight.at);
+            match protocol::state(sight.found.as_ref(), quiet, self.register.store_time(), self.rules) {
+                crate::lease::State::Held(held) => lapses_within = held.lapses_within,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let traits = self.register.traits();
+        Capabilities::new(traits.store, traits.pace)
+    }
+
+    fn env(&self) -> &Env {
+        self.register.env()
+    }
+}
+
+impl RegisterLeases {
+    /// Whether what was seen last has lapsed by now: then no read is needed, since the write over it is conditional.
+    fn lapsed_meanwhile(&self, name: &LockName) -> bool {
+        self.known.recall(name).is_some_and(|sighting| {
+            let quiet = sighting.quiet(self.now());
+            let store = self.register.store_time();
+            protocol::availability(&sighting.record, quiet, store, self.rules) == Availability::Grantable
+        })
+    }
+}
+
+impl Sight {
+    fn quiet(&self, now: Moment) -> Duration {
+        self.sighting.as_ref().map_or(Duration::ZERO, |sighting| sighting.quiet(now))
+    }
+}
+
+/// The latest attempt was answered.
+fn known_fate(attempts: &mut [Attempt]) {
+    if let Some(attempt) = attempts.last_mut() {
+        attempt.unknown = false;
+    }
+}
+
+fn lost(grant: &Grant, reason: LossReason) -> Renewal {
+    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
+}
+
+fn key(name: &LockName) -> String {
+    format!("{name}{SUFFIX}")
+}
+
+fn at_key(mut fault: Fault, key: &str) -> Fault {
+    fault.message = format!("{}: {}", key, fault.message);
+    fault
+}
+
+fn not_ours_to_evict(name: &LockName) -> StoreError {
+    Fault::new(
+        ErrorKind::Unsupported,
+        format!("lock `{name}` is held by an object that leasehold did not write"),
+    )
+    .with_help("find out who wrote it; when it is certainly abandoned, delete it with the store's own tools")
+    .not_applied()
 }

@@ -1,1 +1,211 @@
-//! Soon.
+//! The lock record: what lies in the store. JSON, readable with the store's own tools, never deleted by a release.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ErrorKind, Fault};
+use crate::lease::{Holder, Id, Past, Token, Ttl};
+
+/// The format that this version writes, and the newest that it reads.
+pub(crate) const FORMAT: u64 = 1;
+
+/// How many grants that are over a record remembers.
+const HISTORY: usize = 8;
+
+/// A lock's record, format 1. Golden files under `tests/records` keep it readable for ever.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// The format.
+    pub(crate) leasehold: u64,
+    pub(crate) state: RecordState,
+    /// Of the current grant, or the latest one.
+    pub(crate) token: Token,
+    /// The id of the claim that was granted last; stays when the lock is free.
+    pub(crate) grant: Id,
+    /// Counts the renewals of `grant`. A lease is alive while (grant, beat) keeps changing.
+    pub(crate) beat: u64,
+    /// Fresh in every write, so that no two bodies, and no two ETags, are ever equal.
+    pub(crate) nonce: Id,
+    pub(crate) ttl_ms: u64,
+    /// How much longer contenders wait after a lapse.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) lock_delay_ms: u64,
+    pub(crate) holder: Holder,
+    /// When `grant` was granted, on the store's clock, in microseconds since the Unix epoch: an upper bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) granted_at_us: Option<u64>,
+    /// When this record was written, likewise: never earlier than the store's clock read before the write was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) renewed_at_us: Option<u64>,
+    /// When resting: for how long from `renewed_at_us`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rest_ms: Option<u64>,
+    /// The latest grants that are over, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) history: Vec<Past>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordState {
+    Held,
+    Free,
+    Resting,
+}
+
+/// What lies under a lock's key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Record(Box<Record>),
+    /// Not ours: somebody else's lock, described for people.
+    Foreign(String),
+}
+
+impl Record {
+    pub(crate) fn to_bytes(&self) -> Result<Bytes, Fault> {
+        serde_json::to_vec(self).map(Bytes::from).map_err(|error| {
+            Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
+        })
+    }
+
+    /// The ttl of the record: it rules, whatever ttl a contender has.
+    pub(crate) fn ttl(&self) -> Ttl {
+        // Checked when the record was parsed.
+        Ttl::from_millis(self.ttl_ms).unwrap_or_default()
+    }
+
+    pub(crate) fn lock_delay(&self) -> Duration {
+        Duration::from_millis(self.lock_delay_ms)
+    }
+
+    /// Puts the current grant on top of the history, and drops what is too old.
+    pub(crate) fn remember(&mut self, past: Past) {
+        self.history.insert(0, past);
+        self.history.truncate(HISTORY);
+    }
+}
+
+/// Reads what lies under a lock's key. Never guesses: what is not certainly a record of ours is foreign or an error.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
+    #[derive(Deserialize)]
+    struct Tag {
+        leasehold: u64,
+    }
+    let Ok(Tag { leasehold: format }) = serde_json::from_slice(bytes) else {
+        return Ok(Content::Foreign(describe(bytes)));
+    };
+    if format > FORMAT {
+        let message = format!(
+            "the lock record has format {format}, and this version of leasehold reads up to {FORMAT}"
+        );
+        return Err(Fault::new(ErrorKind::Unsupported, message).with_help(
+            "upgrade leasehold here; the record was written by a newer version and was left as it is",
+        ));
+    }
+    let corrupt = |why: String| {
+        Fault::new(ErrorKind::Corrupt, format!("the lock record is damaged: {why}"))
+            .with_help("look at it with the store's own tools; delete it by hand once nobody holds the lock")
+    };
+    let record: Record = serde_json::from_slice(bytes).map_err(|error| corrupt(error.to_string()))?;
+    Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
+    Ok(Content::Record(Box::new(record)))
+}
+
+/// A foreign object in a few printable words.
+fn describe(bytes: &[u8]) -> String {
+    const MOST: usize = 32;
+    let head: String = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)])
+        .chars()
+        .map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c })
+        .collect();
+    let dots = if bytes.len() > MOST { "…" } else { "" };
+    format!("an object of {} bytes that leasehold did not write: `{head}{dots}`", bytes.len())
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Every released format stays readable for ever: never change these lines, only add.
+    const GOLDEN: &[(&str, RecordState)] = &[
+        (include_str!("../../tests/records/1-held.json"), RecordState::Held),
+        (include_str!("../../tests/records/1-free.json"), RecordState::Free),
+        (include_str!("../../tests/records/1-resting.json"), RecordState::Resting),
+    ];
+
+    #[test]
+    fn golden_records_are_read_and_written_back_unchanged() {
+        for (golden, state) in GOLDEN {
+            let Content::Record(record) = parse(golden.as_bytes()).unwrap() else {
+                panic!("foreign: {golden}")
+            };
+            assert_eq!(record.state, *state);
+            assert_eq!(record.to_bytes().unwrap(), golden.trim_end());
+        }
+    }
+
+    #[test]
+    fn what_is_not_ours_is_foreign_and_described_without_control_characters() {
+        for foreign in [
+            "",
+            "\n",
+            "1",
+            "{}",
+            "[]",
+            "null",
+            "{\"ID\":\"terraform\"}",
+            "\u{1b}[2J",
+            "{\"leasehold\":\"1\"}",
+        ] {
+            let Content::Foreign(described) = parse(foreign.as_bytes()).unwrap() else {
+                panic!("{foreign:?}")
+            };
+            assert!(!described.contains('\u{1b}') && !described.contains('\n'), "{described:?}");
+        }
+        assert!(matches!(parse(&[0xff; 100_000]), Ok(Content::Foreign(text)) if text.len() < 300));
+        // A record of ours that was cut short is no JSON any more: an unknown holder, never a grant.
+        assert!(matches!(parse(&GOLDEN[0].0.as_bytes()[..60]), Ok(Content::Foreign(_))));
+    }
+
+    #[test]
+    fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
+        let newer = GOLDEN[0].0.replacen("\"leasehold\":1", "\"leasehold\":2", 1);
+        let fault = parse(newer.as_bytes()).unwrap_err();
+        assert_eq!(fault.kind, ErrorKind::Unsupported);
+        assert!(fault.help.unwrap().contains("upgrade"));
+        for (from, to) in [
+            ("\"token\":1763654400000041", "\"token\":9007199254740992"),
+            ("\"token\":1763654400000041", "\"token\":-1"),
+            ("\"ttl_ms\":30000", "\"ttl_ms\":0"),
+            ("\"state\":\"held\"", "\"state\":\"mine\""),
+            ("\"grant\":\"", "\"grant\":\"x"),
+        ] {
+            let damaged = GOLDEN[0].0.replacen(from, to, 1);
+            assert_ne!(damaged, GOLDEN[0].0, "{from}");
+            assert_eq!(parse(damaged.as_bytes()).unwrap_err().kind, ErrorKind::Corrupt, "{to}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn no_damage_to_a_record_makes_the_parser_panic(at in 0usize..500, byte in any::<u8>()) {
+            let mut bytes = GOLDEN[0].0.as_bytes().to_vec();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,16 +1,113 @@
-//! Soon.
+//! The memory of this process: the reference register, for tests and for trying things out.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use crate::error::Error;
-use crate::lease::{LeaseStore, StoreOptions};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+
+use crate::clock::{Moment, StoreTime, micros};
+use crate::env::Env;
+use crate::error::{Error, StoreError};
+use crate::lease::{LeaseStore, Pace, StoreOptions};
+use crate::register::{Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write};
 use crate::url::StoreUrl;
 
-/// Opens it.
+/// Opens `mem:`: a new, empty store that ends with the last handle to it.
 ///
 /// # Errors
-/// Always, for now.
-pub fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let _ = options;
-    Err(Error::unsupported(format!("{url}: not yet")))
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the URL says anything more than `mem:` and common options.
+pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    if url.authority().is_some() || !url.path().is_empty() {
+        return Err(Error::invalid(format!("`{url}` names something, and memory has no names"))
+            .with_help("write `mem:`; to share locks between processes use sqlite:PATH"));
+    }
+    url.take_common(&mut options)?;
+    url.finish()?;
+    let register = MemoryRegister::new(options.env.clone());
+    Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
+}
+
+/// A register in a map. Its clock is the environment's, read exactly.
+#[derive(Debug)]
+pub struct MemoryRegister {
+    env: Env,
+    opened: Moment,
+    contents: Mutex<Contents>,
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    cells: BTreeMap<String, Cell>,
+    /// Never repeated, also across deletions.
+    writes: u64,
+}
+
+impl MemoryRegister {
+    /// An empty one.
+    pub fn new(env: Env) -> Self {
+        Self { opened: env.now(), env, contents: Mutex::default() }
+    }
+
+    fn with<T>(&self, body: impl FnOnce(&mut Contents) -> T) -> T {
+        body(&mut self.contents.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[async_trait]
+impl Register for MemoryRegister {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        Ok(self.with(|contents| contents.cells.get(key).cloned()))
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        Ok(self.with(|contents| {
+            let found = contents.cells.get(key).map(|cell| &cell.version);
+            let as_expected = match expect {
+                Expect::Absent => found.is_none(),
+                Expect::Version(version) => found == Some(version),
+            };
+            if !as_expected {
+                return Write::Conflict;
+            }
+            contents.writes += 1;
+            let version = Version::new(contents.writes.to_string());
+            contents.cells.insert(key.to_owned(), Cell { value, version: version.clone() });
+            Write::Committed(version)
+        }))
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        Ok(self.with(|contents| match contents.cells.get(key) {
+            Some(cell) if cell.version == *version => {
+                contents.cells.remove(key);
+                Deleted::Deleted
+            }
+            _ => Deleted::Conflict,
+        }))
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        let keys: Vec<_> = self.with(|contents| {
+            let from = contents.cells.range(prefix.to_owned()..);
+            from.map(|(key, _)| key).take_while(|key| key.starts_with(prefix)).cloned().map(Ok).collect()
+        });
+        stream::iter(keys).boxed()
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        let open_for = self.env.now().since_boot().saturating_sub(self.opened.since_boot());
+        Some(StoreTime::exactly(self.opened.wall_us() + micros(open_for)))
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        let pace = Pace { first: Duration::from_millis(1), most: Duration::from_millis(20) };
+        RegisterTraits { store: "memory", trusted: true, pace }
+    }
 }

@@ -1,0 +1,478 @@
+//! A register whose network is the test's: [`FaultyRegister`].
+//!
+//! ```
+//! # use leasehold_testkit::fault::{FaultyRegister, Outcome};
+//! # use leasehold::Register;
+//! # use std::sync::Arc;
+//! # async fn example(inner: Arc<dyn Register>) {
+//! let faulty = FaultyRegister::new(inner);
+//! faulty.next_write(Outcome::AppliedLost); // the write lands, its answer does not
+//! faulty.next_read(Outcome::Stalled); //      the next read hangs, until
+//! // ... the code under test runs in a task ...
+//! faulty.sent(2).await; //                    (two requests were sent)
+//! faulty.deliver().await; //                  the test lets it through
+//! assert_eq!(faulty.counts().writes, 1);
+//! # }
+//! ```
+
+mod chaos;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use leasehold::ErrorKind;
+use leasehold::clock::{Moment, StoreTime};
+use leasehold::env::Env;
+use leasehold::error::{Fault, StoreError};
+use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use tokio::sync::{oneshot, watch};
+
+pub use self::chaos::Chaos;
+
+/// What becomes of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Applied and answered.
+    Fine,
+    /// Applied; the answer is lost ([`StoreError::MaybeApplied`]).
+    AppliedLost,
+    /// Never applied, and nobody can tell ([`StoreError::MaybeApplied`]).
+    Dropped,
+    /// Reported as [`StoreError::MaybeApplied`] at once, applied when the test calls [`FaultyRegister::deliver`].
+    HeldBack,
+    /// Neither applied nor answered until [`FaultyRegister::deliver`]; the caller waits, or gives up.
+    Stalled,
+    /// Applied at once, answered at [`FaultyRegister::deliver`]: a slow answer, which the caller may outlive.
+    AnswerStalled,
+    /// Applied twice, one right after the other; the first answer is reported.
+    Twice,
+    /// Applied twice; the second answer is reported, as by a client that retries by itself.
+    TwiceSecondAnswer,
+    /// Refused for now, certainly without effect: a 409 or 503 ([`StoreError::NotApplied`], worth another try).
+    NotApplied,
+    /// Refused for now with the wish to be left alone for so long.
+    Throttled(Duration),
+    /// Refused for good: [`ErrorKind::Denied`], certainly without effect.
+    Denied,
+    /// Applied after so long on the register's clock, then answered. Arrives also when the caller gave up.
+    Delayed(Duration),
+    /// Applied at once, answered after so long on the register's clock.
+    AnswerDelayed(Duration),
+}
+
+/// The kinds of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// [`Register::read`].
+    Read,
+    /// [`Register::write`].
+    Write,
+    /// [`Register::delete`].
+    Delete,
+    /// [`Register::list`], once for each listing.
+    List,
+}
+
+/// How many requests of each kind were sent, whatever became of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Reads.
+    pub reads: usize,
+    /// Conditional writes.
+    pub writes: usize,
+    /// Conditional deletes.
+    pub deletes: usize,
+    /// Listings.
+    pub lists: usize,
+}
+
+impl Counts {
+    /// All of them.
+    pub fn total(&self) -> usize {
+        self.reads + self.writes + self.deletes + self.lists
+    }
+}
+
+/// A request as it was sent.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its key, or the prefix of a listing.
+    pub key: String,
+    /// What a write wanted to write.
+    pub value: Option<Bytes>,
+    /// When it was sent, on the register's clock.
+    pub at: Moment,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// A [`Register`] that loses, delays, doubles and holds back requests and answers.
+///
+/// What becomes of a request is the next scripted outcome for its kind, else the standing outcome of its kind
+/// ([`every`](Self::every)), else what [`Chaos`] draws, else [`Outcome::Fine`]. A request that is delayed or stalled is in
+/// the network: it arrives whether or not its caller still waits.
+///
+/// Clones share one network. To give each of several clients a network of its own, wrap the inner register once for each.
+#[derive(Clone, Debug)]
+pub struct FaultyRegister {
+    inner: Arc<dyn Register>,
+    shared: Arc<Mutex<Script>>,
+    counts: Arc<watch::Sender<Counts>>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    next: [VecDeque<Outcome>; 4],
+    every: [Option<Outcome>; 4],
+    chaos: Option<Chaos>,
+    held: VecDeque<InNetwork>,
+    log: Vec<Sent>,
+}
+
+impl FaultyRegister {
+    /// `inner` behind a network that does no harm yet.
+    pub fn new(inner: Arc<dyn Register>) -> Self {
+        Self { inner, shared: Arc::default(), counts: Arc::new(watch::Sender::new(Counts::default())) }
+    }
+
+    /// What becomes of the next request of `kind` that has no outcome scripted yet. Calls queue up.
+    pub fn next(&self, kind: Kind, outcome: Outcome) {
+        self.script().next[kind as usize].push_back(outcome);
+    }
+
+    /// What becomes of the next read.
+    pub fn next_read(&self, outcome: Outcome) {
+        self.next(Kind::Read, outcome);
+    }
+
+    /// What becomes of the next write.
+    pub fn next_write(&self, outcome: Outcome) {
+        self.next(Kind::Write, outcome);
+    }
+
+    /// What becomes of the next delete.
+    pub fn next_delete(&self, outcome: Outcome) {
+        self.next(Kind::Delete, outcome);
+    }
+
+    /// What becomes of every request of `kind` that has no scripted outcome, from now on.
+    pub fn every(&self, kind: Kind, outcome: Outcome) {
+        self.script().every[kind as usize] = Some(outcome);
+    }
+
+    /// From now on every request is lost on its way, as with a cable pulled.
+    pub fn disconnect(&self) {
+        self.script().every = [const { Some(Outcome::Dropped) }; 4];
+    }
+
+    /// From now on no request is answered and none arrives, until [`deliver`](Self::deliver): a network that hangs.
+    pub fn stall(&self) {
+        self.script().every = [const { Some(Outcome::Stalled) }; 4];
+    }
+
+    /// Ends every standing outcome, and chaos. What is in the network stays there.
+    pub fn heal(&self) {
+        let mut script = self.script();
+        script.every = Default::default();
+        script.chaos = None;
+    }
+
+    /// From now on, requests without another outcome get one drawn at random.
+    pub fn chaos(&self, chaos: Chaos) {
+        self.script().chaos = Some(chaos);
+    }
+
+    /// Lets the oldest request or answer that is held in the network through, and completes when it has arrived. For a
+    /// write the store's answer is returned, also when nobody waits for it any more; `None` when nothing was held, or
+    /// when it was not a write or the store failed.
+    pub async fn deliver(&self) -> Option<Write> {
+        let held = self.script().held.pop_front()?;
+        held.arrive(&*self.inner).await
+    }
+
+    /// Lets everything through that is held in the network, oldest first.
+    pub async fn deliver_all(&self) {
+        while self.held() > 0 {
+            self.deliver().await;
+        }
+    }
+
+    /// Throws away the oldest request or answer that is held in the network; its caller, if any, sees it lost.
+    pub fn discard(&self) {
+        self.script().held.pop_front();
+    }
+
+    /// How many requests and answers are held in the network.
+    pub fn held(&self) -> usize {
+        self.script().held.len()
+    }
+
+    /// How many requests were sent since the start or the last [`reset_counts`](Self::reset_counts).
+    pub fn counts(&self) -> Counts {
+        *self.counts.borrow()
+    }
+
+    /// Starts counting and logging anew.
+    pub fn reset_counts(&self) {
+        self.script().log.clear();
+        self.counts.send_replace(Counts::default());
+    }
+
+    /// The requests sent since the start or the last [`reset_counts`](Self::reset_counts), in order.
+    pub fn log(&self) -> Vec<Sent> {
+        self.script().log.clone()
+    }
+
+    /// Completes when `total` requests were sent. Cancel safe.
+    pub async fn sent(&self, total: usize) {
+        self.until(|counts| counts.total() >= total).await;
+    }
+
+    /// Completes when the counts satisfy `reached`. Cancel safe.
+    pub async fn until(&self, mut reached: impl FnMut(&Counts) -> bool) {
+        // The sender lives as long as `self`, so this cannot fail.
+        let _ = self.counts.subscribe().wait_for(|counts| reached(counts)).await;
+    }
+
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts and logs a request and says what becomes of it.
+    fn outcome(&self, kind: Kind, key: &str, value: Option<&Bytes>) -> Outcome {
+        let at = self.inner.env().now();
+        let mut script = self.script();
+        let outcome = script.next[kind as usize]
+            .pop_front()
+            .or_else(|| script.every[kind as usize].clone())
+            .or_else(|| script.chaos.as_mut().map(Chaos::draw))
+            .unwrap_or(Outcome::Fine);
+        script.log.push(Sent { kind, key: key.into(), value: value.cloned(), at, outcome: outcome.clone() });
+        outcome
+    }
+
+    /// Tells those who wait for a count; after the request took its place in the network, so that they find it there.
+    fn count(&self, kind: Kind) {
+        self.counts.send_modify(|counts| match kind {
+            Kind::Read => counts.reads += 1,
+            Kind::Write => counts.writes += 1,
+            Kind::Delete => counts.deletes += 1,
+            Kind::List => counts.lists += 1,
+        });
+    }
+
+    async fn send(&self, request: Request) -> Reply {
+        let kind = request.kind();
+        let outcome = self.outcome(kind, request.key(), request.value());
+        let (answer_to, answer) = oneshot::channel();
+        let parked = match outcome {
+            Outcome::HeldBack => Some(InNetwork::Request(request.clone(), None)),
+            Outcome::Stalled => Some(InNetwork::Request(request.clone(), Some(answer_to))),
+            Outcome::AnswerStalled => {
+                Some(InNetwork::Answer(request.apply(&*self.inner).await, Some(answer_to)))
+            }
+            _ => None,
+        };
+        self.script().held.extend(parked);
+        self.count(kind);
+        match outcome {
+            Outcome::Fine => request.apply(&*self.inner).await,
+            Outcome::AppliedLost => {
+                let _ = request.apply(&*self.inner).await;
+                Err(lost("the answer was lost"))
+            }
+            Outcome::Dropped => Err(lost("the request was lost")),
+            Outcome::HeldBack => Err(lost("the request is under way")),
+            Outcome::Stalled | Outcome::AnswerStalled => {
+                answer.await.unwrap_or_else(|_| Err(lost("the connection broke")))
+            }
+            Outcome::Twice => {
+                let first = request.apply(&*self.inner).await;
+                let _ = request.apply(&*self.inner).await;
+                first
+            }
+            Outcome::TwiceSecondAnswer => {
+                let _ = request.apply(&*self.inner).await;
+                request.apply(&*self.inner).await
+            }
+            Outcome::Delayed(delay) => self.delayed(request, delay).await,
+            Outcome::AnswerDelayed(delay) => {
+                let reply = request.apply(&*self.inner).await;
+                self.inner.env().sleep(delay).await;
+                reply
+            }
+            Outcome::NotApplied | Outcome::Throttled(_) | Outcome::Denied => Err(refusal(&outcome)),
+        }
+    }
+
+    /// A task of its own carries the request, because a request arrives also when its caller has given up.
+    async fn delayed(&self, request: Request, delay: Duration) -> Reply {
+        let inner = self.inner.clone();
+        let carrier = tokio::spawn(async move {
+            inner.env().sleep(delay).await;
+            request.apply(&*inner).await
+        });
+        carrier.await.unwrap_or_else(|_| Err(lost("the connection broke")))
+    }
+}
+
+fn lost(how: &str) -> StoreError {
+    Fault::unavailable(format!("injected: {how}")).maybe_applied()
+}
+
+/// The error of an outcome that is refused without effect.
+fn refusal(outcome: &Outcome) -> StoreError {
+    match outcome {
+        Outcome::Denied => Fault::new(ErrorKind::Denied, "injected: access denied")
+            .with_help("this is a test: no permission will help"),
+        Outcome::Throttled(wait) => Fault::unavailable("injected: slow down").with_retry_after(*wait),
+        _ => Fault::unavailable("injected: refused for now"),
+    }
+    .not_applied()
+}
+
+#[async_trait]
+impl Register for FaultyRegister {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        match self.send(Request::Read(key.into())).await? {
+            Answer::Cell(cell) => Ok(cell),
+            other => unreachable!("{other:?} answers no read"),
+        }
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        let expect = match expect {
+            Expect::Absent => None,
+            Expect::Version(version) => Some(version.clone()),
+        };
+        match self.send(Request::Write(key.into(), expect, value)).await? {
+            Answer::Write(write) => Ok(write),
+            other => unreachable!("{other:?} answers no write"),
+        }
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        match self.send(Request::Delete(key.into(), version.clone())).await? {
+            Answer::Deleted(deleted) => Ok(deleted),
+            other => unreachable!("{other:?} answers no delete"),
+        }
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        let outcome = self.outcome(Kind::List, prefix, None);
+        self.count(Kind::List);
+        match outcome {
+            Outcome::NotApplied | Outcome::Throttled(_) | Outcome::Denied => {
+                stream::iter([Err(refusal(&outcome))]).boxed()
+            }
+            Outcome::AppliedLost | Outcome::Dropped | Outcome::HeldBack => {
+                stream::iter([Err(lost("the listing was lost"))]).boxed()
+            }
+            Outcome::Stalled | Outcome::AnswerStalled => stream::pending().boxed(),
+            Outcome::Delayed(delay) | Outcome::AnswerDelayed(delay) => {
+                let keys = self.inner.list(prefix);
+                let wait = self.inner.env().sleep(delay);
+                stream::once(wait).filter_map(async |()| None).chain(keys).boxed()
+            }
+            Outcome::Fine | Outcome::Twice | Outcome::TwiceSecondAnswer => self.inner.list(prefix),
+        }
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.inner.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.inner.env()
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        self.inner.traits()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Request {
+    Read(String),
+    Write(String, Option<Version>, Bytes),
+    Delete(String, Version),
+}
+
+#[derive(Debug)]
+enum Answer {
+    Cell(Option<Cell>),
+    Write(Write),
+    Deleted(Deleted),
+}
+
+type Reply = Result<Answer, StoreError>;
+
+impl Request {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Read(..) => Kind::Read,
+            Self::Write(..) => Kind::Write,
+            Self::Delete(..) => Kind::Delete,
+        }
+    }
+
+    fn key(&self) -> &str {
+        match self {
+            Self::Read(key) | Self::Write(key, ..) | Self::Delete(key, _) => key,
+        }
+    }
+
+    fn value(&self) -> Option<&Bytes> {
+        match self {
+            Self::Write(_, _, value) => Some(value),
+            Self::Read(_) | Self::Delete(..) => None,
+        }
+    }
+
+    async fn apply(&self, register: &dyn Register) -> Reply {
+        match self {
+            Self::Read(key) => register.read(key).await.map(Answer::Cell),
+            Self::Write(key, expect, value) => {
+                let expect = expect.as_ref().map_or(Expect::Absent, Expect::Version);
+                register.write(key, expect, value.clone()).await.map(Answer::Write)
+            }
+            Self::Delete(key, version) => register.delete(key, version).await.map(Answer::Deleted),
+        }
+    }
+}
+
+/// What is held in the network, with the one who waits for the answer, if it still matters to anybody.
+#[derive(Debug)]
+enum InNetwork {
+    Request(Request, Option<oneshot::Sender<Reply>>),
+    Answer(Reply, Option<oneshot::Sender<Reply>>),
+}
+
+impl InNetwork {
+    async fn arrive(self, register: &dyn Register) -> Option<Write> {
+        let (reply, caller) = match self {
+            Self::Request(request, caller) => (request.apply(register).await, caller),
+            Self::Answer(reply, caller) => (reply, caller),
+        };
+        let write = match &reply {
+            Ok(Answer::Write(write)) => Some(write.clone()),
+            _ => None,
+        };
+        if let Some(caller) = caller {
+            // The caller may have given up long ago.
+            let _ = caller.send(reply);
+        }
+        write
+    }
+}
+
+#[cfg(test)]
+mod tests;

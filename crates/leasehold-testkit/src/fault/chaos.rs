@@ -1,0 +1,85 @@
+//! Outcomes drawn at random, replayable from a seed.
+
+use std::time::Duration;
+
+use super::Outcome;
+
+/// How likely each harm is. Probabilities of the fields are tried in turn; what is left is [`Outcome::Fine`].
+///
+/// ```
+/// # use leasehold_testkit::fault::Chaos;
+/// let mut chaos = Chaos::seeded(7);
+/// (chaos.applied_lost, chaos.dropped) = (0.1, 0.1);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Chaos {
+    /// Applied, answer lost.
+    pub applied_lost: f64,
+    /// Never applied, nobody can tell.
+    pub dropped: f64,
+    /// Reported as unknown at once, and delivered when the test says ([`deliver`](super::FaultyRegister::deliver)).
+    pub held_back: f64,
+    /// Applied twice.
+    pub twice: f64,
+    /// Refused for now.
+    pub not_applied: f64,
+    /// Arrives late, by up to [`delay_most`](Self::delay_most).
+    pub delayed: f64,
+    /// Answered late, by up to [`delay_most`](Self::delay_most).
+    pub answer_delayed: f64,
+    /// The longest delay.
+    pub delay_most: Duration,
+    random: fastrand::Rng,
+}
+
+impl Chaos {
+    /// No harm at all yet; the sequence of outcomes replays for the same `seed`.
+    pub fn seeded(seed: u64) -> Self {
+        Self {
+            applied_lost: 0.0,
+            dropped: 0.0,
+            held_back: 0.0,
+            twice: 0.0,
+            not_applied: 0.0,
+            delayed: 0.0,
+            answer_delayed: 0.0,
+            delay_most: Duration::from_secs(2),
+            random: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    /// Every harm with probability `each` (at most 1/7).
+    pub fn all(seed: u64, each: f64) -> Self {
+        Self {
+            applied_lost: each,
+            dropped: each,
+            held_back: each,
+            twice: each,
+            not_applied: each,
+            delayed: each,
+            answer_delayed: each,
+            ..Self::seeded(seed)
+        }
+    }
+
+    pub(super) fn draw(&mut self) -> Outcome {
+        let mut left = self.random.f64();
+        let delay = self.delay_most.mul_f64(self.random.f64());
+        let table = [
+            (self.applied_lost, Outcome::AppliedLost),
+            (self.dropped, Outcome::Dropped),
+            (self.held_back, Outcome::HeldBack),
+            (self.twice, Outcome::Twice),
+            (self.not_applied, Outcome::NotApplied),
+            (self.delayed, Outcome::Delayed(delay)),
+            (self.answer_delayed, Outcome::AnswerDelayed(delay)),
+        ];
+        for (probability, outcome) in table {
+            if left < probability {
+                return outcome;
+            }
+            left -= probability;
+        }
+        Outcome::Fine
+    }
+}

@@ -1,0 +1,150 @@
+//! [`Guard`]: a lock that is held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::keeper::{Command, Identity, Lease, start};
+use crate::lease::{Grant, LeaseStore, Loss, LossReason, Released, Token};
+use crate::name::LockName;
+use crate::queue::Turn;
+use crate::ticket::Ticket;
+
+/// A lock that is held, and renewed in the background for as long as this value lives.
+///
+/// The guard knows of a loss before anybody else can be granted the lock, also when the network is down: ask
+/// [`check`](Self::check) before each step that must not be done twice, or await [`lost`](Self::lost). What no lock can
+/// do is stop a process that is paused between the check and the step: give the [`token`](Self::token) along with every
+/// write, and let the resource refuse lower ones.
+///
+/// Dropping a guard ends it at once and releases it in the background, without blocking; outside a runtime the lease
+/// lapses by itself. Prefer [`release`](Self::release), which says whether the lock was held until the end.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = leasehold::Locker::open("mem:").await?;
+/// let guard = locker.lock("report").acquire().await?;
+/// println!("writing with token {}", guard.token());
+/// guard.check()?; // local, no I/O
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+#[must_use = "a guard that is dropped releases its lock"]
+pub struct Guard {
+    identity: Identity,
+    lease: Arc<Lease>,
+    keeper: Option<oneshot::Sender<Command>>,
+}
+
+impl Guard {
+    /// Starts to keep `grant`.
+    pub(crate) fn new(
+        store: Arc<dyn LeaseStore>,
+        grant: Grant,
+        turn: Option<Turn>,
+        store_url: Option<String>,
+    ) -> Self {
+        let identity = Identity { name: grant.name.clone(), token: grant.token };
+        let (lease, keeper) = start(store, grant, turn, store_url);
+        Self { identity, lease, keeper: Some(keeper) }
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &LockName {
+        &self.identity.name
+    }
+
+    /// The fencing token: greater than that of every earlier grant of this lock.
+    pub fn token(&self) -> Token {
+        self.identity.token
+    }
+
+    /// How long the lock is certainly still held without another renewal; zero once it was lost. Local, no I/O.
+    pub fn remaining(&self) -> Duration {
+        self.lease.remaining()
+    }
+
+    /// Whether the lock is still held. Local, no I/O; reads the clock, so it is right also after a suspend.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`], for good.
+    pub fn check(&self) -> Result<()> {
+        self.lease.check(&self.identity).map_err(Error::lost)
+    }
+
+    /// Completes when the lock is lost, no later than its deadline. Cancel safe.
+    pub async fn lost(&self) -> Loss {
+        self.lease.lost(&self.identity).await
+    }
+
+    /// A token that is cancelled as soon as the lock is not held any more: lost, released, or handed on.
+    pub fn cancellation(&self) -> CancellationToken {
+        self.lease.over()
+    }
+
+    /// Releases the lock and says whether it was held until now.
+    ///
+    /// The guard is dead before the release is sent. Dropping the future goes on with the release in the background.
+    ///
+    /// # Errors
+    /// When the store did not answer: the release is then tried again in the background, until the lease lapses by
+    /// itself.
+    pub async fn release(mut self) -> Result<Released> {
+        // By the clock: a lease whose deadline has passed is lost, not released.
+        if self.check().is_err() {
+            return Ok(Released::AlreadyLost);
+        }
+        match self.ask(Command::Release).await {
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
+            answer => answer,
+        }
+    }
+
+    /// Stops the renewals and hands the lock on as a [`Ticket`], for another process to renew and to release.
+    ///
+    /// The lease runs on from its last renewal. Dropping the future releases the lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] when it was lost already; what the store says. The lock is then released.
+    pub async fn into_ticket(mut self) -> Result<Ticket> {
+        self.check()?;
+        self.ask(Command::HandOn).await
+    }
+
+    async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        let lost = self.lease.end();
+        if let Some(keeper) = self.keeper.take() {
+            // When the keeper is gone, so is `reply`, and the answer below says it.
+            let _ = keeper.send(command(reply));
+        }
+        match (answer.await, lost) {
+            (Ok(answer), _) => answer,
+            (Err(_), Some(loss)) => Err(Error::lost(loss)),
+            // Settled as lost in the same instant, or the runtime that it was acquired in has shut down.
+            (Err(_), None) => Err(Error::lost(self.identity.loss(LossReason::Ended))),
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Dead first; then the keeper, whose commands end here, releases.
+        self.lease.end();
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", &self.identity.name)
+            .field("token", &self.identity.token)
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}

@@ -1,0 +1,328 @@
+//! The keeper of one guard: renews the lease, and reports its loss in time whatever the renewal does.
+//!
+//! Two tasks for each guard. The *keeper* is the only one who talks to the store about the grant, so that renewal and
+//! release are never on the way at once (rule 6). The *watchdog* does nothing but wait for the deadline: a renewal that
+//! hangs cannot delay it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::{Deadline, timeout};
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::lease::{Grant, LeaseStore, Loss, LossReason, Released, Renewal, attempt_limit};
+use crate::queue::Turn;
+use crate::ticket::Ticket;
+
+/// Renewals come when this part of the ttl has passed: two more can fail before the lease is in danger.
+const RENEW_AFTER: f64 = 1.0 / 3.0;
+/// Renewals of many locks taken at once spread out.
+const RENEW_SPREAD: f64 = 0.1;
+
+/// What a guard and its tasks share: the truth about the lease, as far as this process may believe in it.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    env: Env,
+    state: Mutex<State>,
+    /// Cancelled as soon as the lease is not held any more, for whatever reason.
+    over: CancellationToken,
+}
+
+#[derive(Debug)]
+enum State {
+    Held {
+        deadline: Deadline,
+        last_error: Option<String>,
+    },
+    Lost(Loss),
+    /// Released, or handed on.
+    Ended,
+}
+
+/// What a guard asks of its keeper.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Release(oneshot::Sender<Result<Released>>),
+    HandOn(oneshot::Sender<Result<Ticket>>),
+}
+
+impl Lease {
+    fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
+        body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How long the lease is still certain; zero when it is over.
+    pub(crate) fn remaining(&self) -> Duration {
+        let now = self.env.now();
+        self.state(|state| match state {
+            State::Held { deadline, .. } => deadline.remaining(now),
+            State::Lost(_) | State::Ended => Duration::ZERO,
+        })
+    }
+
+    /// Whether the lease is still held, by the clock and not by a timer that should have fired.
+    pub(crate) fn check(&self, grant: &Identity) -> std::result::Result<(), Loss> {
+        let now = self.env.now();
+        self.state(|state| match state {
+            State::Held { deadline, .. } if !deadline.passed(now) => Ok(()),
+            State::Held { last_error, .. } => {
+                let loss = grant.loss(LossReason::Expired { last_error: last_error.take() });
+                tracing::warn!(%loss, "lock lost");
+                *state = State::Lost(loss.clone());
+                self.over.cancel();
+                Err(loss)
+            }
+            State::Lost(loss) => Err(loss.clone()),
+            State::Ended => Err(grant.loss(LossReason::Ended)),
+        })
+    }
+
+    /// Completes when the lease was lost. Never when it was released.
+    pub(crate) async fn lost(&self, grant: &Identity) -> Loss {
+        loop {
+            // Its own timer, beside the watchdog's: right also when the runtime of the tasks is gone.
+            tokio::select! {
+                () = self.over.cancelled() => {}
+                () = self.env.sleep(self.remaining()) => {}
+            }
+            match self.check(grant) {
+                Err(_) if self.state(|state| matches!(state, State::Ended)) => std::future::pending().await,
+                Err(loss) => return loss,
+                Ok(()) => {}
+            }
+        }
+    }
+
+    pub(crate) fn over(&self) -> CancellationToken {
+        self.over.clone()
+    }
+
+    /// The user's belief ends here, before anything is sent. Gives the loss, if the lease was lost before.
+    pub(crate) fn end(&self) -> Option<Loss> {
+        let lost = self.state(|state| match state {
+            State::Lost(loss) => Some(loss.clone()),
+            State::Held { .. } | State::Ended => {
+                *state = State::Ended;
+                None
+            }
+        });
+        self.over.cancel();
+        lost
+    }
+
+    fn lose(&self, loss: Loss) {
+        self.state(|state| {
+            if let State::Held { .. } = state {
+                tracing::warn!(%loss, "lock lost");
+                *state = State::Lost(loss);
+            }
+        });
+        self.over.cancel();
+    }
+
+    /// Lost is final: a renewal that is answered after that changes nothing (rule 9).
+    fn prolong(&self, prolonged: Deadline) {
+        let now = self.env.now();
+        self.state(|state| match state {
+            State::Held { deadline, last_error } if !deadline.passed(now) => {
+                *deadline = prolonged;
+                *last_error = None;
+            }
+            _ => {}
+        });
+    }
+
+    fn note(&self, error: &impl ToString) {
+        self.state(|state| {
+            if let State::Held { last_error, .. } = state {
+                *last_error = Some(error.to_string());
+            }
+        });
+    }
+}
+
+/// What a grant is called, for losses.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) name: crate::LockName,
+    pub(crate) token: crate::Token,
+}
+
+impl Identity {
+    pub(crate) fn loss(&self, reason: LossReason) -> Loss {
+        Loss::new(self.name.clone(), self.token, reason)
+    }
+}
+
+/// Starts the tasks that keep `grant`. Must be called inside a tokio runtime.
+///
+/// When the returned sender is dropped, the grant is released in the background. `turn` is given up once the grant is
+/// settled.
+pub(crate) fn start(
+    store: Arc<dyn LeaseStore>,
+    grant: Grant,
+    turn: Option<Turn>,
+    store_url: Option<String>,
+) -> (Arc<Lease>, oneshot::Sender<Command>) {
+    let (sender, commands) = oneshot::channel();
+    let lease = Arc::new(Lease {
+        env: store.env().clone(),
+        state: Mutex::new(State::Held { deadline: grant.deadline, last_error: None }),
+        over: CancellationToken::new(),
+    });
+    let identity = Identity { name: grant.name.clone(), token: grant.token };
+    tracing::debug!(lock = %grant.name, token = %grant.token, "lock acquired");
+    tokio::spawn(watch(lease.clone(), identity.clone()));
+    let keeper = Keeper { store, grant, lease: lease.clone(), identity, store_url };
+    tokio::spawn(async move {
+        keeper.keep(commands).await;
+        drop(turn);
+    });
+    (lease, sender)
+}
+
+/// The watchdog.
+async fn watch(lease: Arc<Lease>, identity: Identity) {
+    while lease.check(&identity).is_ok() {
+        tokio::select! {
+            () = lease.over.cancelled() => return,
+            () = lease.env.sleep(lease.remaining()) => {}
+        }
+    }
+}
+
+struct Keeper {
+    store: Arc<dyn LeaseStore>,
+    grant: Grant,
+    lease: Arc<Lease>,
+    identity: Identity,
+    store_url: Option<String>,
+}
+
+/// Why the renewals ended.
+enum Over {
+    /// The guard asked for something, or was dropped.
+    Asked(Option<Command>),
+    /// The deadline passed.
+    Expired,
+    /// The store says that it is ours no more.
+    Gone,
+}
+
+impl Keeper {
+    async fn keep(mut self, mut commands: oneshot::Receiver<Command>) {
+        match self.renew_until_over(&mut commands).await {
+            Over::Gone => {}
+            // A renewal may have landed without our hearing of it: the next holder need not wait for that to lapse.
+            Over::Expired => {
+                if let Err(error) = self.store.release(&mut self.grant, None).await {
+                    tracing::debug!(lock = %self.grant.name, %error, "a lost lock was not released");
+                }
+            }
+            Over::Asked(Some(Command::Release(reply))) => self.release(Some(reply)).await,
+            Over::Asked(Some(Command::HandOn(reply))) => self.hand_on(reply).await,
+            Over::Asked(None) => self.release(None).await,
+        }
+    }
+
+    async fn renew_until_over(&mut self, commands: &mut oneshot::Receiver<Command>) -> Over {
+        let ttl = self.grant.ttl;
+        let env = self.lease.env.clone();
+        let regular = env.random.jittered(ttl.get().mul_f64(RENEW_AFTER), RENEW_SPREAD);
+        let mut pause = regular;
+        loop {
+            tokio::select! {
+                biased;
+                command = &mut *commands => return Over::Asked(command.ok()),
+                () = self.lease.over.cancelled() => return self.cancelled(commands).await,
+                () = env.sleep(pause) => {}
+            }
+            let (renewal, asked) = {
+                let renewal = self.store.renew(&mut self.grant);
+                tokio::pin!(renewal);
+                tokio::select! {
+                    biased;
+                    renewal = &mut renewal => (Some(renewal), None),
+                    // Settled before anything else is sent, but a store that hangs cannot hold up a release for long:
+                    // what is still on the way fails its condition once the release is there.
+                    command = &mut *commands => {
+                        (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
+                    }
+                }
+            };
+            pause = match renewal {
+                Some(Ok(Renewal::Renewed)) => {
+                    tracing::trace!(lock = %self.grant.name, "lease renewed");
+                    self.lease.prolong(self.grant.deadline);
+                    regular
+                }
+                Some(Ok(Renewal::Lost(loss))) => {
+                    let expired = matches!(loss.reason, LossReason::Expired { .. });
+                    // Of a deadline that passed, the lease knows more: the last error.
+                    if !expired || self.lease.check(&self.identity).is_ok() {
+                        self.lease.lose(loss);
+                    }
+                    // A command that came meanwhile is dropped here, and its guard hears of the loss by that.
+                    return if expired { Over::Expired } else { Over::Gone };
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(lock = %self.grant.name, %error, "the lease was not renewed");
+                    self.lease.note(&error);
+                    // Ever more often towards the deadline, but never in a storm.
+                    (self.lease.remaining() / 4).clamp(Duration::from_millis(50), ttl.get() / 10)
+                }
+                None => Duration::ZERO,
+            };
+            if let Some(command) = asked {
+                return Over::Asked(command);
+            }
+        }
+    }
+
+    /// The lease is over: because its guard ended it (the command is on its way), or because its time was up.
+    async fn cancelled(&self, commands: &mut oneshot::Receiver<Command>) -> Over {
+        if self.lease.state(|state| matches!(state, State::Lost(_))) {
+            return Over::Expired;
+        }
+        Over::Asked(commands.await.ok())
+    }
+
+    async fn release(&mut self, mut reply: Option<oneshot::Sender<Result<Released>>>) {
+        let env = self.lease.env.clone();
+        loop {
+            match self.store.release(&mut self.grant, None).await {
+                Ok(released) => {
+                    tracing::debug!(lock = %self.grant.name, token = %self.grant.token, ?released, "lock released");
+                    if let Some(reply) = reply {
+                        let _ = reply.send(Ok(released));
+                    }
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(lock = %self.grant.name, %error, "the lock was not released");
+                    if let Some(reply) = reply.take() {
+                        let _ = reply.send(Err(Error::from(error).with_help("the lease ends by itself")));
+                    }
+                }
+            }
+            // In the background, until the lease has lapsed anyway.
+            if self.grant.deadline.passed(env.now()) {
+                return;
+            }
+            env.sleep(env.random.jittered(Duration::from_secs(1), 0.5)).await;
+        }
+    }
+
+    async fn hand_on(&mut self, reply: oneshot::Sender<Result<Ticket>>) {
+        let handed = self.store.detach(&mut self.grant).await;
+        let failed = handed.is_err();
+        let ticket = handed.map(|()| Ticket::new(&self.grant, self.store_url.clone())).map_err(Error::from);
+        // Nobody to take it, or it would die with this process: free for others at once.
+        if reply.send(ticket).is_err() || failed {
+            self.release(None).await;
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! [`Lock`]: a named lock, and how to acquire it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::clock::timeout;
+use crate::error::{Error, ErrorKind, Result, StoreError};
+use crate::guard::Guard;
+use crate::lease::{Claim, Grant, Held, Holder, LeaseStore, Ttl, Verdict, deadline};
+use crate::locker::Locker;
+use crate::name::{LockName, is_unprintable};
+use crate::queue::{Queue, Turn};
+
+/// The longest name and note of a holder that are written into a record, in characters.
+const MAX_TEXT: usize = 200;
+
+/// A named lock: a handle that is cheap to clone, and the settings to acquire it with.
+///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = leasehold::Locker::open("mem:").await?;
+/// let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(30)).note("make deploy");
+/// let guard = lock.acquire().await?;
+/// assert!(lock.try_acquire().await.is_err());
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Lock {
+    locker: Locker,
+    name: String,
+    ttl: Duration,
+    lock_delay: Duration,
+    patience: Duration,
+    holder: Holder,
+    on_wait: Option<Arc<OnWait>>,
+}
+
+type OnWait = dyn Fn(&Held) + Send + Sync;
+
+/// Whether an acquisition waits for the one who has the lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    No,
+    Yes,
+}
+
+impl Lock {
+    pub(crate) fn new(locker: Locker, name: String) -> Self {
+        Self {
+            locker,
+            name,
+            ttl: Ttl::DEFAULT.get(),
+            lock_delay: Duration::ZERO,
+            patience: Claim::DEFAULT_PATIENCE,
+            holder: Holder::this_process(),
+            on_wait: None,
+        }
+    }
+
+    /// The lease's time to live: how long others wait after this process died. 500 ms to 24 h, 30 s unless set.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// What this acquisition is for: shown to those who wait. At most 200 characters are kept.
+    #[must_use]
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.holder.note = Some(kept(&note.into()));
+        self
+    }
+
+    /// The holder's name that others are shown, in place of the user's.
+    #[must_use]
+    pub fn owner(mut self, name: impl Into<String>) -> Self {
+        self.holder.name = kept(&name.into());
+        self
+    }
+
+    /// How much longer others wait after this lease lapses (never after a release), up to 24 h: for resources that check
+    /// no fencing token and may still get a late write.
+    #[must_use]
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.lock_delay = delay;
+        self
+    }
+
+    /// How long to put up with a store that does not answer, 15 s unless set.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Calls `tell` whenever an acquisition that waits learns who has the lock: for progress displays and logs.
+    #[must_use]
+    pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+        self.on_wait = Some(Arc::new(tell));
+        self
+    }
+
+    /// Acquires the lock, waiting for as long as it takes.
+    ///
+    /// Tasks of one process that wait for one lock are served in the order of their arrival, and are one contender at
+    /// the store.
+    ///
+    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background, or
+    /// lapses.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for a bad name or ttl; what the store says.
+    pub async fn acquire(&self) -> Result<Guard> {
+        let claim = self.claim()?;
+        let turn = self.queue(&claim.name).turn(|held| self.tell(held)).await;
+        self.contend(claim, turn, Wait::Yes).await
+    }
+
+    /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
+    ///
+    /// Cancel safe, as [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Held`], with [who has it](Error::holder); [`ErrorKind::Invalid`] for a bad name or ttl; what the store
+    /// says.
+    pub async fn try_acquire(&self) -> Result<Guard> {
+        let claim = self.claim()?;
+        let queue = self.queue(&claim.name);
+        match queue.try_turn() {
+            Some(turn) => self.contend(claim, turn, Wait::No).await,
+            // A task of this process has it, or is before us.
+            None => {
+                let held =
+                    queue.seen().unwrap_or_else(|| Held { holder: Some(claim.holder), ..Held::default() });
+                Err(held_error(&claim.name, held))
+            }
+        }
+    }
+
+    /// Acquires the lock, waiting for at most `limit`.
+    ///
+    /// Cancel safe, as [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder) as far as known; otherwise as
+    /// [`acquire`](Self::acquire).
+    pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
+        let clock = &self.locker.store().env().clock;
+        match timeout(&**clock, limit, self.acquire()).await {
+            Some(outcome) => outcome,
+            None => {
+                let name = self.checked_name()?;
+                let held = self.queue(&name).seen().unwrap_or_default();
+                Err(held_error(&name, held))
+            }
+        }
+    }
+
+    /// Runs `body` while holding the lock, and releases it afterwards. The body is dropped the moment the lease is lost.
+    ///
+    /// Cancel safe: dropping the future drops the body and releases the lock in the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] when the lock was lost before the body was done; otherwise as [`acquire`](Self::acquire).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locker = leasehold::Locker::open("mem:").await?;
+    /// let sum = locker.lock("report").with(async |guard| { guard.token(); 40 + 2 }).await?;
+    /// assert_eq!(sum, 42);
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn with<T>(&self, body: impl AsyncFnOnce(&Guard) -> T) -> Result<T> {
+        let guard = self.acquire().await?;
+        let output = tokio::select! {
+            biased;
+            loss = guard.lost() => return Err(Error::lost(loss)),
+            output = body(&guard) => output,
+        };
+        // Work done after the deadline must not look protected.
+        guard.check()?;
+        if let Err(error) = guard.release().await {
+            tracing::warn!(lock = %self.name, %error, "the lock was not released");
+        }
+        Ok(output)
+    }
+
+    fn checked_name(&self) -> Result<LockName> {
+        LockName::new(&self.name)
+    }
+
+    fn claim(&self) -> Result<Claim> {
+        if self.lock_delay > Ttl::MAX {
+            return Err(Error::invalid(format!("a lock delay of {:?} is longer than 24h", self.lock_delay)));
+        }
+        let ttl = Ttl::new(self.ttl)?;
+        let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
+        claim.lock_delay = self.lock_delay;
+        claim.patience = self.patience;
+        Ok(claim)
+    }
+
+    fn queue(&self, name: &LockName) -> Arc<Queue> {
+        self.locker.queues().of(name)
+    }
+
+    fn tell(&self, held: &Held) {
+        if let Some(on_wait) = &self.on_wait {
+            on_wait(held);
+        }
+    }
+
+    /// Contends in a task of its own, so that dropping this future drops no request to the store.
+    async fn contend(&self, claim: Claim, turn: Turn, wait: Wait) -> Result<Guard> {
+        let (reply, answer) = oneshot::channel();
+        let lock = self.clone();
+        tokio::spawn(async move { lock.contend_for(reply, claim, turn, wait).await });
+        match answer.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("lock `{}`: the runtime has shut down", self.name),
+            )),
+        }
+    }
+
+    async fn contend_for(
+        &self,
+        mut reply: oneshot::Sender<Result<Guard>>,
+        mut claim: Claim,
+        turn: Turn,
+        wait: Wait,
+    ) {
+        let store = self.locker.store().clone();
+        let outcome = loop {
+            match store.try_acquire(&claim).await {
+                Ok(Verdict::Granted(grant)) => {
+                    turn.tell(Held {
+                        holder: Some(claim.holder.clone()),
+                        token: Some(grant.token),
+                        lapses_within: Some(claim.ttl.get()),
+                        ..Held::default()
+                    });
+                    // When nobody takes the guard any more, it is dropped here, and releases.
+                    let guard = Guard::new(store, grant, Some(turn), self.locker.url().map(str::to_owned));
+                    let _ = reply.send(Ok(guard));
+                    return;
+                }
+                Ok(Verdict::Held(held)) if wait == Wait::No => break Err(held_error(&claim.name, held)),
+                Ok(Verdict::Lost(loss)) if wait == Wait::No => break Err(Error::lost(loss)),
+                // A grant that was lost before anybody could believe in it. The next one is another acquisition.
+                Ok(Verdict::Lost(loss)) => {
+                    tracing::warn!(%loss, "lost before it was known to be acquired");
+                    match self.claim() {
+                        Ok(fresh) => claim = fresh,
+                        Err(error) => break Err(error),
+                    }
+                }
+                Ok(Verdict::Held(held)) => {
+                    turn.tell(held.clone());
+                    self.tell(&held);
+                    tokio::select! {
+                        biased;
+                        () = reply.closed() => return,
+                        changed = store.changed(&claim.name, &held) => {
+                            if let Err(error) = changed {
+                                break Err(error.into());
+                            }
+                        }
+                    }
+                }
+                Err(error) => {
+                    if let StoreError::MaybeApplied(_) = error {
+                        withdraw(store, claim, turn);
+                    }
+                    break Err(Error::from(error));
+                }
+            }
+            if reply.is_closed() {
+                return;
+            }
+        };
+        let _ = reply.send(outcome);
+    }
+}
+
+/// A request may still be granted that nobody waits for any more: in the background, makes the lock free again as soon
+/// as the store answers. The turn is given up at once: what lands later is told from others by its id.
+fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
+    drop(turn);
+    tokio::spawn(async move {
+        let sent = store.env().now();
+        let mut grant = Grant {
+            name: claim.name,
+            // Of no meaning here: a release goes by the claim's id.
+            token: crate::Token::default(),
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, sent),
+            memo: None,
+        };
+        if let Err(error) = store.release(&mut grant, None).await {
+            tracing::debug!(lock = %grant.name, %error, "an unanswered request was not withdrawn; it lapses");
+        }
+    });
+}
+
+fn held_error(name: &LockName, held: Held) -> Error {
+    let mut error = Error::held(format!("lock `{name}` is held by {held}"), held.clone());
+    if held.foreign.is_some() {
+        error = error.with_help("leasehold never takes over what it did not write; find out who did");
+    } else if let Some(left) = held.lapses_within {
+        error = error.with_help(format!(
+            "if that process is dead, the lease ends by itself in <= {}s",
+            whole_seconds(left)
+        ));
+    }
+    error
+}
+
+fn whole_seconds(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+}
+
+fn kept(text: &str) -> String {
+    text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(MAX_TEXT).collect()
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").field("name", &self.name).field("ttl", &self.ttl).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,181 @@
+//! [`Locker`]: where locks come from.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{BoxStream, StreamExt};
+
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::lease::{
+    Capabilities, Evicted, Held, LeaseStore, Released, Renewal, State, Status, StoreOptions, Token,
+};
+use crate::lock::Lock;
+use crate::name::LockName;
+use crate::queue::Queues;
+use crate::stores;
+use crate::ticket::Ticket;
+use crate::url::StoreUrl;
+
+/// A store, and the locks on it. Cheap to clone; clones share their connections and their queues.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = leasehold::Locker::open("mem:").await?;
+/// let guard = locker.lock("nightly").acquire().await?;
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Locker(Arc<Shared>);
+
+struct Shared {
+    store: Arc<dyn LeaseStore>,
+    queues: Queues,
+    url: Option<String>,
+}
+
+impl Locker {
+    /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `mem:`. See [`stores::SCHEMES`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL or an unknown option,
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that was not built in; what the store says.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::open_with(url, StoreOptions::default()).await
+    }
+
+    /// [`open`](Self::open) with settings from code. What the URL says overrides them.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
+        let shown = url.to_string();
+        let store = stores::open(url, options).await?;
+        Ok(Self(Arc::new(Shared { store, queues: Queues::default(), url: Some(shown) })))
+    }
+
+    /// Locks on a store of your own.
+    pub fn new(store: Arc<dyn LeaseStore>) -> Self {
+        Self(Arc::new(Shared { store, queues: Queues::default(), url: None }))
+    }
+
+    /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
+    pub fn lock(&self, name: impl Into<String>) -> Lock {
+        Lock::new(self.clone(), name.into())
+    }
+
+    /// The state of one lock, now. Cancel safe.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn inspect(&self, name: &LockName) -> Result<Status> {
+        Ok(self.store().inspect(name).await?)
+    }
+
+    /// The names of all locks that have a record and start with `prefix`.
+    pub fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName>> {
+        self.store().list(prefix).map(|name| name.map_err(Error::from)).boxed()
+    }
+
+    /// Ends the grant of `name` with `token`, whoever has it, if it still is the current one. Its holder hears of it at
+    /// its next renewal, and not before: make sure first that it has stopped.
+    ///
+    /// Not cancel safe: a dropped call may or may not have had its effect.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
+        Ok(self.store().evict(name, token).await?)
+    }
+
+    /// Waits until nobody has the lock, without acquiring it; `on_wait` is told who has it each time that is learnt.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn wait_free(&self, name: &LockName, on_wait: &(dyn Fn(&Held) + Send + Sync)) -> Result<()> {
+        loop {
+            match self.store().inspect(name).await?.state {
+                State::Free | State::Lapsed(_) => return Ok(()),
+                State::Held(held) => {
+                    on_wait(&held);
+                    self.store().changed(name, &held).await?;
+                }
+            }
+        }
+    }
+
+    /// A guard for the lock that `ticket` was made of: renews it, and then keeps it as any other guard does.
+    ///
+    /// The ticket stays valid, but a guard and another user of the ticket do not know of each other: whoever releases
+    /// first ends it for both.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the lock was lost meanwhile; what the store says.
+    pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
+        let mut grant = ticket.grant(self.store().env().now());
+        match self.store().renew(&mut grant).await? {
+            Renewal::Renewed => Ok(Guard::new(self.store().clone(), grant, None, self.0.url.clone())),
+            Renewal::Lost(loss) => Err(Error::lost(loss)),
+        }
+    }
+
+    /// Renews the lock that `ticket` was made of, once. Gives how long it is now certainly held.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the lock was lost meanwhile; what the store says.
+    pub async fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+        let mut grant = ticket.grant(self.store().env().now());
+        match self.store().renew(&mut grant).await? {
+            Renewal::Renewed => Ok(grant.deadline.remaining(self.store().env().now())),
+            Renewal::Lost(loss) => Err(Error::lost(loss)),
+        }
+    }
+
+    /// Releases the lock that `ticket` was made of.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
+        let mut grant = ticket.grant(self.store().env().now());
+        Ok(self.store().release(&mut grant, None).await?)
+    }
+
+    /// Creates what the store needs: a file, a table. Harmless when all is there.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn init(&self) -> Result<()> {
+        Ok(self.store().init().await?)
+    }
+
+    /// What this store can and cannot do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.store().capabilities()
+    }
+
+    /// The store itself.
+    pub fn store(&self) -> &Arc<dyn LeaseStore> {
+        &self.0.store
+    }
+
+    /// The URL that it was opened with, without passwords.
+    pub fn url(&self) -> Option<&str> {
+        self.0.url.as_deref()
+    }
+
+    pub(crate) fn queues(&self) -> &Queues {
+        &self.0.queues
+    }
+}
+
+impl fmt::Debug for Locker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locker").field("store", &self.0.store).field("url", &self.0.url).finish()
+    }
+}

@@ -1,0 +1,87 @@
+//! Retrying: one logical operation, bounded in time, with full-jitter backoff.
+//!
+//! The retry loop is ours, not the client library's: it alone knows the nonce and the deadline (rule 4).
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::clock::{Moment, timeout};
+use crate::env::Env;
+use crate::error::{Fault, StoreError};
+
+/// Pauses start at up to this,
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// double, and stay at up to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The time and the tries that one operation may still take.
+#[derive(Debug)]
+pub(super) struct Effort<'a> {
+    env: &'a Env,
+    began: Moment,
+    limit: Duration,
+    attempt_limit: Duration,
+    failures: u32,
+}
+
+impl<'a> Effort<'a> {
+    /// An operation that may take `limit` in all and `attempt_limit` for each request.
+    pub(super) fn new(env: &'a Env, limit: Duration, attempt_limit: Duration) -> Self {
+        Self { env, began: env.now(), limit, attempt_limit, failures: 0 }
+    }
+
+    fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.env.now().longest_since(self.began))
+    }
+
+    /// Awaits one request, but not for ever. A request that was given up on may still have its effect.
+    pub(super) async fn request<T>(
+        &self,
+        request: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = self.attempt_limit.min(self.left()).max(Duration::from_millis(1));
+        match timeout(&*self.env.clock, limit, request).await {
+            Some(answer) => answer,
+            None => {
+                Err(Fault::unavailable(format!("the store did not answer within {limit:.1?}"))
+                    .maybe_applied())
+            }
+        }
+    }
+
+    /// After `error`: waits before the next try, or gives the error back when another try would be pointless.
+    pub(super) async fn pause_after(&mut self, error: StoreError) -> Result<(), StoreError> {
+        if !error.is_transient() {
+            return Err(error);
+        }
+        let asked = error.fault().retry_after.unwrap_or(Duration::ZERO);
+        let pause = self.next_pause().max(asked);
+        if pause >= self.left() {
+            return Err(error);
+        }
+        tracing::debug!(%error, ?pause, "trying again");
+        self.env.sleep(pause).await;
+        Ok(())
+    }
+
+    /// After a conflict: the first costs nothing, since it means that somebody else went on. A store that only ever
+    /// conflicts must not be hammered.
+    pub(super) async fn pause_after_conflict(&mut self) -> Result<(), StoreError> {
+        if self.failures == 0 {
+            self.failures = 1;
+            return Ok(());
+        }
+        self.pause_after(
+            Fault::unavailable("the lock's record kept changing while it was written").not_applied(),
+        )
+        .await
+    }
+
+    /// Full jitter: uniform between nothing and a bound that doubles
+    /// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
+    fn next_pause(&mut self) -> Duration {
+        let bound = (FIRST_PAUSE * 2_u32.pow(self.failures.min(10))).min(LONGEST_PAUSE);
+        self.failures += 1;
+        bound.mul_f64(self.env.random.fraction())
+    }
+}
