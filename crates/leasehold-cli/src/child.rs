@@ -94,9 +94,7 @@ pub(crate) fn launch(
     environment: &[(&str, String)],
     plan: Plan,
 ) -> Result<Running, Failure> {
-    // With a terminal as stdin the command stays in our process group, which is the terminal's foreground group: in
-    // another it could not read the terminal. Ctrl-C then reaches it directly.
-    let interactive = io::stdin().is_terminal();
+    let interactive = is_interactive();
     #[cfg(target_os = "linux")]
     if plan.protects() {
         // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.
@@ -119,6 +117,12 @@ pub(crate) fn launch(
         guardian.watch(&tree);
     }
     Ok(Running { process, tree, guardian, plan, interactive })
+}
+
+/// Whether stdin is a terminal. The command then stays in our process group, which is the terminal's foreground group:
+/// in another it could not read the terminal. Ctrl-C and Ctrl-Z reach it directly.
+pub(crate) fn is_interactive() -> bool {
+    io::stdin().is_terminal()
 }
 
 /// The process to start for `command`: on Linux ourselves, who then become the command (see [`shim`]).
@@ -158,12 +162,13 @@ impl Running {
                 reaped = now;
                 self.tree.reap_orphans();
             }
+            let pause = self.pause(stage, remaining);
             tokio::select! {
                 biased;
                 status = self.process.wait() => break status,
                 () = hold.lost(), if !lost => lost = true,
                 signal = signals.next() => pending = Some(signal),
-                () = clock.sleep(self.pause(stage, remaining)) => {}
+                () = clock.sleep(pause) => {}
             }
         };
         let status = status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;

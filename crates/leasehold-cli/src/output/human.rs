@@ -36,7 +36,9 @@ pub(crate) fn waiting(name: &LockName, held: &Held) -> String {
 
 /// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
 pub(crate) fn who(held: &Held) -> String {
-    Held { token: None, ..held.clone() }.to_string()
+    let mut held = held.clone();
+    held.token = None;
+    held.to_string()
 }
 
 /// `alice@ci-7 (pid 4121)`.
