@@ -1,16 +1,334 @@
-//! Soon.
+//! SQLite: one file on this machine, shared by the processes on it. The embedded default.
+//!
+//! Time is the machine's boot-time clock, with the id of the boot beside it, so neither a stepped wall clock nor a
+//! reboot confuses a lease: what was granted in another boot has lapsed. A holder whose process is gone has lapsed at
+//! once, like with flock(1). See `docs/stores/sqlite.md` for layout, permissions, and what it cannot promise.
+
+mod database;
+mod fault;
+mod location;
+mod machine;
+mod record;
+mod rules;
+mod schema;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::error::Error;
-use crate::lease::{LeaseStore, StoreOptions};
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use rusqlite::Connection;
+
+use self::database::{Changed, Database, Durability, transact};
+use self::fault::Trouble;
+use self::location::Location;
+use self::machine::Machine;
+use self::record::{Counter, Record};
+use self::rules::{Decision, Standing};
+use crate::clock::Moment;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::{
+    Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, Pace, Released, Renewal, Status,
+    StoreOptions, Token, Ttl, Verdict, deadline,
+};
+use crate::name::LockName;
 use crate::url::StoreUrl;
 
-/// Opens it.
+/// A question is one indexed read of a local file.
+const PACE: Pace = Pace { first: Duration::from_millis(2), most: Duration::from_millis(50) };
+
+/// How long the operations without a patience of their own put up with a file that is busy.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many names are read at a time.
+const PAGE: u32 = 256;
+
+/// Opens `sqlite:path.db`, `sqlite:/path.db`, `sqlite:///path.db`, or `sqlite:` for the user's own file
+/// (`$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`); makes it if it is missing.
+///
+/// The common options `store_clock` and `margin` change nothing here: all processes read one clock.
+/// `allow_network=on` skips the refusal of file systems that other machines may share.
 ///
 /// # Errors
-/// Always, for now.
-pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let _ = options;
-    Err(Error::unsupported(format!("{url}: not yet")))
+/// Invalid for a URL or a path that cannot be a lock file, Denied without write permission to the file and its folder,
+/// Unsupported for a network file system or a file of a newer version, Corrupt for a file that is damaged or no SQLite
+/// database. Nothing that is not leasehold's is ever overwritten.
+pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    url.take_common(&mut options)?;
+    let location = Location::from_url(&mut url)?;
+    url.finish()?;
+    let store = SqliteLeases::open(location, Machine::this()?, options.env).await?;
+    Ok(Arc::new(store))
+}
+
+/// Leases in one file.
+#[derive(Debug)]
+struct SqliteLeases {
+    database: Database,
+    machine: Arc<Machine>,
+    env: Env,
+}
+
+/// In a grant's memo: its release was asked for, and perhaps done without our hearing of it.
+#[derive(Debug)]
+struct ReleaseAsked;
+
+impl SqliteLeases {
+    async fn open(location: Location, machine: Machine, env: Env) -> Result<Self, StoreError> {
+        let store = Self { database: Database::new(location), machine: Arc::new(machine), env };
+        store.database.run(&store.env, PATIENCE, false, |_| Ok(())).await?;
+        Ok(store)
+    }
+
+    /// Reads one lock.
+    async fn read<T, F>(&self, name: &LockName, view: F) -> Result<T, StoreError>
+    where
+        F: Fn(Option<Record>, &Machine, Moment) -> T + Clone + Send + 'static,
+        T: Send + 'static,
+    {
+        let (name, machine, env) = (name.clone(), Arc::clone(&self.machine), self.env.clone());
+        let work = move |connection: &mut Connection| {
+            let record = record::load(connection, &name)?;
+            Ok(view(record, &machine, env.now()))
+        };
+        self.database.run(&self.env, PATIENCE, false, work).await
+    }
+
+    /// Changes one lock: `step` says what to answer and, if the row changes, what it becomes.
+    async fn change<T, F>(
+        &self,
+        name: &LockName,
+        limit: Duration,
+        durability: Durability,
+        step: F,
+    ) -> Result<T, StoreError>
+    where
+        F: Fn(Option<Record>, &Machine, Moment) -> (T, Option<Record>) + Clone + Send + 'static,
+        T: Send + 'static,
+    {
+        let (name, machine, env) = (name.clone(), Arc::clone(&self.machine), self.env.clone());
+        let work = move |connection: &mut Connection| {
+            transact(connection, durability, |transaction| {
+                let record = record::load(transaction, &name)?;
+                let (output, record) = step(record, &machine, env.now());
+                let changed = record.map(|record| record::store(transaction, &name, &record)).transpose()?;
+                Ok((output, changed.map(|()| Changed)))
+            })
+        };
+        self.database.run(&self.env, limit, true, work).await
+    }
+
+    /// `grant`, unless its deadline passed before it was here. Then it is released.
+    async fn in_time(&self, mut grant: Grant) -> Result<Verdict, StoreError> {
+        if !grant.deadline.passed(self.env.now()) {
+            return Ok(Verdict::Granted(grant));
+        }
+        self.release(&mut grant, None).await?;
+        Err(Fault::unavailable(format!(
+            "lock `{}` was granted too late to be used, and released",
+            grant.name
+        ))
+        .not_applied())
+    }
+}
+
+#[async_trait]
+impl LeaseStore for SqliteLeases {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+        let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
+        let work = move |connection: &mut Connection| acquire(connection, &owned, &machine, &env);
+        match self.database.run(&self.env, claim.patience, true, work).await? {
+            Verdict::Granted(grant) => self.in_time(grant).await,
+            verdict => Ok(verdict),
+        }
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        let left = grant.deadline.remaining(self.env.now());
+        if left.is_zero() {
+            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+        }
+        let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
+        let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
+            record.as_mut(),
+            id,
+        ) {
+            Some(hold) => {
+                rules::renew(hold, machine, now);
+                (Ok((hold.ttl, now)), record)
+            }
+            None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
+        };
+        let (ttl, at): (Ttl, Moment) = match self.change(&grant.name, left, Durability::System, step).await? {
+            Ok(renewed) => renewed,
+            Err(loss) => return Ok(Renewal::Lost(loss)),
+        };
+        let prolonged = deadline(ttl, at);
+        let now = self.env.now();
+        // An answer later than the lease that it prolongs prolongs nothing.
+        if grant.deadline.passed(now) || prolonged.passed(now) {
+            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+        }
+        grant.deadline = prolonged;
+        Ok(Renewal::Renewed)
+    }
+
+    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+        let id = grant.id;
+        let asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let step = move |record: Option<Record>, machine: &Machine, now: Moment| match rules::release(
+            record.as_ref(),
+            id,
+            rest,
+            machine,
+            now,
+        ) {
+            Some(released) => (Released::Released, Some(released)),
+            None if asked_before => (rules::was_released(record.as_ref(), id), None),
+            None => (Released::AlreadyLost, None),
+        };
+        // A lost release lapses with the boot; a lost rest would let a job run twice in its period.
+        let durability = if rest.is_some() { Durability::Disk } else { Durability::System };
+        self.change(&grant.name, PATIENCE, durability, step).await
+    }
+
+    async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
+        let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
+        let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
+            record.as_mut(),
+            id,
+        ) {
+            Some(hold) => {
+                hold.process = None;
+                (Ok(()), record)
+            }
+            None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
+        };
+        let detached = self.change(&grant.name, PATIENCE, Durability::System, step).await?;
+        detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, now);
+        self.change(name, PATIENCE, Durability::System, step).await
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        let owned = name.clone();
+        self.read(name, move |record, machine, now| rules::status(owned.clone(), record, machine, now)).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let prefix = prefix.to_owned();
+        // What comes after which name; `None` once the last page was read.
+        let pages = stream::try_unfold(Some(None), move |after: Option<Option<String>>| {
+            let prefix = prefix.clone();
+            async move {
+                let Some(after) = after else { return Ok(None) };
+                let work = move |connection: &mut Connection| {
+                    record::names(connection, &prefix, after.as_deref(), PAGE)
+                };
+                let names = self.database.run(&self.env, PATIENCE, false, work).await?;
+                let more = names.len() == PAGE as usize;
+                let next = if more { Some(names.last().cloned()) } else { None };
+                Ok(Some((names, next)))
+            }
+        });
+        // What is no lock's name was not written by us.
+        let names = pages.map_ok(|names| {
+            stream::iter(names).map(LockName::new).filter_map(async |name| name.ok().map(Ok))
+        });
+        names.try_flatten().boxed()
+    }
+
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        let (token, resting) = (seen.token, seen.resting);
+        let mut pause = PACE.first;
+        loop {
+            let left = self
+                .read(name, move |record, machine, now| {
+                    let record = record
+                        .filter(|record| Some(record.token) == token && record.is_resting() == resting)?;
+                    match rules::standing(&record, machine, now) {
+                        Standing::Taken(left) => Some(left),
+                        Standing::Free | Standing::Lapsed(_) | Standing::JustDied => None,
+                    }
+                })
+                .await?;
+            let Some(left) = left else { return Ok(()) };
+            self.env.sleep(left.min(self.env.random.jittered(pause, 0.25))).await;
+            pause = (pause * 3 / 2).min(PACE.most);
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("SQLite", PACE);
+        capabilities.sees_dead_processes = self.machine.me.is_some();
+        capabilities
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+}
+
+/// The transaction of an acquisition; a second time when its token must wait for the disk.
+fn acquire(
+    connection: &mut Connection,
+    claim: &Claim,
+    machine: &Machine,
+    env: &Env,
+) -> Result<Verdict, Trouble> {
+    for durability in [Durability::System, Durability::Disk] {
+        let verdict = transact(connection, durability, |transaction| {
+            // Once the write lock is ours: a wait for it costs the lease nothing, and nobody sees it before the commit.
+            let now = env.now();
+            let record = record::load(transaction, &claim.name)?;
+            match rules::judge(claim, record, machine, now) {
+                Decision::Lost(loss) => Ok((Some(Verdict::Lost(loss)), None)),
+                Decision::Held(held, None) => Ok((Some(Verdict::Held(held)), None)),
+                Decision::Held(held, Some(noted)) => {
+                    record::store(transaction, &claim.name, &noted)?;
+                    Ok((Some(Verdict::Held(held)), Some(Changed)))
+                }
+                Decision::Again(record) => {
+                    record::store(transaction, &claim.name, &record)?;
+                    Ok((Some(granted(claim, record.token, now)), Some(Changed)))
+                }
+                Decision::Grant { least, history } => {
+                    let mut counter = Counter::load(transaction)?;
+                    let (token, needs_disk) = rules::next_token(&mut counter, least, machine, now)?;
+                    if needs_disk && durability == Durability::System {
+                        return Ok((None, None));
+                    }
+                    counter.store(transaction)?;
+                    let record = rules::granted(claim, token, history, machine, now);
+                    record::store(transaction, &claim.name, &record)?;
+                    Ok((Some(granted(claim, token, now)), Some(Changed)))
+                }
+            }
+        })?;
+        if let Some(verdict) = verdict {
+            return Ok(verdict);
+        }
+    }
+    Err(Fault::unavailable("the token counter cannot be brought to the disk").into())
+}
+
+fn granted(claim: &Claim, token: Token, sent: Moment) -> Verdict {
+    Verdict::Granted(Grant {
+        name: claim.name.clone(),
+        token,
+        id: claim.id,
+        ttl: claim.ttl,
+        deadline: deadline(claim.ttl, sent),
+        memo: None,
+    })
+}
+
+fn lost(grant: &Grant, reason: LossReason) -> Renewal {
+    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
 }

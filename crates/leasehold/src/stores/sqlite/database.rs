@@ -1,0 +1,193 @@
+//! The open file: one connection, used by one request at a time, off the asynchronous threads.
+//!
+//! SQLite blocks. Each request waits its turn at a fair lock and then runs on one of tokio's threads for blocking work,
+//! so that a runtime with a paused clock knows that something is going on, and ends only after it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::{Connection, FileControl, OpenFlags, Transaction, TransactionBehavior};
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+
+use super::fault::Trouble;
+use super::location::Location;
+use super::schema;
+use crate::clock::timeout;
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+
+/// How long SQLite itself waits for another connection before it gives the turn to the next request of this store, so
+/// that a patient acquisition does not keep a renewal waiting.
+const TURN: Duration = Duration::from_millis(100);
+
+/// The pause before a request that found the file busy tries again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The database of one store.
+#[derive(Debug)]
+pub(super) struct Database {
+    location: Location,
+    file: Arc<Mutex<File>>,
+}
+
+impl Database {
+    /// The database at `location`, not opened before the first [`run`](Self::run).
+    pub(super) fn new(location: Location) -> Self {
+        let file = File { location: location.clone(), connection: None };
+        Self { location, file: Arc::new(Mutex::new(file)) }
+    }
+
+    /// Runs `work` on the connection, again while the file is busy, for at most `limit`.
+    ///
+    /// `writes` tells whether work that was not finished in time may have had an effect. Cancel safe in so far as work
+    /// that has begun is finished.
+    pub(super) async fn run<T, F>(
+        &self,
+        env: &Env,
+        limit: Duration,
+        writes: bool,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        F: Fn(&mut Connection) -> Result<T, Trouble> + Clone + Send + 'static,
+        T: Send + 'static,
+    {
+        let start = env.now();
+        loop {
+            let left = limit.saturating_sub(env.now().longest_since(start));
+            let Some(result) = timeout(&*env.clock, left, self.once(work.clone())).await else {
+                let fault = Fault::unavailable(format!(
+                    "{} did not answer within {limit:?}",
+                    self.location.path.display()
+                ));
+                return Err(if writes { fault.maybe_applied() } else { fault.not_applied() });
+            };
+            match result {
+                Err(trouble) if trouble.is_busy() && env.now().longest_since(start) < limit => {
+                    env.sleep(env.random.jittered(PAUSE, 0.5)).await;
+                }
+                Err(trouble) => return Err(trouble.at(&self.location.path)),
+                Ok(output) => return Ok(output),
+            }
+        }
+    }
+
+    async fn once<T, F>(&self, work: F) -> Result<T, Trouble>
+    where
+        F: FnOnce(&mut Connection) -> Result<T, Trouble> + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut file = Arc::clone(&self.file).lock_owned().await;
+        let work = spawn_blocking(move || file.with(work));
+        work.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").into()))
+    }
+}
+
+/// Runs `body` in a transaction that takes the write lock at once, so that nothing changes between what it reads and
+/// what it writes. The commit is the point where the transition happens. A `None` beside the output commits nothing.
+pub(super) fn transact<T>(
+    connection: &mut Connection,
+    durability: Durability,
+    body: impl FnOnce(&Transaction<'_>) -> Result<(T, Option<Changed>), Trouble>,
+) -> Result<T, Trouble> {
+    if durability == Durability::Disk {
+        connection.pragma_update(None, "synchronous", "FULL")?;
+    }
+    let result = commit(connection, body);
+    if durability == Durability::Disk {
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+    }
+    result
+}
+
+/// Something was written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Changed;
+
+/// What a commit waits for. A crash of this process loses neither kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Durability {
+    /// For the operating system. A power failure may take the latest commits back, in order; it also ends the boot, and
+    /// with it every lease, so that nothing is lost but a token (see [`next_token`](super::rules::next_token)).
+    System,
+    /// For the disk.
+    Disk,
+}
+
+fn commit<T>(
+    connection: &mut Connection,
+    body: impl FnOnce(&Transaction<'_>) -> Result<(T, Option<Changed>), Trouble>,
+) -> Result<T, Trouble> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let (output, changed) = body(&transaction)?;
+    match changed {
+        Some(Changed) => transaction.commit().map_err(Trouble::Commit)?,
+        None => transaction.rollback()?,
+    }
+    Ok(output)
+}
+
+/// The file, opened again whenever it is not the one that was opened.
+#[derive(Debug)]
+struct File {
+    location: Location,
+    connection: Option<Connection>,
+}
+
+impl File {
+    fn with<T>(&mut self, work: impl FnOnce(&mut Connection) -> Result<T, Trouble>) -> Result<T, Trouble> {
+        let mut connection = match self.connection.take() {
+            Some(connection) if !has_moved(&connection)? => connection,
+            Some(_) => {
+                tracing::warn!(path = %self.location.path.display(), "the file was moved or replaced: opening anew");
+                self.open()?
+            }
+            None => self.open()?,
+        };
+        let result = work(&mut connection);
+        // After an error of the file, begin afresh: it may have been mended meanwhile.
+        if !matches!(&result, Err(trouble @ (Trouble::Sqlite(_) | Trouble::Commit(_))) if !trouble.is_busy())
+        {
+            self.connection = Some(connection);
+        }
+        result
+    }
+
+    fn open(&self) -> Result<Connection, Trouble> {
+        self.location.prepare()?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            // One request at a time has the connection.
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let mut connection = Connection::open_with_flags(&self.location.path, flags)?;
+        connection.busy_timeout(TURN)?;
+        if connection.is_readonly("main")? {
+            let message = format!("{} can only be read", self.location.path.display());
+            return Err(Fault::new(ErrorKind::Denied, message)
+                .with_help("taking a lock writes to the file: it and its folder must be writable")
+                .into());
+        }
+        schema::ensure(&mut connection).map_err(|trouble| self.named(trouble))?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        Ok(connection)
+    }
+
+    fn named(&self, trouble: Trouble) -> Trouble {
+        match trouble {
+            Trouble::Fault(mut fault) => {
+                fault.message = format!("{}: {}", self.location.path.display(), fault.message);
+                Trouble::Fault(fault)
+            }
+            other => other,
+        }
+    }
+}
+
+/// Whether the path leads to another file by now: a file that was deleted or replaced keeps its connections, and old
+/// and new connections would each grant the lock.
+fn has_moved(connection: &Connection) -> Result<bool, Trouble> {
+    let mut moved = 0;
+    connection.file_control(None::<&str>, FileControl::HasMoved(&mut moved))?;
+    Ok(moved != 0)
+}

@@ -1,0 +1,240 @@
+//! This machine's boot and this process, as other processes on the machine can recognise them.
+//!
+//! A lease in a local file is judged by one kernel's clock, so the store must know which boot that clock belongs to,
+//! and may go one step further: a holder whose process is gone cannot use its lease any more.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Pid, test_kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ErrorKind, Fault};
+
+/// One boot of one machine, and this process in it.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    /// Changes with every boot, never in between.
+    pub(super) boot: String,
+    /// This process; `None` where the system does not tell what others need to recognise it.
+    pub(super) me: Option<Process>,
+}
+
+/// A process that can be told from every other of the same boot: process ids are used again, start times are not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Process {
+    /// In which the id counts: the target of `/proc/self/ns/pid`.
+    pub(super) namespace: String,
+    /// The process id.
+    pub(super) pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub(super) start: u64,
+}
+
+impl Machine {
+    /// This machine, now.
+    ///
+    /// # Errors
+    /// Unsupported where one boot cannot be told from another: leases could then not be judged safely.
+    pub(super) fn this() -> Result<Self, Fault> {
+        let shifted =
+            fs::read_to_string("/proc/self/timens_offsets").is_ok_and(|text| shifts_boot_clock(&text));
+        if shifted {
+            return Err(Fault::new(
+                ErrorKind::Unsupported,
+                "this process runs in a time namespace whose boot clock differs from the machine's",
+            )
+            .with_help("run it in the machine's own time namespace, or use a store with a server"));
+        }
+        Ok(Self { boot: boot_id()?, me: this_process() })
+    }
+
+    /// Whether `process` certainly runs no more. Whatever cannot be seen for sure counts as running.
+    pub(super) fn is_dead(&self, process: &Process) -> bool {
+        if self.me.as_ref().is_none_or(|me| me.namespace != process.namespace) {
+            return false;
+        }
+        match stat(process.pid) {
+            Ok(Some(stat)) => stat.start != process.start || stat.ended(),
+            Ok(None) => false,
+            // /proc may hide the processes of other users (hidepid): only the kernel's own word counts.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(process.pid),
+            Err(_) => false,
+        }
+    }
+}
+
+fn boot_id() -> Result<String, Fault> {
+    let id = match fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        Ok(id) => id,
+        // macOS has no /proc; its id of a boot is behind sysctl(8), which costs a few milliseconds once.
+        Err(_) if cfg!(target_os = "macos") => sysctl("kern.bootsessionuuid"),
+        Err(_) => String::new(),
+    };
+    let id = id.trim();
+    if id.is_empty() {
+        return Err(Fault::new(ErrorKind::Unsupported, "this system does not tell one boot from another")
+            .with_help("on Linux, /proc must be mounted: /proc/sys/kernel/random/boot_id is read"));
+    }
+    Ok(id.to_owned())
+}
+
+fn sysctl(name: &str) -> String {
+    let output = Command::new("/usr/sbin/sysctl").args(["-n", name]).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
+}
+
+/// Reads `/proc/self/timens_offsets`: lines of clock, seconds and nanoseconds.
+fn shifts_boot_clock(offsets: &str) -> bool {
+    offsets
+        .lines()
+        .filter_map(|line| line.strip_prefix("boottime"))
+        .any(|shift| shift.split_whitespace().any(|number| number != "0"))
+}
+
+fn this_process() -> Option<Process> {
+    let pid = std::process::id();
+    // A /proc of another PID namespace numbers processes differently: its answers would be about strangers.
+    let seen = fs::read_link("/proc/self").ok()?;
+    if seen != Path::new(&pid.to_string()) {
+        return None;
+    }
+    let namespace = fs::read_link("/proc/self/ns/pid").ok()?.to_str()?.to_owned();
+    let start = stat(pid).ok()??.start;
+    Some(Process { namespace, pid, start })
+}
+
+/// What `/proc/PID/stat` says.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    state: u8,
+    threads: u64,
+    start: u64,
+}
+
+impl Stat {
+    /// Dead or a zombie. A process whose first thread has ended shows as a zombie while its others still run.
+    fn ended(&self) -> bool {
+        matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
+    }
+}
+
+fn stat(pid: u32) -> io::Result<Option<Stat>> {
+    Ok(parse_stat(&fs::read(format!("/proc/{pid}/stat"))?))
+}
+
+/// The second field is the program's name in parentheses and may hold anything, spaces and `)` too.
+fn parse_stat(text: &[u8]) -> Option<Stat> {
+    let end_of_name = text.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(&text[end_of_name + 1..]).ok()?;
+    // Counted as in proc(5), the state is field 3.
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3).copied();
+    Some(Stat {
+        state: *field(3)?.as_bytes().first()?,
+        threads: field(20)?.parse().ok()?,
+        start: field(22)?.parse().ok()?,
+    })
+}
+
+fn exists(pid: u32) -> bool {
+    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        Some(pid) => test_kill_process(pid) != Err(rustix::io::Errno::SRCH),
+        None => true,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::process::{Child, Stdio};
+
+    use super::*;
+
+    /// A process to borrow an identity from; ended when dropped.
+    pub(crate) struct Sleeper(Child);
+
+    impl Sleeper {
+        pub(crate) fn start() -> Self {
+            Self(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
+        }
+
+        pub(crate) fn process(&self) -> Process {
+            let start = stat(self.0.id()).unwrap().unwrap().start;
+            Process { pid: self.0.id(), start, ..this_process().unwrap() }
+        }
+
+        /// Kills it; it stays a zombie until it is [reaped](Self::reap).
+        pub(crate) fn kill(&mut self) {
+            self.0.kill().unwrap();
+            while !stat(self.0.id()).unwrap().unwrap().ended() {
+                std::thread::yield_now();
+            }
+        }
+
+        pub(crate) fn reap(&mut self) {
+            self.0.wait().unwrap();
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_process_is_dead_once_it_is_a_zombie_or_gone_and_not_before() {
+        let machine = Machine::this().unwrap();
+        let mut sleeper = Sleeper::start();
+        let process = sleeper.process();
+        assert!(!machine.is_dead(&process));
+        sleeper.kill();
+        assert!(machine.is_dead(&process), "a zombie");
+        sleeper.reap();
+        assert!(machine.is_dead(&process), "gone");
+    }
+
+    #[test]
+    fn a_process_id_that_was_used_again_does_not_keep_a_lease_alive() {
+        let machine = Machine::this().unwrap();
+        let me = machine.me.clone().unwrap();
+        assert!(!machine.is_dead(&me));
+        assert!(machine.is_dead(&Process { start: me.start.wrapping_sub(1), ..me }));
+    }
+
+    #[test]
+    fn nothing_is_said_about_processes_of_another_namespace() {
+        let machine = Machine::this().unwrap();
+        let me = machine.me.clone().unwrap();
+        let stranger = Process { namespace: "pid:[1]".into(), start: 0, ..me };
+        assert!(!machine.is_dead(&stranger));
+        let blind = Machine { me: None, ..machine };
+        assert!(!blind.is_dead(&stranger));
+    }
+
+    #[test]
+    fn the_state_is_read_behind_the_last_parenthesis() {
+        let line = b"7 (a) R 1 (\xff) S 1 7 7 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 3 0 8812 0 0";
+        assert_eq!(parse_stat(line), Some(Stat { state: b'S', threads: 3, start: 8_812 }));
+        for bad in [&b""[..], b"7 (a", b"7 (a) S 1 2", b"7 (a) S 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 x 0 y 0"] {
+            assert_eq!(parse_stat(bad), None);
+        }
+    }
+
+    #[test]
+    fn a_first_thread_that_ended_is_not_the_end_of_its_process() {
+        assert!(!Stat { state: b'Z', threads: 2, start: 1 }.ended());
+        assert!(Stat { state: b'Z', threads: 1, start: 1 }.ended());
+        assert!(!Stat { state: b'T', threads: 1, start: 1 }.ended(), "stopped is not dead");
+    }
+
+    #[test]
+    fn a_shifted_boot_clock_is_noticed() {
+        assert!(!shifts_boot_clock("monotonic           0         0\nboottime            0         0\n"));
+        assert!(!shifts_boot_clock("monotonic           5         0\nboottime            0         0\n"));
+        assert!(shifts_boot_clock("monotonic           0         0\nboottime        86400         0\n"));
+    }
+}

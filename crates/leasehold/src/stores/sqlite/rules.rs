@@ -1,0 +1,328 @@
+//! The rules: a row, a clock reading and this machine in; a verdict and the next row out. No input or output but the
+//! question whether a process still runs.
+//!
+//! Every process that can open the file reads the same clock, so a lease is judged by subtraction; the spans of holder
+//! and contender are kept apart all the same, and the holder stops first.
+
+use std::time::Duration;
+
+use super::machine::Machine;
+use super::record::{Counter, Hold, Record, Rest, State};
+use crate::clock::{Moment, micros};
+use crate::error::{ErrorKind, Fault};
+use crate::lease::{self, Claim, End, Evicted, Held, Id, Loss, LossReason, Past, Released, Status, Token};
+use crate::name::LockName;
+
+/// How many grants that are over a row remembers.
+const HISTORY: usize = 8;
+
+/// How far ahead tokens are reserved, in microseconds as tokens are: one commit in that time waits for the disk.
+const RESERVE: u64 = 10_000_000;
+
+/// What a row means now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// To be had.
+    Free,
+    /// To be had: the lease ended at this moment of the boot clock (`None`: in an earlier boot).
+    Lapsed(Option<u64>),
+    /// Not to be had for so long, unless it is renewed.
+    Taken(Duration),
+    /// Its process was just seen dead, but a delay was asked for that counts from that moment, so it must be written.
+    JustDied,
+}
+
+/// What `record` means at `now`.
+pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Standing {
+    match &record.state {
+        State::Free => Standing::Free,
+        State::Resting(rest) => match rest_left(rest, machine, now) {
+            Duration::ZERO => Standing::Free,
+            left => Standing::Taken(left),
+        },
+        State::Held(hold) if hold.boot != machine.boot => after_reboot(hold, now),
+        State::Held(hold) => in_this_boot(hold, machine, now),
+    }
+}
+
+/// An earlier boot's processes are gone. It ended when this boot began at the latest.
+fn after_reboot(hold: &Hold, now: Moment) -> Standing {
+    match hold.lock_delay.saturating_sub(now.since_boot()) {
+        Duration::ZERO => Standing::Lapsed(None),
+        left => Standing::Taken(left),
+    }
+}
+
+fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
+    let now_ns = nanos(now.since_boot());
+    let lapse_ns = hold.renewed_ns.saturating_add(nanos(hold.ttl.contender_span()));
+    let delay_ns = nanos(hold.lock_delay);
+    let ended_ns = match hold.died_ns {
+        Some(died_ns) => died_ns.min(lapse_ns),
+        None if now_ns < lapse_ns
+            && hold.process.as_ref().is_some_and(|process| machine.is_dead(process)) =>
+        {
+            if delay_ns > 0 {
+                return Standing::JustDied;
+            }
+            now_ns
+        }
+        None => lapse_ns,
+    };
+    match ended_ns.saturating_add(delay_ns).saturating_sub(now_ns) {
+        0 => Standing::Lapsed(Some(ended_ns)),
+        left => Standing::Taken(Duration::from_nanos(left)),
+    }
+}
+
+/// By the boot clock within a boot; by the wall clock of this machine across boots, since a rest outlives a reboot and
+/// guards nothing but a period.
+fn rest_left(rest: &Rest, machine: &Machine, now: Moment) -> Duration {
+    if rest.boot == machine.boot {
+        Duration::from_nanos(rest.until_ns).saturating_sub(now.since_boot())
+    } else {
+        Duration::from_micros(rest.until_us.saturating_sub(now.wall_us()))
+    }
+}
+
+/// What to do with a claim.
+#[derive(Debug)]
+pub(super) enum Decision {
+    /// To be granted with a new token of at least `least`; `history` is that of the row so far.
+    Grant { least: u64, history: Vec<Past> },
+    /// It was granted before and still stands: the row, prolonged.
+    Again(Record),
+    /// Somebody has it; with the row when there is something to write down about it.
+    Held(Held, Option<Record>),
+    /// It was granted before, and has ended since.
+    Lost(Loss),
+}
+
+/// Judges `claim` by the row of its lock.
+pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, now: Moment) -> Decision {
+    let Some(mut record) = record else { return Decision::Grant { least: 0, history: Vec::new() } };
+    if let Some(hold) = hold_of(Some(&mut record), claim.id) {
+        renew(hold, machine, now);
+        return Decision::Again(record);
+    }
+    if let Some(past) = record.history.iter().find(|past| past.grant == claim.id) {
+        return Decision::Lost(loss(&claim.name, claim.id, past.token, Some(&record), machine, now));
+    }
+    match standing(&record, machine, now) {
+        Standing::Free => {}
+        Standing::Lapsed(ended_ns) => end(&mut record, End::Lapsed, wall_of(ended_ns, now)),
+        Standing::Taken(_) => return Decision::Held(held(&record, machine, now), None),
+        Standing::JustDied => {
+            if let State::Held(hold) = &mut record.state {
+                hold.died_ns = Some(nanos(now.since_boot()));
+            }
+            return Decision::Held(held(&record, machine, now), Some(record));
+        }
+    }
+    Decision::Grant { least: record.token.get() + 1, history: record.history }
+}
+
+/// The row of a claim that is granted at `now` with `token`.
+pub(super) fn granted(
+    claim: &Claim,
+    token: Token,
+    history: Vec<Past>,
+    machine: &Machine,
+    now: Moment,
+) -> Record {
+    let hold = Hold {
+        grant: claim.id,
+        holder: claim.holder.clone(),
+        ttl: claim.ttl,
+        lock_delay: claim.lock_delay,
+        boot: machine.boot.clone(),
+        granted_us: now.wall_us(),
+        granted_ns: nanos(now.since_boot()),
+        renewed_ns: nanos(now.since_boot()),
+        died_ns: None,
+        process: machine.me.clone().filter(|_| !claim.detached),
+    };
+    Record { token, history, state: State::Held(Box::new(hold)) }
+}
+
+/// The next token, and whether the counter must reach the disk before the token may be used.
+///
+/// Other commits do not wait for the disk, so a power failure can take them back: their leases end with the boot, but
+/// their tokens must not come again, even if the wall clock comes back wrong. So tokens are used only below a ceiling
+/// that is on the disk, and a new boot starts above it.
+pub(super) fn next_token(
+    counter: &mut Counter,
+    least: u64,
+    machine: &Machine,
+    now: Moment,
+) -> Result<(Token, bool), Fault> {
+    let same_boot = counter.boot == machine.boot;
+    let highest = if same_boot { counter.token } else { counter.token.max(counter.ceiling) };
+    let number = least.max(highest.saturating_add(1)).max(now.wall_us());
+    let token = Token::new(number).ok_or_else(|| {
+        Fault::new(ErrorKind::Corrupt, format!("the next token would be {number}, and tokens are below 2^53"))
+            .with_help("is the wall clock right? if the file says so: release everything and name a new file")
+    })?;
+    let beyond = !same_boot || number > counter.ceiling;
+    counter.token = number;
+    if beyond {
+        counter.ceiling = number.saturating_add(RESERVE);
+        counter.boot.clone_from(&machine.boot);
+    }
+    Ok((token, beyond))
+}
+
+/// Prolongs `hold` from `now`.
+pub(super) fn renew(hold: &mut Hold, machine: &Machine, now: Moment) {
+    let now_ns = nanos(now.since_boot());
+    if hold.boot != machine.boot {
+        hold.boot.clone_from(&machine.boot);
+        hold.granted_ns = now_ns;
+    }
+    hold.renewed_ns = now_ns;
+    hold.died_ns = None;
+    // Renewed by another process than the one that was granted it: it has been handed on.
+    if hold.process != machine.me {
+        hold.process = None;
+    }
+}
+
+/// The hold of `grant`, if it is the one that stands.
+pub(super) fn hold_of(record: Option<&mut Record>, grant: Id) -> Option<&mut Hold> {
+    match record.map(|record| &mut record.state) {
+        Some(State::Held(hold)) if hold.grant == grant => Some(hold),
+        _ => None,
+    }
+}
+
+/// How `grant`, which stands no more, was lost.
+pub(super) fn loss(
+    name: &LockName,
+    grant: Id,
+    token: Token,
+    record: Option<&Record>,
+    machine: &Machine,
+    now: Moment,
+) -> Loss {
+    let reason = match record {
+        None => LossReason::Deleted,
+        Some(record) => {
+            let past = record.history.iter().find(|past| past.grant == grant);
+            let taken = matches!(record.state, State::Held(_));
+            match past.map(|past| past.end) {
+                Some(End::Lapsed) | None if taken => LossReason::TakenOver { by: held(record, machine, now) },
+                Some(End::Lapsed) => LossReason::Expired { last_error: None },
+                Some(End::Released | End::Evicted) | None => LossReason::Ended,
+            }
+        }
+    };
+    Loss::new(name.clone(), token, reason)
+}
+
+/// Ends `grant` by its holder's wish; the lock rests for `rest`.
+pub(super) fn release(
+    record: Option<&Record>,
+    grant: Id,
+    rest: Option<Duration>,
+    machine: &Machine,
+    now: Moment,
+) -> Option<Record> {
+    let mut record = record?.clone();
+    hold_of(Some(&mut record), grant)?;
+    end(&mut record, End::Released, Some(now.wall_us()));
+    if let Some(rest) = rest.filter(|rest| !rest.is_zero()) {
+        record.state = State::Resting(Rest {
+            boot: machine.boot.clone(),
+            until_ns: nanos(now.since_boot()).saturating_add(nanos(rest)),
+            until_us: now.wall_us().saturating_add(micros(rest)),
+        });
+    }
+    Some(record)
+}
+
+/// Whether `grant` was the latest that ended, and by its holder's wish.
+pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
+    let past = record.and_then(|record| record.history.iter().find(|past| past.grant == grant));
+    match past.map(|past| past.end) {
+        Some(End::Released) => Released::Released,
+        _ => Released::AlreadyLost,
+    }
+}
+
+/// Ends the grant or the rest that has `token`, by an operator's wish.
+pub(super) fn evict(record: Option<Record>, token: Token, now: Moment) -> (Evicted, Option<Record>) {
+    match record {
+        Some(mut record) if record.token == token && record.state != State::Free => {
+            end(&mut record, End::Evicted, Some(now.wall_us()));
+            (Evicted::Evicted, Some(record))
+        }
+        _ => (Evicted::Changed, None),
+    }
+}
+
+/// Makes the row free and remembers how its grant ended.
+fn end(record: &mut Record, end: End, until_us: Option<u64>) {
+    if let State::Held(hold) = std::mem::replace(&mut record.state, State::Free) {
+        record.history.insert(
+            0,
+            Past {
+                token: record.token,
+                grant: hold.grant,
+                holder: hold.holder,
+                from_us: Some(hold.granted_us),
+                until_us,
+                end,
+            },
+        );
+        record.history.truncate(HISTORY);
+    }
+}
+
+/// What to show of the lock.
+pub(super) fn status(name: LockName, record: Option<Record>, machine: &Machine, now: Moment) -> Status {
+    let Some(record) = record else { return Status::new(name, lease::State::Free) };
+    let state = match standing(&record, machine, now) {
+        Standing::Free => lease::State::Free,
+        Standing::Lapsed(_) => lease::State::Lapsed(held(&record, machine, now)),
+        Standing::Taken(_) | Standing::JustDied => lease::State::Held(held(&record, machine, now)),
+    };
+    let mut status = Status::new(name, state);
+    status.token = Some(record.token);
+    status.history = record.history;
+    status
+}
+
+/// What to show of whoever has the lock.
+fn held(record: &Record, machine: &Machine, now: Moment) -> Held {
+    let mut held = Held { token: Some(record.token), ..Held::default() };
+    held.lapses_within = Some(match standing(record, machine, now) {
+        Standing::Taken(left) => left,
+        Standing::JustDied => match &record.state {
+            State::Held(hold) => hold.lock_delay,
+            State::Free | State::Resting(_) => Duration::ZERO,
+        },
+        Standing::Free | Standing::Lapsed(_) => Duration::ZERO,
+    });
+    match &record.state {
+        State::Held(hold) => {
+            held.holder = Some(hold.holder.clone());
+            held.held_for = Some(if hold.boot == machine.boot {
+                now.since_boot().saturating_sub(Duration::from_nanos(hold.granted_ns))
+            } else {
+                Duration::from_micros(now.wall_us().saturating_sub(hold.granted_us))
+            });
+        }
+        State::Resting(_) | State::Free => held.resting = true,
+    }
+    held
+}
+
+/// The wall clock at an earlier moment of this boot.
+fn wall_of(boot_ns: Option<u64>, now: Moment) -> Option<u64> {
+    let ago = now.since_boot().saturating_sub(Duration::from_nanos(boot_ns?));
+    Some(now.wall_us().saturating_sub(micros(ago)))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,96 @@
+//! The tables, and whether a file has them.
+
+use rusqlite::{Connection, TransactionBehavior};
+
+use super::fault::Trouble;
+use crate::error::{ErrorKind, Fault};
+
+/// `lhLK`, in the header of the file: says whose database it is.
+const APPLICATION_ID: i64 = 0x6c68_4c4b;
+
+/// In `user_version`. A file of a higher version is refused, not guessed at.
+const VERSION: i64 = 1;
+
+const TABLES: &str = "
+CREATE TABLE lock (
+    name          TEXT PRIMARY KEY NOT NULL,
+    state         TEXT NOT NULL CHECK (state IN ('free', 'held', 'resting')),
+    token         INTEGER NOT NULL,
+    boot          TEXT,    -- the boot whose clock the _ns columns are on
+    grant_id      TEXT,    -- held: the id of the claim that was granted
+    holder        TEXT,    -- held: JSON, for people
+    ttl_ms        INTEGER,
+    lock_delay_ms INTEGER,
+    granted_us    INTEGER, -- wall clock, for people
+    granted_ns    INTEGER,
+    renewed_ns    INTEGER,
+    died_ns       INTEGER, -- when its process was first seen dead
+    process       TEXT,    -- JSON: who must run for the lease to last; NULL when detached
+    rest_ns       INTEGER, -- resting: until then,
+    rest_us       INTEGER, -- and after a reboot until then on the wall clock
+    history       TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE counter (
+    id      INTEGER PRIMARY KEY CHECK (id = 1),
+    token   INTEGER NOT NULL, -- the highest token of all locks
+    ceiling INTEGER NOT NULL, -- no token up to here is used again after a power failure
+    boot    TEXT NOT NULL
+) STRICT;
+INSERT INTO counter VALUES (1, 0, 0, '');
+";
+
+/// Makes sure that the file has our tables: two reads where it does.
+///
+/// # Errors
+/// Invalid for another program's database, Unsupported for a newer version; nothing was overwritten.
+pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
+    if check(connection)? { Ok(()) } else { create(connection) }
+}
+
+/// Whether the tables are there; `false` for an empty file.
+fn check(connection: &Connection) -> Result<bool, Trouble> {
+    let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
+    let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if application == APPLICATION_ID {
+        return if version == VERSION { Ok(true) } else { Err(other_version(version).into()) };
+    }
+    let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_schema", (), |row| row.get(0))?;
+    if (application, version, tables) == (0, 0, 0) { Ok(false) } else { Err(foreign().into()) }
+}
+
+fn create(connection: &mut Connection) -> Result<(), Trouble> {
+    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
+    if mode != "wal" {
+        return Err(Fault::new(
+            ErrorKind::Unsupported,
+            "the file system cannot share memory between processes",
+        )
+        .with_help("put the file on a local disk")
+        .into());
+    }
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have been first.
+    if check(&transaction)? {
+        return Ok(());
+    }
+    transaction.execute_batch(TABLES)?;
+    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    transaction.pragma_update(None, "user_version", VERSION)?;
+    transaction.commit().map_err(Trouble::Commit)
+}
+
+fn other_version(version: i64) -> Fault {
+    let message =
+        format!("the file has version {version} of leasehold's tables; this program knows {VERSION}");
+    if version > VERSION {
+        Fault::new(ErrorKind::Unsupported, message).with_help("upgrade leasehold, or name another file")
+    } else {
+        Fault::new(ErrorKind::Corrupt, message).with_help("somebody edited it; name another file")
+    }
+}
+
+fn foreign() -> Fault {
+    Fault::new(ErrorKind::Invalid, "the file is the SQLite database of another program")
+        .with_help("give leasehold a file of its own; nothing was overwritten")
+}
