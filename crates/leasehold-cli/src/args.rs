@@ -97,15 +97,18 @@ pub(crate) enum Verb {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The command is run without a shell. It is stopped before the lease ends: SIGTERM when what
-remains of the lease is as short as --grace, SIGKILL to it and all that it started just before the end.
-A command that has ended takes what is left of its process group with it: SIGTERM, then SIGKILL after --grace,
-and only then is the lock released. A program that leaves the group (setsid, as daemons do) is let alone.
-It finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment.
+#[command(after_help = "The command is run without a shell. It is stopped before the lease ends: SIGTERM when what \
+remains of the lease is as short as --grace, SIGKILL to it and all that it started just before the end, or at once \
+when the lock is taken away.
+
+A command that has ended takes what is left of its process group with it: SIGTERM, then SIGKILL after --grace, and \
+only then is the lock released. A program that left the group (setsid, as daemons do) is let alone.
+
+The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment.
 
 Examples:
   leasehold run deploy/prod -- make deploy
-  leasehold run nightly --try -E 0 -- ./report.sh      # from cron on many machines: one of them runs it
+  leasehold run nightly --try -E 0 -- ./report.sh    # from cron, on many machines
   leasehold run migrate --wait 10m --report out.json -- ./migrate
   leasehold run cache --shell -- 'du -s /cache > size && ls'")]
 pub(crate) struct RunArgs {
@@ -225,8 +228,8 @@ pub(crate) struct WaitArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Unsafe while the holder runs: it learns of it only when it renews next, unless the resource
-checks tokens. Exits 1, having changed nothing, when the lock is not held with that token.
+#[command(after_help = "Unsafe while the holder runs, unless the resource checks tokens: it learns of it only when \
+it renews next. Exits 1, having changed nothing, when the lock is not held with that token.
 
 Example:
   leasehold show deploy/prod

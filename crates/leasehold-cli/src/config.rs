@@ -111,6 +111,9 @@ impl Settings {
         if let Some(alias) = self.file.stores.get(&given) {
             return Ok(Store { url: alias.url.clone(), given: Some(given) });
         }
+        if given == DEFAULT_STORE {
+            return Ok(Store { url: given, given: None });
+        }
         if given.contains(':') {
             return Ok(Store { given: Some(redacted(&given)), url: given });
         }

@@ -1,5 +1,6 @@
 //! What people see while a lock is waited for.
 
+use std::convert::Infallible;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -44,20 +45,20 @@ impl Waiting {
         tokio::select! {
             biased;
             done = wait => done,
-            () = self.show(output) => std::future::pending().await,
+            never = self.show(output) => match never {},
         }
     }
 
-    async fn show(&self, output: &Output) {
+    async fn show(&self, output: &Output) -> Infallible {
         if output.quiet {
-            return;
+            return std::future::pending().await;
         }
         self.clock.sleep(SILENCE).await;
         if output.spins() { self.spin(output).await } else { self.tell(output).await }
     }
 
     /// One line that changes, on a terminal.
-    async fn spin(&self, output: &Output) {
+    async fn spin(&self, output: &Output) -> Infallible {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let template = if output.colors() { "{spinner} {msg:.cyan}" } else { "{spinner} {msg}" };
         bar.set_style(
@@ -75,7 +76,7 @@ impl Waiting {
     }
 
     /// A line now and then, into a log.
-    async fn tell(&self, output: &Output) {
+    async fn tell(&self, output: &Output) -> Infallible {
         loop {
             let Some(held) = self.now() else {
                 self.clock.sleep(FRAME).await;
