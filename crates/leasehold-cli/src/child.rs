@@ -284,7 +284,7 @@ pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
     if !program.is_empty() && places.iter().any(|place| executable(place)) {
         return Ok(());
     }
-    if !program.is_empty() && places.iter().any(|place| place.is_file()) {
+    if !program.is_empty() && places.iter().any(|place| place.exists()) {
         return Err(not_executable(program));
     }
     let shown = program.to_string_lossy();
@@ -296,8 +296,8 @@ pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
 }
 
 fn not_executable(program: &OsStr) -> Failure {
-    let message = format!("the command {:?} is not executable", program.to_string_lossy());
-    Failure::new(NOT_EXECUTABLE, "not_executable", message).with_help("make it so: chmod +x")
+    let message = format!("the command {:?} is not an executable file", program.to_string_lossy());
+    Failure::new(NOT_EXECUTABLE, "not_executable", message).with_help("a script is made executable by chmod +x")
 }
 
 fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {

@@ -30,6 +30,7 @@ fn hostile_lock_names_are_usage_errors_on_one_line() {
 #[test]
 fn bad_store_urls_are_125_and_name_what_is_wrong() {
     let place = Place::new();
+    place.write("a-file", "not a folder");
     for (url, named) in [
         ("nosuch", "nosuch"),
         ("nosuch://x", "nosuch"),
@@ -39,7 +40,7 @@ fn bad_store_urls_are_125_and_name_what_is_wrong() {
         ("mem:?margin=1s&margin=2s", "margin"),
         ("sqlite:%00", "NUL"),
         ("s3://%ff", "UTF-8"),
-        ("sqlite:/no/such/folder/for/locks.db", "/no/such"),
+        ("sqlite:a-file/locks.db", "a-file"),
         ("C:", "URL"),
     ] {
         let outcome = place.run(&format!("-s {url} run x -- true")).expect(125);

@@ -14,19 +14,19 @@ use rustix::process::{Pid, Signal, kill_process};
 const FOREVER: Duration = Duration::from_secs(60);
 
 /// A folder with a store, a configuration and nothing of the user's.
-pub struct Place(tempfile::TempDir);
+pub(crate) struct Place(tempfile::TempDir);
 
 impl Place {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
     /// `leasehold` with `arguments`, not yet started.
-    pub fn leasehold<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+    pub(crate) fn leasehold<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("leasehold"));
         for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LEASEHOLD_")) {
             command.env_remove(key);
@@ -43,37 +43,37 @@ impl Place {
     }
 
     /// Runs `leasehold` with the words of `line`.
-    pub fn run(&self, line: &str) -> Outcome {
+    pub(crate) fn run(&self, line: &str) -> Outcome {
         Outcome::of(self.leasehold(line.split_whitespace()).output().unwrap())
     }
 
     /// Runs `leasehold` with `words`, then `-- sh -c script`.
-    pub fn run_script(&self, words: &str, script: &str) -> Outcome {
+    pub(crate) fn run_script(&self, words: &str, script: &str) -> Outcome {
         Outcome::of(self.scripted(words, script).output().unwrap())
     }
 
-    pub fn scripted(&self, words: &str, script: &str) -> Command {
+    pub(crate) fn scripted(&self, words: &str, script: &str) -> Command {
         self.leasehold(words.split_whitespace().chain(["--", "sh", "-c", script]))
     }
 
     /// Holds a lock while the returned value lives; its script's first line of output has been read.
-    pub fn hold(&self, words: &str, script: &str) -> Holder {
+    pub(crate) fn hold(&self, words: &str, script: &str) -> Holder {
         Holder::start(self.scripted(words, script))
     }
 
-    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, text).unwrap();
         path
     }
 
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
     /// Locks the store's file, so that no renewal gets through until the value is dropped.
-    pub fn cut_off(&self) -> rusqlite::Connection {
+    pub(crate) fn cut_off(&self) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(self.path("state/leasehold/locks.db")).unwrap();
         connection.busy_timeout(FOREVER).unwrap();
         connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
@@ -83,14 +83,14 @@ impl Place {
 
 /// What a process that has ended left.
 #[derive(Debug)]
-pub struct Outcome {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Outcome {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Outcome {
-    pub fn of(output: Output) -> Self {
+    pub(crate) fn of(output: Output) -> Self {
         Self {
             // A shell's way of saying it.
             code: output.status.code().or_else(|| Some(output.status.signal()? + 128)).unwrap(),
@@ -100,23 +100,23 @@ impl Outcome {
     }
 
     #[track_caller]
-    pub fn expect(self, code: i32) -> Self {
+    pub(crate) fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{self:#?}");
         self
     }
 }
 
 /// A `leasehold run` in the background. Killed when dropped.
-pub struct Holder {
-    pub process: Child,
-    pub stdout: BufReader<ChildStdout>,
+pub(crate) struct Holder {
+    pub(crate) process: Child,
+    pub(crate) stdout: BufReader<ChildStdout>,
     /// What its command printed first.
-    pub first: String,
+    pub(crate) first: String,
 }
 
 impl Holder {
     /// In a process group of its own, as a shell starts a job.
-    pub fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let mut process = command
             .process_group(0)
             .stdout(Stdio::piped())
@@ -133,22 +133,22 @@ impl Holder {
         Self { process, stdout, first }
     }
 
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line.trim().to_owned()
     }
 
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         i32::try_from(self.process.id()).unwrap()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         send(self.pid(), signal);
     }
 
     /// Its guardian.
-    pub fn guardian(&self) -> i32 {
+    pub(crate) fn guardian(&self) -> i32 {
         let children = children_of(self.pid());
         let is_guardian = |pid: &i32| {
             fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains("__guardian")
@@ -157,7 +157,7 @@ impl Holder {
     }
 
     /// Waits until it has ended.
-    pub fn end(mut self) -> Outcome {
+    pub(crate) fn end(mut self) -> Outcome {
         let mut stdout = String::new();
         self.stdout.read_to_string(&mut stdout).unwrap();
         let mut stderr = String::new();
@@ -175,23 +175,23 @@ impl Drop for Holder {
     }
 }
 
-pub fn send(pid: i32, signal: Signal) {
+pub(crate) fn send(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
 /// The processes that `parent` started.
-pub fn children_of(parent: i32) -> Vec<i32> {
+pub(crate) fn children_of(parent: i32) -> Vec<i32> {
     let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter(|pid| stat(*pid).is_some_and(|(_, its_parent)| its_parent == parent)).collect()
 }
 
 /// Whether `pid` is a process that may still do something.
-pub fn lives(pid: &str) -> bool {
+pub(crate) fn lives(pid: &str) -> bool {
     stat(pid.parse().unwrap()).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
 /// Whether `pid` is stopped.
-pub fn is_stopped(pid: i32) -> bool {
+pub(crate) fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| state == 'T')
 }
 
@@ -204,7 +204,7 @@ fn stat(pid: i32) -> Option<(char, i32)> {
 /// Waits for what nobody announces.
 #[track_caller]
 #[allow(clippy::disallowed_methods)] // A pause between two looks decides about nothing.
-pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !happened() {
         assert!(start.elapsed() < FOREVER, "in vain: {what}");
@@ -213,7 +213,7 @@ pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
 }
 
 /// The contents of `path`, once it exists.
-pub fn awaited(path: &Path) -> String {
+pub(crate) fn awaited(path: &Path) -> String {
     until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
     fs::read_to_string(path).unwrap()
 }
