@@ -1,0 +1,93 @@
+//! A client machine: it reaches a register that others share, on a clock and with randomness of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use leasehold::clock::{StoreClock, StoreTime};
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+
+/// What a `Date` header is true to.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A register as one machine sees it: the machine's own clock, and the store's only by whole seconds in its answers.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use leasehold::{clock::TestClock, env::Env, stores::memory::MemoryRegister};
+/// # use leasehold_testkit::machine::Machine;
+/// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+/// let shared = Arc::new(MemoryRegister::new(Env::seeded(Arc::new(TestClock::default()), 0)));
+/// let fast = Machine::new(shared.clone(), Env::seeded(Arc::new(TestClock::with_rate(1.005)), 1));
+/// let slow = Machine::new(shared, Env::seeded(Arc::new(TestClock::with_rate(0.995)), 2));
+/// # });
+/// ```
+#[derive(Debug)]
+pub struct Machine {
+    register: Arc<dyn Register>,
+    env: Env,
+    store_clock: StoreClock,
+    skew_us: i64,
+}
+
+impl Machine {
+    /// A machine that reaches `register` and runs on `env`.
+    pub fn new(register: Arc<dyn Register>, env: Env) -> Self {
+        Self { register, env, store_clock: StoreClock::default(), skew_us: 0 }
+    }
+
+    /// The same, talking to a front end of the store whose clock is off by `skew_us` microseconds.
+    #[must_use]
+    pub fn with_front_end_skew(mut self, skew_us: i64) -> Self {
+        self.skew_us = skew_us;
+        self
+    }
+
+    /// Awaits an answer and takes its `Date`, if there was an answer.
+    async fn dated<T>(&self, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let sent = self.env.now();
+        let answer = answer.await;
+        if answer.is_ok()
+            && let Some(time) = self.register.store_time()
+        {
+            let us = time.lo_us.saturating_add_signed(self.skew_us);
+            self.store_clock.observe(us - us % 1_000_000, SECOND, sent, self.env.now());
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl Register for Machine {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.dated(self.register.read(key)).await
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        self.dated(self.register.write(key, expect, value)).await
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.dated(self.register.delete(key, version)).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.register.list(prefix)
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.store_clock.bounds(self.env.now())
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        self.register.traits()
+    }
+}

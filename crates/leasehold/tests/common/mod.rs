@@ -1,0 +1,127 @@
+//! Two or more machines on one register, under paused time.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::clock::TestClock;
+use leasehold::env::Env;
+use leasehold::lease::{Claim, Grant, Held, LeaseStore, Renewal, StoreOptions, Ttl, Verdict};
+use leasehold::register::{Expect, Register};
+use leasehold::stores::memory::MemoryRegister;
+use leasehold::{Holder, LockName, Loss, RegisterLeases, State};
+use leasehold_testkit::fault::FaultyRegister;
+use leasehold_testkit::machine::Machine;
+
+pub const TTL: Duration = Duration::from_secs(30);
+pub const KEY: &str = "x.lock";
+
+/// The store that the machines of a test share.
+pub struct World {
+    pub register: Arc<MemoryRegister>,
+    pub clock: Arc<TestClock>,
+}
+
+/// A machine with its network and its clock.
+pub struct Client {
+    pub leases: Arc<RegisterLeases>,
+    pub network: FaultyRegister,
+    pub clock: Arc<TestClock>,
+    pub env: Env,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let clock = Arc::new(TestClock::default());
+        Self { register: Arc::new(MemoryRegister::new(Env::seeded(clock.clone(), 0))), clock }
+    }
+
+    /// A machine that judges lapses by observation alone.
+    pub fn observer(&self, seed: u64) -> Client {
+        self.client(seed, TestClock::default(), false)
+    }
+
+    /// A machine that may also go by the store's clock.
+    pub fn dated(&self, seed: u64) -> Client {
+        self.client(seed, TestClock::default(), true)
+    }
+
+    pub fn client(&self, seed: u64, clock: TestClock, store_clock: bool) -> Client {
+        let clock = Arc::new(clock);
+        let env = Env::seeded(clock.clone(), seed + 1);
+        let network = FaultyRegister::new(self.register.clone());
+        let mut options = StoreOptions::default();
+        options.env = env.clone();
+        options.store_clock = store_clock;
+        let machine = Machine::new(Arc::new(network.clone()), env.clone());
+        Client { leases: Arc::new(RegisterLeases::new(Arc::new(machine), options)), network, clock, env }
+    }
+
+    /// What lies in the store, past every network.
+    pub async fn raw(&self) -> serde_json::Value {
+        let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
+        serde_json::from_slice(&cell.value).unwrap()
+    }
+
+    /// Changes what lies in the store by hand.
+    pub async fn edit(&self, edit: impl FnOnce(&mut serde_json::Value)) {
+        let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
+        let mut value = serde_json::from_slice(&cell.value).unwrap();
+        edit(&mut value);
+        let bytes = serde_json::to_vec(&value).unwrap().into();
+        self.register.write(KEY, Expect::Version(&cell.version), bytes).await.unwrap();
+    }
+
+    /// Deletes the record by hand.
+    pub async fn delete(&self) {
+        let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
+        self.register.delete(KEY, &cell.version).await.unwrap();
+    }
+}
+
+impl Client {
+    pub fn claim(&self) -> Claim {
+        Claim::new(&self.env, name(), Ttl::new(TTL).unwrap(), Holder::this_process())
+    }
+
+    pub async fn granted(&self) -> Grant {
+        granted(self.leases.try_acquire(&self.claim()).await.unwrap())
+    }
+
+    pub async fn held(&self) -> Held {
+        match self.leases.try_acquire(&self.claim()).await.unwrap() {
+            Verdict::Held(held) => held,
+            other => panic!("not held: {other:?}"),
+        }
+    }
+
+    pub async fn is_free(&self) -> bool {
+        matches!(self.leases.inspect(&name()).await.unwrap().state, State::Free)
+    }
+
+    pub async fn lost(&self, grant: &mut Grant) -> Loss {
+        match self.leases.renew(grant).await.unwrap() {
+            Renewal::Lost(loss) => loss,
+            Renewal::Renewed => panic!("renewed"),
+        }
+    }
+}
+
+pub fn granted(verdict: Verdict) -> Grant {
+    match verdict {
+        Verdict::Granted(grant) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+pub fn name() -> LockName {
+    LockName::new("x").unwrap()
+}
+
+pub fn holder_span() -> Duration {
+    Ttl::new(TTL).unwrap().holder_span()
+}
+
+pub fn contender_span() -> Duration {
+    Ttl::new(TTL).unwrap().contender_span()
+}

@@ -1,0 +1,406 @@
+//! What a program holds: loss in time, release, drop, queues, tickets. Faults are numbered as in `docs/evidence.md`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{Client, TTL, World, holder_span, name};
+use leasehold::clock::Clock;
+use leasehold::{ErrorKind, Locker, LossReason, Released, Ticket};
+use leasehold_testkit::fault::{Kind, Outcome};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn locker(client: &Client) -> Locker {
+    Locker::new(client.leases.clone())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_is_renewed_for_as_long_as_it_is_held() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.reset_counts();
+    client.env.sleep(SECOND * 300).await;
+    guard.check().unwrap();
+    let counts = client.network.counts();
+    assert!((27..=33).contains(&counts.writes) && counts.reads == 0, "a renewal is one request: {counts:?}");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_15_a_holder_that_is_cut_off_hears_of_it_before_a_successor_can_be_granted_the_lock() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    let lost_first = Arc::new(AtomicBool::new(false));
+    let successor = {
+        let (locker, lost_first) = (locker(&other), lost_first.clone());
+        tokio::spawn(async move {
+            let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+            assert!(
+                lost_first.load(Ordering::SeqCst),
+                "granted while the first holder believed in its lease"
+            );
+            guard.token()
+        })
+    };
+    client.env.sleep(SECOND * 100).await;
+    client.network.disconnect();
+    let cancelled = guard.cancellation();
+    let loss = guard.lost().await;
+    lost_first.store(true, Ordering::SeqCst);
+    assert!(cancelled.is_cancelled());
+    let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss}") };
+    assert!(error.contains("lost"), "the loss says why: {error}");
+    assert!(successor.await.unwrap() > guard.token());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_15_a_renewal_that_hangs_delays_the_watchdog_by_nothing() {
+    let world = World::new();
+    let client = world.observer(1);
+    let began = client.clock.now();
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    let deadline = client.clock.now().longest_since(began) + guard.remaining();
+    client.network.stall();
+    guard.cancellation().cancelled().await;
+    let heard = client.clock.now().longest_since(began);
+    assert!(heard >= deadline && heard <= deadline + Duration::from_millis(2), "{heard:?}, not {deadline:?}");
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_12_a_suspended_holder_finds_its_lock_lost_on_waking() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.clock.suspend(SECOND * 3_600);
+    // Before any timer had a chance to fire.
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    let woken = client.clock.now();
+    guard.cancellation().cancelled().await;
+    assert!(client.clock.now().longest_since(woken) < SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_12_a_machine_restored_from_a_snapshot_finds_its_lock_lost() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.clock.step_wall(3_600); // Its boot clock goes on as if nothing had happened.
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_13_a_contender_whose_wall_clock_steps_takes_over_neither_early_nor_an_hour_late() {
+    for step in [3_600, -3_600] {
+        let world = World::new();
+        let (client, other) = (world.observer(1), world.observer(2));
+        let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+        let waiter = {
+            let locker = locker(&other);
+            tokio::spawn(async move { locker.lock("x").ttl(TTL).acquire().await.unwrap().token() })
+        };
+        client.env.sleep(SECOND * 50).await;
+        other.clock.step_wall(step);
+        client.env.sleep(SECOND * 50).await;
+        guard.check().unwrap();
+        assert!(!waiter.is_finished(), "{step}");
+        client.network.disconnect();
+        other.clock.step_wall(step);
+        let cut = world.clock.now();
+        waiter.await.unwrap();
+        assert!(
+            world.clock.now().longest_since(cut) < TTL * 2,
+            "{step}: a step back costs one poll, not the hour"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_16_a_renewal_that_is_answered_after_the_deadline_extends_nothing() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    // Writes land, and nothing is heard of anything.
+    client.network.every(Kind::Write, Outcome::AnswerStalled);
+    client.network.every(Kind::Read, Outcome::Stalled);
+    let loss = guard.lost().await;
+    client.network.heal();
+    client.network.deliver_all().await;
+    client.env.sleep(SECOND).await;
+    assert!(guard.check().is_err(), "{loss}");
+    // The write had landed: what it left behind is cleaned up, so that nobody has to wait for it.
+    assert!(client.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_34_credentials_withdrawn_while_held_are_named_in_the_loss() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.reset_counts();
+    client.network.every(Kind::Write, Outcome::Denied);
+    let loss = guard.lost().await;
+    assert!(loss.to_string().contains("access denied"), "{loss}");
+    assert!(client.network.counts().writes < 40, "no storm: {:?}", client.network.counts());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_2_a_renewal_whose_answer_is_lost_is_found_by_its_nonce() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.every(Kind::Write, Outcome::AppliedLost);
+    client.env.sleep(SECOND * 300).await;
+    guard.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_3_a_renewal_that_arrives_later_does_not_extend_the_deadline() {
+    let world = World::new();
+    let client = world.observer(1);
+    let mut grant = client.granted().await;
+    let before = grant.deadline;
+    client.network.every(Kind::Write, Outcome::HeldBack);
+    use leasehold::lease::LeaseStore;
+    assert!(!matches!(client.leases.renew(&mut grant).await, Ok(leasehold::lease::Renewal::Renewed)));
+    assert_eq!(grant.deadline, before);
+    client.network.deliver_all().await;
+    assert_eq!(grant.deadline, before);
+    assert_eq!(world.raw().await["beat"], 1, "of all copies, one had its effect");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    // While its write is on the way.
+    client.network.next_write(Outcome::AnswerStalled);
+    let locker = locker(&client);
+    let acquisition = {
+        let locker = locker.clone();
+        tokio::spawn(async move { locker.lock("x").acquire().await.map(drop) })
+    };
+    client.network.until(|counts| counts.writes == 1).await;
+    acquisition.abort();
+    client.network.deliver_all().await;
+    client.network.until(|counts| counts.writes == 2).await;
+    client.env.sleep(Duration::from_millis(1)).await;
+    assert!(other.is_free().await, "granted late, released in the background");
+
+    // While it waits for another.
+    let guard = common::granted({
+        use leasehold::lease::LeaseStore;
+        other.leases.try_acquire(&other.claim()).await.unwrap()
+    });
+    let waiting = {
+        let locker = locker.clone();
+        tokio::spawn(async move { locker.lock("x").acquire().await.map(drop) })
+    };
+    let reads = client.network.counts().reads;
+    client.network.until(|counts| counts.reads > reads + 3).await;
+    waiting.abort();
+    client.env.sleep(SECOND).await;
+    let reads = client.network.counts().reads;
+    client.env.sleep(SECOND * 60).await;
+    assert_eq!(client.network.counts().reads, reads, "nobody polls for nobody");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_is_dropped_is_released_in_the_background_and_at_once_dead() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").acquire().await.unwrap();
+    let cancelled = guard.cancellation();
+    client.network.reset_counts();
+    drop(guard);
+    assert!(cancelled.is_cancelled());
+    client.network.until(|counts| counts.writes == 1).await;
+    client.env.sleep(Duration::from_millis(1)).await;
+    assert!(client.is_free().await);
+}
+
+#[test]
+fn a_guard_may_be_dropped_and_asked_outside_of_any_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (kept, dropped) = runtime.block_on(async {
+        let locker = Locker::open("mem:").await.unwrap();
+        (locker.lock("a").acquire().await.unwrap(), locker.lock("b").acquire().await.unwrap())
+    });
+    drop(runtime);
+    drop(dropped);
+    kept.check().unwrap();
+    assert!(kept.remaining() > SECOND);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    // Its keeper is gone with its runtime: not released, and it says so.
+    let _ = runtime.block_on(kept.release());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fault_4_a_release_that_fails_is_tried_again_in_the_background() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.every(Kind::Write, Outcome::Dropped);
+    let error = guard.release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!client.is_free().await);
+    client.network.heal();
+    client.env.sleep(SECOND * 3).await;
+    assert!(client.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_tasks_are_one_contender_and_are_served_in_order() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let theirs = locker(&other).lock("x").ttl(TTL).acquire().await.unwrap();
+    let locker = locker(&client);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for n in 0..100 {
+        let (locker, order) = (locker.clone(), order.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+            order.lock().unwrap().push((n, guard.token()));
+            guard.release().await.unwrap();
+        }));
+        tokio::task::yield_now().await;
+    }
+    client.network.reset_counts();
+    client.env.sleep(SECOND * 10).await;
+    let polls = client.network.counts().reads;
+    assert!(polls <= 700, "one contender polls at most every 15 ms here, not a hundred: {polls}");
+    client.network.reset_counts();
+    theirs.release().await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let order = order.lock().unwrap();
+    assert!(order.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1), "{order:?}");
+    let counts = client.network.counts();
+    assert!(
+        counts.writes == 200 && counts.reads <= 2,
+        "warm: one write to acquire, one to release: {counts:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_are_counted_cold_warm_and_waiting() {
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = locker(&client);
+    for (reads, writes) in [(1, 1), (0, 1)] {
+        client.network.reset_counts();
+        let guard = locker.lock("x").acquire().await.unwrap();
+        let counts = client.network.counts();
+        assert_eq!((counts.reads, counts.writes), (reads, writes), "acquire");
+        guard.release().await.unwrap();
+        assert_eq!(client.network.counts().writes, writes + 1, "release");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_in_the_process_of_the_holder_sends_nothing_and_knows_who_it_is() {
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = locker(&client);
+    let guard = locker.lock("x").note("the first").acquire().await.unwrap();
+    client.network.reset_counts();
+    let error = locker.lock("x").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    assert_eq!(error.holder().unwrap().token, Some(guard.token()));
+    assert!(error.to_string().contains("the first"), "{error}");
+    assert_eq!(client.network.counts().total(), 0);
+    let error = locker.lock("x").acquire_within(SECOND).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Held && error.to_string().contains("the first"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_drops_its_body_the_moment_the_lock_is_lost_and_releases_after_it() {
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = locker(&client);
+    // In a task of its own: the future is Send.
+    let lock = locker.lock("x").ttl(TTL);
+    let sum = tokio::spawn(async move { lock.with(async |guard| guard.token().get() * 0 + 42).await });
+    assert_eq!(sum.await.unwrap().unwrap(), 42);
+    assert!(client.is_free().await);
+
+    struct Dropped(Arc<AtomicUsize>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let drops = Arc::new(AtomicUsize::new(0));
+    let witness = Dropped(drops.clone());
+    client.network.stall();
+    let lock = locker.lock("x").ttl(TTL);
+    client.network.heal();
+    let network = client.network.clone();
+    let outcome = lock
+        .with(async |_| {
+            network.disconnect();
+            std::future::pending::<()>().await;
+            drop(witness);
+        })
+        .await;
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_is_renewed_and_released_by_another_process_and_resumed_as_a_guard() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token();
+    let ticket: Ticket = guard.into_ticket().await.unwrap().to_string().parse().unwrap();
+    client.network.reset_counts();
+    client.env.sleep(SECOND * 25).await;
+    assert_eq!(client.network.counts().total(), 0, "nobody renews a ticket by itself");
+
+    let remaining = locker(&other).renew(&ticket).await.unwrap();
+    assert_eq!(remaining, holder_span());
+    other.env.sleep(SECOND * 25).await;
+    let resumed = locker(&other).resume(&ticket).await.unwrap();
+    assert_eq!(resumed.token(), token);
+    other.env.sleep(SECOND * 300).await;
+    resumed.check().unwrap();
+
+    assert_eq!(locker(&client).release(&ticket).await.unwrap(), Released::Released);
+    assert_eq!(resumed.lost().await.reason, LossReason::Ended);
+    assert_eq!(locker(&client).release(&ticket).await.unwrap(), Released::AlreadyLost);
+    assert_eq!(locker(&client).renew(&ticket).await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_is_heard_of_at_the_next_renewal_and_waiting_for_freedom_ends_with_it() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    let freed = {
+        let locker = locker(&other);
+        tokio::spawn(async move { locker.wait_free(&name(), &|held| assert!(held.holder.is_some())).await })
+    };
+    other.env.sleep(SECOND * 60).await;
+    assert!(!freed.is_finished());
+    let wrong = leasehold::Token::new(guard.token().get() + 1).unwrap();
+    assert_eq!(locker(&other).evict(&name(), wrong).await.unwrap(), leasehold::Evicted::Changed);
+    guard.check().unwrap();
+    assert_eq!(locker(&other).evict(&name(), guard.token()).await.unwrap(), leasehold::Evicted::Evicted);
+    freed.await.unwrap().unwrap();
+    assert_eq!(guard.lost().await.reason, LossReason::Ended);
+}

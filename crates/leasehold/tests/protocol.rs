@@ -1,0 +1,415 @@
+//! The ten rules of the lease protocol (see `ARCHITECTURE.md`), one test or more for each: take the rule out, and its
+//! test is red.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{TTL, World, contender_span, granted, holder_span, name};
+use leasehold::clock::{Clock, TestClock};
+use leasehold::error::StoreError;
+use leasehold::lease::{Evicted, LeaseStore, Renewal, Verdict};
+use leasehold::{Locker, LossReason, Released, State};
+use leasehold_testkit::fault::{Kind, Outcome};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn rule_1_the_holder_counts_from_before_the_first_send() {
+    let world = World::new();
+    let holder = world.observer(1);
+    let mut earlier = holder.granted().await;
+    holder.leases.release(&mut earlier, None).await.unwrap();
+    holder.network.next_write(Outcome::AnswerDelayed(SECOND * 4));
+    let mut grant = holder.granted().await;
+    assert_eq!(grant.deadline.remaining(holder.clock.now()), holder_span() - SECOND * 4);
+
+    holder.network.next_write(Outcome::AnswerDelayed(SECOND * 3));
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(grant.deadline.remaining(holder.clock.now()), holder_span() - SECOND * 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_1_the_contender_counts_from_after_the_answer() {
+    let world = World::new();
+    let (holder, contender) = (world.observer(1), world.observer(2));
+    let _grant = holder.granted().await;
+    contender.network.next_read(Outcome::AnswerDelayed(SECOND * 4));
+    let held = contender.held().await;
+    assert_eq!(held.lapses_within, Some(contender_span()), "the seconds on the way are no observation");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_1_a_read_in_flight_across_a_renewal_leads_to_no_early_takeover() {
+    let world = World::new();
+    let (holder, contender) = (world.observer(1), world.observer(2));
+    let mut grant = holder.granted().await;
+    let held = contender.held().await;
+    holder.env.sleep(SECOND * 9).await;
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    // Judged lapsed from what was seen first: the write is conditional, fails, and what is read instead lives.
+    contender.env.sleep(held.lapses_within.unwrap()).await;
+    contender.held().await;
+    assert_eq!(world.raw().await["beat"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_2_no_two_bodies_are_ever_equal() {
+    let world = World::new();
+    let client = world.observer(1);
+    for outcome in
+        [Outcome::Dropped, Outcome::NotApplied, Outcome::AppliedLost, Outcome::Twice, Outcome::Dropped]
+    {
+        client.network.next_write(outcome);
+    }
+    let mut grant = client.granted().await;
+    for _ in 0..3 {
+        client.network.next_write(Outcome::Dropped);
+        client.leases.renew(&mut grant).await.unwrap();
+    }
+    client.leases.release(&mut grant, None).await.unwrap();
+    let bodies: Vec<_> = client.network.log().into_iter().filter_map(|sent| sent.value).collect();
+    assert!(bodies.len() > 10);
+    let nonces: HashSet<_> = bodies
+        .iter()
+        .map(|body| serde_json::from_slice::<serde_json::Value>(body).unwrap()["nonce"].to_string())
+        .collect();
+    assert_eq!(nonces.len(), bodies.len(), "a nonce was used twice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_3_a_release_deletes_nothing() {
+    let world = World::new();
+    let client = world.observer(1);
+    let mut grant = client.granted().await;
+    assert_eq!(client.leases.release(&mut grant, None).await.unwrap(), Released::Released);
+    assert_eq!(client.network.counts().deletes, 0);
+    let record = world.raw().await;
+    assert_eq!((&record["state"], record["token"].as_u64()), (&"free".into(), Some(grant.token.get())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_4_a_refusal_for_now_is_tried_again_and_never_taken_for_held() {
+    let world = World::new();
+    let client = world.observer(1);
+    client.network.next_read(Outcome::NotApplied);
+    client.network.next_write(Outcome::NotApplied); // S3's 409 ConditionalRequestConflict
+    client.network.next_write(Outcome::Throttled(SECOND * 3));
+    let before = client.clock.now();
+    client.granted().await;
+    assert_eq!(client.network.counts().writes, 3);
+    assert!(client.clock.now().longest_since(before) >= SECOND * 3, "the store asked to be left alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_4_every_answer_that_was_lost_is_resolved_by_reading() {
+    let world = World::new();
+    let client = world.observer(1);
+    client.granted().await; // The record exists now; let it go by its own time.
+    client.env.sleep(contender_span() * 2).await;
+    for (outcome, writes) in
+        [(Outcome::AppliedLost, 1), (Outcome::Dropped, 2), (Outcome::TwiceSecondAnswer, 1)]
+    {
+        client.network.reset_counts();
+        client.network.next_write(outcome.clone());
+        let mut grant = client.granted().await;
+        assert_eq!(client.network.counts().writes, writes, "{outcome:?}");
+        client.leases.release(&mut grant, None).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_5_an_unexpected_record_of_our_own_is_adopted_only_by_a_write() {
+    let world = World::new();
+    let client = world.observer(1);
+    let claim = client.claim();
+    // The request is under way when its sender gives up, and lands after that.
+    client.network.every(Kind::Write, Outcome::HeldBack);
+    let gave_up = client.leases.try_acquire(&claim).await;
+    assert!(matches!(gave_up, Err(StoreError::MaybeApplied(_))), "{gave_up:?}");
+    client.network.deliver().await;
+    // So does the release that follows it.
+    let mut unheard = leasehold::lease::Grant {
+        name: name(),
+        token: leasehold::Token::default(),
+        id: claim.id,
+        ttl: claim.ttl,
+        deadline: leasehold::lease::deadline(claim.ttl, client.clock.now()),
+        memo: None,
+    };
+    assert!(client.leases.release(&mut unheard, None).await.is_err());
+    client.network.heal();
+    client.network.reset_counts();
+
+    let grant = granted(client.leases.try_acquire(&claim).await.unwrap());
+    assert_eq!(client.network.counts().writes, 1, "adopted by a write");
+    client.network.deliver_all().await;
+    let record = world.raw().await;
+    assert_eq!((&record["state"], record["token"].as_u64()), (&"held".into(), Some(grant.token.get())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_6_what_the_user_holds_ends_before_the_release_is_sent_and_a_renewal_in_flight_changes_nothing()
+{
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = Locker::new(client.leases.clone());
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    let cancelled = guard.cancellation();
+    client.network.reset_counts();
+    client.network.next_write(Outcome::Stalled); // The renewal hangs,
+    client.network.next_write(Outcome::Stalled); // and so does the release.
+    client.network.sent(1).await;
+    let release = tokio::spawn(guard.release());
+    cancelled.cancelled().await;
+    assert_eq!(client.network.counts().writes, 1, "the guard was dead before anything was sent");
+
+    client.network.until(|counts| counts.writes == 2).await;
+    // The renewal arrives first after all: the release finds the record changed, and frees what it finds.
+    client.network.deliver_all().await;
+    assert_eq!(release.await.unwrap().unwrap(), Released::Released);
+    assert_eq!(world.raw().await["state"], "free");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_6_a_renewal_that_arrives_after_the_release_resurrects_nothing() {
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = Locker::new(client.leases.clone());
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.reset_counts();
+    client.network.next_write(Outcome::Stalled);
+    client.network.sent(1).await;
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    client.network.deliver_all().await;
+    assert_eq!(world.raw().await["state"], "free");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_7_a_renewal_never_takes_a_record_whose_grant_has_changed() {
+    let world = World::new();
+    let (first, second) = (world.observer(1), world.observer(2));
+    let mut old = first.granted().await;
+    assert_eq!(second.leases.evict(&name(), old.token).await.unwrap(), Evicted::Evicted);
+    let new = second.granted().await;
+    assert!(new.token > old.token);
+    let loss = first.lost(&mut old).await;
+    assert!(matches!(loss.reason, LossReason::TakenOver { .. }), "{loss}");
+    assert_eq!(world.raw().await["token"].as_u64(), Some(new.token.get()));
+    assert_eq!(first.leases.release(&mut old, None).await.unwrap(), Released::AlreadyLost);
+    assert_eq!(world.raw().await["state"], "held", "the successor still has it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_8_edits_by_others_do_not_prolong_a_lease() {
+    let world = World::new();
+    let (holder, contender) = (world.observer(1), world.observer(2));
+    let old = holder.granted().await;
+    let began = contender.clock.now();
+    while contender.clock.now().longest_since(began) < contender_span() + SECOND {
+        match contender.leases.try_acquire(&contender.claim()).await.unwrap() {
+            Verdict::Granted(new) => return assert!(new.token > old.token),
+            Verdict::Held(held) => {
+                // Another version, another ETag, the same (grant, beat).
+                world.edit(|record| record["edited"] = format!("{:?}", contender.clock.now()).into()).await;
+                contender.env.sleep(held.lapses_within.unwrap().min(SECOND)).await;
+            }
+            Verdict::Lost(loss) => panic!("{loss}"),
+        }
+    }
+    panic!("the lease was prolonged by edits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_8_the_same_claim_granted_again_is_told_from_its_earlier_grant() {
+    let world = World::new();
+    let (holder, contender) = (world.observer(1), world.observer(2));
+    let claim = holder.claim();
+    let first = granted(holder.leases.try_acquire(&claim).await.unwrap());
+    contender.held().await;
+    contender.env.sleep(SECOND * 25).await;
+    // Evicted and granted again between two looks of the contender.
+    holder.leases.evict(&name(), first.token).await.unwrap();
+    let again = granted(holder.leases.try_acquire(&claim).await.unwrap());
+    assert!(again.token > first.token);
+    assert_eq!(
+        contender.held().await.lapses_within,
+        Some(contender_span()),
+        "a new grant, a new observation"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_9_lost_is_final_also_when_the_renewal_is_answered_after_all() {
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = Locker::new(client.leases.clone());
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.stall();
+    let loss = guard.lost().await;
+    assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss}");
+    client.network.heal();
+    client.network.deliver_all().await;
+    tokio::task::yield_now().await;
+    assert!(guard.check().is_err() && guard.remaining().is_zero());
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
+    // Coming back is a new acquisition, with a new token.
+    let again = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    assert!(again.token() > loss.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_10_a_grant_that_may_have_been_ours_in_between_is_reported_as_lost() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let mut seed = other.granted().await;
+    other.leases.release(&mut seed, None).await.unwrap();
+
+    client.network.next_write(Outcome::HeldBack);
+    client.network.next_read(Outcome::Fine);
+    client.network.next_read(Outcome::Stalled);
+    let acquisition = {
+        let (leases, claim) = (client.leases.clone(), client.claim());
+        tokio::spawn(async move { leases.try_acquire(&claim).await })
+    };
+    client.network.until(|counts| counts.reads == 2).await;
+    client.network.deliver().await; // The write lands: it is ours, and we do not know.
+    let ours = world.raw().await["token"].as_u64().unwrap();
+    other.leases.evict(&name(), leasehold::Token::new(ours).unwrap()).await.unwrap();
+    let successor = other.granted().await;
+    client.network.deliver().await; // Only now do we read.
+    match acquisition.await.unwrap().unwrap() {
+        Verdict::Lost(loss) => assert!(loss.token.get() == ours && successor.token.get() > ours, "{loss}"),
+        other => panic!("{other:?}"),
+    }
+    // A race that was simply lost is no loss.
+    client.held().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ttl_of_the_record_rules_and_its_lock_delay() {
+    let world = World::new();
+    let (holder, contender) = (world.observer(1), world.observer(2));
+    let mut claim = holder.claim();
+    claim.lock_delay = SECOND * 7;
+    let mut grant = granted(holder.leases.try_acquire(&claim).await.unwrap());
+    let mut hasty = contender.claim();
+    hasty.ttl = leasehold::lease::Ttl::from_millis(1_000).unwrap();
+    let Verdict::Held(held) = contender.leases.try_acquire(&hasty).await.unwrap() else { panic!() };
+    assert_eq!(held.lapses_within, Some(contender_span() + SECOND * 7));
+    // After a release nobody waits.
+    holder.leases.release(&mut grant, None).await.unwrap();
+    granted(contender.leases.try_acquire(&hasty).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn by_the_stores_clock_a_mere_try_succeeds_a_holder_that_died_long_ago() {
+    let world = World::new();
+    let (holder, contender, blind) = (world.dated(1), world.dated(2), world.observer(3));
+    holder.granted().await;
+    holder.env.sleep(contender_span() + SECOND * 2).await;
+    contender.held().await; // Within the margin.
+    holder.env.sleep(SECOND * 6).await;
+    blind.held().await; // By observation alone, nothing is known yet.
+    contender.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_front_end_whose_clock_is_off_by_less_than_the_margin_leads_to_no_early_takeover() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    // It reads 4 s ahead of the one that the holder talks to.
+    let clock = Arc::new(TestClock::default());
+    let env = leasehold::env::Env::seeded(clock, 9);
+    let ahead = leasehold_testkit::machine::Machine::new(world.register.clone(), env.clone());
+    let mut options = leasehold::lease::StoreOptions::default();
+    options.env = env;
+    let contender = leasehold::RegisterLeases::new(Arc::new(ahead.with_front_end_skew(4_000_000)), options);
+    let claim = world.observer(3).claim();
+    holder.env.sleep(holder_span() - SECOND).await;
+    assert!(matches!(contender.try_acquire(&claim).await.unwrap(), Verdict::Held(_)));
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_rise_across_a_deletion_by_hand_although_the_stores_clock_is_known_to_a_second_only() {
+    let world = World::new();
+    let mut last = 0;
+    for seed in 0..20 {
+        // Each a new process, which knows nothing of the earlier ones.
+        let client = world.dated(seed);
+        let mut grant = client.granted().await;
+        assert!(grant.token.get() > last, "{} after {last}", grant.token);
+        last = grant.token.get();
+        world.delete().await;
+        let loss = client.lost(&mut grant).await;
+        assert_eq!(loss.reason, LossReason::Deleted);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_that_lands_late_gets_a_token_above_those_that_came_and_went_meanwhile() {
+    let world = World::new();
+    let (slow, quick) = (world.dated(1), world.dated(2));
+    slow.network.next_write(Outcome::HeldBack);
+    slow.network.next_read(Outcome::Fine);
+    slow.network.next_read(Outcome::Stalled);
+    let acquisition = {
+        let (leases, claim) = (slow.leases.clone(), slow.claim());
+        tokio::spawn(async move { leases.try_acquire(&claim).await })
+    };
+    slow.network.until(|counts| counts.reads == 2).await;
+    let between = quick.granted().await;
+    world.delete().await;
+    slow.network.deliver().await; // The create lands, with a token from before.
+    slow.network.deliver().await;
+    let grant = granted(acquisition.await.unwrap().unwrap());
+    assert!(grant.token > between.token, "{} after {}", grant.token, between.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resting_lock_is_not_granted_before_its_time() {
+    for store_clock in [true, false] {
+        let world = World::new();
+        let client = world.client(1, TestClock::default(), store_clock);
+        let other = world.client(2, TestClock::default(), store_clock);
+        let mut grant = client.granted().await;
+        client.leases.release(&mut grant, Some(SECOND * 60)).await.unwrap();
+        let held = other.held().await;
+        assert!(held.resting && held.lapses_within.unwrap() >= SECOND * 60, "{held:?}");
+        other.env.sleep(SECOND * 55).await;
+        other.held().await;
+        other.env.sleep(SECOND * 8).await;
+        assert!(other.granted().await.token > grant.token);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn foreign_newer_and_damaged_records_are_never_taken_over() {
+    use leasehold::register::{Expect, Register};
+    for (body, held) in
+        [("\n", true), ("1", true), ("{\"leasehold\":2}", false), ("{\"leasehold\":1}", false)]
+    {
+        let world = World::new();
+        let client = world.dated(1);
+        world.register.write(common::KEY, Expect::Absent, body.into()).await.unwrap();
+        client.env.sleep(contender_span() * 100).await;
+        let verdict = client.leases.try_acquire(&client.claim()).await;
+        match verdict {
+            Ok(Verdict::Held(who)) if held => assert!(who.foreign.is_some() && who.lapses_within.is_none()),
+            Err(StoreError::NotApplied(fault)) if !held => assert!(fault.help.is_some(), "{fault:?}"),
+            other => panic!("{body:?}: {other:?}"),
+        }
+        assert_eq!(client.network.counts().writes, 0);
+        assert!(!matches!(client.leases.inspect(&name()).await.map(|status| status.state), Ok(State::Free)));
+    }
+}
