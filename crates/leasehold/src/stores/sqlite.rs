@@ -121,17 +121,35 @@ impl SqliteLeases {
         self.database.run(&self.env, limit, true, work).await
     }
 
+    /// Begins the delay that counts from a death, for those who only wait.
+    async fn note_death(&self, name: &LockName) -> Result<(), StoreError> {
+        let step = |mut record: Option<Record>, machine: &Machine, now: Moment| {
+            let died = record
+                .as_ref()
+                .is_some_and(|record| rules::standing(record, machine, now) == Standing::JustDied);
+            if let Some(record) = &mut record {
+                rules::note_death(record, now);
+            }
+            ((), record.filter(|_| died))
+        };
+        self.change(name, PATIENCE, Durability::System, step).await
+    }
+
     /// `grant`, unless its deadline passed before it was here. Then it is released.
     async fn in_time(&self, mut grant: Grant) -> Result<Verdict, StoreError> {
         if !grant.deadline.passed(self.env.now()) {
             return Ok(Verdict::Granted(grant));
         }
-        self.release(&mut grant, None).await?;
-        Err(Fault::unavailable(format!(
-            "lock `{}` was granted too late to be used, and released",
-            grant.name
-        ))
-        .not_applied())
+        match self.release(&mut grant, None).await {
+            Ok(_) => {
+                let message = format!("lock `{}` was granted too late to be used, and released", grant.name);
+                Err(Fault::unavailable(message).not_applied())
+            }
+            // The grant stands: whoever asked must know that there may be one.
+            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
+                Err(fault.maybe_applied())
+            }
+        }
     }
 }
 
@@ -248,19 +266,19 @@ impl LeaseStore for SqliteLeases {
         let (token, resting) = (seen.token, seen.resting);
         let mut pause = PACE.first;
         loop {
-            let left = self
-                .read(name, move |record, machine, now| {
-                    let record = record
-                        .filter(|record| Some(record.token) == token && record.is_resting() == resting)?;
-                    match rules::standing(&record, machine, now) {
-                        Standing::Taken(left) => Some(left),
-                        Standing::Free | Standing::Lapsed(_) | Standing::JustDied => None,
-                    }
-                })
-                .await?;
-            let Some(left) = left else { return Ok(()) };
-            self.env.sleep(left.min(self.env.random.jittered(pause, 0.25))).await;
-            pause = (pause * 3 / 2).min(PACE.most);
+            let look = move |record: Option<Record>, machine: &Machine, now: Moment| {
+                let same =
+                    record.filter(|record| Some(record.token) == token && record.is_resting() == resting);
+                same.map_or(Standing::Free, |record| rules::standing(&record, machine, now))
+            };
+            match self.read(name, look).await? {
+                Standing::Free | Standing::Lapsed(_) => return Ok(()),
+                Standing::JustDied => self.note_death(name).await?,
+                Standing::Taken(left) => {
+                    self.env.sleep(left.min(self.env.random.jittered(pause, 0.25))).await;
+                    pause = (pause * 3 / 2).min(PACE.most);
+                }
+            }
         }
     }
 

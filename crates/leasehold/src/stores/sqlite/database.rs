@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, FileControl, OpenFlags, Transaction, TransactionBehavior};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 
 use super::fault::Trouble;
@@ -15,7 +15,7 @@ use super::location::Location;
 use super::schema;
 use crate::clock::timeout;
 use crate::env::Env;
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::{Fault, StoreError};
 
 /// How long SQLite itself waits for another connection before it gives the turn to the next request of this store, so
 /// that a patient acquisition does not keep a renewal waiting.
@@ -73,12 +73,17 @@ impl Database {
         }
     }
 
+    /// The file, to itself.
+    pub(super) async fn turn(&self) -> OwnedMutexGuard<File> {
+        Arc::clone(&self.file).lock_owned().await
+    }
+
     async fn once<T, F>(&self, work: F) -> Result<T, Trouble>
     where
         F: FnOnce(&mut Connection) -> Result<T, Trouble> + Send + 'static,
         T: Send + 'static,
     {
-        let mut file = Arc::clone(&self.file).lock_owned().await;
+        let mut file = self.turn().await;
         let work = spawn_blocking(move || file.with(work));
         work.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").into()))
     }
@@ -130,7 +135,7 @@ fn commit<T>(
 
 /// The file, opened again whenever it is not the one that was opened.
 #[derive(Debug)]
-struct File {
+pub(super) struct File {
     location: Location,
     connection: Option<Connection>,
 }
@@ -162,14 +167,12 @@ impl File {
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let mut connection = Connection::open_with_flags(&self.location.path, flags)?;
         connection.busy_timeout(TURN)?;
-        if connection.is_readonly("main")? {
-            let message = format!("{} can only be read", self.location.path.display());
-            return Err(Fault::new(ErrorKind::Denied, message)
-                .with_help("taking a lock writes to the file: it and its folder must be writable")
-                .into());
-        }
         schema::ensure(&mut connection).map_err(|trouble| self.named(trouble))?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // There, a plain fsync stops at the drive's cache.
+        if cfg!(target_os = "macos") {
+            connection.pragma_update(None, "fullfsync", "ON")?;
+        }
         Ok(connection)
     }
 

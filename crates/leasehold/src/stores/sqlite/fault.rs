@@ -65,8 +65,8 @@ impl From<Fault> for Trouble {
 
 /// A value that cannot be understood: reported, never overwritten, never granted.
 fn garbled(what: &str, path: &Path) -> Fault {
-    Fault::new(ErrorKind::Corrupt, format!("{} holds a lock that cannot be read: {what}", path.display()))
-        .with_help("somebody edited it: when nobody holds that lock, delete its row; tokens keep rising")
+    Fault::new(ErrorKind::Corrupt, format!("{} holds a row that cannot be read: {what}", path.display()))
+        .with_help("it was edited: when nobody holds that lock, delete the row; tokens keep rising")
 }
 
 fn explained(error: &rusqlite::Error, path: &Path) -> Fault {

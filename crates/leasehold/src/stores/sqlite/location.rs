@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statfs};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::error::{Error, ErrorKind, Fault};
 use crate::url::StoreUrl;
@@ -45,17 +47,23 @@ impl Location {
             }
             path => PathBuf::from(path),
         };
+        // The file may be opened again after the program has changed its working directory.
+        let path = std::path::absolute(path).map_err(|error| {
+            Error::invalid(format!("{url} is relative to a working directory that cannot be told: {error}"))
+        })?;
         Ok(Self { path, allow_network })
     }
 
     /// Makes the folder if it is missing, and refuses what cannot work with an error that says why.
     pub(super) fn prepare(&self) -> Result<(), Fault> {
-        let folder = self.folder();
-        create_folder(folder)?;
-        match fs::metadata(&self.path) {
-            Ok(metadata) => self.check_file(&metadata)?,
+        create_folder(folder_of(&self.path))?;
+        // SQLite follows links, and keeps its -wal and -shm files where they lead.
+        let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        let folder = folder_of(&path);
+        match fs::metadata(&path) {
+            Ok(metadata) => check_file(&path, folder, &metadata)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed("read", &self.path, &error)),
+            Err(error) => return Err(failed("read", &path, &error)),
         }
         if access(folder, Access::WRITE_OK | Access::EXEC_OK).is_err() {
             return Err(Fault::new(
@@ -66,30 +74,55 @@ impl Location {
         }
         if self.allow_network { Ok(()) } else { refuse_shared(folder) }
     }
+}
 
-    fn folder(&self) -> &Path {
-        match self.path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        }
-    }
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
 
-    fn check_file(&self, metadata: &Metadata) -> Result<(), Fault> {
-        let path = self.path.display();
-        if metadata.is_dir() {
-            return Err(Fault::new(ErrorKind::Invalid, format!("{path} is a folder, not a file"))
-                .with_help(format!("name a file in it: sqlite:{path}/locks.db")));
-        }
-        // Opening a pipe would wait for ever.
-        if !metadata.is_file() {
-            return Err(Fault::new(ErrorKind::Invalid, format!("{path} is not a regular file")));
-        }
-        if access(&self.path, Access::READ_OK | Access::WRITE_OK).is_err() {
-            return Err(Fault::new(ErrorKind::Denied, format!("{path} cannot be read and written"))
-                .with_help("taking a lock writes to the file: ask its owner for write permission"));
-        }
-        Ok(())
+fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fault> {
+    let shown = path.display();
+    if metadata.is_dir() {
+        return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is a folder, not a file"))
+            .with_help(format!("name a file in it: sqlite:{shown}/locks.db")));
     }
+    // Opening a pipe would wait for ever.
+    if !metadata.is_file() {
+        return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is not a regular file")));
+    }
+    // By each of its paths the file would have another -wal beside it: each side would grant the lock.
+    if metadata.nlink() > 1 {
+        return Err(Fault::new(ErrorKind::Unsupported, format!("{shown} has several names (hard links)"))
+            .with_help("keep one of them; a symbolic link may lead to it"));
+    }
+    if is_mount(path, folder) {
+        return Err(Fault::new(
+            ErrorKind::Unsupported,
+            format!("{shown} is mounted by itself, without its folder"),
+        )
+        .with_help("mount the folder instead: SQLite keeps -wal and -shm files beside its file"));
+    }
+    if access(path, Access::READ_OK | Access::WRITE_OK).is_err() {
+        return Err(Fault::new(ErrorKind::Denied, format!("{shown} cannot be read and written"))
+            .with_help("taking a lock writes to the file: ask its owner for write permission"));
+    }
+    Ok(())
+}
+
+/// Whether `file` is on another mount than the folder that it is in, as with `docker run -v /a/locks.db:/b/locks.db`.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn is_mount(file: &Path, folder: &Path) -> bool {
+    let mount = |path: &Path| {
+        let status = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+        (status.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(status.stx_mnt_id)
+    };
+    mount(file) != mount(folder)
+}
+
+/// Elsewhere a file cannot be mounted without its folder.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn is_mount(_: &Path, _: &Path) -> bool {
+    false
 }
 
 /// `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
@@ -201,7 +234,8 @@ mod tests {
             ("sqlite:/abs.db", "/abs.db"),
             ("sqlite:///abs.db", "/abs.db"),
         ] {
-            assert_eq!(location(url).unwrap(), Location { path: path.into(), allow_network: false }, "{url}");
+            let path = std::env::current_dir().unwrap().join(path);
+            assert_eq!(location(url).unwrap(), Location { path, allow_network: false }, "{url}");
         }
         assert!(location("sqlite:x.db?allow_network=on").unwrap().allow_network);
     }
@@ -259,6 +293,44 @@ mod tests {
         for (path, kind) in cases {
             let fault = Location { path: path.clone(), allow_network: true }.prepare().unwrap_err();
             assert_eq!(fault.kind, kind, "{path:?}: {fault:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_with_two_names_is_refused_and_one_with_a_symbolic_link_is_not() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        let prepare = |name: &str| Location { path: at(name), allow_network: true }.prepare();
+        fs::write(at("locks.db"), "").unwrap();
+        std::os::unix::fs::symlink(at("locks.db"), at("symbolic")).unwrap();
+        prepare("symbolic").unwrap();
+        fs::hard_link(at("locks.db"), at("hard")).unwrap();
+        for name in ["locks.db", "hard", "symbolic"] {
+            assert_eq!(prepare(name).unwrap_err().kind, ErrorKind::Unsupported, "{name}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_on_another_mount_than_its_folder_is_noticed() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("locks.db"), "").unwrap();
+        assert!(!is_mount(&home.path().join("locks.db"), home.path()));
+        assert!(is_mount(&home.path().join("locks.db"), Path::new("/proc")));
+    }
+
+    #[test]
+    fn without_write_permission_the_error_says_so() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("locks.db");
+        fs::write(&path, "").unwrap();
+        // Permissions do not bind root.
+        let expected = if rustix::process::geteuid().is_root() { None } else { Some(ErrorKind::Denied) };
+        for (what, mode, usual) in [(&path, 0o400, 0o600), (&home.path().to_owned(), 0o500, 0o700)] {
+            fs::set_permissions(what, fs::Permissions::from_mode(mode)).unwrap();
+            let fault = Location { path: path.clone(), allow_network: true }.prepare().err();
+            fs::set_permissions(what, fs::Permissions::from_mode(usual)).unwrap();
+            assert_eq!(fault.map(|fault| fault.kind), expected, "{what:?}");
         }
     }
 

@@ -56,13 +56,18 @@ impl Machine {
         if self.me.as_ref().is_none_or(|me| me.namespace != process.namespace) {
             return false;
         }
-        match stat(process.pid) {
-            Ok(Some(stat)) => stat.start != process.start || stat.ended(),
-            Ok(None) => false,
-            // /proc may hide the processes of other users (hidepid): only the kernel's own word counts.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(process.pid),
-            Err(_) => false,
-        }
+        has_ended(process, stat(process.pid), exists)
+    }
+}
+
+/// By what /proc says about its id, and whether the id is in use.
+fn has_ended(process: &Process, seen: io::Result<Option<Stat>>, exists: impl Fn(u32) -> bool) -> bool {
+    match seen {
+        Ok(Some(stat)) => stat.start != process.start || stat.ended(),
+        Ok(None) => false,
+        // /proc may hide the processes of other users (hidepid): then only the kernel's own word counts.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(process.pid),
+        Err(_) => false,
     }
 }
 
@@ -147,6 +152,7 @@ fn exists(pid: u32) -> bool {
 }
 
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 pub(super) mod tests {
     use std::process::{Child, Stdio};
 
@@ -203,6 +209,17 @@ pub(super) mod tests {
         let me = machine.me.clone().unwrap();
         assert!(!machine.is_dead(&me));
         assert!(machine.is_dead(&Process { start: me.start.wrapping_sub(1), ..me }));
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_seen_counts_as_running() {
+        let process = Machine::this().unwrap().me.unwrap();
+        let error = |kind: io::ErrorKind| Err(io::Error::from(kind));
+        assert!(!has_ended(&process, error(io::ErrorKind::NotFound), |_| true), "hidden by hidepid");
+        assert!(has_ended(&process, error(io::ErrorKind::NotFound), |_| false));
+        assert!(!has_ended(&process, error(io::ErrorKind::PermissionDenied), |_| false));
+        assert!(!has_ended(&process, Ok(None), |_| false));
+        assert!(exists(process.pid) && exists(1) && !exists(i32::MAX as u32));
     }
 
     #[test]

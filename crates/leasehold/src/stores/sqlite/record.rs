@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension, Row, named_params};
+use rusqlite::{Connection, Row, named_params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -143,16 +143,15 @@ impl Counter {
     /// Reads it; a counter that was deleted by hand starts again at the wall clock, as in a new file.
     pub(super) fn load(connection: &Connection) -> Result<Self, Trouble> {
         let mut statement = connection.prepare("SELECT token, ceiling, boot FROM counter WHERE id = 1")?;
-        let counter = statement
-            .query_row((), |row| {
-                Ok(Self {
-                    token: unsigned(row, "token")?,
-                    ceiling: unsigned(row, "ceiling")?,
-                    boot: row.get("boot")?,
-                })
-            })
-            .optional()?;
-        Ok(counter.unwrap_or(Self { token: 0, ceiling: 0, boot: String::new() }))
+        let mut rows = statement.query(())?;
+        match rows.next()? {
+            None => Ok(Self { token: 0, ceiling: 0, boot: String::new() }),
+            Some(row) => Ok(Self {
+                token: unsigned(row, "token")?,
+                ceiling: unsigned(row, "ceiling")?,
+                boot: row.get("boot")?,
+            }),
+        }
     }
 
     /// Writes it.
@@ -197,10 +196,9 @@ fn parse_hold(row: &Row<'_>) -> Result<Hold, Trouble> {
     })
 }
 
-fn unsigned(row: &Row<'_>, column: &str) -> rusqlite::Result<u64> {
+fn unsigned(row: &Row<'_>, column: &str) -> Result<u64, Trouble> {
     let number: i64 = row.get(column)?;
-    let index = row.as_ref().column_index(column)?;
-    u64::try_from(number).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(index, number))
+    u64::try_from(number).map_err(|_| Trouble::Garbled(format!("{column} is {number}")))
 }
 
 /// Times and tokens stay below 2^63: the boot clock for 292 years.

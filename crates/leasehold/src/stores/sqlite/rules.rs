@@ -113,13 +113,18 @@ pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, no
         Standing::Lapsed(ended_ns) => end(&mut record, End::Lapsed, wall_of(ended_ns, now)),
         Standing::Taken(_) => return Decision::Held(held(&record, machine, now), None),
         Standing::JustDied => {
-            if let State::Held(hold) = &mut record.state {
-                hold.died_ns = Some(nanos(now.since_boot()));
-            }
+            note_death(&mut record, now);
             return Decision::Held(held(&record, machine, now), Some(record));
         }
     }
     Decision::Grant { least: record.token.get() + 1, history: record.history }
+}
+
+/// Writes down that the holder's process was seen dead, for the delay that counts from then.
+pub(super) fn note_death(record: &mut Record, now: Moment) {
+    if let State::Held(hold) = &mut record.state {
+        hold.died_ns = Some(nanos(now.since_boot()));
+    }
 }
 
 /// The row of a claim that is granted at `now` with `token`.

@@ -44,7 +44,9 @@ INSERT INTO counter VALUES (1, 0, 0, '');
 /// # Errors
 /// Invalid for another program's database, Unsupported for a newer version; nothing was overwritten.
 pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
-    if check(connection)? { Ok(()) } else { create(connection) }
+    // One snapshot: between two reads another process may make the tables.
+    let ours = check(&*connection.transaction()?)?;
+    if ours { Ok(()) } else { create(connection) }
 }
 
 /// Whether the tables are there; `false` for an empty file.
