@@ -123,10 +123,13 @@ impl Request {
         }
         let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
         let longer = match self.patience {
-            Patience::Within(limit) => format!("wait longer: leasehold{flag} {} --wait {}", self.verb, human::span_up(limit * 2)),
+            Patience::Within(limit) => {
+                format!("wait longer: leasehold{flag} {} --wait {}", self.verb, human::span_up(limit * 2))
+            }
             _ => format!("wait for it: leasehold{flag} {} --wait 10m", self.verb),
         };
-        let mut failure = Failure::new(code, kind, message).with_help(format!("{longer} {lock}{}", self.tail));
+        let mut failure =
+            Failure::new(code, kind, message).with_help(format!("{longer} {lock}{}", self.tail));
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);

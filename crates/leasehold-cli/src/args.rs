@@ -97,7 +97,8 @@ pub(crate) enum Verb {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The command is run without a shell. It is stopped before the lease ends: SIGTERM when what \
+#[command(
+    after_help = "The command is run without a shell. It is stopped before the lease ends: SIGTERM when what \
 remains of the lease is as short as --grace, SIGKILL to it and all that it started just before the end, or at once \
 when the lock is taken away.
 
@@ -110,7 +111,8 @@ Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run nightly --try -E 0 -- ./report.sh    # from cron, on many machines
   leasehold run migrate --wait 10m --report out.json -- ./migrate
-  leasehold run cache --shell -- 'du -s /cache > size && ls'")]
+  leasehold run cache --shell -- 'du -s /cache > size && ls'"
+)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
@@ -169,13 +171,15 @@ pub(crate) struct ClaimArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "No process stays behind: the lease ends by itself after --ttl unless the ticket is renewed.
+#[command(
+    after_help = "No process stays behind: the lease ends by itself after --ttl unless the ticket is renewed.
 A ticket is a secret: who has it can renew and release the lock.
 
 Examples:
   ticket=$(leasehold acquire deploy/prod --ttl 10m)
   printf %s \"$ticket\" | leasehold renew -
-  printf %s \"$ticket\" | leasehold release -")]
+  printf %s \"$ticket\" | leasehold release -"
+)]
 pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
@@ -228,12 +232,14 @@ pub(crate) struct WaitArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Unsafe while the holder runs, unless the resource checks tokens: it learns of it only when \
+#[command(
+    after_help = "Unsafe while the holder runs, unless the resource checks tokens: it learns of it only when \
 it renews next. Exits 1, having changed nothing, when the lock is not held with that token.
 
 Example:
   leasehold show deploy/prod
-  leasehold break deploy/prod --token 1763654400000041")]
+  leasehold break deploy/prod --token 1763654400000041"
+)]
 pub(crate) struct BreakArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
@@ -286,7 +292,8 @@ pub(crate) struct HelpArgs {
 
 /// Reads `30s`, `10m`, `1h 30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text.trim()).map_err(|error| format!("{error}; a duration is like 30s, 10m or 1h 30m"))
+    humantime::parse_duration(text.trim())
+        .map_err(|error| format!("{error}; a duration is like 30s, 10m or 1h 30m"))
 }
 
 #[cfg(test)]

@@ -171,7 +171,8 @@ impl Running {
                 () = clock.sleep(pause) => {}
             }
         };
-        let status = status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;
+        let status =
+            status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;
         let stopped = stage != Stage::Running;
         let left_behind = self.clear_up(stopped || lost, hold, clock).await;
         if let Some(guardian) = self.guardian.take() {
@@ -297,7 +298,8 @@ pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
 
 fn not_executable(program: &OsStr) -> Failure {
     let message = format!("the command {:?} is not an executable file", program.to_string_lossy());
-    Failure::new(NOT_EXECUTABLE, "not_executable", message).with_help("a script is made executable by chmod +x")
+    Failure::new(NOT_EXECUTABLE, "not_executable", message)
+        .with_help("a script is made executable by chmod +x")
 }
 
 fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {

@@ -75,7 +75,10 @@ pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
 
 /// What is to be written into a command line to mean `store`; nothing for the default.
 pub(crate) fn store_flag(store: &Store) -> String {
-    store.given.as_deref().map_or_else(String::new, |given| format!(" -s {}", crate::output::human::quoted(given)))
+    store
+        .given
+        .as_deref()
+        .map_or_else(String::new, |given| format!(" -s {}", crate::output::human::quoted(given)))
 }
 
 /// The command line, for the note that others are shown.

@@ -74,7 +74,8 @@ impl Report {
 /// Finds out before the command runs whether the report can be written after it.
 pub(crate) fn check(file: &Path) -> Result<(), Failure> {
     let beside = beside(file);
-    let made = if file.is_dir() { Err(std::io::Error::other("it is a folder")) } else { File::create(&beside) };
+    let made =
+        if file.is_dir() { Err(std::io::Error::other("it is a folder")) } else { File::create(&beside) };
     let _ = std::fs::remove_file(&beside);
     made.map(drop).map_err(|error| {
         Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))

@@ -11,7 +11,8 @@ use crate::exit::Failure;
 
 /// `error: ...` and its `  help: ...` lines.
 pub(crate) fn error(failure: &Failure, colors: bool) -> String {
-    let (red, cyan, plain) = if colors { ("\u{1b}[1;31m", "\u{1b}[1;36m", "\u{1b}[0m") } else { ("", "", "") };
+    let (red, cyan, plain) =
+        if colors { ("\u{1b}[1;31m", "\u{1b}[1;36m", "\u{1b}[0m") } else { ("", "", "") };
     let mut text = format!("{red}error:{plain} {}\n", failure.message);
     for help in &failure.help {
         let _ = writeln!(text, "  {cyan}help:{plain} {help}");
@@ -135,7 +136,8 @@ pub(crate) fn span(duration: Duration) -> String {
         return format!("{}ms", duration.as_millis());
     }
     let seconds = duration.as_secs();
-    let units = [("d", seconds / 86_400), ("h", seconds / 3_600 % 24), ("m", seconds / 60 % 60), ("s", seconds % 60)];
+    let units =
+        [("d", seconds / 86_400), ("h", seconds / 3_600 % 24), ("m", seconds / 60 % 60), ("s", seconds % 60)];
     let first = units.iter().position(|(_, count)| *count > 0).unwrap_or(3);
     let shown = units.iter().skip(first).take(2).filter(|(_, count)| *count > 0);
     shown.fold(String::new(), |text, (unit, count)| format!("{text}{count}{unit}"))
@@ -183,9 +185,15 @@ mod tests {
 
     #[test]
     fn spans_are_short() {
-        for (seconds, shown) in
-            [(1, "1s"), (18, "18s"), (60, "1m"), (192, "3m12s"), (3_600, "1h"), (90_061, "1d1h"), (86_461, "1d")]
-        {
+        for (seconds, shown) in [
+            (1, "1s"),
+            (18, "18s"),
+            (60, "1m"),
+            (192, "3m12s"),
+            (3_600, "1h"),
+            (90_061, "1d1h"),
+            (86_461, "1d"),
+        ] {
             assert_eq!(span(Duration::from_secs(seconds)), shown);
         }
         assert_eq!(span(Duration::from_millis(999)), "999ms");

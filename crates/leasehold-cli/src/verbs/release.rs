@@ -14,8 +14,9 @@ pub(super) async fn release(context: &Context, args: TicketArgs) -> Result<u8, F
     let (ticket, locker) = opened(context, args).await?;
     if locker.release(&ticket).await? == Released::AlreadyLost {
         let message = format!("lock `{}` was no longer held with token {}", ticket.name(), ticket.token());
-        return Err(Failure::new(NEGATIVE, "lost", message)
-            .with_help("its lease had ended or it was released before; what it protected may have overlapped"));
+        return Err(Failure::new(NEGATIVE, "lost", message).with_help(
+            "its lease had ended or it was released before; what it protected may have overlapped",
+        ));
     }
     if context.output.json {
         let mut document = object("released", ticket.name());

@@ -69,11 +69,7 @@ impl Job {
         let grace = grace(settings, args.grace, request.ttl)?;
         let plan = Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl: request.ttl };
         let store = context.store()?;
-        let report = Report {
-            lock: request.name.to_string(),
-            store: store.shown(),
-            ..Report::default()
-        };
+        let report = Report { lock: request.name.to_string(), store: store.shown(), ..Report::default() };
         let command = if args.shell { in_shell(args.command) } else { args.command };
         Ok(Self { request, plan, command, store, report })
     }
@@ -147,14 +143,21 @@ impl Job {
         report.command_signal = child::ending_signal(ended.status);
         if !ended.stopped && loss.is_none() {
             if ended.left_behind && !context.output.quiet {
-                context.output.warning("ended processes that the command had left behind in its process group");
+                context
+                    .output
+                    .warning("ended processes that the command had left behind in its process group");
             }
             report.outcome = if ended.status.code().is_some() { "exited" } else { "signaled" }.to_owned();
             report.exit_code = of_child(ended.status);
             return Ok(report.exit_code);
         }
         let message = loss.as_ref().map_or_else(
-            || format!("lock `{}` was not renewed in time: the command was stopped before the lease ended", report.lock),
+            || {
+                format!(
+                    "lock `{}` was not renewed in time: the command was stopped before the lease ended",
+                    report.lock
+                )
+            },
             ToString::to_string,
         );
         report.lost_reason =

@@ -28,7 +28,8 @@ fn text(given: Option<OsString>) -> Result<String, Failure> {
         Failure::usage("there is no ticket")
             .with_help(format!("give it as an argument, in {VARIABLE}, or on stdin with `-`"))
     };
-    let given = given.or_else(|| std::env::var_os(VARIABLE).filter(|text| !text.is_empty())).ok_or_else(none)?;
+    let given =
+        given.or_else(|| std::env::var_os(VARIABLE).filter(|text| !text.is_empty())).ok_or_else(none)?;
     if given != "-" {
         return given.into_string().map_err(|_| Failure::usage("this is not a ticket: it is not UTF-8"));
     }
@@ -37,5 +38,6 @@ fn text(given: Option<OsString>) -> Result<String, Failure> {
         .take(MOST)
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::new(FAILED, "failed", format!("cannot read stdin: {error}")))?;
-    String::from_utf8(bytes).map_err(|_| Failure::usage("what stands on stdin is not a ticket: it is not UTF-8"))
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::usage("what stands on stdin is not a ticket: it is not UTF-8"))
 }

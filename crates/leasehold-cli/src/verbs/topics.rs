@@ -101,11 +101,17 @@ The command that `run` runs finds:
 ";
 
 fn stores() -> String {
-    let mut text = String::from("A store is given as a URL, or as an alias from config.toml (see `leasehold help environment`).\n\n");
+    let mut text = String::from(
+        "A store is given as a URL, or as an alias from config.toml (see `leasehold help environment`).\n\n",
+    );
     for scheme in SCHEMES {
         let _ = writeln!(text, "  {:<40} {}", scheme.example, scheme.store);
         if let Some(feature) = scheme.feature.filter(|_| !scheme.built_in) {
-            let _ = writeln!(text, "  {:<40} not in this build: cargo install leasehold-cli --features {feature}", "");
+            let _ = writeln!(
+                text,
+                "  {:<40} not in this build: cargo install leasehold-cli --features {feature}",
+                ""
+            );
         }
     }
     text.push_str(

@@ -44,7 +44,10 @@ fn bad_store_urls_are_125_and_name_what_is_wrong() {
         ("C:", "URL"),
     ] {
         let outcome = place.run(&format!("-s {url} run x -- true")).expect(125);
-        assert!(outcome.stderr.contains(named) && outcome.stderr.starts_with("error: "), "{url}: {outcome:?}");
+        assert!(
+            outcome.stderr.contains(named) && outcome.stderr.starts_with("error: "),
+            "{url}: {outcome:?}"
+        );
     }
     let secret = place.run("-s nosuch://id:hunter2@host?secret=hunter2 ls").expect(125);
     assert!(!secret.stderr.contains("hunter2"), "{secret:?}");

@@ -3,7 +3,19 @@
 use crate::support::{Outcome, Place};
 
 const VERBS: [&str; 13] = [
-    "run", "acquire", "renew", "release", "ls", "show", "history", "wait", "break", "init", "completions", "man", "help",
+    "run",
+    "acquire",
+    "renew",
+    "release",
+    "ls",
+    "show",
+    "history",
+    "wait",
+    "break",
+    "init",
+    "completions",
+    "man",
+    "help",
 ];
 
 #[test]
@@ -31,7 +43,9 @@ fn the_topics_cover_every_code_flag_and_store() {
         assert!(codes.contains(code), "{code}");
     }
     let environment = place.run("help environment").expect(0).stdout;
-    for name in ["STORE", "TTL", "WAIT", "TRY", "OWNER", "NOTE", "ON_LOST", "GRACE", "REPORT", "TOKEN", "LOCK"] {
+    for name in
+        ["STORE", "TTL", "WAIT", "TRY", "OWNER", "NOTE", "ON_LOST", "GRACE", "REPORT", "TOKEN", "LOCK"]
+    {
         assert!(environment.contains(&format!("LEASEHOLD_{name}")), "{name}");
     }
     let stores = place.run("help stores").expect(0).stdout;
@@ -42,11 +56,17 @@ fn the_topics_cover_every_code_flag_and_store() {
 fn the_manual_has_a_page_for_each_verb() {
     let place = Place::new();
     let page = place.run("man").expect(0).stdout;
-    assert!(page.contains(".TH") && page.contains("EXIT CODES") && page.contains("LEASEHOLD_STORE"), "{page}");
+    assert!(
+        page.contains(".TH") && page.contains("EXIT CODES") && page.contains("LEASEHOLD_STORE"),
+        "{page}"
+    );
     assert!(place.run("man run").expect(0).stdout.contains(".TH LEASEHOLD-RUN"));
     std::fs::create_dir(place.path("man1")).unwrap();
     place.run("man --dir man1").expect(0);
-    assert!(place.read("man1/leasehold-run.1").contains("on\\-lost") && !place.read("man1/leasehold.1").is_empty());
+    assert!(
+        place.read("man1/leasehold-run.1").contains("on\\-lost")
+            && !place.read("man1/leasehold.1").is_empty()
+    );
     assert!(!place.path("state").exists(), "nothing of this needs a store");
 }
 
@@ -62,7 +82,10 @@ fn shells_complete_verbs_and_the_names_of_locks() {
     let complete = |line: &[&str]| {
         let mut command = place.leasehold(["--", "leasehold"].iter().chain(line));
         command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", line.len().to_string());
-        command.env("_CLAP_COMPLETE_COMP_TYPE", "9").env("_CLAP_COMPLETE_SPACE", "true").env("_CLAP_IFS", "\n");
+        command
+            .env("_CLAP_COMPLETE_COMP_TYPE", "9")
+            .env("_CLAP_COMPLETE_SPACE", "true")
+            .env("_CLAP_IFS", "\n");
         Outcome::of(command.output().unwrap()).expect(0).stdout
     };
     assert!(complete(&["re"]).contains("release"));

@@ -30,7 +30,10 @@ fn ls_shows_what_is_held_and_what_is_free() {
     assert_eq!(lines.len(), 4, "{all}");
     assert!(lines[0].starts_with("LOCK") && lines[0].ends_with("HOLDER"), "{all}");
     assert!(lines[1].starts_with("deploy/prod  held") && lines[1].ends_with("\"releasing\""), "{all}");
-    assert!(lines[1].contains("alice@") && lines[1].contains(&holder.first) && lines[1].contains("<= "), "{all}");
+    assert!(
+        lines[1].contains("alice@") && lines[1].contains(&holder.first) && lines[1].contains("<= "),
+        "{all}"
+    );
     assert!(lines[2].starts_with("deploy/test  free"), "{all}");
     let some = documents(&place.run("ls deploy/ --json").expect(0));
     assert_eq!(some.len(), 2);

@@ -17,7 +17,8 @@ fn signals_are_passed_on() {
         (Signal::USR1, "USR1"),
         (Signal::USR2, "USR2"),
     ] {
-        let script = format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.01; done");
+        let script =
+            format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.01; done");
         let holder = place.hold(&format!("run {name}"), &script);
         holder.signal(signal);
         let ended = holder.end().expect(7);
@@ -38,7 +39,8 @@ fn a_command_that_a_signal_ends_makes_128_and_the_signal() {
 #[test]
 fn what_was_ignored_stays_ignored() {
     let place = Place::new();
-    let script = "trap '' HUP; exec \"$LEASEHOLD\" run x -- sh -c 'echo ready; cat; grep SigIgn /proc/self/status'";
+    let script =
+        "trap '' HUP; exec \"$LEASEHOLD\" run x -- sh -c 'echo ready; cat; grep SigIgn /proc/self/status'";
     let mut command = std::process::Command::new("sh");
     let ours = place.leasehold([""; 0]);
     command.args(["-c", script]).env("LEASEHOLD", ours.get_program()).stdin(Stdio::piped());
@@ -58,7 +60,8 @@ fn ending_while_waiting_is_128_and_the_signal_and_starts_nothing() {
     let mut second = place.scripted("run x", "echo ran");
     let mut second = second.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut line).unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut line)
+        .unwrap();
     assert!(line.contains("Waiting"), "{line}");
     crate::support::send(i32::try_from(second.id()).unwrap(), Signal::TERM);
     let ended = Outcome::of(second.wait_with_output().unwrap()).expect(143);
@@ -74,7 +77,8 @@ fn no_descriptor_of_ours_reaches_the_command() {
     let plain = Outcome::of(plain).stdout;
     let ours = place.run_script("run x", list).expect(0).stdout;
     let kinds = |text: &str| -> Vec<String> {
-        let kind = |line: &str| line.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default().to_owned();
+        let kind =
+            |line: &str| line.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default().to_owned();
         text.lines().filter(|line| !line.starts_with("/proc")).map(kind).collect()
     };
     assert!(!ours.contains("locks.db") && !ours.contains("eventpoll"), "{ours}");

@@ -41,7 +41,12 @@ fn stdin_and_arguments_pass_through_untouched() {
     let output = command.stdin(std::fs::File::open(file).unwrap()).output().unwrap();
     assert_eq!(Outcome::of(output).expect(0).stdout, "from stdin\n");
     let odd = [OsStr::new("run"), "x".as_ref(), "--".as_ref(), "printf".as_ref(), "%s|".as_ref()];
-    let odd = odd.into_iter().chain([OsStr::new("a b"), "$HOME".as_ref(), "--json".as_ref(), OsStr::from_bytes(b"\xff")]);
+    let odd = odd.into_iter().chain([
+        OsStr::new("a b"),
+        "$HOME".as_ref(),
+        "--json".as_ref(),
+        OsStr::from_bytes(b"\xff"),
+    ]);
     let output = place.leasehold(odd).output().unwrap();
     assert_eq!(output.stdout, b"a b|$HOME|--json|\xff|");
 }
@@ -77,7 +82,8 @@ fn what_cannot_be_run_is_126_or_127_and_takes_no_lock() {
 #[test]
 fn a_lock_that_is_held_is_123_124_or_what_was_asked_for() {
     let place = Place::new();
-    let mut command = place.scripted("run deploy/prod --owner alice --note deploying", "echo $LEASEHOLD_TOKEN; cat");
+    let mut command =
+        place.scripted("run deploy/prod --owner alice --note deploying", "echo $LEASEHOLD_TOKEN; cat");
     command.stdin(std::process::Stdio::piped());
     let mut holder = crate::support::Holder::start(command);
     let held = place.run("run -n deploy/prod -- false").expect(123);
@@ -86,10 +92,15 @@ fn a_lock_that_is_held_is_123_124_or_what_was_asked_for() {
     assert!(lines[0].starts_with("error: lock `deploy/prod` is held by alice@"), "{lines:?}");
     assert!(lines[0].ends_with(&format!("(pid {}), token {token}", holder.pid())), "{lines:?}");
     assert_eq!(lines[1], "  help: wait for it: leasehold run --wait 10m deploy/prod -- ...");
-    assert!(lines[2].starts_with("  help: if that process is dead, the lease ends by itself in <= "), "{lines:?}");
+    assert!(
+        lines[2].starts_with("  help: if that process is dead, the lease ends by itself in <= "),
+        "{lines:?}"
+    );
     assert_eq!(
         lines[3],
-        format!("  help: to evict it now (unsafe while it runs): leasehold break deploy/prod --token {token}")
+        format!(
+            "  help: to evict it now (unsafe while it runs): leasehold break deploy/prod --token {token}"
+        )
     );
     assert_eq!(held.stdout, "");
     place.run("run --try -E 0 deploy/prod -- false").expect(0);

@@ -51,7 +51,10 @@ fn a_bad_setting_is_named_with_its_place() {
     ] {
         place.write("config/leasehold/config.toml", text);
         let outcome = place.run("run x -- true").expect(125);
-        assert!(outcome.stderr.contains("config.toml") && outcome.stderr.contains(named), "{text}: {outcome:?}");
+        assert!(
+            outcome.stderr.contains("config.toml") && outcome.stderr.contains(named),
+            "{text}: {outcome:?}"
+        );
         assert!(!outcome.stderr.contains("hunter2"), "{outcome:?}");
     }
     place.write("config/leasehold/config.toml", "");

@@ -28,7 +28,8 @@ impl Place {
     /// `leasehold` with `arguments`, not yet started.
     pub(crate) fn leasehold<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("leasehold"));
-        for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LEASEHOLD_")) {
+        for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LEASEHOLD_"))
+        {
             command.env_remove(key);
         }
         command
@@ -117,12 +118,8 @@ pub(crate) struct Holder {
 impl Holder {
     /// In a process group of its own, as a shell starts a job.
     pub(crate) fn start(mut command: Command) -> Self {
-        let mut process = command
-            .process_group(0)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut process =
+            command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap());
         let mut first = String::new();
         stdout.read_line(&mut first).unwrap();
@@ -181,7 +178,8 @@ pub(crate) fn send(pid: i32, signal: Signal) {
 
 /// The processes that `parent` started.
 pub(crate) fn children_of(parent: i32) -> Vec<i32> {
-    let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let pids =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter(|pid| stat(*pid).is_some_and(|(_, its_parent)| its_parent == parent)).collect()
 }
 

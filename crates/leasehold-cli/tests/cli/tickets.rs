@@ -57,7 +57,10 @@ fn what_is_no_ticket_is_not_repeated() {
     let place = Place::new();
     for bad in ["hunter2", "lh1_hunter2", "lh1_", "lh1_é"] {
         let outcome = place.run(&format!("renew {bad}")).expect(2);
-        assert!(!outcome.stderr.contains("hunter2") && outcome.stderr.contains("not a ticket"), "{outcome:?}");
+        assert!(
+            !outcome.stderr.contains("hunter2") && outcome.stderr.contains("not a ticket"),
+            "{outcome:?}"
+        );
     }
     place.run("renew").expect(2);
     let empty = place.leasehold(["release", "-"]).output().unwrap();

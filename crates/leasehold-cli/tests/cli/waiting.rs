@@ -79,7 +79,8 @@ fn wait_takes_nothing() {
 #[test]
 fn what_others_wrote_cannot_move_the_cursor() {
     let place = Place::new();
-    let mut command = place.leasehold(["run", "x", "--note", "\u{1b}[2Jgone\n", "--", "sh", "-c", "echo ready; cat"]);
+    let mut command =
+        place.leasehold(["run", "x", "--note", "\u{1b}[2Jgone\n", "--", "sh", "-c", "echo ready; cat"]);
     command.stdin(Stdio::piped());
     let _first = Holder::start(command);
     for words in ["ls", "show x", "run -n x -- true"] {
