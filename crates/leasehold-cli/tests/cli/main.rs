@@ -10,5 +10,6 @@ mod processes;
 mod run;
 mod settings;
 mod support;
+mod terminal;
 mod tickets;
 mod waiting;
