@@ -132,7 +132,7 @@ impl Holder {
 
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
-        self.stdout.read_line(&mut line).unwrap();
+        assert!(self.stdout.read_line(&mut line).unwrap() > 0, "it printed nothing more");
         line.trim().to_owned()
     }
 
