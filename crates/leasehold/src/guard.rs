@@ -74,7 +74,7 @@ impl Guard {
     /// # Errors
     /// [`ErrorKind::Lost`], for good.
     pub fn check(&self) -> Result<()> {
-        self.lease.check(&self.identity).map_err(Error::lost)
+        self.lease.loss(&self.identity).map_or(Ok(()), |loss| Err(Error::lost(loss)))
     }
 
     /// Completes when the lock is lost, no later than its deadline. Cancel safe.

@@ -63,20 +63,20 @@ impl Lease {
         })
     }
 
-    /// Whether the lease is still held, by the clock and not by a timer that should have fired.
-    pub(crate) fn check(&self, grant: &Identity) -> std::result::Result<(), Loss> {
+    /// How the lease came to an end, if it has: by the clock, and not by a timer that should have fired.
+    pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
         let now = self.env.now();
         self.state(|state| match state {
-            State::Held { deadline, .. } if !deadline.passed(now) => Ok(()),
+            State::Held { deadline, .. } if !deadline.passed(now) => None,
             State::Held { last_error, .. } => {
                 let loss = grant.loss(LossReason::Expired { last_error: last_error.take() });
                 tracing::warn!(%loss, "lock lost");
                 *state = State::Lost(loss.clone());
                 self.over.cancel();
-                Err(loss)
+                Some(loss)
             }
-            State::Lost(loss) => Err(loss.clone()),
-            State::Ended => Err(grant.loss(LossReason::Ended)),
+            State::Lost(loss) => Some(loss.clone()),
+            State::Ended => Some(grant.loss(LossReason::Ended)),
         })
     }
 
@@ -88,10 +88,10 @@ impl Lease {
                 () = self.over.cancelled() => {}
                 () = self.env.sleep(self.remaining()) => {}
             }
-            match self.check(grant) {
-                Err(_) if self.state(|state| matches!(state, State::Ended)) => std::future::pending().await,
-                Err(loss) => return loss,
-                Ok(()) => {}
+            match self.loss(grant) {
+                Some(_) if self.state(|state| matches!(state, State::Ended)) => std::future::pending().await,
+                Some(loss) => return loss,
+                None => {}
             }
         }
     }
@@ -186,7 +186,7 @@ pub(crate) fn start(
 
 /// The watchdog.
 async fn watch(lease: Arc<Lease>, identity: Identity) {
-    while lease.check(&identity).is_ok() {
+    while lease.loss(&identity).is_none() {
         tokio::select! {
             () = lease.over.cancelled() => return,
             () = lease.env.sleep(lease.remaining()) => {}
@@ -262,7 +262,7 @@ impl Keeper {
                 Some(Ok(Renewal::Lost(loss))) => {
                     let expired = matches!(loss.reason, LossReason::Expired { .. });
                     // Of a deadline that passed, the lease knows more: the last error.
-                    if !expired || self.lease.check(&self.identity).is_ok() {
+                    if !expired || self.lease.loss(&self.identity).is_none() {
                         self.lease.lose(loss);
                     }
                     // A command that came meanwhile is dropped here, and its guard hears of the loss by that.

@@ -377,6 +377,35 @@ async fn a_create_that_lands_late_gets_a_token_above_those_that_came_and_went_me
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_who_takes_over_from_a_create_that_landed_late_gets_a_token_above_all_others() {
+    let world = World::new();
+    let (slow, quick) = (world.dated(1), world.dated(2));
+    slow.network.every(Kind::Write, Outcome::HeldBack);
+    let claim = slow.claim();
+    slow.leases.try_acquire(&claim).await.unwrap_err();
+    // Its token is from long ago when it lands, and so is the time that it says it was written at: lapsed at once.
+    quick.env.sleep(contender_span() * 2).await;
+    let between = quick.granted().await;
+    world.delete().await;
+    slow.network.deliver().await;
+    let next = quick.granted().await;
+    assert!(next.token > between.token, "{} after {}", next.token, between.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_very_first_grant_waits_for_the_stores_clock() {
+    let world = World::new();
+    let client = world.dated(1);
+    let began = client.clock.now();
+    let mut grant = client.granted().await;
+    let first = client.clock.now();
+    assert!(first.longest_since(began) >= SECOND, "a `Date` is true to a second");
+    client.leases.release(&mut grant, None).await.unwrap();
+    client.granted().await;
+    assert!(client.clock.now().longest_since(first) < SECOND / 10);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_resting_lock_is_not_granted_before_its_time() {
     for store_clock in [true, false] {
         let world = World::new();

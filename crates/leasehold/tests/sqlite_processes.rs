@@ -8,11 +8,12 @@
 )]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use leasehold::clock::{Clock, SystemClock};
 use leasehold::{ErrorKind, Locker};
 
 const ROLE: &str = "LEASEHOLD_TEST_ROLE";
@@ -21,6 +22,9 @@ const FOLDER: &str = "LEASEHOLD_TEST_FOLDER";
 /// Longer than any test: nothing here may depend on a lease that runs out.
 const TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// When a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 20;
 
@@ -28,17 +32,26 @@ fn url(folder: &Path) -> String {
     format!("sqlite:{}", folder.join("locks.db").display())
 }
 
-/// This program as another process in `role`.
-fn start(role: &str, folder: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+/// This program as another process; killed when dropped.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(role: &str, folder: &Path) -> Worker {
+    let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "role", "--nocapture"])
         .env(ROLE, role)
         .env(FOLDER, folder)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+        .spawn();
+    Worker(child.unwrap())
 }
 
 /// What the other processes do; nothing in the test run itself.
@@ -49,6 +62,7 @@ async fn role() {
     let locker = Locker::open(&url(folder)).await.unwrap();
     match role.as_str() {
         "count" => count(&locker, &folder.join("counter")).await,
+        "log" => log(&locker, &folder.join("log")).await,
         "hold" => hold(&locker).await,
         "hand on" => hand_on(&locker).await,
         other => panic!("no role {other}"),
@@ -58,10 +72,22 @@ async fn role() {
 /// Adds to a number in a file, in the way that loses additions unless one process at a time does it.
 async fn count(locker: &Locker, file: &Path) {
     for _ in 0..ROUNDS {
-        let guard = locker.lock("counter").ttl(TTL).acquire().await.unwrap();
+        let guard = locker.lock("counter").ttl(TTL).acquire_within(PATIENCE).await.unwrap();
         let number: u32 = fs::read_to_string(file).unwrap().parse().unwrap();
         tokio::task::yield_now().await;
         fs::write(file, (number + 1).to_string()).unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+/// Appends the token of each grant to a file, for ever, in two writes between which nobody else may come.
+async fn log(locker: &Locker, file: &Path) {
+    let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
+    loop {
+        let guard = locker.lock("log").ttl(TTL).acquire().await.unwrap();
+        write!(file, "<{}", guard.token()).unwrap();
+        tokio::task::yield_now().await;
+        writeln!(file, ">").unwrap();
         guard.release().await.unwrap();
     }
 }
@@ -77,9 +103,9 @@ async fn hand_on(locker: &Locker) {
     eprintln!("\nticket {ticket}");
 }
 
-/// The rest of the line of `child`'s messages that begins with `word`.
-fn said(child: &mut Child, word: &str) -> String {
-    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+/// The rest of the line of the worker's messages that begins with `word`.
+fn said(worker: &mut Worker, word: &str) -> String {
+    let lines = BufReader::new(worker.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let line = lines.into_iter().find_map(|line| line.strip_prefix(word).map(str::to_owned));
     line.expect("the process ended without a word").trim().to_owned()
 }
@@ -88,10 +114,10 @@ fn said(child: &mut Child, word: &str) -> String {
 async fn processes_that_count_under_a_lock_lose_no_addition() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("counter"), "0").unwrap();
-    let children: Vec<_> = (0..PROCESSES).map(|_| start("count", folder.path())).collect();
-    for child in children {
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let workers: Vec<_> = (0..PROCESSES).map(|_| start("count", folder.path())).collect();
+    for mut worker in workers {
+        let messages = io::read_to_string(worker.0.stderr.take().unwrap()).unwrap();
+        assert!(worker.0.wait().unwrap().success(), "{messages}");
     }
     let number: u32 = fs::read_to_string(folder.path().join("counter")).unwrap().parse().unwrap();
     assert_eq!(number, PROCESSES * ROUNDS);
@@ -106,12 +132,44 @@ async fn a_holder_that_is_killed_is_succeeded_without_waiting_for_its_lease() {
     let locker = Locker::open(&url(folder.path())).await.unwrap();
     let lock = locker.lock("held");
     assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
-    let waiting = lock.acquire_within(Duration::from_secs(60));
-    let (guard, ()) = tokio::join!(waiting, async { holder.kill().unwrap() });
+    let waiting = lock.acquire_within(PATIENCE);
+    let (guard, ()) = tokio::join!(waiting, async { holder.0.kill().unwrap() });
     let guard = guard.unwrap();
     assert!(guard.token().get() > token);
     guard.release().await.unwrap();
-    holder.wait().unwrap();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn processes_that_are_killed_at_any_moment_leave_no_second_holder_and_no_stuck_lock() {
+    const KILLS: usize = 12;
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    fs::write(&log, "").unwrap();
+    let length = || fs::metadata(&log).unwrap().len();
+    let mut workers: Vec<_> = (0..3).map(|_| start("log", folder.path())).collect();
+    for kill in 0..KILLS {
+        // The others get on, although the one that was killed may have held the lock for a day more.
+        let (before, start_of_wait) = (length(), SystemClock.now());
+        while length() < before + 400 {
+            assert!(SystemClock.now().longest_since(start_of_wait) < PATIENCE, "the lock is stuck");
+            std::thread::yield_now();
+        }
+        let worker = &mut workers[kill % 3];
+        assert_eq!(worker.0.try_wait().unwrap(), None, "it is still at work");
+        *worker = start("log", folder.path());
+    }
+    drop(workers);
+    // A process that was killed between its two writes leaves a line open; the next grant begins behind it.
+    let text = fs::read_to_string(&log).unwrap();
+    let open = text.matches('<').count() - text.matches('>').count();
+    assert!(open <= KILLS + 3, "{open} lines were left open by {KILLS} kills");
+    let grants: Vec<&str> = text.split('<').skip(1).collect();
+    let closed = grants.iter().filter(|grant| grant.trim_end().ends_with('>')).count();
+    assert_eq!(closed + open, grants.len(), "somebody wrote between the two writes of another");
+    let tokens: Vec<u64> =
+        grants.iter().map(|grant| grant.trim_end_matches(['>', '\n']).parse().unwrap()).collect();
+    assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
 }
 
 #[tokio::test]
@@ -119,7 +177,7 @@ async fn a_ticket_outlives_the_process_that_acquired_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut giver = start("hand on", folder.path());
     let ticket = said(&mut giver, "ticket").parse().unwrap();
-    giver.wait().unwrap();
+    giver.0.wait().unwrap();
     let locker = Locker::open(&url(folder.path())).await.unwrap();
     assert_eq!(locker.lock("held").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
     assert!(locker.renew(&ticket).await.unwrap() > TTL / 2);

@@ -54,6 +54,8 @@ pub struct RegisterLeases {
 struct Memo {
     version: Version,
     record: Record,
+    /// Whether the grant was answered in time by the store, so that its token is known to be good.
+    confirmed: bool,
     /// Renewals and releases that were sent since `record` and may still land.
     attempts: Vec<Attempt>,
 }
@@ -187,7 +189,7 @@ impl RegisterLeases {
             id: claim.id,
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, attempt.sent),
-            memo: Some(Box::new(Memo { version, record, attempts: Vec::new() })),
+            memo: Some(Box::new(Memo { version, record, confirmed: true, attempts: Vec::new() })),
         }
     }
 
@@ -299,7 +301,9 @@ impl RegisterLeases {
         Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier => match sight.sighting {
-                Some(Sighting { record, version, .. }) => Ok(Memo { version, record, attempts: Vec::new() }),
+                Some(Sighting { record, version, .. }) => {
+                    Ok(Memo { version, record, confirmed: false, attempts: Vec::new() })
+                }
                 None => Err(LossReason::Deleted),
             },
         })
@@ -359,8 +363,9 @@ impl RegisterLeases {
         effort: &mut Effort<'_>,
     ) -> Result<Released, StoreError> {
         loop {
-            let record =
+            let mut record =
                 protocol::freed(&memo.record, End::Released, rest, self.register.store_time(), self.nonce());
+            record.newborn &= !memo.confirmed;
             let Memo { version, attempts, .. } = memo;
             match self.send(&grant.name, Some(version), &record, attempts, effort).await? {
                 Sent::Committed(_) => return Ok(Released::Released),

@@ -107,18 +107,19 @@ pub(super) fn judge<'a>(
     };
     if record.grant == claim.id && record.state == RecordState::Held {
         return match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
-            // A create whose answer did not come may have landed any time since: somebody else's record, with a higher
-            // token, may have come and gone by hand in between. Only a token taken from the clock now is above it.
+            // A create whose answer did not come may have landed any time since: see `Record::newborn`.
             Some(attempt) if attempt.created && attempt.unknown => {
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
             Some(attempt) => Claimed::Ours(*attempt),
             // Rule 5: ours, but not expected. Taken only by another conditional write.
-            None => Claimed::Grantable { over: Some(record), floor_from_clock: false },
+            None => Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn },
         };
     }
     match availability(record, quiet, store, rules) {
-        Availability::Grantable => Claimed::Grantable { over: Some(record), floor_from_clock: false },
+        Availability::Grantable => {
+            Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn }
+        }
         Availability::Taken { lapses_within } => {
             let held = held(record, store, lapses_within);
             // Rule 10: a higher token after a write of unknown fate. We may have held it; "held" would deny that.
@@ -226,7 +227,7 @@ pub(super) fn grant(
         }
     }
     let upper = store.map(|store| store.hi_us);
-    Ok(Record { granted_at_us: upper, renewed_at_us: upper, ..record })
+    Ok(Record { granted_at_us: upper, renewed_at_us: upper, newborn: previous.is_none(), ..record })
 }
 
 fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
@@ -243,6 +244,7 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
         granted_at_us: None,
         renewed_at_us: None,
         rest_ms: None,
+        newborn: false,
         history: Vec::new(),
     }
 }
@@ -253,6 +255,7 @@ pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) ->
         beat: previous.beat + 1,
         nonce,
         renewed_at_us: store.map(|store| store.hi_us),
+        newborn: false,
         ..previous.clone()
     }
 }

@@ -42,6 +42,11 @@ pub(crate) struct Record {
     /// When resting: for how long from `renewed_at_us`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rest_ms: Option<u64>,
+    /// Whether a create wrote this, and its claim has not shown a sign of life since. The token of a create that landed
+    /// late may be lower than those of records that came, and were deleted by hand, while it was on its way: whoever
+    /// is granted the lock next takes its token from the store's clock, and not by counting.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) newborn: bool,
     /// The latest grants that are over, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) history: Vec<Past>,

@@ -1,0 +1,386 @@
+//! Simulation: the real locks, keepers and protocol on paused time, over a store behind bad networks.
+//!
+//! One seed is one history: machines with clocks of their own rate (within the bound), wall clocks that step, suspends,
+//! crashes, and networks that lose, delay, double and hold back requests and answers. What the checker asserts holds in
+//! true time, which nobody in the history can see:
+//!
+//! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap.
+//! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand.
+//! - **I5** A check never passes after the deadline that the contenders count by. (Part of I1, which is stronger.)
+//! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
+//!
+//! ```
+//! use leasehold_testkit::simulation::{Plan, run};
+//! let history = run(&Plan::from_seed(7)).unwrap_or_else(|violation| panic!("{violation}"));
+//! assert!(history.grants > 0);
+//! ```
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use leasehold::clock::{StoreTime, TestClock};
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::{Pace, StoreOptions};
+use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::stores::memory::MemoryRegister;
+use leasehold::{LockName, Locker, RegisterLeases};
+
+use crate::fault::{Chaos, FaultyRegister};
+use crate::machine::Machine;
+
+/// The lock that everybody wants.
+const LOCK: &str = "x";
+
+/// What happens in one history.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// All that is drawn at random follows from it.
+    pub seed: u64,
+    /// How many machines contend.
+    pub machines: usize,
+    /// How long the history lasts, in true time.
+    pub length: Duration,
+    /// The leases' ttl.
+    pub ttl: Duration,
+    /// How likely each harm is for each request.
+    pub harm: f64,
+    /// How far clock rates may be off. More than the bound of 0.005 and the promise does not hold.
+    pub rate_error: f64,
+    /// Whether an operator deletes records by hand. Exclusion is then given up for; tokens are not.
+    pub deletions: bool,
+}
+
+impl Plan {
+    /// The plan that `seed` stands for.
+    pub fn from_seed(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        Self {
+            seed,
+            machines: random.usize(2..=4),
+            length: Duration::from_secs(90),
+            ttl: Duration::from_millis(random.u64(500..6_000)),
+            harm: [0.0, 0.01, 0.03, 0.08][random.usize(..4)],
+            rate_error: leasehold::clock::RATE_ERROR,
+            deletions: random.u8(..4) == 0,
+        }
+    }
+}
+
+/// What a history amounted to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct History {
+    /// Grants that the store committed.
+    pub grants: usize,
+    /// Checks that passed.
+    pub checks: usize,
+    /// Locks that were lost, and said so.
+    pub losses: usize,
+}
+
+/// Runs the history of `plan`.
+///
+/// # Errors
+/// The first violation, in words, with the seed that replays it.
+pub fn run(plan: &Plan) -> Result<History, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .map_err(|error| format!("no runtime: {error}"))?;
+    let checker = Arc::new(Checker::default());
+    runtime.block_on(simulate(plan, checker.clone()));
+    let checked = checker.lock();
+    match &checked.violation {
+        Some(violation) => Err(format!("{violation}\nreplay: {plan:?}")),
+        None => Ok(checked.history),
+    }
+}
+
+async fn simulate(plan: &Plan, checker: Arc<Checker>) {
+    let store_clock = Arc::new(TestClock::default());
+    let memory = Arc::new(MemoryRegister::new(Env::seeded(store_clock.clone(), plan.seed)));
+    let register = Arc::new(Witness { inner: memory.clone(), checker: checker.clone() });
+    let mut machines = tokio::task::JoinSet::new();
+    let mut networks = Vec::new();
+    for n in 0..plan.machines {
+        let seed = plan.seed.wrapping_mul(31).wrapping_add(n as u64 + 1);
+        let mut player = Player::new(plan, seed, register.clone(), checker.clone());
+        networks.push(player.network.clone());
+        machines.spawn(async move { player.play().await });
+    }
+    let fate = fate(plan, &memory, &networks);
+    let end = leasehold::clock::timeout(&*store_clock, plan.length, fate).await;
+    debug_assert!(end.is_none(), "fate never ends");
+    machines.shutdown().await;
+    for network in &networks {
+        network.heal();
+        network.deliver_all().await;
+    }
+    // I7: whoever died holding it, the lock can be had again within one lapse and a poll.
+    let last =
+        Player::new(&Plan { harm: 0.0, ..plan.clone() }, plan.seed ^ 0xdead, register, checker.clone());
+    last.calm();
+    let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3);
+    match last.locker.lock(LOCK).ttl(plan.ttl).acquire_within(bound).await {
+        Ok(guard) => checker.believed(guard.token().get()),
+        Err(error) => checker.violated(format!("I7: not free within {bound:?} of the end: {error}")),
+    }
+}
+
+/// What happens to all: held-back requests that arrive at some time, and an operator who deletes.
+async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister]) {
+    let mut random = fastrand::Rng::with_seed(plan.seed ^ 0xfa7e);
+    let name = format!("{LOCK}.lock");
+    loop {
+        memory.env().sleep(Duration::from_millis(random.u64(50..1_500))).await;
+        networks[random.usize(..networks.len())].deliver().await;
+        if plan.deletions && random.u8(..6) == 0 {
+            // Nobody deletes by hand what appeared within the last second while another's create is on its way: what
+            // that does to tokens is said in the documentation.
+            let created = memory.read(&name).await.ok().flatten();
+            memory.env().sleep(Duration::from_millis(1_100)).await;
+            if created.is_some()
+                && let Ok(Some(cell)) = memory.read(&name).await
+            {
+                let _ = memory.delete(&name, &cell.version).await;
+            }
+        }
+    }
+}
+
+/// One machine and the process on it.
+struct Player {
+    locker: Locker,
+    network: FaultyRegister,
+    clock: Arc<TestClock>,
+    env: Env,
+    random: fastrand::Rng,
+    plan: Plan,
+    register: Arc<Witness>,
+    checker: Arc<Checker>,
+}
+
+impl Player {
+    fn new(plan: &Plan, seed: u64, register: Arc<Witness>, checker: Arc<Checker>) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let clock = Arc::new(TestClock::with_rate(1.0 + plan.rate_error * (2.0 * random.f64() - 1.0)));
+        let env = Env::seeded(clock.clone(), seed);
+        let network = FaultyRegister::new(register.clone());
+        let mut chaos = Chaos::all(seed, plan.harm);
+        chaos.delay_most = plan.ttl;
+        network.chaos(chaos);
+        let mut options = StoreOptions::default();
+        options.env = env.clone();
+        options.store_clock = random.bool();
+        let skew_us = random.i64(-2_000_000..2_000_000);
+        let machine =
+            Machine::new(Arc::new(network.clone()), env.clone()).with_front_end_skew(if plan.deletions {
+                0 // A new record's token is as good as the front ends agree; that is said in the documentation.
+            } else {
+                skew_us
+            });
+        let locker = Locker::new(Arc::new(RegisterLeases::new(Arc::new(machine), options)));
+        Self { locker, network, clock, env, random, plan: plan.clone(), register, checker }
+    }
+
+    fn calm(&self) {
+        self.network.heal();
+    }
+
+    /// Acquires, holds, releases, and has accidents, for ever.
+    async fn play(&mut self) {
+        loop {
+            self.rest(1_000).await;
+            let lock = self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl);
+            let guard =
+                if self.random.u8(..3) == 0 { lock.try_acquire().await } else { lock.acquire().await };
+            let Ok(guard) = guard else { continue };
+            let steps = self.random.u32(1..40);
+            for _ in 0..steps {
+                if !self.check(&guard) {
+                    break;
+                }
+                self.accident();
+                // Straight after an accident, as a program that was stopped between two instructions.
+                self.check(&guard);
+                self.rest(400).await;
+            }
+            match self.random.u8(..4) {
+                0 => drop(guard),
+                1 => self.crash(guard),
+                _ => {
+                    let _ = guard.release().await;
+                }
+            }
+        }
+    }
+
+    fn check(&self, guard: &leasehold::Guard) -> bool {
+        let held = guard.check().is_ok();
+        if held {
+            self.checker.believed(guard.token().get());
+        } else {
+            self.checker.lock().history.losses += 1;
+        }
+        held
+    }
+
+    fn accident(&mut self) {
+        match self.random.u8(..60) {
+            0 => self.clock.suspend(self.plan.ttl.mul_f64(3.0 * self.random.f64())),
+            1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
+            2 => self.network.disconnect(),
+            3 => self.network.stall(),
+            4..8 => self.recover(),
+            _ => {}
+        }
+    }
+
+    /// The network heals; a machine with chaos has it again.
+    fn recover(&mut self) {
+        self.network.heal();
+        let mut chaos = Chaos::all(self.random.u64(..), self.plan.harm);
+        chaos.delay_most = self.plan.ttl;
+        self.network.chaos(chaos);
+    }
+
+    /// The process dies while it holds the lock: nothing is released, and what is in the network may arrive. Another is
+    /// started in its place, on the same machine.
+    fn crash(&mut self, guard: leasehold::Guard) {
+        // For ever cut off; its tasks go on in vain.
+        self.network.disconnect();
+        std::mem::forget(guard);
+        let seed = self.random.u64(..);
+        *self = Self::new(&self.plan.clone(), seed, self.register.clone(), self.checker.clone());
+    }
+
+    async fn rest(&mut self, most_ms: u64) {
+        let rest = Duration::from_millis(self.random.u64(..most_ms));
+        self.env.sleep(rest).await;
+    }
+}
+
+/// Sees what nobody in the history sees.
+#[derive(Debug, Default)]
+struct Checker(Mutex<Checked>);
+
+#[derive(Debug, Default)]
+struct Checked {
+    history: History,
+    /// The highest token that anybody has believed in.
+    believed: u64,
+    /// The highest token that the store has committed, and in which grant.
+    committed: u64,
+    grant: String,
+    deleted: bool,
+    /// Tokens of creates that landed too late to be used. Nobody may ever believe in them.
+    stillborn: HashSet<u64>,
+    violation: Option<String>,
+}
+
+impl Checker {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Checked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn violated(&self, what: String) {
+        self.lock().violation.get_or_insert(what);
+    }
+
+    fn believed(&self, token: u64) {
+        let mut checked = self.lock();
+        checked.history.checks += 1;
+        if token < checked.believed && !checked.deleted {
+            let highest = checked.believed;
+            checked.violation.get_or_insert(format!("I1: token {token} is believed in after {highest} was"));
+        }
+        if checked.stillborn.contains(&token) {
+            checked
+                .violation
+                .get_or_insert(format!("I2: token {token} of a create that landed late is believed in"));
+        }
+        checked.believed = checked.believed.max(token);
+    }
+
+    /// The store committed `record`.
+    fn committed(&self, record: &serde_json::Value) {
+        let (Some("held"), Some(token)) = (record["state"].as_str(), record["token"].as_u64()) else {
+            return;
+        };
+        let mut checked = self.lock();
+        let grant = format!("{token}/{}", record["grant"]);
+        if grant == checked.grant {
+            return; // A renewal.
+        }
+        checked.history.grants += 1;
+        checked.grant = grant;
+        if token <= checked.committed && record["newborn"] == true {
+            checked.stillborn.insert(token);
+            return;
+        }
+        if token <= checked.committed {
+            let highest = checked.committed;
+            checked.violation.get_or_insert(format!("I2: token {token} is granted after {highest} was"));
+        }
+        checked.committed = token;
+    }
+}
+
+/// The store, with the checker looking on.
+#[derive(Debug)]
+struct Witness {
+    inner: Arc<MemoryRegister>,
+    checker: Arc<Checker>,
+}
+
+#[async_trait]
+impl Register for Witness {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.inner.read(key).await
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        if expect == Expect::Absent
+            && self.inner.read(key).await?.is_none()
+            && self.checker.lock().committed > 0
+        {
+            // The record was deleted by hand: exclusion is given up for, tokens are not.
+            self.checker.lock().deleted = true;
+        }
+        let written = self.inner.write(key, expect, value.clone()).await;
+        if let Ok(Write::Committed(_)) = &written
+            && LockName::new(key).is_ok()
+            && let Ok(record) = serde_json::from_slice(&value)
+        {
+            self.checker.committed(&record);
+        }
+        written
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.inner.delete(key, version).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.inner.list(prefix)
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.inner.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.inner.env()
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        // Of a store behind a network: with the memory's own, a history would be polls and little else.
+        let pace = Pace { first: Duration::from_millis(50), most: Duration::from_millis(800) };
+        RegisterTraits { pace, ..self.inner.traits() }
+    }
+}

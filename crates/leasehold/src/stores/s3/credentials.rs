@@ -1,0 +1,154 @@
+//! Credentials that go on loading when the request that asked for them is given up.
+//!
+//! A request of a short lease has a quarter of a second. Signing in, asking the metadata service or a helper program
+//! takes longer, and would be begun anew by every attempt and never be finished.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+
+use crate::clock;
+use crate::env::Env;
+
+/// The limit of one load: below the patience of a claim (15 s), so that its error can say what is missing; above what
+/// the metadata service's client needs to give up (four attempts of a second each, with pauses).
+const LOAD_LIMIT: Duration = Duration::from_secs(12);
+
+type Load = Shared<BoxFuture<'static, Result<Credentials, Arc<CredentialsError>>>>;
+
+/// Another provider's credentials, loaded by a task of their own that all requests wait for.
+pub(super) struct BackgroundCredentials {
+    provider: SharedCredentialsProvider,
+    env: Env,
+    /// The load under way, or one whose result nobody has taken yet.
+    load: Mutex<Option<Load>>,
+}
+
+impl BackgroundCredentials {
+    pub(super) fn new(provider: SharedCredentialsProvider, env: Env) -> Self {
+        Self { provider, env, load: Mutex::default() }
+    }
+
+    async fn credentials(&self) -> Result<Credentials, CredentialsError> {
+        let load = self.current();
+        let result = load.clone().await;
+        let mut slot = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.as_ref().is_some_and(|current| current.ptr_eq(&load)) {
+            *slot = None;
+        }
+        drop(slot);
+        result.map_err(CredentialsError::not_loaded)
+    }
+
+    fn current(&self) -> Load {
+        let mut slot = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.as_ref().and_then(Shared::peek).is_some_and(|result| self.has_expired(result)) {
+            *slot = None;
+        }
+        slot.get_or_insert_with(|| self.begin()).clone()
+    }
+
+    fn begin(&self) -> Load {
+        let (provider, env) = (self.provider.clone(), self.env.clone());
+        let task = tokio::spawn(async move {
+            match clock::timeout(&*env.clock, LOAD_LIMIT, provider.provide_credentials()).await {
+                Some(result) => result.map_err(Arc::new),
+                None => Err(Arc::new(CredentialsError::provider_timed_out(LOAD_LIMIT))),
+            }
+        });
+        let load =
+            async { task.await.unwrap_or_else(|error| Err(Arc::new(CredentialsError::unhandled(error)))) };
+        load.boxed().shared()
+    }
+
+    fn has_expired(&self, result: &Result<Credentials, Arc<CredentialsError>>) -> bool {
+        let now: SystemTime = UNIX_EPOCH + Duration::from_micros(self.env.now().wall_us());
+        result.as_ref().is_ok_and(|credentials| credentials.expiry().is_some_and(|expiry| expiry <= now))
+    }
+}
+
+impl ProvideCredentials for BackgroundCredentials {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(self.credentials())
+    }
+
+    fn fallback_on_interrupt(&self) -> Option<Credentials> {
+        self.provider.fallback_on_interrupt()
+    }
+}
+
+impl fmt::Debug for BackgroundCredentials {
+    /// Nothing of what it loaded.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BackgroundCredentials").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::TestClock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::Notify;
+
+    #[derive(Debug, Default)]
+    struct Slow {
+        loads: AtomicUsize,
+        go: Notify,
+    }
+
+    #[derive(Debug)]
+    struct Handle(Arc<Slow>);
+
+    impl ProvideCredentials for Handle {
+        fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            future::ProvideCredentials::new(async {
+                self.0.loads.fetch_add(1, Ordering::SeqCst);
+                self.0.go.notified().await;
+                Ok(Credentials::new("id", "secret", None, None, "test"))
+            })
+        }
+    }
+
+    fn slow() -> (Arc<Slow>, BackgroundCredentials) {
+        let slow = Arc::new(Slow::default());
+        let env = Env::seeded(Arc::new(TestClock::default()), 1);
+        (slow.clone(), BackgroundCredentials::new(SharedCredentialsProvider::new(Handle(slow)), env))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_load_survives_the_request_that_asked_for_it() {
+        let (slow, credentials) = slow();
+        for _ in 0..3 {
+            let clock = TestClock::default();
+            let attempt = clock::timeout(&clock, Duration::from_millis(250), credentials.credentials());
+            assert!(attempt.await.is_none());
+        }
+        slow.go.notify_one();
+        assert_eq!(credentials.credentials().await.unwrap().access_key_id(), "id");
+        assert_eq!(slow.loads.load(Ordering::SeqCst), 1, "one load served four requests");
+        slow.go.notify_one();
+        credentials.credentials().await.unwrap();
+        assert_eq!(slow.loads.load(Ordering::SeqCst), 2, "what was taken is not handed out for ever");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_load_that_hangs_ends_in_an_error() {
+        let (_slow, credentials) = slow();
+        let error = credentials.credentials().await.unwrap_err();
+        assert!(matches!(error, CredentialsError::CredentialsNotLoaded(_)), "{error:?}");
+        assert!(!format!("{credentials:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,480 @@
+//! What an answer of S3, or the lack of one, means: a pure function, so that every row of it is tested.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{ErrorKind, Fault, StoreError};
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Read,
+    /// A write that expects nothing there.
+    Create,
+    /// A write that expects a version.
+    Replace,
+    Delete,
+    List,
+}
+
+impl Operation {
+    /// Whether the request can have an effect.
+    fn changes(self) -> bool {
+        matches!(self, Self::Create | Self::Replace | Self::Delete)
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Create | Self::Replace => "write",
+            Self::Delete => "delete",
+            Self::List => "list",
+        }
+    }
+
+    fn permission(self) -> &'static str {
+        match self {
+            Self::Read => "s3:GetObject",
+            Self::Create | Self::Replace => "s3:PutObject",
+            Self::Delete => "s3:DeleteObject",
+            Self::List => "s3:ListBucket",
+        }
+    }
+}
+
+/// Where it was asked for, for messages.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) bucket: String,
+    pub(super) region: String,
+    /// `None` for Amazon's own endpoint.
+    pub(super) endpoint: Option<String>,
+}
+
+impl Place {
+    /// Whether it is known to honour preconditions, as Amazon documents of its general purpose buckets. Of buckets of
+    /// other kinds (`name--x-s3`, `name--op-s3`) and of other stores it is not taken for granted.
+    pub(super) fn is_trusted(&self) -> bool {
+        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"));
+        self.endpoint.is_none() && !special
+    }
+
+    fn endpoint(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
+    }
+}
+
+/// An answer other than success.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    /// S3's error code; `None` when the body was not S3's XML.
+    pub(super) code: Option<String>,
+    /// S3's message.
+    pub(super) message: Option<String>,
+    pub(super) retry_after: Option<Duration>,
+    /// The region that the bucket is really in.
+    pub(super) region: Option<String>,
+}
+
+/// Why there is no success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// The store said so.
+    Answered(Answer),
+    /// The credentials could not be loaded; `before`: they could, earlier.
+    Credentials { detail: String, before: bool },
+    /// The request could not even be made.
+    NotMade { detail: String },
+    /// No connection, so nothing was sent.
+    NotConnected { detail: String },
+    /// It may have been sent, and no whole answer came.
+    NoAnswer { detail: String },
+}
+
+/// What it means.
+#[derive(Debug)]
+pub(super) enum Meaning {
+    /// There is nothing at that key.
+    Absent,
+    /// The precondition does not hold.
+    Conflict,
+    Failed(StoreError),
+}
+
+/// What `trouble` means for `operation` on object `key`.
+pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
+    let case = Case { operation, key, place };
+    let answer = match trouble {
+        Trouble::Answered(answer) => answer,
+        Trouble::Credentials { detail, before } => return case.refused(case.no_credentials(&detail, before)),
+        Trouble::NotMade { detail } => {
+            return case.refused(Fault::new(
+                ErrorKind::Invalid,
+                format!("{case}: the request could not be made: {detail}"),
+            ));
+        }
+        Trouble::NotConnected { detail } => {
+            let fault = Fault::unavailable(format!("no connection to {}: {detail}", place.endpoint()));
+            return case.refused(fault.with_help("check the endpoint, the name resolution and the network"));
+        }
+        Trouble::NoAnswer { detail } => {
+            return case.unknown(Fault::unavailable(format!(
+                "{case}: {} gave no answer: {detail}",
+                place.endpoint()
+            )));
+        }
+    };
+    match (operation, answer.status, answer.code.as_deref()) {
+        (Operation::Read, 404, Some("NoSuchKey")) => Meaning::Absent,
+        (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
+        (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
+        _ => case.answered(&answer),
+    }
+}
+
+struct Case<'a> {
+    operation: Operation,
+    key: &'a str,
+    place: &'a Place,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} s3://{}/{}", self.operation.verb(), self.place.bucket, self.key)
+    }
+}
+
+impl Case<'_> {
+    /// The request had no effect.
+    fn refused(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(fault.not_applied())
+    }
+
+    /// The request may have had its effect, if it can have one.
+    fn unknown(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(if self.operation.changes() { fault.maybe_applied() } else { fault.not_applied() })
+    }
+
+    fn answered(&self, answer: &Answer) -> Meaning {
+        let code = answer.code.as_deref().unwrap_or("");
+        match (answer.status, code) {
+            // The request reached an end of S3 that does no work for it: throttling before anything is done.
+            (503, "SlowDown") | (429, _) => self.refused(self.busy(answer)),
+            // Another conditional write of this key is under way. Nothing was written, and nobody is known to hold it.
+            (409, _) => self.refused(self.busy(answer)),
+            // S3 gave up reading the request; a proxy may say so of one that it had passed on. Other 503s likewise:
+            // load balancers give them for connections that broke, MinIO when too few disks took the write.
+            (408 | 500..=500 | 502..=599, _) | (400, "RequestTimeout") => self.unknown(self.busy(answer)),
+            (501, _) | (400, "NotImplemented") => self.refused(self.not_implemented(answer)),
+            (_, "NoSuchBucket" | "InvalidBucketName") => self.refused(self.no_bucket(answer)),
+            (300..=399, _) | (400, "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException") => {
+                self.refused(self.wrong_region(answer))
+            }
+            (_, "RequestTimeTooSkewed") => self.refused(self.skewed(answer)),
+            (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
+                self.refused(self.denied(answer))
+            }
+            (400, "InvalidArgument" | "InvalidRequest" | "InvalidHeader" | "UnsupportedArgument")
+                if self.operation.changes() =>
+            {
+                self.refused(self.not_implemented(answer))
+            }
+            (200..=299, _) => self.unknown(self.garbled(answer)),
+            _ => self.refused(self.unexpected(answer)),
+        }
+    }
+
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+        let mut message = format!("{self}: {} answered {}", self.place.endpoint(), answer.status);
+        for part in [&answer.code, &answer.message].into_iter().flatten() {
+            // Another machine's text: one line, no control characters, not without end.
+            let part: String = part.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
+            message.push_str(": ");
+            message.push_str(&part);
+        }
+        Fault::new(kind, message)
+    }
+
+    fn busy(&self, answer: &Answer) -> Fault {
+        let fault = self.fault(ErrorKind::Unavailable, answer);
+        match answer.retry_after {
+            Some(wait) => fault.with_retry_after(wait),
+            None => fault,
+        }
+    }
+
+    fn not_implemented(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unsupported, answer).with_help(match self.operation {
+            Operation::Read | Operation::List => "this store does not implement a request that leasehold needs",
+            Operation::Create | Operation::Replace => {
+                "this store does not implement conditional writes (If-None-Match and If-Match on PutObject); locks \
+                 need them: use Amazon S3 or a store that has them"
+            }
+            Operation::Delete => {
+                "this store does not implement conditional deletes (If-Match on DeleteObject), so old records cannot \
+                 be swept safely; locking does not need them"
+            }
+        })
+    }
+
+    fn no_bucket(&self, answer: &Answer) -> Fault {
+        let bucket = &self.place.bucket;
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "there is no bucket {bucket:?} at {}: check the store URL, or create it (aws s3 mb s3://{bucket})",
+            self.place.endpoint()
+        ))
+    }
+
+    fn wrong_region(&self, answer: &Answer) -> Fault {
+        let (bucket, asked) = (&self.place.bucket, &self.place.region);
+        self.fault(ErrorKind::Invalid, answer).with_help(match &answer.region {
+            Some(region) if region != asked => {
+                format!("the bucket {bucket:?} is in {region}, not in {asked}: add ?region={region} to the store URL")
+            }
+            _ => format!(
+                "the bucket {bucket:?} seems not to be in {asked}: set the bucket's region (or the right endpoint) in \
+                 the store URL"
+            ),
+        })
+    }
+
+    /// The SDK has learned the difference from this answer and signs the next request by the store's clock.
+    fn skewed(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+            .with_help("this machine's wall clock is more than 15 minutes off, and S3 refuses its signatures: set the clock")
+    }
+
+    fn denied(&self, answer: &Answer) -> Fault {
+        let fault = self.fault(ErrorKind::Denied, answer);
+        let Place { bucket, .. } = self.place;
+        match answer.code.as_deref().unwrap_or("") {
+            "ExpiredToken" | "TokenRefreshRequired" => {
+                fault.with_help("the session's credentials have expired: sign in again (for example: aws sso login)")
+            }
+            "InvalidAccessKeyId" | "InvalidToken" => fault.with_help(
+                "the store does not know these credentials: check AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SESSION_TOKEN, \
+                 and that they belong to this endpoint",
+            ),
+            "SignatureDoesNotMatch" => fault.with_help(
+                "the secret key does not fit the access key, or a proxy changes requests: check AWS_SECRET_ACCESS_KEY",
+            ),
+            _ if self.operation == Operation::List => {
+                fault.with_help(format!("allow s3:ListBucket on arn:aws:s3:::{bucket}"))
+            }
+            _ if self.operation == Operation::Read => fault.with_help(format!(
+                "allow s3:GetObject on arn:aws:s3:::{bucket}/{key}, and s3:ListBucket on arn:aws:s3:::{bucket}: without \
+                 the latter S3 answers 403 also for an object that does not exist yet",
+                key = self.key
+            )),
+            _ => fault.with_help(format!(
+                "allow {} on arn:aws:s3:::{bucket}/{}",
+                self.operation.permission(),
+                self.key
+            )),
+        }
+    }
+
+    fn no_credentials(&self, detail: &str, before: bool) -> Fault {
+        if before {
+            // They will often load at the next try, and a lease has time for it.
+            return Fault::unavailable(format!("{self}: the credentials could not be refreshed: {detail}"))
+                .with_help("sign in again if the session is over (for example: aws sso login)");
+        }
+        Fault::new(ErrorKind::Denied, format!("{self}: no credentials: {detail}")).with_help(
+            "no credentials found: set AWS_PROFILE (or ?profile= in the store URL), or AWS_ACCESS_KEY_ID and \
+             AWS_SECRET_ACCESS_KEY, or sign in (aws sso login), or give this machine a role",
+        )
+    }
+
+    fn garbled(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+            .with_help("the answer is not one of S3: check the endpoint")
+    }
+
+    fn unexpected(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "S3 does not answer so: check that {} is an S3 endpoint",
+            self.place.endpoint()
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        Place { bucket: "bkt".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
+    }
+
+    #[test]
+    fn only_amazons_general_purpose_buckets_are_trusted() {
+        let trusted = |bucket: &str, endpoint: Option<&str>| {
+            let endpoint = endpoint.map(str::to_owned);
+            Place { bucket: bucket.to_owned(), region: "r".into(), endpoint }.is_trusted()
+        };
+        assert!(trusted("bkt", None) && trusted("my--bucket", None));
+        assert!(!trusted("bkt", Some("https://s3.example.com")));
+        assert!(!trusted("bkt--euw1-az1--x-s3", None) && !trusted("bkt--op-s3", None));
+    }
+
+    fn means(operation: Operation, trouble: Trouble) -> Meaning {
+        meaning(operation, "p/x.lock", &place(), trouble)
+    }
+
+    fn answered(status: u16, code: &str) -> Trouble {
+        let code = (!code.is_empty()).then(|| code.to_owned());
+        Trouble::Answered(Answer { status, code, ..Answer::default() })
+    }
+
+    /// `absent`, `conflict`, or `not`/`maybe` with the kind of the fault.
+    fn short(meaning: &Meaning) -> String {
+        match meaning {
+            Meaning::Absent => "absent".into(),
+            Meaning::Conflict => "conflict".into(),
+            Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+            Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+        }
+    }
+
+    #[test]
+    fn every_answer_has_its_meaning_for_every_operation() {
+        use Operation::{Create, Delete, List, Read, Replace};
+        let rows: &[(u16, &str, [&str; 5])] = &[
+            // status, code, [read, create, replace, delete, list]
+            (404, "NoSuchKey", ["absent", "not invalid", "conflict", "conflict", "not invalid"]),
+            (404, "", ["not invalid"; 5]),
+            (404, "NoSuchBucket", ["not invalid"; 5]),
+            (412, "PreconditionFailed", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (412, "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (409, "ConditionalRequestConflict", ["not unavailable"; 5]),
+            (409, "OperationAborted", ["not unavailable"; 5]),
+            (429, "TooManyRequests", ["not unavailable"; 5]),
+            (503, "SlowDown", ["not unavailable"; 5]),
+            (503, "SlowDownWrite", UNKNOWN),
+            (503, "ServiceUnavailable", UNKNOWN),
+            (503, "", UNKNOWN),
+            (500, "InternalError", UNKNOWN),
+            (502, "", UNKNOWN),
+            (504, "", UNKNOWN),
+            (507, "XMinioStorageFull", UNKNOWN),
+            (408, "", UNKNOWN),
+            (400, "RequestTimeout", UNKNOWN),
+            (200, "", UNKNOWN),
+            (501, "NotImplemented", ["not unsupported"; 5]),
+            (400, "NotImplemented", ["not unsupported"; 5]),
+            (
+                400,
+                "InvalidArgument",
+                ["not invalid", "not unsupported", "not unsupported", "not unsupported", "not invalid"],
+            ),
+            (400, "KeyTooLongError", ["not invalid"; 5]),
+            (400, "AuthorizationHeaderMalformed", ["not invalid"; 5]),
+            (400, "IllegalLocationConstraintException", ["not invalid"; 5]),
+            (301, "PermanentRedirect", ["not invalid"; 5]),
+            (307, "TemporaryRedirect", ["not invalid"; 5]),
+            (403, "AccessDenied", ["not denied"; 5]),
+            (403, "", ["not denied"; 5]),
+            (401, "", ["not denied"; 5]),
+            (403, "InvalidAccessKeyId", ["not denied"; 5]),
+            (403, "SignatureDoesNotMatch", ["not denied"; 5]),
+            (400, "ExpiredToken", ["not denied"; 5]),
+            (403, "RequestTimeTooSkewed", ["not unavailable"; 5]),
+            (405, "MethodNotAllowed", ["not invalid"; 5]),
+            (418, "", ["not invalid"; 5]),
+        ];
+        const UNKNOWN: [&str; 5] = [
+            "not unavailable",
+            "maybe unavailable",
+            "maybe unavailable",
+            "maybe unavailable",
+            "not unavailable",
+        ];
+        for (status, code, expected) in rows {
+            for (operation, expected) in [Read, Create, Replace, Delete, List].into_iter().zip(expected) {
+                let meaning = means(operation, answered(*status, code));
+                assert_eq!(short(&meaning), *expected, "{status} {code} {operation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_an_answer_it_matters_whether_the_request_was_sent() {
+        let detail = || "x".to_owned();
+        for (trouble, read, write) in [
+            (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+            (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+            (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
+            (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+            (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+        ] {
+            assert_eq!(short(&means(Operation::Read, trouble.clone())), read, "{trouble:?}");
+            for operation in [Operation::Create, Operation::Replace, Operation::Delete] {
+                assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
+            }
+        }
+    }
+
+    fn fault(operation: Operation, trouble: Trouble) -> Fault {
+        match means(operation, trouble) {
+            Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        use Operation::{Create, Delete, List, Read};
+        for (operation, trouble, helps) in [
+            (Read, answered(403, "AccessDenied"), vec!["s3:GetObject", "s3:ListBucket", "bkt/p/x.lock"]),
+            (Create, answered(403, "AccessDenied"), vec!["s3:PutObject", "arn:aws:s3:::bkt/p/x.lock"]),
+            (Delete, answered(403, "AccessDenied"), vec!["s3:DeleteObject"]),
+            (List, answered(403, "AccessDenied"), vec!["s3:ListBucket on arn:aws:s3:::bkt"]),
+            (Read, answered(404, "NoSuchBucket"), vec!["\"bkt\"", "http://here:9"]),
+            (Create, answered(501, "NotImplemented"), vec!["conditional writes"]),
+            (Read, answered(403, "InvalidAccessKeyId"), vec!["AWS_PROFILE"]),
+            (Read, answered(403, "RequestTimeTooSkewed"), vec!["clock"]),
+            (Read, answered(400, "ExpiredToken"), vec!["sign in again"]),
+            (
+                Read,
+                Trouble::Credentials { detail: String::new(), before: false },
+                vec!["no credentials found: set AWS_PROFILE"],
+            ),
+        ] {
+            let help = fault(operation, trouble.clone()).help.unwrap();
+            for part in helps {
+                assert!(help.contains(part), "{trouble:?}: {help}");
+            }
+        }
+        let refused = fault(Read, Trouble::NotConnected { detail: "refused".into() });
+        assert!(refused.message.contains("http://here:9") && refused.message.contains("refused"));
+    }
+
+    #[test]
+    fn a_wrong_region_names_the_right_one_and_throttling_its_pause() {
+        let answer = Answer {
+            status: 301,
+            code: Some("PermanentRedirect".into()),
+            region: Some("us-west-2".into()),
+            ..Answer::default()
+        };
+        let help = fault(Operation::Read, Trouble::Answered(answer)).help.unwrap();
+        assert!(help.contains("?region=us-west-2") && help.contains("not in eu-west-1"), "{help}");
+        let wait = Some(Duration::from_secs(7));
+        let answer =
+            Answer { status: 503, code: Some("SlowDown".into()), retry_after: wait, ..Answer::default() };
+        assert_eq!(fault(Operation::Create, Trouble::Answered(answer)).retry_after, wait);
+    }
+
+    #[test]
+    fn the_stores_own_words_are_shown_on_one_line_and_cut() {
+        let answer = Answer {
+            status: 418,
+            message: Some(format!("a\n\u{1b}[31m{}", "x".repeat(999))),
+            ..Answer::default()
+        };
+        let message = fault(Operation::Read, Trouble::Answered(answer)).message;
+        assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
+    }
+}

@@ -1,0 +1,77 @@
+//! Register keys to object keys and back.
+//!
+//! Everything but RFC 3986's unreserved characters and `/` is percent-encoded, so that no store, proxy or tool on the
+//! way has anything to interpret, and so that one object key stands for exactly one register key.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+/// The keys below one prefix of a bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    /// Empty, or ending in `/`. As the user wrote it: it may exist already and stand in policies, so it is not encoded.
+    base: String,
+}
+
+impl Keys {
+    /// The keys below `prefix`, which has no `/` at either end; empty for the whole bucket.
+    pub(super) fn below(prefix: &str) -> Self {
+        Self { base: if prefix.is_empty() { String::new() } else { format!("{prefix}/") } }
+    }
+
+    /// The object key of register key `key`, or what the object keys of all keys with that beginning start with.
+    pub(super) fn object(&self, key: &str) -> String {
+        format!("{}{}", self.base, utf8_percent_encode(key, ENCODED))
+    }
+
+    /// The register key of object key `object`; `None` for one that [`object`](Self::object) never gives.
+    pub(super) fn register(&self, object: &str) -> Option<String> {
+        let encoded = object.strip_prefix(&self.base)?;
+        let key = percent_decode_str(encoded).decode_utf8().ok()?;
+        // `%61` decodes as well, but is not how we write `a`: two objects must not claim one key.
+        (utf8_percent_encode(&key, ENCODED).to_string() == encoded).then(|| key.into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn only_unreserved_characters_and_slashes_stand_for_themselves() {
+        let keys = Keys::below("my locks");
+        for (key, object) in [
+            ("deploy/prod.lock", "my locks/deploy/prod.lock"),
+            ("a b+c.lock", "my locks/a%20b%2Bc.lock"),
+            ("50%/ü~_-.lock", "my locks/50%25/%C3%BC~_-.lock"),
+            (".leasehold-probe", "my locks/.leasehold-probe"),
+        ] {
+            assert_eq!(keys.object(key), object);
+            assert_eq!(keys.register(object).as_deref(), Some(key));
+        }
+        assert_eq!(Keys::below("").object("a.lock"), "a.lock");
+    }
+
+    #[test]
+    fn objects_that_are_not_ours_are_no_keys() {
+        let keys = Keys::below("p");
+        for object in
+            ["q/a.lock", "p", "pa.lock", "p/a b.lock", "p/%61.lock", "p/%2f", "p/%FF.lock", "p/%zz", "p/%"]
+        {
+            assert_eq!(keys.register(object), None, "{object}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_comes_back_and_beginnings_stay_beginnings(key in ".{0,40}", more in ".{0,10}") {
+            let keys = Keys::below("a/b");
+            let object = keys.object(&format!("{key}{more}"));
+            prop_assert!(object.starts_with(&keys.object(&key)));
+            prop_assert!(object.bytes().all(|b| b.is_ascii_graphic()));
+            prop_assert_eq!(keys.register(&object), Some(format!("{}{}", key, more)));
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! The register against a scripted server: what goes over the wire, and what comes of every kind of answer.
+//!
+//! Inside the crate because credentials can be handed in here, and environment variables cannot be set in a test.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use aws_config::{BehaviorVersion, SdkConfig};
+use aws_credential_types::Credentials;
+use aws_sdk_s3::config::SharedCredentialsProvider;
+use futures_util::TryStreamExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::register::probe;
+
+const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
+const DATE_US: u64 = 784_111_777_000_000;
+
+/// What a request looked like.
+#[derive(Clone, Debug)]
+struct Seen {
+    /// Method and target.
+    line: String,
+    /// In lower case, a line each.
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Seen {
+    fn has(&self, header: &str) -> bool {
+        self.head.lines().any(|line| line == header)
+    }
+}
+
+/// What to do with a request.
+enum Reply {
+    Answer(String),
+    /// Close the connection without an answer.
+    Hang,
+    /// Never answer.
+    Silence,
+}
+
+/// A server that answers as its script says.
+struct Server {
+    url: String,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Server {
+    async fn start(script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let (log, script) = (seen.clone(), Arc::new(script));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(converse(stream, log.clone(), script.clone()));
+            }
+        });
+        Self { url, seen }
+    }
+
+    /// One that gives every request the same answer.
+    async fn always(answer: impl Into<String>) -> Self {
+        let answer = answer.into();
+        Self::start(move |_| Reply::Answer(answer.clone())).await
+    }
+
+    fn register(&self) -> S3Register {
+        register(&self.url, test_credentials())
+    }
+
+    fn requests(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+}
+
+fn register(endpoint: &str, credentials: SharedCredentialsProvider) -> S3Register {
+    let url = StoreUrl::parse("s3://bucket/pre/fix").unwrap();
+    let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+    let env = Env::system();
+    let sdk = SdkConfig::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(aws_config::Region::new("eu-west-1"))
+        .credentials_provider(credentials)
+        .build();
+    let client = Client::from_conf(location.client_config(&sdk, Some(endpoint), &env).build());
+    let place =
+        Place { bucket: "bucket".into(), region: "eu-west-1".into(), endpoint: Some(endpoint.to_owned()) };
+    S3Register::new(client, place, &location, env)
+}
+
+async fn converse(
+    mut stream: TcpStream,
+    log: Arc<Mutex<Vec<Seen>>>,
+    script: Arc<impl Fn(&Seen) -> Reply + Send + Sync + 'static>,
+) {
+    while let Some(seen) = request(&mut stream).await {
+        let reply = script(&seen);
+        log.lock().unwrap().push(seen);
+        match reply {
+            Reply::Answer(answer) => {
+                drop(stream.write_all(answer.as_bytes()).await);
+                if answer.contains("Connection: close") {
+                    return;
+                }
+            }
+            Reply::Hang => return,
+            Reply::Silence => std::future::pending().await,
+        }
+    }
+}
+
+async fn request(stream: &mut TcpStream) -> Option<Seen> {
+    let mut bytes = Vec::new();
+    let head_end = loop {
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end + 4;
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let text = String::from_utf8(bytes[..head_end].to_vec()).unwrap();
+    let (line, head) = text.split_once("\r\n").unwrap();
+    let head = head.to_ascii_lowercase().replace("\r\n", "\n");
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+    while bytes.len() < head_end + length {
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let line = line.trim_end_matches(" HTTP/1.1").to_owned();
+    Some(Seen { line, head, body: bytes[head_end..].to_vec() })
+}
+
+fn answer(status: &str, headers: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())
+}
+
+fn refused(status: &str, headers: &str, code: &str) -> String {
+    answer(status, headers, &format!("<Error><Code>{code}</Code><Message>m</Message></Error>"))
+}
+
+fn value() -> Bytes {
+    Bytes::from_static(b"{\"a\":1}")
+}
+
+fn v1() -> Version {
+    Version::new("\"d41d8-7\"")
+}
+
+#[tokio::test]
+async fn every_operation_is_one_request_with_the_documented_preconditions() {
+    let server = Server::start(|seen| {
+        Reply::Answer(match seen.line.split(' ').next() {
+            Some("GET") if seen.line.contains("list-type") => {
+                answer("200 OK", "", "<ListBucketResult></ListBucketResult>")
+            }
+            Some("DELETE") if seen.has("if-match: \"000\"") => refused("412 X", "", "PreconditionFailed"),
+            Some("DELETE") => answer("204 No Content", "", "").replace("Content-Length: 0\r\n", ""),
+            _ => answer("200 OK", "ETag: \"d41d8-7\"\r\n", "{\"a\":1}"),
+        })
+    })
+    .await;
+    let register = server.register();
+    register.delete_checked.set(()).unwrap();
+
+    let cell = register.read("a b.lock").await.unwrap().unwrap();
+    assert_eq!((cell.value, cell.version), (value(), v1()), "a multipart's or KMS's ETag, quotes and all");
+    let [get] = &server.requests()[..] else { panic!() };
+    assert_eq!(get.line, "GET /bucket/pre/fix/a%2520b.lock?x-id=GetObject");
+    assert!(get.head.contains("authorization: aws4-hmac-sha256"), "{get:?}");
+
+    assert_eq!(register.write("x.lock", Expect::Absent, value()).await.unwrap(), Write::Committed(v1()));
+    let [create] = &server.requests()[..] else { panic!() };
+    assert_eq!(create.line, "PUT /bucket/pre/fix/x.lock?x-id=PutObject");
+    assert!(create.has("if-none-match: *") && !create.head.contains("\nif-match"), "{create:?}");
+    assert!(create.has("content-type: application/json") && create.body == value(), "{create:?}");
+    assert!(!create.head.contains("checksum") && !create.head.contains("aws-chunked"), "{create:?}");
+
+    register.write("x.lock", Expect::Version(&v1()), value()).await.unwrap();
+    let [replace] = &server.requests()[..] else { panic!() };
+    assert!(replace.has("if-match: \"d41d8-7\"") && !replace.head.contains("if-none-match"), "{replace:?}");
+
+    assert_eq!(register.delete("x.lock", &v1()).await.unwrap(), Deleted::Deleted);
+    assert_eq!(register.delete("x.lock", &Version::new("\"000\"")).await.unwrap(), Deleted::Conflict);
+    let [delete, _] = &server.requests()[..] else { panic!() };
+    assert!(delete.line.starts_with("DELETE /bucket/pre/fix/x.lock") && delete.has("if-match: \"d41d8-7\""));
+
+    assert_eq!(register.list("a b").try_collect::<Vec<_>>().await.unwrap(), Vec::<String>::new());
+    let [list] = &server.requests()[..] else { panic!() };
+    assert_eq!(list.line, "GET /bucket/?list-type=2&prefix=pre%2Ffix%2Fa%2520b");
+}
+
+#[tokio::test]
+async fn no_trouble_is_retried_inside() {
+    type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
+    let rows: [Row; 5] = [
+        ("409 Conflict", "", "ConditionalRequestConflict", false, ErrorKind::Unavailable, None),
+        ("503 Slow Down", "Retry-After: 7\r\n", "SlowDown", false, ErrorKind::Unavailable, Some(7)),
+        ("500 Internal Server Error", "", "InternalError", true, ErrorKind::Unavailable, None),
+        ("403 Forbidden", "", "AccessDenied", false, ErrorKind::Denied, None),
+        ("501 Not Implemented", "", "NotImplemented", false, ErrorKind::Unsupported, None),
+    ];
+    for (status, headers, code, maybe, kind, wait) in rows {
+        let server = Server::always(refused(status, headers, code)).await;
+        let error = server.register().write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
+        assert_eq!((error.fault().kind, error.fault().retry_after), (kind, wait.map(Duration::from_secs)));
+        assert!(error.to_string().contains(code), "{error:?}");
+        assert_eq!(server.requests().len(), 1, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn conflicts_and_absence_are_values() {
+    let gone = Server::always(refused("404 Not Found", "", "NoSuchKey")).await;
+    assert_eq!(gone.register().read("x.lock").await.unwrap(), None);
+    assert_eq!(
+        gone.register().write("x.lock", Expect::Version(&v1()), value()).await.unwrap(),
+        Write::Conflict
+    );
+    let deleted =
+        Server::always(refused("404 Not Found", "x-amz-delete-marker: true\r\n", "NoSuchKey")).await;
+    assert_eq!(deleted.register().read("x.lock").await.unwrap(), None);
+    let failed = Server::always(refused("412 Precondition Failed", "", "PreconditionFailed")).await;
+    for expect in [Expect::Absent, Expect::Version(&v1())] {
+        assert_eq!(failed.register().write("x.lock", expect, value()).await.unwrap(), Write::Conflict);
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
+    let server = Server::start(|_| Reply::Hang).await;
+    let register = server.register();
+    let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+    assert_eq!(server.requests().len(), 1, "neither the SDK nor its HTTP client sends it again");
+    let error = register.read("x.lock").await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let register = self::register(&format!("http://{nobody}"), test_credentials());
+    let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    assert!(error.to_string().contains(&nobody.to_string()), "{error:?}");
+
+    let register = self::register("http://no-such-host.invalid", test_credentials());
+    let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    assert!(error.to_string().contains("no-such-host.invalid"), "{error:?}");
+}
+
+fn test_credentials() -> SharedCredentialsProvider {
+    SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test"))
+}
+
+#[tokio::test]
+async fn a_silent_store_is_given_up() {
+    let server = Server::start(|_| Reply::Silence).await;
+    let error = server.register().write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+}
+
+#[tokio::test]
+async fn connections_that_the_store_closes_cost_no_second_request() {
+    // As moto does after every answer.
+    let server =
+        Server::start(|_| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\nConnection: close\r\n", ""))).await;
+    let register = server.register();
+    for _ in 0..3 {
+        register.write("x.lock", Expect::Absent, value()).await.unwrap();
+    }
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn every_dated_answer_tells_the_stores_time() {
+    let ok = |headers: &str| answer("200 OK", &format!("ETag: \"a\"\r\n{headers}"), "");
+    let aged = format!("{DATE}Age: 3\r\n");
+    for (reply, dated) in [
+        (ok(DATE), true),
+        (refused("404 Not Found", DATE, "NoSuchKey"), true),
+        (refused("503 Slow Down", DATE, "SlowDown"), true),
+        (ok(""), false),
+        (ok(&aged), false),
+        (ok("Date: today\r\n"), false),
+    ] {
+        let server = Server::always(reply.clone()).await;
+        let register = server.register();
+        assert_eq!(register.store_time(), None);
+        drop(register.read("x.lock").await);
+        let time = register.store_time();
+        assert_eq!(time.is_some(), dated, "{reply}");
+        if let Some(time) = time {
+            assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn signatures_follow_the_stores_clock_once_it_has_refused_ours() {
+    let server = Server::always(refused("403 Forbidden", DATE, "RequestTimeTooSkewed")).await;
+    let register = server.register();
+    let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    drop(register.read("x.lock").await);
+    let [first, second] = &server.requests()[..] else { panic!() };
+    assert!(
+        !first.head.contains("x-amz-date: 1994") && second.head.contains("x-amz-date: 19941106t"),
+        "{second:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_wrong_region_is_named_with_the_right_one() {
+    let server =
+        Server::always(refused("301 Moved", "x-amz-bucket-region: us-west-2\r\n", "PermanentRedirect")).await;
+    let error = server.register().read("x.lock").await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Invalid);
+    assert!(error.fault().help.as_ref().unwrap().contains("?region=us-west-2"), "{error:?}");
+    assert_eq!(server.requests().len(), 1, "redirects are not followed with a signed request");
+}
+
+#[tokio::test]
+async fn a_huge_or_broken_body_is_an_error() {
+    let huge = MAX_VALUE_BYTES + 1;
+    let announced = Server::always(answer("200 OK", "ETag: \"a\"\r\n", &"x".repeat(huge))).await;
+    let error = announced.register().read("x.lock").await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt);
+    assert!(error.to_string().contains(&huge.to_string()), "{error:?}");
+
+    let chunk = format!("{:x}\r\n{}\r\n", 1 << 16, "x".repeat(1 << 16)).repeat(17);
+    let chunked =
+        format!("HTTP/1.1 200 OK\r\nETag: \"a\"\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}0\r\n\r\n");
+    let error = Server::always(chunked).await.register().read("x.lock").await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt);
+
+    for (end, detail) in [("Connection: close\r\n", "broke off"), ("", "stalled")] {
+        let cut = format!("HTTP/1.1 200 OK\r\nETag: \"a\"\r\n{end}Content-Length: 9\r\n\r\nabc");
+        let error = Server::always(cut).await.register().read("x.lock").await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+        assert!(error.to_string().contains(detail), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn answers_that_are_not_s3s_are_never_taken_for_an_absent_lock() {
+    for (reply, kind) in [
+        (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
+        (answer("403 Forbidden", "", "<html>proxy"), ErrorKind::Denied),
+        (answer("502 Bad Gateway", "", "\u{0}\u{1}garbage"), ErrorKind::Unavailable),
+        ("garbage\r\n\r\n".to_owned(), ErrorKind::Unavailable),
+    ] {
+        let error = Server::always(reply.clone()).await.register().read("x.lock").await.unwrap_err();
+        assert_eq!(error.fault().kind, kind, "{reply}: {error:?}");
+    }
+    let listing = Server::always(answer("200 OK", "", "not XML")).await;
+    assert!(listing.register().list("").try_collect::<Vec<_>>().await.is_err());
+}
+
+#[tokio::test]
+async fn an_answer_without_a_usable_version_is_refused() {
+    for headers in ["", "ETag: W/\"a\"\r\n"] {
+        let register = Server::always(answer("200 OK", headers, "")).await.register();
+        let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        assert!(matches!(error, StoreError::MaybeApplied(_)), "it may be there: {error:?}");
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported);
+        let error = register.read("x.lock").await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported);
+    }
+}
+
+#[tokio::test]
+async fn listings_are_read_page_by_page() {
+    let page = |key: &str, more: &str| {
+        let keys = format!(
+            "<Contents><Key>pre/fix/{key}</Key></Contents><Contents><Key>pre/fix/not ours</Key></Contents>"
+        );
+        answer("200 OK", "", &format!("<ListBucketResult>{keys}{more}</ListBucketResult>"))
+    };
+    let truncated = "<IsTruncated>true</IsTruncated><NextContinuationToken>t1</NextContinuationToken>";
+    let (first, last) = (page("a%20b.lock", truncated), page("c.lock", "<IsTruncated>false</IsTruncated>"));
+    let server = Server::start(move |seen| {
+        Reply::Answer(if seen.line.contains("continuation-token=t1") { last.clone() } else { first.clone() })
+    })
+    .await;
+    assert_eq!(server.register().list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
+    assert_eq!(server.requests().len(), 2);
+
+    let endless = Server::always(page("a.lock", truncated)).await;
+    let error = endless.register().list("").try_collect::<Vec<_>>().await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
+    assert_eq!(endless.requests().len(), 2);
+}
+
+/// An S3 that accepts every write, whatever its preconditions, and deletes whatever it is asked to.
+async fn careless() -> Server {
+    let objects: Mutex<HashMap<String, (usize, String)>> = Mutex::default();
+    Server::start(move |seen| {
+        let mut objects = objects.lock().unwrap();
+        let (method, target) = seen.line.split_once(' ').unwrap();
+        let key = target.split('?').next().unwrap().to_owned();
+        Reply::Answer(match method {
+            "PUT" => {
+                let n = objects.len() + objects.get(&key).map_or(0, |(n, _)| n + 1);
+                objects.insert(key, (n, String::from_utf8(seen.body.clone()).unwrap()));
+                answer("200 OK", &format!("ETag: \"{n}\"\r\n"), "")
+            }
+            "DELETE" => {
+                objects.remove(&key);
+                "HTTP/1.1 204 No Content\r\n\r\n".to_owned()
+            }
+            _ => match objects.get(&key) {
+                Some((n, body)) => answer("200 OK", &format!("ETag: \"{n}\"\r\n"), body),
+                None => refused("404 Not Found", "", "NoSuchKey"),
+            },
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_from_it() {
+    let server = careless().await;
+    let register = server.register();
+    assert!(!register.traits().trusted);
+    for _ in 0..2 {
+        let error = probe(&register).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    }
+    register.write("x.lock", Expect::Absent, value()).await.unwrap();
+    let error = register.delete("x.lock", &v1()).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    assert!(register.read("x.lock").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn without_credentials_nothing_is_sent() {
+    #[derive(Debug)]
+    struct Nobody;
+    impl aws_credential_types::provider::ProvideCredentials for Nobody {
+        fn provide_credentials<'a>(&'a self) -> aws_credential_types::provider::future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            aws_credential_types::provider::future::ProvideCredentials::ready(Err(
+                CredentialsError::not_loaded("nobody home"),
+            ))
+        }
+    }
+    let server = Server::always("").await;
+    let register = register(&server.url, SharedCredentialsProvider::new(Nobody));
+    let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
+    assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
+    assert!(error.to_string().contains("nobody home"), "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("no credentials found"), "{error:?}");
+    assert!(server.requests().is_empty());
+}

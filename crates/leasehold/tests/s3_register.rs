@@ -1,0 +1,235 @@
+//! The S3 register against real servers: the conditional writes that everything stands on.
+//!
+//! `./test` starts the servers and names them in `LEASEHOLD_TEST_S3_MOTO` and `LEASEHOLD_TEST_S3_MINIO`: store URLs of
+//! an existing bucket, with the credentials in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
+#![cfg(feature = "s3")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use leasehold::ErrorKind;
+use leasehold::env::Env;
+use leasehold::lease::Id;
+use leasehold::register::{Cell, Deleted, Expect, Register, Version, Write, probe};
+use leasehold::stores::s3::S3Register;
+use leasehold::url::StoreUrl;
+
+/// How many clients race.
+const RACERS: usize = 16;
+
+/// Runs each case against each server, as tests of their own.
+macro_rules! cases {
+    ($($case:ident)*) => {
+        mod moto { $(#[tokio::test] async fn $case() { super::$case(super::open("LEASEHOLD_TEST_S3_MOTO").await).await; })* }
+        mod minio { $(#[tokio::test] async fn $case() { super::$case(super::open("LEASEHOLD_TEST_S3_MINIO").await).await; })* }
+    };
+}
+
+cases! {
+    a_key_is_created_read_replaced_and_deleted
+    of_many_creates_exactly_one_wins
+    of_many_replacements_of_one_version_exactly_one_wins
+    a_counter_by_compare_and_set_is_exact
+    a_missing_key_is_a_conflict_for_whoever_expects_a_version
+    strange_names_come_back_as_they_were
+    a_listing_of_more_than_a_page_is_complete
+    the_stores_clock_is_known_from_any_answer
+    the_probe_accepts_it_and_then_costs_two_requests
+    many_probes_at_once_agree
+}
+
+/// The register below a prefix that no other test has.
+async fn open(variable: &str) -> S3Register {
+    open_at(variable, |url| url).await
+}
+
+async fn open_at(variable: &str, change: impl Fn(String) -> String) -> S3Register {
+    let url = std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run ./test, which starts the servers and names them")
+    });
+    let (place, query) = url.split_once('?').expect("a store URL with an endpoint");
+    let env = Env::system();
+    let fresh = format!("{}/{}?{query}", place.trim_end_matches('/'), Id::random(&env.random));
+    S3Register::open(StoreUrl::parse(&change(fresh)).unwrap(), env).await.unwrap()
+}
+
+fn body(text: impl Into<String>) -> Bytes {
+    Bytes::from(text.into())
+}
+
+async fn put(register: &S3Register, key: &str, expect: Expect<'_>, text: &str) -> Option<Version> {
+    match register.write(key, expect, body(text)).await.unwrap() {
+        Write::Committed(version) => Some(version),
+        Write::Conflict => None,
+    }
+}
+
+async fn a_key_is_created_read_replaced_and_deleted(register: S3Register) {
+    let key = "deploy/prod.lock";
+    assert_eq!(register.read(key).await.unwrap(), None);
+    let v1 = put(&register, key, Expect::Absent, "1").await.unwrap();
+    assert_eq!(register.read(key).await.unwrap(), Some(Cell { value: body("1"), version: v1.clone() }));
+    assert_eq!(put(&register, key, Expect::Absent, "2").await, None);
+    let v2 = put(&register, key, Expect::Version(&v1), "2").await.unwrap();
+    assert_ne!(v1, v2);
+    assert_eq!(put(&register, key, Expect::Version(&v1), "3").await, None);
+    assert_eq!(register.read(key).await.unwrap(), Some(Cell { value: body("2"), version: v2.clone() }));
+    match register.delete(key, &v1).await {
+        Ok(deleted) => {
+            assert_eq!(deleted, Deleted::Conflict);
+            assert_eq!(register.delete(key, &v2).await.unwrap(), Deleted::Deleted);
+            assert_eq!(register.read(key).await.unwrap(), None);
+            put(&register, key, Expect::Absent, "4").await.expect("what was deleted can be created again");
+        }
+        // A store whose deletes are not conditional: then nothing may be deleted at all.
+        Err(error) => {
+            assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+            assert_eq!(register.read(key).await.unwrap().unwrap().version, v2);
+        }
+    }
+}
+
+async fn of_many_creates_exactly_one_wins(register: S3Register) {
+    for round in 0..4 {
+        let key = format!("{round}.lock");
+        let racers = (0..RACERS).map(|n| write_until_answered(&register, &key, None, n));
+        let winners: Vec<_> = join_all(racers).await.into_iter().flatten().collect();
+        assert_eq!(winners.len(), 1);
+        assert_eq!(register.read(&key).await.unwrap().unwrap().version, winners[0]);
+    }
+}
+
+async fn of_many_replacements_of_one_version_exactly_one_wins(register: S3Register) {
+    let mut version = put(&register, "x.lock", Expect::Absent, "start").await.unwrap();
+    for _ in 0..4 {
+        let racers = (0..RACERS).map(|n| write_until_answered(&register, "x.lock", Some(&version), n));
+        let winners: Vec<_> = join_all(racers).await.into_iter().flatten().collect();
+        assert_eq!(winners.len(), 1);
+        version = winners.into_iter().next().unwrap();
+        assert_eq!(register.read("x.lock").await.unwrap().unwrap().version, version);
+    }
+}
+
+/// One conditional write, again for as long as the store says that it did nothing (409, 503).
+async fn write_until_answered(
+    register: &S3Register,
+    key: &str,
+    expect: Option<&Version>,
+    n: usize,
+) -> Option<Version> {
+    // Equal bodies have equal ETags: a racer that wrote the current body again would let a second one win.
+    let value = body(format!("racer {n} {}", Id::random(&register.env().random)));
+    loop {
+        let expect = expect.map_or(Expect::Absent, Expect::Version);
+        match register.write(key, expect, value.clone()).await {
+            Ok(Write::Committed(version)) => return Some(version),
+            Ok(Write::Conflict) => return None,
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
+    }
+}
+
+async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
+    put(&register, "n.lock", Expect::Absent, "0").await.unwrap();
+    let count = async |_| {
+        for _ in 0..5 {
+            loop {
+                let cell = register.read("n.lock").await.unwrap().unwrap();
+                let n: u32 = std::str::from_utf8(&cell.value).unwrap().parse().unwrap();
+                if put(&register, "n.lock", Expect::Version(&cell.version), &(n + 1).to_string())
+                    .await
+                    .is_some()
+                {
+                    break;
+                }
+            }
+        }
+    };
+    join_all((0..8).map(count)).await;
+    assert_eq!(register.read("n.lock").await.unwrap().unwrap().value, body("40"));
+}
+
+async fn a_missing_key_is_a_conflict_for_whoever_expects_a_version(register: S3Register) {
+    let version = put(&register, "x.lock", Expect::Absent, "1").await.unwrap();
+    assert_eq!(put(&register, "gone.lock", Expect::Version(&version), "2").await, None);
+    assert_eq!(register.read("gone.lock").await.unwrap(), None, "the refused write left nothing behind");
+    if let Ok(deleted) = register.delete("gone.lock", &version).await {
+        assert_eq!(deleted, Deleted::Conflict);
+    }
+}
+
+async fn strange_names_come_back_as_they_were(register: S3Register) {
+    let mut names = [
+        "a b+c.lock",
+        "100%.lock",
+        "ü/日本/x=y&z.lock",
+        "a:b@c,d;e!*'(){}[]|<>\"^`~#?.lock",
+        "back\\slash.lock",
+    ];
+    for name in names {
+        put(&register, name, Expect::Absent, name).await.unwrap();
+        assert_eq!(register.read(name).await.unwrap().unwrap().value, body(name));
+        assert_eq!(register.list(name).try_collect::<Vec<_>>().await.unwrap(), [name]);
+    }
+    let mut listed = register.list("").try_collect::<Vec<_>>().await.unwrap();
+    listed.sort();
+    names.sort_unstable();
+    assert_eq!(listed, names);
+}
+
+async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
+    let keys: Vec<_> = (0..1_005).map(|n| format!("many/{n:04}.lock")).collect();
+    stream::iter(&keys)
+        .for_each_concurrent(RACERS, async |key| {
+            drop(put(&register, key, Expect::Absent, "x").await.unwrap())
+        })
+        .await;
+    put(&register, "other.lock", Expect::Absent, "x").await.unwrap();
+    assert_eq!(register.list("many/").try_collect::<Vec<_>>().await.unwrap(), keys);
+    assert_eq!(register.list("many/100").try_collect::<Vec<_>>().await.unwrap(), keys[1_000..]);
+    assert_eq!(register.list("none").try_collect::<Vec<_>>().await.unwrap(), Vec::<String>::new());
+}
+
+async fn the_stores_clock_is_known_from_any_answer(register: S3Register) {
+    assert_eq!(register.store_time(), None);
+    register.read("x.lock").await.unwrap();
+    // Server and test share a machine, hence a clock: the truth lies within the bounds.
+    let before = register.env().now().wall_us();
+    let bounds = register.store_time().unwrap();
+    let after = register.env().now().wall_us();
+    assert!(bounds.lo_us <= after && before <= bounds.hi_us, "{before} {bounds:?} {after}");
+}
+
+async fn the_probe_accepts_it_and_then_costs_two_requests(register: S3Register) {
+    probe(&register).await.unwrap();
+    let marker = register.read(".leasehold-probe").await.unwrap().unwrap();
+    probe(&register).await.unwrap();
+    assert_eq!(register.read(".leasehold-probe").await.unwrap().unwrap(), marker, "nothing was written");
+}
+
+async fn many_probes_at_once_agree(register: S3Register) {
+    for outcome in join_all((0..8).map(|_| probe(&register))).await {
+        outcome.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_missing_bucket_is_named() {
+    for variable in ["LEASEHOLD_TEST_S3_MOTO", "LEASEHOLD_TEST_S3_MINIO"] {
+        let nowhere = open_at(variable, |url| {
+            let path = url.strip_prefix("s3://").unwrap();
+            format!("s3://no-such-bucket-here{}", &path[path.find('/').unwrap()..])
+        })
+        .await;
+        for error in [
+            nowhere.read("x.lock").await.unwrap_err(),
+            nowhere.write("x.lock", Expect::Absent, body("x")).await.unwrap_err(),
+            nowhere.list("").try_collect::<Vec<_>>().await.unwrap_err(),
+        ] {
+            assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");
+            assert!(error.fault().help.as_ref().unwrap().contains("no-such-bucket-here"), "{error:?}");
+        }
+    }
+}

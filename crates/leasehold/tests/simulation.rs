@@ -1,0 +1,58 @@
+//! Thousands of histories of the real code, each from a seed. `LEASEHOLD_SEEDS=100000` runs more,
+//! `LEASEHOLD_SEED=7` replays one.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+use std::env::var;
+
+use leasehold_testkit::simulation::{History, Plan, run};
+
+#[test]
+fn no_history_breaks_the_promise() {
+    if let Ok(seed) = var("LEASEHOLD_SEED") {
+        let plan = Plan::from_seed(seed.parse().expect("LEASEHOLD_SEED is a number"));
+        println!("{:?}", run(&plan).unwrap_or_else(|violation| panic!("{violation}")));
+        return;
+    }
+    let seeds =
+        var("LEASEHOLD_SEEDS").map_or(2_000, |seeds| seeds.parse().expect("LEASEHOLD_SEEDS is a number"));
+    let histories: Vec<_> = std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u64);
+        let workers: Vec<_> =
+            (0..threads).map(|first| scope.spawn(move || every(first, threads, seeds))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("a violation, see above")).collect()
+    });
+    let total = histories.iter().fold(History::default(), |sum, history| History {
+        grants: sum.grants + history.grants,
+        checks: sum.checks + history.checks,
+        losses: sum.losses + history.losses,
+    });
+    println!("{seeds} histories: {total:?}");
+    // A simulation in which nothing happens proves nothing.
+    assert!(total.grants > seeds as usize * 5 && total.losses > seeds as usize / 10, "{total:?}");
+}
+
+fn every(first: u64, step: u64, seeds: u64) -> History {
+    let mut sum = History::default();
+    for seed in (first..seeds).step_by(step as usize) {
+        let history = run(&Plan::from_seed(seed)).unwrap_or_else(|violation| panic!("{violation}"));
+        sum.grants += history.grants;
+        sum.checks += history.checks;
+        sum.losses += history.losses;
+    }
+    sum
+}
+
+#[test]
+fn clocks_outside_the_bound_are_found_out() {
+    // The checker can fail: with clock rates off by 30 %, holders and contenders disagree.
+    let broken = (0..400).filter(|seed| {
+        let plan = Plan { rate_error: 0.3, deletions: false, ..Plan::from_seed(*seed) };
+        run(&plan).is_err_and(|violation| violation.starts_with("I1"))
+    });
+    assert!(broken.count() > 0, "no violation in 400 histories with clocks that are 30 % off");
+}
