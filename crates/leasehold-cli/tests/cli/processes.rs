@@ -88,7 +88,7 @@ fn no_descriptor_of_ours_reaches_the_command() {
 #[test]
 fn what_a_command_leaves_in_its_group_ends_before_the_release_and_a_daemon_does_not() {
     let place = Place::new();
-    let script = "sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' &
+    let script = "sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' > /dev/null 2>&1 &
         setsid sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
         while ! [ -s stubborn ] || ! [ -s daemon ]; do sleep 0.01; done";
     let mut command = place.scripted("run x --ttl 3s --grace 200ms", script);
