@@ -33,9 +33,9 @@ fn the_command_reads_the_terminal() {
 }
 
 #[test]
-fn ctrl_c_reaches_the_command_once() {
+fn ctrl_c_reaches_the_command() {
     let place = Place::new();
-    let script = "n=0; trap \"n=\\$((n+1)); echo interrupted \\$n\" INT; echo ready
+    let script = "trap \"echo interrupted\" INT; echo ready
         while ! [ -e done ]; do sleep 0.01; done; exit 4";
     let line = format!("\"$LEASEHOLD\" run x -- sh -c '{script}'; echo code $?");
     let mut holder = on_terminal(&place, &line);
@@ -45,8 +45,17 @@ fn ctrl_c_reaches_the_command_once() {
         line = holder.line();
     }
     place.write("done", "");
+    holder.end();
+}
+
+#[test]
+fn an_interrupt_that_the_terminal_sends_to_all_is_not_passed_on_once_more() {
+    let place = Place::new();
+    let script = "trap \"echo interrupted\" INT; trap \"exit 4\" USR1; echo ready
+        kill -INT $PPID; kill -USR1 $PPID; while :; do sleep 0.01; done";
+    let holder = on_terminal(&place, &format!("\"$LEASEHOLD\" run x -- sh -c '{script}'; echo code $?"));
     let ended = holder.end();
-    assert!(!ended.stdout.contains("interrupted 2"), "{ended:?}");
+    assert!(ended.stdout.contains("code 4") && !ended.stdout.contains("interrupted"), "{ended:?}");
 }
 
 #[test]
