@@ -1,0 +1,166 @@
+//! Asking for a lock, for `run` and `acquire`: how long to wait, what to show meanwhile, what to say in vain.
+
+use std::time::Duration;
+
+use leasehold::lease::Ttl;
+use leasehold::{Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
+use rustix::process::Signal;
+
+use crate::args::{ClaimArgs, duration};
+use crate::config::{Settings, Store};
+use crate::context::{clock, store_flag};
+use crate::exit::{FAILED, Failure, HELD, SIGNAL_BASE, TIMED_OUT};
+use crate::output::{Output, human};
+use crate::signals::Signals;
+use crate::waiting::Waiting;
+
+/// How long an acquisition that a signal broke off is given to take back what it asked for; otherwise the lease lapses.
+const WITHDRAWAL: Duration = Duration::from_millis(200);
+
+/// How long to wait for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Try,
+    Within(Duration),
+    Forever,
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) name: LockName,
+    pub(crate) ttl: Duration,
+    pub(crate) patience: Patience,
+    pub(crate) conflict_code: Option<u8>,
+    owner: Option<String>,
+    note: String,
+    /// `run` or `acquire`, and what follows the lock's name: for help.
+    verb: &'static str,
+    tail: &'static str,
+}
+
+impl Request {
+    pub(crate) fn new(
+        settings: &Settings,
+        name: LockName,
+        claim: &ClaimArgs,
+        ttl: Option<Duration>,
+        line: String,
+        (verb, tail): (&'static str, &'static str),
+    ) -> Result<Self, Failure> {
+        let text = |text: &str| Ok(text.to_owned());
+        let ttl = settings.pick(ttl, "ttl", duration)?.unwrap_or(Ttl::DEFAULT.get());
+        Ttl::new(ttl).map_err(|error| Failure::bad_argument(&error))?;
+        let code = |text: &str| text.parse::<u8>().map_err(|_| "an exit code is from 0 to 255".to_owned());
+        Ok(Self {
+            name,
+            ttl,
+            patience: patience(settings, claim)?,
+            conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
+            owner: settings.pick(claim.owner.clone(), "owner", text)?,
+            note: settings.pick(claim.note.clone(), "note", text)?.unwrap_or(line),
+            verb,
+            tail,
+        })
+    }
+
+    /// Asks for it.
+    pub(crate) async fn acquire(
+        &self,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Guard, Failure> {
+        let waiting = Waiting::new(self.name.clone(), clock(locker));
+        let lock = self.lock(locker).on_wait(waiting.observer());
+        let asked = async {
+            match self.patience {
+                Patience::Try => lock.try_acquire().await,
+                Patience::Within(limit) => lock.acquire_within(limit).await,
+                Patience::Forever => lock.acquire().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            outcome = waiting.show_during(output, asked) => outcome.map_err(|error| self.failure(error, store)),
+            signal = signals.next() => {
+                clock(locker).sleep(WITHDRAWAL).await;
+                Err(interrupted(signal))
+            }
+        }
+    }
+
+    fn lock(&self, locker: &Locker) -> Lock {
+        let lock = locker.lock(self.name.as_str()).ttl(self.ttl);
+        let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
+        match &self.owner {
+            Some(owner) => lock.owner(owner),
+            None => lock,
+        }
+    }
+
+    fn failure(&self, error: Error, store: &Store) -> Failure {
+        match (error.kind(), error.holder()) {
+            (ErrorKind::Held, Some(held)) => self.held(held, &error, store),
+            (ErrorKind::Invalid, _) => Failure { code: FAILED, ..Failure::from(error) },
+            // Before the command was started: nothing ran without the lock.
+            _ => Failure { code: FAILED, ..Failure::from(error) },
+        }
+    }
+
+    /// Who has it, and what to do about that.
+    fn held(&self, held: &Held, error: &Error, store: &Store) -> Failure {
+        let (code, kind) =
+            if self.patience == Patience::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
+        let code = self.conflict_code.unwrap_or(code);
+        let mut message = format!("lock `{}` is held by {}", self.name, human::who_shortly(held));
+        if let Some(token) = held.token {
+            message = format!("{message}, token {token}");
+        }
+        if let Patience::Within(limit) = self.patience {
+            message = format!("{message}; waited {}", human::span(limit));
+        }
+        let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
+        let longer = match self.patience {
+            Patience::Within(limit) => {
+                format!("wait longer: leasehold{flag} {} --wait {}", self.verb, human::span_up(limit * 2))
+            }
+            _ => format!("wait for it: leasehold{flag} {} --wait 10m", self.verb),
+        };
+        let mut failure =
+            Failure::new(code, kind, message).with_help(format!("{longer} {lock}{}", self.tail));
+        failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
+        if let Some(left) = held.lapses_within {
+            let left = left.as_millis().div_ceil(1_000);
+            let help = format!("if that process is dead, the lease ends by itself in <= {left}s");
+            failure = failure.with_help(help);
+        }
+        if let Some(token) = held.token {
+            let evict = format!("leasehold{flag} break {lock} --token {token}");
+            failure = failure.with_help(format!("to evict it now (unsafe while it runs): {evict}"));
+        }
+        failure
+    }
+}
+
+/// What a signal that came before there was anything to pass it on to means.
+pub(crate) fn interrupted(signal: Signal) -> Failure {
+    let number = signal.as_raw();
+    let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);
+    Failure::new(code, "interrupted", format!("ended by signal {number} while waiting"))
+}
+
+/// What stands nearer wins: a flag over a variable over the file, whichever of the two settings it is.
+fn patience(settings: &Settings, claim: &ClaimArgs) -> Result<Patience, Failure> {
+    if claim.try_once {
+        return Ok(Patience::Try);
+    }
+    if let Some(limit) = claim.wait {
+        return Ok(Patience::Within(limit));
+    }
+    if Settings::switch(false, "try")? {
+        return Ok(Patience::Try);
+    }
+    Ok(settings.pick(None, "wait", duration)?.map_or(Patience::Forever, Patience::Within))
+}

@@ -1,0 +1,318 @@
+//! The command line. This one definition drives parsing, help, the man page and completions.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::engine::ArgValueCompleter;
+
+use crate::complete::lock_names;
+
+/// Distributed locks on the storage you already have.
+#[derive(Debug, Parser)]
+#[command(
+    name = "leasehold",
+    version,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_help = "Examples:
+  leasehold run deploy/prod -- make deploy
+  leasehold run --try nightly -- ./report.sh
+  leasehold -s s3://my-bucket/locks run deploy/prod --wait 10m -- make deploy
+  leasehold ls
+
+Every long flag can be set as LEASEHOLD_<FLAG> or in config.toml: see `leasehold help environment`.
+Exit codes: `leasehold help exit-codes`. Store URLs: `leasehold help stores`."
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// What every verb understands.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Common options")]
+pub(crate) struct Common {
+    /// Where the locks live: a URL, or an alias from config.toml [default: sqlite:]
+    #[arg(short, long, global = true, value_name = "URL|ALIAS", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) store: Option<String>,
+    /// Print JSON: results on stdout, errors and progress on stderr
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Print nothing but results and errors
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// Log what happens to stderr; -vv logs more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// When to use colors and a spinner; NO_COLOR is honoured [default: auto]
+    #[arg(long, global = true, value_name = "WHEN")]
+    pub(crate) color: Option<ColorChoice>,
+}
+
+/// When to use colors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorChoice {
+    /// On a terminal, unless NO_COLOR is set
+    #[default]
+    Auto,
+    /// Also into files and pipes
+    Always,
+    /// Not at all
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Hold LOCK while a command runs
+    Run(RunArgs),
+    /// Take LOCK and print a ticket to renew and release it with
+    Acquire(AcquireArgs),
+    /// Prolong the lease of a ticket once
+    Renew(TicketArgs),
+    /// Release the lock of a ticket
+    Release(TicketArgs),
+    /// List locks
+    Ls(LsArgs),
+    /// Show the state of LOCK
+    Show(LockArgs),
+    /// Show the latest grants of LOCK that are over
+    History(LockArgs),
+    /// Wait until LOCK is free, without taking it
+    Wait(WaitArgs),
+    /// Evict the holder of LOCK, if it is still the one with this token
+    Break(BreakArgs),
+    /// Create what the store needs: a folder, a table
+    Init,
+    /// Print a shell's completion script
+    Completions(CompletionsArgs),
+    /// Print the manual page, in roff
+    Man(ManArgs),
+    /// Explain a verb, or exit-codes, environment or stores
+    Help(HelpArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The command is run without a shell. It is stopped before the lease ends: SIGTERM when what \
+remains of the lease is as short as --grace, SIGKILL to it and all that it started just before the end, or at once \
+when the lock is taken away.
+
+A command that has ended takes what is left of its process group with it: SIGTERM, then SIGKILL after --grace, and \
+only then is the lock released. A program that left the group (setsid, as daemons do) is let alone.
+
+The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment.
+
+Examples:
+  leasehold run deploy/prod -- make deploy
+  leasehold run nightly --try -E 0 -- ./report.sh    # from cron, on many machines
+  leasehold run migrate --wait 10m --report out.json -- ./migrate
+  leasehold run cache --shell -- 'du -s /cache > size && ls'"
+)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) lock: LockArgs,
+    #[command(flatten)]
+    pub(crate) claim: ClaimArgs,
+    /// How long the lease lasts unless it is renewed; it is renewed while the command runs [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// What to do with the command when the lease is about to end without having been renewed [default: term]
+    #[arg(long, value_name = "ACTION")]
+    pub(crate) on_lost: Option<OnLost>,
+    /// SIGTERM when so much of the lease remains; at most half of the ttl [default: 10s or a third of the ttl]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) grace: Option<Duration>,
+    /// Write the outcome to FILE as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) report: Option<PathBuf>,
+    /// Run the command with /bin/sh -c
+    #[arg(long)]
+    pub(crate) shell: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, num_args = 1.., value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What happens to the command when the lock is about to be lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    /// SIGTERM first, SIGKILL before the lease ends
+    #[default]
+    Term,
+    /// SIGKILL before the lease ends
+    Kill,
+    /// Let it run, whatever happens to the lock or to leasehold
+    None,
+}
+
+/// How a lock is asked for.
+#[derive(Debug, Args)]
+pub(crate) struct ClaimArgs {
+    /// Do not wait when another holds it: exit 123
+    #[arg(short = 'n', long = "try", conflicts_with = "wait")]
+    pub(crate) try_once: bool,
+    /// Wait at most this long, then exit 124 [default: as long as it takes]
+    #[arg(short, long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+    /// Exit with N instead of 123 and 124
+    #[arg(short = 'E', long, value_name = "N")]
+    pub(crate) conflict_exit_code: Option<u8>,
+    /// Who holds it, for others to see [default: the user]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) owner: Option<String>,
+    /// What it is held for, for others to see [default: the command line]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "No process stays behind: the lease ends by itself after --ttl unless the ticket is renewed.
+A ticket is a secret: who has it can renew and release the lock.
+
+Examples:
+  ticket=$(leasehold acquire deploy/prod --ttl 10m)
+  printf %s \"$ticket\" | leasehold renew -
+  printf %s \"$ticket\" | leasehold release -"
+)]
+pub(crate) struct AcquireArgs {
+    #[command(flatten)]
+    pub(crate) lock: LockArgs,
+    #[command(flatten)]
+    pub(crate) claim: ClaimArgs,
+    /// How long the lease lasts unless it is renewed [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) ttl: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "The ticket says in which store its lock lives; --store overrides it.
+
+Examples:
+  leasehold renew \"$ticket\"
+  printf %s \"$ticket\" | leasehold release -           # other users cannot see it in the list of processes
+  LEASEHOLD_TICKET=$ticket leasehold release")]
+pub(crate) struct TicketArgs {
+    /// What `leasehold acquire` printed; - reads it from stdin [default: $LEASEHOLD_TICKET]
+    #[arg(value_name = "TICKET|-")]
+    pub(crate) ticket: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  leasehold ls
+  leasehold ls deploy/ --json | jq -r 'select(.state == \"held\") | .lock'")]
+pub(crate) struct LsArgs {
+    /// Only locks whose names start with this
+    #[arg(add = ArgValueCompleter::new(lock_names))]
+    pub(crate) prefix: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LockArgs {
+    /// The lock's name, like deploy/prod
+    #[arg(value_name = "LOCK", add = ArgValueCompleter::new(lock_names))]
+    pub(crate) lock: OsString,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  leasehold wait deploy/prod --wait 5m && echo 'nobody deploys'")]
+pub(crate) struct WaitArgs {
+    #[command(flatten)]
+    pub(crate) lock: LockArgs,
+    /// Wait at most this long, then exit 124 [default: as long as it takes]
+    #[arg(short, long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Unsafe while the holder runs, unless the resource checks tokens: it learns of it only when \
+it renews next. Exits 1, having changed nothing, when the lock is not held with that token.
+
+Example:
+  leasehold show deploy/prod
+  leasehold break deploy/prod --token 1763654400000041"
+)]
+pub(crate) struct BreakArgs {
+    #[command(flatten)]
+    pub(crate) lock: LockArgs,
+    /// The token of the grant to end, as shown by `leasehold show`
+    #[arg(long, value_name = "N", required = true)]
+    pub(crate) token: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Names of locks are completed too, from the store that is configured.
+
+Examples:
+  source <(leasehold completions bash)                      # in ~/.bashrc
+  source <(leasehold completions zsh)                       # in ~/.zshrc
+  leasehold completions fish > ~/.config/fish/completions/leasehold.fish")]
+pub(crate) struct CompletionsArgs {
+    /// Whose script
+    pub(crate) shell: Shell,
+}
+
+/// The shells that completions exist for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Elvish,
+    Fish,
+    Powershell,
+    Zsh,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  leasehold man | man -l -
+  leasehold man --dir /usr/local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// Of this verb instead of the whole command
+    #[arg(conflicts_with = "dir")]
+    pub(crate) verb: Option<String>,
+    /// Write all pages into this folder
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HelpArgs {
+    /// A verb, or exit-codes, environment or stores
+    #[arg(value_name = "VERB|TOPIC")]
+    pub(crate) topic: Option<String>,
+}
+
+/// Reads `30s`, `10m`, `1h 30m`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text.trim())
+        .map_err(|error| format!("{error}; a duration is like 30s, 10m or 1h 30m"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        assert_eq!(duration("1h 30m").unwrap(), Duration::from_secs(5_400));
+        assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
+        for bad in ["", "5", "-1s", "1y2", "99999999999999999999y", "s"] {
+            assert!(duration(bad).unwrap_err().contains("30s"), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The command that `run` runs: started, supervised against the lease, and ended before the lease does.
+
+mod guardian;
+pub(crate) mod shim;
+mod tree;
+
+use std::ffi::{OsStr, OsString};
+use std::future::Future;
+use std::io::{self, IsTerminal as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use leasehold::clock::{Clock, Moment};
+use rustix::fs::{Access, access};
+use rustix::process::{Pid, Signal, getpid, kill_process};
+
+use self::guardian::Guardian;
+use self::tree::Tree;
+use crate::args::OnLost;
+use crate::exit::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::signals::Signals;
+
+/// This very program, also after its file was replaced by another version.
+#[cfg(target_os = "linux")]
+const OURSELVES: &str = "/proc/self/exe";
+#[cfg(not(target_os = "linux"))]
+const OURSELVES: &str = "leasehold";
+
+/// How often the lease is looked at, at least: a timer that should have fired is never proof of anything.
+const SLICE: Duration = Duration::from_millis(250);
+/// Pause between looks at whether what was told to end has ended.
+const GLANCE: Duration = Duration::from_millis(10);
+/// How often orphans that ended are taken note of, for a command that runs for days and leaves thousands.
+const REAPING: Duration = Duration::from_secs(10);
+/// How long a process may take to disappear after SIGKILL before it is given up: it hangs in the kernel.
+const BURIAL: Duration = Duration::from_secs(2);
+
+/// What a command is run under; the lock's guard, outside tests.
+pub(crate) trait Hold: Sync {
+    /// How long it certainly still holds; zero when it was lost.
+    fn remaining(&self) -> Duration;
+    /// Completes when it was lost. Cancel safe.
+    fn lost(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// The rules that a command is supervised by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) on_lost: OnLost,
+    /// SIGTERM when so much remains.
+    pub(crate) grace: Duration,
+    pub(crate) ttl: Duration,
+}
+
+impl Plan {
+    /// SIGKILL when so much remains: a twentieth of the ttl, at most a second. A busy machine may take its time to
+    /// schedule us, and a process to die.
+    fn margin(&self) -> Duration {
+        (self.ttl / 20).min(Duration::from_secs(1))
+    }
+
+    fn protects(&self) -> bool {
+        self.on_lost != OnLost::None
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    /// We ended it, because the lock was lost or about to be.
+    pub(crate) stopped: bool,
+    /// Processes that it had left behind in its group were ended.
+    pub(crate) left_behind: bool,
+}
+
+/// A command that runs.
+#[derive(Debug)]
+pub(crate) struct Running {
+    process: tokio::process::Child,
+    tree: Tree,
+    guardian: Option<Guardian>,
+    plan: Plan,
+    interactive: bool,
+}
+
+/// Starts `command` with `environment` on top of ours.
+///
+/// The kernel ties the command's life to the *thread* that starts it, so this is to be called from the main thread.
+pub(crate) fn launch(
+    command: &[OsString],
+    environment: &[(&str, String)],
+    plan: Plan,
+) -> Result<Running, Failure> {
+    let interactive = is_interactive();
+    #[cfg(target_os = "linux")]
+    if plan.protects() {
+        // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.
+        let _ = rustix::process::set_child_subreaper(Some(getpid()));
+    }
+    let failed =
+        |error: io::Error| Failure::new(FAILED, "failed", format!("cannot start a process: {error}"));
+    let mut guardian = if plan.protects() { Some(Guardian::start().map_err(failed)?) } else { None };
+    let mut process = prepared(command, plan);
+    process.envs(environment.iter().map(|(key, value)| (key, value)));
+    if !interactive {
+        process.process_group(0);
+    }
+    let process = process.spawn().map_err(|error| cannot_run(&command[0], &error))?;
+    let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+    let leader = leader.ok_or_else(|| failed(io::Error::other("it has no process id")))?;
+    let spare = guardian.as_ref().and_then(Guardian::pid);
+    let tree = Tree { root: getpid(), leader, own_group: !interactive, spare };
+    if let Some(guardian) = &mut guardian {
+        guardian.watch(&tree);
+    }
+    Ok(Running { process, tree, guardian, plan, interactive })
+}
+
+/// Whether stdin is a terminal. The command then stays in our process group, which is the terminal's foreground group:
+/// in another it could not read the terminal. Ctrl-C and Ctrl-Z reach it directly.
+pub(crate) fn is_interactive() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// The process to start for `command`: on Linux ourselves, who then become the command (see [`shim`]).
+fn prepared(command: &[OsString], plan: Plan) -> tokio::process::Command {
+    if cfg!(target_os = "linux") && plan.protects() {
+        let mut process = tokio::process::Command::new(OURSELVES);
+        process.arg0("leasehold").arg(shim::VERB).arg(getpid().as_raw_nonzero().to_string()).args(command);
+        return process;
+    }
+    let mut process = tokio::process::Command::new(&command[0]);
+    process.args(&command[1..]);
+    process
+}
+
+impl Running {
+    /// Supervises the command until it has ended and nothing that it must not leave behind is left.
+    pub(crate) async fn supervise(
+        mut self,
+        hold: &impl Hold,
+        signals: &mut Signals,
+        clock: &dyn Clock,
+    ) -> Result<Ended, Failure> {
+        let mut stage = Stage::Running;
+        let mut lost = false;
+        let mut pending: Option<Signal> = None;
+        let mut reaped = clock.now();
+        let status = loop {
+            let now = clock.now();
+            let remaining = if lost { Duration::ZERO } else { hold.remaining() };
+            stage = self.enforce(stage, now, remaining);
+            // After the look at the lease: who continues us after a long stop must not continue a command that has
+            // lost its lock meanwhile.
+            if let Some(signal) = pending.take().filter(|_| stage != Stage::Killed) {
+                self.forward(signal);
+            }
+            if now.longest_since(reaped) >= REAPING {
+                reaped = now;
+                self.tree.reap_orphans();
+            }
+            let pause = self.pause(stage, remaining);
+            tokio::select! {
+                biased;
+                status = self.process.wait() => break status,
+                () = hold.lost(), if !lost => lost = true,
+                signal = signals.next() => pending = Some(signal),
+                () = clock.sleep(pause) => {}
+            }
+        };
+        let status =
+            status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;
+        let stopped = stage != Stage::Running;
+        let left_behind = self.clear_up(stopped || lost, hold, clock).await;
+        if let Some(guardian) = self.guardian.take() {
+            guardian.dismiss();
+        }
+        Ok(Ended { status, stopped, left_behind })
+    }
+
+    /// Does to the command what `remaining` demands.
+    fn enforce(&mut self, stage: Stage, now: Moment, remaining: Duration) -> Stage {
+        if !self.plan.protects() {
+            return stage;
+        }
+        let margin = self.plan.margin();
+        if let Some(guardian) = &mut self.guardian {
+            // The guardian acts when we have not: a little later than we would, still before the end.
+            guardian.set_end(now, remaining.saturating_sub(margin / 2));
+        }
+        if remaining <= margin {
+            // Again in each round: what was forked meanwhile has to go too.
+            self.tree.kill();
+            return Stage::Killed;
+        }
+        if stage == Stage::Running && self.plan.on_lost == OnLost::Term && remaining <= self.plan.grace {
+            self.tree.signal_group(Signal::TERM);
+            // A stopped process cannot act on SIGTERM.
+            self.tree.signal_group(Signal::CONT);
+            return Stage::Terminated;
+        }
+        stage
+    }
+
+    /// How long to sleep: until the next threshold, and never long.
+    fn pause(&self, stage: Stage, remaining: Duration) -> Duration {
+        let next = match stage {
+            Stage::Running if self.plan.on_lost == OnLost::Term => self.plan.grace,
+            Stage::Running | Stage::Terminated => self.plan.margin(),
+            Stage::Killed => return GLANCE,
+        };
+        remaining.saturating_sub(next).clamp(Duration::from_millis(1), SLICE.min(self.plan.ttl / 10))
+    }
+
+    fn forward(&self, signal: Signal) {
+        // On a terminal these reach the command directly, and twice would be once too many.
+        let direct = [Signal::INT, Signal::QUIT, Signal::WINCH, Signal::CONT];
+        if self.interactive && direct.contains(&signal) {
+            return;
+        }
+        // These end most programs, so only the one that they are meant for is told.
+        if [Signal::USR1, Signal::USR2].contains(&signal) {
+            return self.tree.signal_leader(signal);
+        }
+        self.tree.signal_group(signal);
+        if signal == Signal::TSTP {
+            // Whoever stops us means the job; the guardian ends it if it is stopped for longer than the lease.
+            let _ = kill_process(getpid(), Signal::STOP);
+        }
+    }
+
+    /// Ends what the command left in its group; after a loss, all that it started. Whether there was anything.
+    ///
+    /// A process that goes on without the lock is as bad as a command that does, so they end before the release. Those
+    /// that left the group on purpose, as daemons do, are let alone unless the lock was lost.
+    async fn clear_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
+        if !self.plan.protects() || (!lost && !self.tree.group_is_left()) {
+            return false;
+        }
+        if lost {
+            self.tree.kill();
+        } else {
+            self.tree.signal_group(Signal::TERM);
+            self.tree.signal_group(Signal::CONT);
+            let patience = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
+            self.await_end(patience, clock).await;
+            self.tree.signal_group(Signal::KILL);
+        }
+        self.await_end(BURIAL, clock).await;
+        true
+    }
+
+    async fn await_end(&self, most: Duration, clock: &dyn Clock) {
+        let start = clock.now();
+        while self.tree.group_is_left() && clock.now().longest_since(start) < most {
+            clock.sleep(GLANCE).await;
+        }
+    }
+}
+
+/// How far the command was brought to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Running,
+    Terminated,
+    Killed,
+}
+
+/// Finds out before the lock is taken whether `program` can be run, as execvp(3) would look for it.
+pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
+    let executable = |path: &Path| access(path, Access::EXEC_OK).is_ok() && path.is_file();
+    if program.as_encoded_bytes().contains(&b'/') {
+        let path = Path::new(program);
+        return match std::fs::metadata(path) {
+            Err(error) => Err(cannot_run(program, &error)),
+            Ok(_) if executable(path) => Ok(()),
+            Ok(_) => Err(not_executable(program)),
+        };
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let places: Vec<_> = std::env::split_paths(&path).map(|folder| folder.join(program)).collect();
+    if !program.is_empty() && places.iter().any(|place| executable(place)) {
+        return Ok(());
+    }
+    if !program.is_empty() && places.iter().any(|place| place.exists()) {
+        return Err(not_executable(program));
+    }
+    let shown = program.to_string_lossy();
+    let error = Failure::new(NOT_FOUND, "not_found", format!("the command {shown:?} was not found"));
+    if shown.contains(char::is_whitespace) {
+        return Err(error.with_help("its arguments are words of their own; for a line of shell, add --shell"));
+    }
+    Err(error.with_help("it is looked for in $PATH; shell built-ins and aliases need --shell"))
+}
+
+fn not_executable(program: &OsStr) -> Failure {
+    let message = format!("the command {:?} is not an executable file", program.to_string_lossy());
+    Failure::new(NOT_EXECUTABLE, "not_executable", message)
+        .with_help("a script is made executable by chmod +x")
+}
+
+fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
+    let code = shim::code_of(error);
+    let kind = if code == NOT_FOUND { "not_found" } else { "not_executable" };
+    Failure::new(code, kind, format!("cannot run the command {:?}: {error}", program.to_string_lossy()))
+}
+
+/// The number of the signal that ended a command, if one did.
+pub(crate) fn ending_signal(status: ExitStatus) -> Option<i32> {
+    status.signal()
+}

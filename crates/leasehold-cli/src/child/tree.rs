@@ -1,0 +1,132 @@
+//! The command and everything that it started.
+
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, test_kill_process_group, waitpid,
+};
+
+/// How often [`Tree::kill`] looks for processes that were forked while it killed: a fork bomb ends some day too.
+const MOST_ROUNDS: usize = 1_000;
+
+/// The processes of a command.
+///
+/// On Linux we are made the reaper of orphans before the command starts, so that all its descendants stay descendants of
+/// ours, also those that left the process group. Elsewhere only the group is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tree {
+    /// Whose descendants they are: `leasehold run`.
+    pub(crate) root: Pid,
+    /// The command itself.
+    pub(crate) leader: Pid,
+    /// Whether the command leads a process group of its own.
+    pub(crate) own_group: bool,
+    /// A child of the root that is not part of it.
+    pub(crate) spare: Option<Pid>,
+}
+
+impl Tree {
+    /// Sends `signal` to the command alone.
+    pub(crate) fn signal_leader(&self, signal: Signal) {
+        // It fails when the command has ended or has become another user (sudo): nothing can be done about either.
+        let _ = kill_process(self.leader, signal);
+    }
+
+    /// Sends `signal` to the command's process group.
+    pub(crate) fn signal_group(&self, signal: Signal) {
+        if self.own_group {
+            let _ = kill_process_group(self.leader, signal);
+            return;
+        }
+        // The group is also that of whoever started us, so its members are picked out by descent.
+        for process in self.members_of_shared_group() {
+            let _ = kill_process(process, signal);
+        }
+        self.signal_leader(signal);
+    }
+
+    /// Whether there are processes in the command's group, once the command itself has ended.
+    pub(crate) fn group_is_left(&self) -> bool {
+        self.reap_orphans();
+        if self.own_group {
+            return test_kill_process_group(self.leader).is_ok();
+        }
+        !self.members_of_shared_group().is_empty()
+    }
+
+    /// Kills all of it: the group, and every descendant wherever it went. SIGKILL leaves no time to clean up.
+    pub(crate) fn kill(&self) {
+        if self.own_group {
+            let _ = kill_process_group(self.leader, Signal::KILL);
+        }
+        self.signal_leader(Signal::KILL);
+        for _ in 0..MOST_ROUNDS {
+            let alive: Vec<Process> = self.descendants().into_iter().filter(|p| !p.ended).collect();
+            if alive.is_empty() {
+                break;
+            }
+            for process in alive {
+                let _ = kill_process(process.pid, Signal::KILL);
+            }
+        }
+        self.reap_orphans();
+    }
+
+    /// Takes note of the end of orphans that became our children, so that they do not stay as zombies. Not of the
+    /// command's own end: that is awaited elsewhere.
+    pub(crate) fn reap_orphans(&self) {
+        if self.root != getpid() {
+            return;
+        }
+        for process in processes() {
+            let ours = process.ended && process.parent == self.root.as_raw_nonzero().get();
+            if ours && process.pid != self.leader && Some(process.pid) != self.spare {
+                let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
+            }
+        }
+    }
+
+    fn members_of_shared_group(&self) -> Vec<Pid> {
+        let group = rustix::process::getpgrp().as_raw_nonzero().get();
+        let members = self.descendants().into_iter().filter(|p| !p.ended && p.group == group);
+        members.map(|process| process.pid).collect()
+    }
+
+    fn descendants(&self) -> Vec<Process> {
+        let all = processes();
+        let mut found: Vec<Process> = Vec::new();
+        let mut parents = vec![self.root.as_raw_nonzero().get()];
+        while let Some(parent) = parents.pop() {
+            for process in all.iter().filter(|p| p.parent == parent && Some(p.pid) != self.spare) {
+                parents.push(process.pid.as_raw_nonzero().get());
+                found.push(*process);
+            }
+        }
+        found
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    pid: Pid,
+    parent: i32,
+    group: i32,
+    /// A zombie: it does nothing any more.
+    ended: bool,
+}
+
+/// All processes that /proc shows; none where there is no /proc.
+fn processes() -> Vec<Process> {
+    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter_map(process).collect()
+}
+
+fn process(pid: i32) -> Option<Process> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The second field is the program's name in parentheses, which may hold spaces and parentheses.
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    Some(Process { pid: Pid::from_raw(pid)?, parent, group, ended: matches!(state, "Z" | "X") })
+}

@@ -1,0 +1,54 @@
+//! Completion of lock names on the command line.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use clap::CommandFactory as _;
+use clap_complete::engine::CompletionCandidate;
+use futures_util::StreamExt as _;
+use leasehold::clock::{SystemClock, timeout};
+
+use crate::args::Cli;
+use crate::config::Settings;
+
+/// The variable in which a shell says that it wants completions.
+pub(crate) const VARIABLE: &str = "COMPLETE";
+/// A shell that waits for a store is worse than one that offers nothing.
+const LIMIT: Duration = Duration::from_millis(500);
+/// More names help nobody.
+const MOST: usize = 200;
+
+/// Answers a shell that asks for completions, and ends the process; otherwise does nothing.
+pub(crate) fn answer_shell() {
+    if std::env::var_os(VARIABLE).is_some() {
+        clap_complete::CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
+    }
+}
+
+/// The names of locks that start with `current`; none when the store does not answer soon.
+pub(crate) fn lock_names(current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(prefix) = current.to_str() else { return Vec::new() };
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return Vec::new();
+    };
+    let names = runtime.block_on(timeout(&SystemClock, LIMIT, names(prefix)));
+    runtime.shutdown_background();
+    names.flatten().unwrap_or_default()
+}
+
+async fn names(prefix: &str) -> Option<Vec<CompletionCandidate>> {
+    let store = Settings::load().ok()?.store(store_on_the_line()).ok()?;
+    let locker = leasehold::Locker::open(&store.url).await.ok()?;
+    let names = locker.list(prefix).take(MOST).filter_map(async |name| name.ok());
+    Some(names.map(|name| CompletionCandidate::new(name.as_str())).collect().await)
+}
+
+/// The store on the command line that is being completed, which the shell passes on after `--`.
+fn store_on_the_line() -> Option<String> {
+    let words: Vec<String> = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok()).collect();
+    let line = words.iter().position(|word| word == "--").map_or(&words[..], |at| &words[at + 1..]);
+    line.iter().enumerate().find_map(|(at, word)| match word.as_str() {
+        "-s" | "--store" => line.get(at + 1).cloned(),
+        word => word.strip_prefix("--store=").map(str::to_owned),
+    })
+}

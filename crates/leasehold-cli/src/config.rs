@@ -1,0 +1,196 @@
+//! Settings: a flag, else `LEASEHOLD_<LONG_FLAG>`, else `config.toml`, else the default.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::exit::{FAILED, Failure};
+
+/// Where the locks live when nobody says.
+const DEFAULT_STORE: &str = "sqlite:";
+
+/// What the environment and the configuration file say.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    path: PathBuf,
+    file: File,
+}
+
+/// `config.toml`. A key that does not exist is an error: a misspelt one must not be dropped in silence.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    store: Option<String>,
+    ttl: Option<String>,
+    wait: Option<String>,
+    conflict_exit_code: Option<u8>,
+    owner: Option<String>,
+    note: Option<String>,
+    on_lost: Option<String>,
+    grace: Option<String>,
+    color: Option<String>,
+    #[serde(default)]
+    stores: BTreeMap<String, Alias>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Alias {
+    url: String,
+}
+
+impl Settings {
+    /// Reads `$XDG_CONFIG_HOME/leasehold/config.toml`, if there is one.
+    pub(crate) fn load() -> Result<Self, Failure> {
+        match config_path() {
+            Some(path) => Self::from_file(&path),
+            None => Ok(Self::default()),
+        }
+    }
+
+    fn from_file(path: &Path) -> Result<Self, Failure> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if is_absence(&error) => return Ok(Self::default()),
+            Err(error) => return Err(bad_file(path, &error.to_string())),
+        };
+        match toml::from_str(&text) {
+            Ok(file) => Ok(Self { path: path.to_owned(), file }),
+            Err(error) => {
+                let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
+                let line = before.matches('\n').count() + 1;
+                // Only the message: the line itself may hold a password.
+                Err(bad_file(path, &format!("line {line}: {}", error.message().replace('\n', " "))))
+            }
+        }
+    }
+
+    /// The value of setting `name` (as in `--name`), read by `parse`; `None` when only the default is left.
+    ///
+    /// The error of a bad value says where it stands.
+    pub(crate) fn pick<T>(
+        &self,
+        flag: Option<T>,
+        name: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Failure> {
+        if flag.is_some() {
+            return Ok(flag);
+        }
+        if let Some((variable, text)) = variable(name)? {
+            return parse(&text)
+                .map(Some)
+                .map_err(|error| Failure::usage(format!("bad value {text:?} in {variable}: {error}")));
+        }
+        let Some(text) = self.in_file(name) else { return Ok(None) };
+        let wrong = |error| bad_file(&self.path, &format!("bad value {text:?} of `{}`: {error}", key(name)));
+        parse(&text).map(Some).map_err(wrong)
+    }
+
+    /// A switch: given, else `LEASEHOLD_<NAME>`.
+    pub(crate) fn switch(flag: bool, name: &str) -> Result<bool, Failure> {
+        if flag {
+            return Ok(true);
+        }
+        let Some((variable, text)) = variable(name)? else { return Ok(false) };
+        match text.to_ascii_lowercase().as_str() {
+            "1" | "true" | "yes" | "on" => Ok(true),
+            "0" | "false" | "no" | "off" => Ok(false),
+            _ => Err(Failure::usage(format!("{variable} is 1 or 0, not {text:?}"))),
+        }
+    }
+
+    /// The store to use, with aliases resolved.
+    pub(crate) fn store(&self, flag: Option<String>) -> Result<Store, Failure> {
+        let given = self.pick(flag, "store", |text| Ok(text.to_owned()))?;
+        let Some(given) = given else {
+            return Ok(Store { url: DEFAULT_STORE.to_owned(), given: None });
+        };
+        if let Some(alias) = self.file.stores.get(&given) {
+            return Ok(Store { url: alias.url.clone(), given: Some(given) });
+        }
+        if given == DEFAULT_STORE {
+            return Ok(Store { url: given, given: None });
+        }
+        if given.contains(':') {
+            return Ok(Store { given: Some(redacted(&given)), url: given });
+        }
+        let aliases: Vec<&str> = self.file.stores.keys().map(String::as_str).collect();
+        let known = match (aliases.is_empty(), self.path.as_os_str().is_empty()) {
+            (true, true) => "there is no config.toml with aliases".to_owned(),
+            (true, false) => format!("{} defines no aliases", self.path.display()),
+            (false, _) => format!("{} defines: {}", self.path.display(), aliases.join(", ")),
+        };
+        Err(Failure::new(FAILED, "invalid", format!("{given:?} is neither a store URL nor an alias"))
+            .with_help(known)
+            .with_help("a store URL is like sqlite:/var/lib/locks.db; see `leasehold help stores`"))
+    }
+
+    fn in_file(&self, name: &str) -> Option<String> {
+        let file = &self.file;
+        match name {
+            "store" => file.store.clone(),
+            "ttl" => file.ttl.clone(),
+            "wait" => file.wait.clone(),
+            "conflict-exit-code" => file.conflict_exit_code.map(|code| code.to_string()),
+            "owner" => file.owner.clone(),
+            "note" => file.note.clone(),
+            "on-lost" => file.on_lost.clone(),
+            "grace" => file.grace.clone(),
+            "color" => file.color.clone(),
+            _ => None,
+        }
+    }
+}
+
+/// A store: how to reach it, and how to show it.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    pub(crate) url: String,
+    /// What was given, without secrets; `None` for the default.
+    pub(crate) given: Option<String>,
+}
+
+impl Store {
+    /// The URL without secrets.
+    pub(crate) fn shown(&self) -> String {
+        redacted(&self.url)
+    }
+}
+
+fn redacted(url: &str) -> String {
+    // What cannot be read may be anything, a password too.
+    leasehold::url::StoreUrl::parse(url).map_or_else(|_| "***".to_owned(), |url| url.to_string())
+}
+
+fn config_path() -> Option<PathBuf> {
+    let absolute = |key: &str| std::env::var_os(key).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))?;
+    Some(home.join("leasehold/config.toml"))
+}
+
+fn is_absence(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+}
+
+fn bad_file(path: &Path, what: &str) -> Failure {
+    Failure::new(FAILED, "invalid", format!("{}: {what}", path.display()))
+        .with_help("the keys are listed by `leasehold help environment`")
+}
+
+/// The environment variable of setting `name` and its value; an empty one counts as not set.
+fn variable(name: &str) -> Result<Option<(String, String)>, Failure> {
+    let variable = format!("LEASEHOLD_{}", key(name).to_ascii_uppercase());
+    match std::env::var_os(&variable).map(OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(text)) if text.is_empty() => Ok(None),
+        Some(Ok(text)) => Ok(Some((variable, text))),
+        Some(Err(_)) => Err(Failure::usage(format!("{variable} is not UTF-8"))),
+    }
+}
+
+fn key(name: &str) -> String {
+    name.replace('-', "_")
+}

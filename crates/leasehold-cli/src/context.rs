@@ -1,0 +1,135 @@
+//! What every verb starts from: settings, the way to print, and the store.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use clap::ValueEnum as _;
+use leasehold::clock::Clock;
+use leasehold::{LockName, Locker};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::args::{ColorChoice, Common};
+use crate::config::{Settings, Store};
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// Lines of log that may wait for a slow stderr before they are dropped.
+const LOG_BACKLOG: usize = 1_024;
+
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) settings: Settings,
+    pub(crate) output: Output,
+    common: Common,
+}
+
+impl Context {
+    pub(crate) fn new(common: Common) -> Result<Self, Failure> {
+        let settings = Settings::load()?;
+        let color = settings.pick(common.color, "color", |text| ColorChoice::from_str(text, true))?;
+        let output = Output {
+            json: Settings::switch(common.json, "json")?,
+            quiet: Settings::switch(common.quiet, "quiet")?,
+            color: color.unwrap_or_default(),
+        };
+        if common.verbose > 0 {
+            log_to_stderr(common.verbose, output);
+        }
+        Ok(Self { settings, output, common })
+    }
+
+    /// Which store is meant.
+    pub(crate) fn store(&self) -> Result<Store, Failure> {
+        self.settings.store(self.common.store.clone())
+    }
+
+    /// The store on the command line or in the environment, if one is named there: it comes before a ticket's.
+    pub(crate) fn store_or(&self, fallback: Option<&str>) -> Result<Store, Failure> {
+        match (&self.common.store, fallback) {
+            (None, Some(url)) => Ok(Store { url: url.to_owned(), given: None }),
+            _ => self.store(),
+        }
+    }
+}
+
+/// Opens `store`.
+pub(crate) async fn open(store: &Store) -> Result<Locker, Failure> {
+    Ok(Locker::open(&store.url).await?)
+}
+
+/// The clock that the locks of `locker` run on.
+pub(crate) fn clock(locker: &Locker) -> Arc<dyn Clock> {
+    locker.store().env().clock.clone()
+}
+
+/// A lock's name as given on the command line.
+pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
+    let Some(text) = given.to_str() else {
+        return Err(Failure::usage(format!("lock name {:?} is not UTF-8", given.to_string_lossy()))
+            .with_help("a lock name is like deploy/prod: segments separated by `/`, at most 256 bytes"));
+    };
+    LockName::new(text).map_err(|error| Failure::bad_argument(&error))
+}
+
+/// What is to be written into a command line to mean `store`; nothing for the default.
+pub(crate) fn store_flag(store: &Store) -> String {
+    store
+        .given
+        .as_deref()
+        .map_or_else(String::new, |given| format!(" -s {}", crate::output::human::quoted(given)))
+}
+
+/// The command line, for the note that others are shown.
+pub(crate) fn line_of(command: &[OsString]) -> String {
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    words.join(" ").chars().take(120).collect()
+}
+
+fn log_to_stderr(verbose: u8, output: Output) {
+    let level = if verbose > 1 { "trace" } else { "debug" };
+    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level}"));
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .with_ansi(output.colors())
+        .with_writer(Log::start());
+    // It fails only when there is one already.
+    let _ = subscriber.try_init();
+}
+
+/// Hands lines to a thread that writes them. A terminal that is stopped with Ctrl-S, or a pipe that nobody reads, must
+/// not hold up the task that renews a lease.
+#[derive(Clone, Debug)]
+struct Log(SyncSender<Vec<u8>>);
+
+impl Log {
+    fn start() -> Self {
+        let (sender, lines) = sync_channel::<Vec<u8>>(LOG_BACKLOG);
+        std::thread::spawn(move || {
+            for line in lines {
+                let _ = std::io::stderr().write_all(&line);
+            }
+        });
+        Self(sender)
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let _ = self.0.try_send(line.to_vec());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}

@@ -1,0 +1,88 @@
+//! Exit codes, and the error that carries one.
+
+use std::process::ExitStatus;
+
+use leasehold::{Error, ErrorKind};
+
+/// The other verbs' negative answer: not released, not evicted.
+pub(crate) const NEGATIVE: u8 = 1;
+/// The command line is wrong.
+pub(crate) const USAGE: u8 = 2;
+/// The lock was lost while CMD ran; overrides CMD's status, so that work done after the loss cannot look successful.
+pub(crate) const LOST: u8 = 122;
+/// Held by another, with `--try`.
+pub(crate) const HELD: u8 = 123;
+/// Waited in vain, with `--wait`.
+pub(crate) const TIMED_OUT: u8 = 124;
+/// leasehold itself failed: the store, its URL, its permissions.
+pub(crate) const FAILED: u8 = 125;
+/// CMD was found and could not be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// CMD was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+/// Added to the number of the signal that ended CMD, or us while we waited.
+pub(crate) const SIGNAL_BASE: u8 = 128;
+
+/// Why a verb ended without doing what it was asked for: what to say, and the exit code.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    /// For programs, one word.
+    pub(crate) kind: String,
+    pub(crate) message: String,
+    pub(crate) help: Vec<String>,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, kind: &str, message: impl Into<String>) -> Self {
+        Self { code, kind: kind.to_owned(), message: message.into(), help: Vec::new() }
+    }
+
+    /// The command line is wrong.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(USAGE, "usage", message)
+    }
+
+    /// What the library says about an argument.
+    pub(crate) fn bad_argument(error: &Error) -> Self {
+        Self { help: error.help().to_vec(), ..Self::usage(error.to_string()) }
+    }
+
+    pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help.push(help.into());
+        self
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = if error.kind() == ErrorKind::Lost { NEGATIVE } else { FAILED };
+        Self { help: error.help().to_vec(), ..Self::new(code, &error.kind().to_string(), error.to_string()) }
+    }
+}
+
+/// What to exit with for a child that ended with `status`: its own code, or 128 + the signal that ended it.
+pub(crate) fn of_child(status: ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt as _;
+    let code = match (status.code(), status.signal()) {
+        (Some(code), _) => Some(code),
+        (None, Some(signal)) => signal.checked_add(i32::from(SIGNAL_BASE)),
+        (None, None) => None,
+    };
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_childs_status_becomes_its_code_or_128_and_its_signal() {
+        assert_eq!(of_child(ExitStatus::from_raw(0)), 0);
+        assert_eq!(of_child(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(of_child(ExitStatus::from_raw(9)), 137);
+        assert_eq!(of_child(ExitStatus::from_raw(64)), 192);
+    }
+}

@@ -1,0 +1,229 @@
+//! Text for people. What another machine wrote is printed without control characters.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use leasehold::lease::{End, State};
+use leasehold::{Held, Holder, LockName, Status, Token};
+
+use crate::exit::Failure;
+
+/// `error: ...` and its `  help: ...` lines.
+pub(crate) fn error(failure: &Failure, colors: bool) -> String {
+    let (red, cyan, plain) =
+        if colors { ("\u{1b}[1;31m", "\u{1b}[1;36m", "\u{1b}[0m") } else { ("", "", "") };
+    let mut text = format!("{red}error:{plain} {}\n", failure.message);
+    for help in &failure.help {
+        let _ = writeln!(text, "  {cyan}help:{plain} {help}");
+    }
+    text
+}
+
+/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
+pub(crate) fn waiting(name: &LockName, held: &Held) -> String {
+    let mut text = format!("for {name}: {}", who(held));
+    if let Some(age) = held.held_for {
+        let _ = write!(text, ", held {}", span(age));
+    }
+    if let Some(left) = held.lapses_within {
+        let _ = write!(text, ", lease <= {}", span_up(left));
+    }
+    if let Some(token) = held.token {
+        let _ = write!(text, ", token {token}");
+    }
+    text
+}
+
+/// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
+pub(crate) fn who(held: &Held) -> String {
+    let mut held = held.clone();
+    held.token = None;
+    held.to_string()
+}
+
+/// `alice@ci-7 (pid 4121)`.
+pub(crate) fn who_shortly(held: &Held) -> String {
+    match &held.holder {
+        None => who(held),
+        Some(holder) => {
+            let text = Holder { note: None, ..holder.clone() }.to_string();
+            let pid = format!(" pid {}", holder.pid);
+            let name = text.strip_suffix(&pid).unwrap_or(&text);
+            format!("{name} (pid {})", holder.pid)
+        }
+    }
+}
+
+/// A table of locks.
+pub(crate) fn table(locks: &[Status]) -> String {
+    let mut rows = vec![["LOCK", "STATE", "HELD", "LEASE", "TOKEN", "HOLDER"].map(str::to_owned)];
+    for status in locks {
+        let held = holder_of(&status.state);
+        let dash = || "-".to_owned();
+        rows.push([
+            status.name.to_string(),
+            state(&status.state).to_owned(),
+            held.and_then(|held| held.held_for).map_or_else(dash, span),
+            held.and_then(|held| held.lapses_within)
+                .map_or_else(dash, |left| format!("<= {}", span_up(left))),
+            token_of(status).map_or_else(dash, |token| token.to_string()),
+            held.map_or_else(dash, who),
+        ]);
+    }
+    aligned(&rows)
+}
+
+/// Everything that is known of one lock.
+pub(crate) fn lock(status: &Status) -> String {
+    let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
+    let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
+    row("state", state(&status.state).to_owned());
+    if let Some(held) = holder_of(&status.state) {
+        row("holder", who(held));
+        if let Some(age) = held.held_for {
+            row("held", span(age));
+        }
+        if let Some(left) = held.lapses_within {
+            row("lease", format!("<= {}", span_up(left)));
+        }
+    }
+    if let Some(token) = token_of(status) {
+        row("token", token.to_string());
+    }
+    aligned(&rows)
+}
+
+/// The latest grants that are over, newest first.
+pub(crate) fn history(status: &Status) -> String {
+    let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];
+    for past in &status.history {
+        let end = match past.end {
+            End::Released => "released",
+            End::Lapsed => "lapsed",
+            End::Evicted => "evicted",
+        };
+        let holder = past.holder.to_string();
+        rows.push([past.token.to_string(), end.to_owned(), time(past.from_us), time(past.until_us), holder]);
+    }
+    aligned(&rows)
+}
+
+/// One word.
+pub(crate) fn state(state: &State) -> &'static str {
+    match state {
+        State::Free => "free",
+        State::Held(held) if held.resting => "resting",
+        State::Held(_) => "held",
+        State::Lapsed(_) => "lapsed",
+    }
+}
+
+pub(crate) fn holder_of(state: &State) -> Option<&Held> {
+    match state {
+        State::Free => None,
+        State::Held(held) | State::Lapsed(held) => Some(held),
+    }
+}
+
+pub(crate) fn token_of(status: &Status) -> Option<Token> {
+    status.token.or_else(|| holder_of(&status.state)?.token)
+}
+
+/// `3m12s`, cut to the two largest units; below a second in milliseconds.
+pub(crate) fn span(duration: Duration) -> String {
+    if duration < Duration::from_secs(1) {
+        return format!("{}ms", duration.as_millis());
+    }
+    let seconds = duration.as_secs();
+    let units =
+        [("d", seconds / 86_400), ("h", seconds / 3_600 % 24), ("m", seconds / 60 % 60), ("s", seconds % 60)];
+    let first = units.iter().position(|(_, count)| *count > 0).unwrap_or(3);
+    let shown = units.iter().skip(first).take(2).filter(|(_, count)| *count > 0);
+    shown.fold(String::new(), |text, (unit, count)| format!("{text}{count}{unit}"))
+}
+
+/// The same for an upper bound: rounded up to whole seconds.
+pub(crate) fn span_up(duration: Duration) -> String {
+    span(Duration::from_secs(duration.as_millis().div_ceil(1_000) as u64))
+}
+
+/// A point in time on the store's clock, or what stands for none.
+pub(crate) fn time(us: Option<u64>) -> String {
+    let seconds = us.and_then(|us| i64::try_from(us / 1_000_000).ok());
+    let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| "-".to_owned(), |time| time.to_string())
+}
+
+/// `text` as a word for a POSIX shell.
+pub(crate) fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@,+=%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) && !text.starts_with('-') {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            let _ = write!(line, "{cell:<width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_short() {
+        for (seconds, shown) in [
+            (1, "1s"),
+            (18, "18s"),
+            (60, "1m"),
+            (192, "3m12s"),
+            (3_600, "1h"),
+            (90_061, "1d1h"),
+            (86_461, "1d"),
+        ] {
+            assert_eq!(span(Duration::from_secs(seconds)), shown);
+        }
+        assert_eq!(span(Duration::from_millis(999)), "999ms");
+        assert_eq!(span_up(Duration::from_millis(17_001)), "18s");
+        assert_eq!(span_up(Duration::ZERO), "0ms");
+    }
+
+    #[test]
+    fn words_are_quoted_only_when_a_shell_would_take_them_apart() {
+        assert_eq!(quoted("deploy/prod"), "deploy/prod");
+        assert_eq!(quoted("s3://b/p?x=y"), "'s3://b/p?x=y'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted("-n"), "'-n'");
+        assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn the_waiting_line_is_the_documented_one() {
+        let holder =
+            Holder { name: "alice".into(), host: "ci-7".into(), pid: 4121, note: Some("make deploy".into()) };
+        let mut held = Held::default();
+        held.holder = Some(holder);
+        held.token = Token::new(1_763_654_400_000_041);
+        held.held_for = Some(Duration::from_secs(192));
+        held.lapses_within = Some(Duration::from_secs(18));
+        let line = waiting(&LockName::new("deploy/prod").unwrap(), &held);
+        assert_eq!(
+            line,
+            "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
+        );
+        assert_eq!(who_shortly(&held), "alice@ci-7 (pid 4121)");
+    }
+}

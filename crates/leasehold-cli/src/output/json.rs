@@ -1,0 +1,66 @@
+//! JSON for programs: one document, or lines with a `type`. Names are stable, durations carry their unit.
+
+use std::time::Duration;
+
+use leasehold::{Held, LockName, Status};
+use serde_json::{Map, Value, json};
+
+use super::human;
+use crate::exit::Failure;
+
+/// `{"type":"error","kind","message","help"}`
+pub(crate) fn error(failure: &Failure) -> Value {
+    json!({ "type": "error", "kind": failure.kind, "message": failure.message, "help": failure.help })
+}
+
+/// `{"type":"waiting","lock",...}`
+pub(crate) fn waiting(name: &LockName, held: &Held) -> Value {
+    let mut object = object("waiting", name);
+    add_holder(&mut object, held);
+    Value::Object(object)
+}
+
+/// `{"type":"lock","lock","state",...}`
+pub(crate) fn lock(status: &Status) -> Value {
+    let mut object = object("lock", &status.name);
+    object.insert("state".into(), human::state(&status.state).into());
+    if let Some(held) = human::holder_of(&status.state) {
+        add_holder(&mut object, held);
+    }
+    object.insert("token".into(), json!(human::token_of(status)));
+    Value::Object(object)
+}
+
+/// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each grant that is over.
+pub(crate) fn history(status: &Status) -> Vec<Value> {
+    let grant = |past: &leasehold::lease::Past| {
+        let mut object = object("grant", &status.name);
+        object.insert("token".into(), json!(past.token));
+        object.insert("end".into(), json!(past.end));
+        object.insert("from_us".into(), json!(past.from_us));
+        object.insert("until_us".into(), json!(past.until_us));
+        object.insert("holder".into(), json!(past.holder));
+        Value::Object(object)
+    };
+    status.history.iter().map(grant).collect()
+}
+
+/// An object of `kind` about lock `name`.
+pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
+    Map::from_iter([("type".to_owned(), kind.into()), ("lock".to_owned(), name.as_str().into())])
+}
+
+/// Whole milliseconds.
+pub(crate) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn add_holder(object: &mut Map<String, Value>, held: &Held) {
+    object.insert("holder".into(), json!(held.holder));
+    object.insert("token".into(), json!(held.token));
+    object.insert("held_ms".into(), json!(held.held_for.map(ms)));
+    object.insert("lapses_within_ms".into(), json!(held.lapses_within.map(ms)));
+    if let Some(foreign) = &held.foreign {
+        object.insert("foreign".into(), json!(foreign));
+    }
+}

@@ -1,0 +1,70 @@
+//! What is printed: for people ([`human`]) and for programs ([`json`]).
+
+pub(crate) mod human;
+pub(crate) mod json;
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use crate::args::ColorChoice;
+use crate::exit::Failure;
+
+/// How to print.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Output {
+    pub(crate) json: bool,
+    pub(crate) quiet: bool,
+    pub(crate) color: ColorChoice,
+}
+
+impl Output {
+    /// Whether stderr takes colors.
+    pub(crate) fn colors(&self) -> bool {
+        match self.color {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => {
+                let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+                wanted && io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+            }
+        }
+    }
+
+    /// Whether a line on stderr may move.
+    pub(crate) fn spins(&self) -> bool {
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        !self.json && !dumb && io::stderr().is_terminal()
+    }
+
+    /// Says why a verb failed.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        let text = if self.json {
+            format!("{}\n", json::error(failure))
+        } else {
+            human::error(failure, self.colors())
+        };
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
+
+    /// Says what did not keep the verb from doing its work.
+    pub(crate) fn warning(&self, message: &str) {
+        let text = if self.json {
+            format!("{}\n", serde_json::json!({ "type": "warning", "message": message }))
+        } else if self.colors() {
+            format!("\u{1b}[1;33mwarning:\u{1b}[0m {message}\n")
+        } else {
+            format!("warning: {message}\n")
+        };
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
+}
+
+/// Prints `text` on stdout. A reader that has gone away (`| head`) has what it wanted: that is no failure.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(crate::exit::FAILED, "failed", format!("cannot write to stdout: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

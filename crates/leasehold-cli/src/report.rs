@@ -1,0 +1,100 @@
+//! `--report FILE`: how a `run` ended, without the ambiguity of an exit code that the command may use too.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use leasehold::{Loss, LossReason, Token};
+use serde::Serialize;
+
+use crate::exit::{FAILED, Failure};
+use crate::output::json::ms;
+
+/// The document. Field names are stable; a field that does not apply is null.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    /// `exited`, `signaled`, `lost`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`.
+    pub(crate) outcome: String,
+    /// What leasehold exits with.
+    pub(crate) exit_code: u8,
+    pub(crate) lock: String,
+    pub(crate) store: String,
+    pub(crate) token: Option<Token>,
+    /// What the command exited with.
+    pub(crate) command_exit_code: Option<i32>,
+    /// The signal that ended the command.
+    pub(crate) command_signal: Option<i32>,
+    /// For how long the lock was waited for.
+    pub(crate) waited_ms: Option<u64>,
+    /// For how long it was held, as far as the command is concerned.
+    pub(crate) held_ms: Option<u64>,
+    /// `expired`, `taken_over`, `ended`, `deleted`, or `not_renewed`: the command was ended before the lease was.
+    pub(crate) lost_reason: Option<&'static str>,
+    /// Whether the lock is free again: released by us. If not, it lapses.
+    pub(crate) released: Option<bool>,
+    /// What went wrong, for people.
+    pub(crate) message: Option<String>,
+}
+
+impl Report {
+    pub(crate) fn failed(mut self, failure: &Failure) -> Self {
+        self.outcome = match failure.kind.as_str() {
+            kind @ ("held" | "timed_out" | "interrupted" | "not_found" | "not_executable") => kind.to_owned(),
+            _ => "failed".to_owned(),
+        };
+        self.exit_code = failure.code;
+        self.message = Some(failure.message.clone());
+        self
+    }
+
+    pub(crate) fn waited(mut self, waited: Duration) -> Self {
+        self.waited_ms = Some(ms(waited));
+        self
+    }
+
+    /// Writes it, so that a reader finds all of it or nothing.
+    pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))
+        };
+        let mut text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
+        text.push(b'\n');
+        let beside = beside(file);
+        let written = File::create(&beside)
+            .and_then(|mut written| written.write_all(&text).and_then(|()| written.sync_all()))
+            .and_then(|()| std::fs::rename(&beside, file));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&beside);
+        }
+        written.map_err(failed)
+    }
+}
+
+/// Finds out before the command runs whether the report can be written after it.
+pub(crate) fn check(file: &Path) -> Result<(), Failure> {
+    let beside = beside(file);
+    let made =
+        if file.is_dir() { Err(std::io::Error::other("it is a folder")) } else { File::create(&beside) };
+    let _ = std::fs::remove_file(&beside);
+    made.map(drop).map_err(|error| {
+        Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))
+    })
+}
+
+/// One word for how a lock was lost.
+pub(crate) fn reason(loss: &Loss) -> &'static str {
+    match loss.reason {
+        LossReason::Expired { .. } => "expired",
+        LossReason::TakenOver { .. } => "taken_over",
+        LossReason::Ended => "ended",
+        LossReason::Deleted => "deleted",
+        _ => "other",
+    }
+}
+
+fn beside(file: &Path) -> PathBuf {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    file.with_file_name(name)
+}

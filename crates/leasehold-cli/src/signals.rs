@@ -1,0 +1,66 @@
+//! Signals that people and programs send us.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind};
+
+/// What ends us while we wait for a lock, and is passed on to a command that runs.
+const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+/// Passed on to a command that runs.
+const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
+
+/// Receives signals in place of their default actions, until the process ends.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    streams: Vec<(Signal, unix::Signal)>,
+}
+
+impl Signals {
+    /// Those that end a process.
+    pub(crate) fn ending() -> io::Result<Self> {
+        let mut signals = Self { streams: Vec::new() };
+        signals.add(&ENDING)?;
+        Ok(signals)
+    }
+
+    /// Adds those that only a command knows what to do with. `stop`: also SIGTSTP, which then no longer stops us.
+    pub(crate) fn add_others(&mut self, stop: bool) -> io::Result<()> {
+        let others: Vec<Signal> = OTHERS.into_iter().filter(|&s| stop || s != Signal::TSTP).collect();
+        self.add(&others)
+    }
+
+    fn add(&mut self, signals: &[Signal]) -> io::Result<()> {
+        let ignored = ignored();
+        for &signal in signals {
+            // What our parent had us ignore (nohup, `&` in a script) stays ignored, and so it does for the command:
+            // installing a handler would undo that.
+            if ignored & (1 << (signal.as_raw() - 1)) == 0 {
+                self.streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next signal. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Signal {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
+        for (signal, stream) in &mut self.streams {
+            if stream.poll_recv(context).is_ready() {
+                return Poll::Ready(*signal);
+            }
+        }
+        Poll::Pending
+    }
+}
+
+/// The signals that this process was started ignoring, a bit each; none where that cannot be read.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}

@@ -1,0 +1,34 @@
+//! `leasehold break LOCK --token N`: evicts a holder. Compare-and-set, never blind.
+
+use leasehold::{Evicted, Token};
+use serde_json::Value;
+
+use crate::args::BreakArgs;
+use crate::context::{self, Context};
+use crate::exit::{Failure, NEGATIVE};
+use crate::output::json::object;
+use crate::output::{human, print};
+
+pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Failure> {
+    let name = context::lock_name(&args.lock.lock)?;
+    let token = Token::try_from(args.token).map_err(|error| Failure::bad_argument(&error))?;
+    let store = context.store()?;
+    let locker = context::open(&store).await?;
+    if locker.evict(&name, token).await? == Evicted::Changed {
+        let (lock, flag) = (human::quoted(name.as_str()), context::store_flag(&store));
+        return Err(Failure::new(
+            NEGATIVE,
+            "changed",
+            format!("lock `{name}` is not held with token {token}; nothing was changed"),
+        )
+        .with_help(format!("see who has it now: leasehold{flag} show {lock}")));
+    }
+    if context.output.json {
+        let mut document = object("evicted", &name);
+        document.insert("token".into(), token.get().into());
+        print(&format!("{}\n", Value::Object(document)))?;
+    } else if !context.output.quiet {
+        print(&format!("evicted the holder of {name} with token {token}\n"))?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,37 @@
+//! `leasehold ls [PREFIX]`: lists locks.
+
+use std::io::Write as _;
+
+use futures_util::StreamExt as _;
+
+use crate::args::LsArgs;
+use crate::context::{self, Context};
+use crate::exit::Failure;
+use crate::output::{human, json, print};
+
+/// Locks that are looked at at the same time.
+const AT_ONCE: usize = 8;
+
+pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
+    let prefix = args.prefix.unwrap_or_default();
+    let prefix = prefix.to_str().ok_or_else(|| Failure::usage("the prefix is not UTF-8"))?;
+    let locker = context::open(&context.store()?).await?;
+    let look = |name: leasehold::Result<leasehold::LockName>| async { locker.inspect(&name?).await };
+    let mut statuses = locker.list(prefix).map(look).buffered(AT_ONCE);
+    let mut locks = Vec::new();
+    while let Some(status) = statuses.next().await {
+        let status = status?;
+        if context.output.json {
+            print(&format!("{}\n", json::lock(&status)))?;
+        } else {
+            locks.push(status);
+        }
+    }
+    if !locks.is_empty() {
+        print(&human::table(&locks))?;
+    } else if !context.output.json && !context.output.quiet {
+        // For people who wonder at an empty answer; programs read stdout.
+        let _ = writeln!(std::io::stderr(), "no locks");
+    }
+    Ok(0)
+}

@@ -1,0 +1,62 @@
+//! `leasehold man`: the manual pages, from the definition of the command line and the help topics.
+
+use std::path::Path;
+
+use clap::{Command, CommandFactory as _};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
+
+use super::topics::TOPICS;
+use crate::args::{Cli, ManArgs};
+use crate::exit::{FAILED, Failure, USAGE};
+use crate::output::print;
+
+pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
+    let mut command = Cli::command();
+    command.build();
+    if let Some(folder) = &args.dir {
+        return write_all(&command, folder);
+    }
+    let page = match &args.verb {
+        None => page(&command, true),
+        Some(verb) => match command.find_subcommand(verb) {
+            Some(command) => page(command, false),
+            None => return Err(Failure::new(USAGE, "usage", format!("there is no verb {verb:?}"))),
+        },
+    };
+    print(&String::from_utf8_lossy(&page.map_err(failed)?))?;
+    Ok(0)
+}
+
+fn write_all(command: &Command, folder: &Path) -> Result<u8, Failure> {
+    let write = |name: String, page: std::io::Result<Vec<u8>>| std::fs::write(folder.join(name), page?);
+    write("leasehold.1".to_owned(), page(command, true)).map_err(failed)?;
+    for verb in command.get_subcommands() {
+        write(format!("leasehold-{}.1", verb.get_name()), page(verb, false)).map_err(failed)?;
+    }
+    Ok(0)
+}
+
+fn page(command: &Command, with_topics: bool) -> std::io::Result<Vec<u8>> {
+    let title = command.get_display_name().unwrap_or("leasehold");
+    let man = Man::new(command.clone()).title(title.to_uppercase()).manual("leasehold");
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    if with_topics {
+        for topic in TOPICS {
+            let mut roff = Roff::new();
+            roff.control("SH", [topic.title]);
+            roff.control("nf", []);
+            for line in (topic.text)().lines() {
+                roff.text([roman(line)]);
+            }
+            roff.control("fi", []);
+            roff.to_writer(&mut page)?;
+        }
+    }
+    Ok(page)
+}
+
+fn failed(error: std::io::Error) -> Failure {
+    Failure::new(FAILED, "failed", format!("cannot write the manual: {error}"))
+}

@@ -1,0 +1,107 @@
+//! The verbs, a file each.
+
+mod acquire;
+mod break_;
+mod completions;
+mod history;
+mod init;
+mod ls;
+mod man;
+mod release;
+mod renew;
+mod run;
+mod show;
+mod ticket;
+mod topics;
+mod wait;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use clap::error::ErrorKind;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::args::{Cli, Verb};
+use crate::context::Context;
+use crate::exit::{FAILED, Failure};
+use crate::output::Output;
+
+/// Runs the verb that `arguments` ask for.
+pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(explain(&error, arguments)),
+    };
+    let asked = Output { json: cli.common.json, ..Output::default() };
+    let context = match Context::new(cli.common) {
+        Ok(context) => context,
+        Err(failure) => {
+            asked.failure(&failure);
+            return ExitCode::from(failure.code);
+        }
+    };
+    let code = execute(&context, cli.verb).unwrap_or_else(|failure| {
+        context.output.failure(&failure);
+        failure.code
+    });
+    ExitCode::from(code)
+}
+
+fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
+    match verb {
+        Verb::Run(args) => on(run_runtime(), run::run(context, args)),
+        Verb::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
+        Verb::Renew(args) => on(small_runtime(), renew::renew(context, args)),
+        Verb::Release(args) => on(small_runtime(), release::release(context, args)),
+        Verb::Ls(args) => on(small_runtime(), ls::ls(context, args)),
+        Verb::Show(args) => on(small_runtime(), show::show(context, args)),
+        Verb::History(args) => on(small_runtime(), history::history(context, args)),
+        Verb::Wait(args) => on(small_runtime(), wait::wait(context, args)),
+        Verb::Break(args) => on(small_runtime(), break_::break_(context, args)),
+        Verb::Init => on(small_runtime(), init::init(context)),
+        Verb::Completions(args) => completions::completions(&args),
+        Verb::Man(args) => man::man(&args),
+        Verb::Help(args) => topics::help(&args),
+    }
+}
+
+/// For `run`: a thread that is busy, or that waits for a terminal, must not keep the lease from being renewed.
+fn run_runtime() -> std::io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+/// For the others: what starts fastest.
+fn small_runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// Runs `verb` on the main thread, which is where `run` has to start its command.
+fn on(
+    runtime: std::io::Result<Runtime>,
+    verb: impl Future<Output = Result<u8, Failure>>,
+) -> Result<u8, Failure> {
+    let runtime =
+        runtime.map_err(|error| Failure::new(FAILED, "failed", format!("cannot start: {error}")))?;
+    let outcome = runtime.block_on(verb);
+    // Not waiting for a thread that may hang in a name lookup or on stdin.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Says what is wrong with the command line, or what was asked about it.
+fn explain(error: &clap::Error, arguments: &[OsString]) -> u8 {
+    let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    if json && !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let text = error.render().to_string();
+        let mut paragraphs = text.trim().split("\n\n");
+        let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
+        let mut failure = Failure::usage(message);
+        failure.help = paragraphs.map(|help| help.trim().to_owned()).collect();
+        Output { json, ..Output::default() }.failure(&failure);
+        return failure.code;
+    }
+    // To a reader that has gone away there is nothing to say.
+    let _ = error.print();
+    u8::try_from(error.exit_code()).unwrap_or(FAILED)
+}

@@ -1,0 +1,29 @@
+//! `leasehold release TICKET`: releases a lock.
+
+use leasehold::Released;
+use serde_json::Value;
+
+use super::ticket::opened;
+use crate::args::TicketArgs;
+use crate::context::Context;
+use crate::exit::{Failure, NEGATIVE};
+use crate::output::json::object;
+use crate::output::print;
+
+pub(super) async fn release(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
+    let (ticket, locker) = opened(context, args).await?;
+    if locker.release(&ticket).await? == Released::AlreadyLost {
+        let message = format!("lock `{}` was no longer held with token {}", ticket.name(), ticket.token());
+        return Err(Failure::new(NEGATIVE, "lost", message).with_help(
+            "its lease had ended or it was released before; what it protected may have overlapped",
+        ));
+    }
+    if context.output.json {
+        let mut document = object("released", ticket.name());
+        document.insert("token".into(), ticket.token().get().into());
+        print(&format!("{}\n", Value::Object(document)))?;
+    } else if !context.output.quiet {
+        print(&format!("released {}\n", ticket.name()))?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,24 @@
+//! `leasehold renew TICKET`: prolongs a lease once.
+
+use serde_json::Value;
+
+use super::ticket::opened;
+use crate::args::TicketArgs;
+use crate::context::Context;
+use crate::exit::Failure;
+use crate::output::json::{ms, object};
+use crate::output::{human, print};
+
+pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
+    let (ticket, locker) = opened(context, args).await?;
+    let remaining = locker.renew(&ticket).await?;
+    if context.output.json {
+        let mut document = object("renewed", ticket.name());
+        document.insert("token".into(), ticket.token().get().into());
+        document.insert("remaining_ms".into(), ms(remaining).into());
+        print(&format!("{}\n", Value::Object(document)))?;
+    } else if !context.output.quiet {
+        print(&format!("renewed {}, held for another {}\n", ticket.name(), human::span(remaining)))?;
+    }
+    Ok(0)
+}

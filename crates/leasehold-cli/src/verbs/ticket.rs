@@ -1,0 +1,43 @@
+//! The ticket that `renew` and `release` are given, and the store that it belongs to.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+
+use leasehold::{Locker, Ticket};
+
+use crate::args::TicketArgs;
+use crate::context::{self, Context};
+use crate::exit::{FAILED, Failure};
+
+/// Where a ticket may stand instead of on the command line.
+const VARIABLE: &str = "LEASEHOLD_TICKET";
+/// No ticket is longer, in bytes.
+const MOST: u64 = 64 * 1024;
+
+/// Reads the ticket and opens its store.
+pub(super) async fn opened(context: &Context, args: TicketArgs) -> Result<(Ticket, Locker), Failure> {
+    let text = text(args.ticket)?;
+    let ticket: Ticket = text.parse().map_err(|error| Failure::bad_argument(&error))?;
+    let store = context.store_or(ticket.store())?;
+    let locker = context::open(&store).await?;
+    Ok((ticket, locker))
+}
+
+fn text(given: Option<OsString>) -> Result<String, Failure> {
+    let none = || {
+        Failure::usage("there is no ticket")
+            .with_help(format!("give it as an argument, in {VARIABLE}, or on stdin with `-`"))
+    };
+    let given =
+        given.or_else(|| std::env::var_os(VARIABLE).filter(|text| !text.is_empty())).ok_or_else(none)?;
+    if given != "-" {
+        return given.into_string().map_err(|_| Failure::usage("this is not a ticket: it is not UTF-8"));
+    }
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .take(MOST)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::new(FAILED, "failed", format!("cannot read stdin: {error}")))?;
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::usage("what stands on stdin is not a ticket: it is not UTF-8"))
+}

@@ -1,0 +1,129 @@
+//! `leasehold help VERB|TOPIC`, and what the topics say.
+
+use std::fmt::Write as _;
+
+use clap::CommandFactory as _;
+use leasehold::stores::SCHEMES;
+
+use crate::args::{Cli, HelpArgs};
+use crate::exit::Failure;
+use crate::output::print;
+
+/// A page of help that belongs to no verb.
+pub(super) struct Topic {
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+    pub(super) text: fn() -> String,
+}
+
+/// All of them.
+pub(super) const TOPICS: [Topic; 3] = [
+    Topic { name: "exit-codes", title: "EXIT CODES", text: || EXIT_CODES.to_owned() },
+    Topic { name: "environment", title: "ENVIRONMENT", text: || ENVIRONMENT.to_owned() },
+    Topic { name: "stores", title: "STORES", text: stores },
+];
+
+pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
+    let mut command = Cli::command();
+    command.build();
+    let Some(wanted) = &args.topic else {
+        print(&command.render_help().to_string())?;
+        return Ok(0);
+    };
+    if let Some(topic) = TOPICS.iter().find(|topic| topic.name == wanted) {
+        print(&(topic.text)())?;
+        return Ok(0);
+    }
+    if let Some(verb) = command.find_subcommand_mut(wanted) {
+        print(&verb.render_help().to_string())?;
+        return Ok(0);
+    }
+    let topics: Vec<&str> = TOPICS.iter().map(|topic| topic.name).collect();
+    Err(Failure::usage(format!("there is no verb or topic {wanted:?}"))
+        .with_help(format!("the topics are: {}; the verbs: leasehold --help", topics.join(", "))))
+}
+
+const EXIT_CODES: &str = "\
+Of run:
+  the command's, or 128 + signal   the command ended while the lock was held
+  122   the lock was lost while the command ran, or was about to be: the command was stopped. Overrides the
+        command's own status, since work done after the loss must not look successful
+  123   held by another (--try); -E replaces it
+  124   waited in vain (--wait); -E replaces it
+  125   leasehold failed: the store, its URL, its permissions, config.toml
+  126   the command is not executable
+  127   the command was not found
+  128 + signal   a signal ended leasehold while it waited for the lock
+  2     the command line is wrong
+
+Of the other verbs:
+  0     done
+  1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break)
+  2     the command line is wrong
+  123, 124, 125   as above
+
+A command may use any of these numbers itself: `run --report FILE` writes what happened as JSON, whose `outcome` is one
+of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed.
+";
+
+const ENVIRONMENT: &str = "\
+A setting is taken from the flag, else from the environment, else from config.toml, else it has its default.
+
+  flag                   variable                       key in config.toml
+  --store                LEASEHOLD_STORE                store
+  --ttl                  LEASEHOLD_TTL                  ttl
+  --wait                 LEASEHOLD_WAIT                 wait
+  --try                  LEASEHOLD_TRY                  -
+  --conflict-exit-code   LEASEHOLD_CONFLICT_EXIT_CODE   conflict_exit_code
+  --owner                LEASEHOLD_OWNER                owner
+  --note                 LEASEHOLD_NOTE                 note
+  --on-lost              LEASEHOLD_ON_LOST              on_lost
+  --grace                LEASEHOLD_GRACE                grace
+  --report               LEASEHOLD_REPORT               -
+  --color                LEASEHOLD_COLOR                color
+  --json, --quiet        LEASEHOLD_JSON, _QUIET         -
+  TICKET                 LEASEHOLD_TICKET               -
+
+Switches are 1 or 0. NO_COLOR is honoured. With -v, RUST_LOG chooses what is logged.
+
+The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.toml):
+
+  store = \"prod\"
+  ttl = \"1m\"
+
+  [stores.prod]
+  url = \"s3://my-bucket/locks?region=eu-west-1\"
+
+The command that `run` runs finds:
+  LEASEHOLD_LOCK    the lock's name
+  LEASEHOLD_TOKEN   the fencing token: give it along with every write, and let the resource refuse lower ones
+  LEASEHOLD_STORE   the store's URL, without passwords
+";
+
+fn stores() -> String {
+    let mut text = String::from(
+        "A store is given as a URL, or as an alias from config.toml (see `leasehold help environment`).\n\n",
+    );
+    for scheme in SCHEMES {
+        let _ = writeln!(text, "  {:<40} {}", scheme.example, scheme.store);
+        if let Some(feature) = scheme.feature.filter(|_| !scheme.built_in) {
+            let _ = writeln!(
+                text,
+                "  {:<40} not in this build: cargo install leasehold-cli --features {feature}",
+                ""
+            );
+        }
+    }
+    text.push_str(
+        "
+The default is sqlite: without a path, a file in the user's state directory
+($XDG_STATE_HOME/leasehold/locks.db): for the processes of one machine.
+
+Every store understands these options after `?`:
+  store_clock=off   let only observation end a dead holder's lease, not the store's own clock
+  margin=5s         how much the store's clock may be off
+An option that a store does not know is an error. The clouds' own credentials, profiles and variables are used as they are.
+",
+    );
+    text
+}

@@ -1,0 +1,31 @@
+//! `leasehold wait LOCK`: waits until nobody has it, without taking it.
+
+use leasehold::clock::timeout;
+
+use crate::args::{WaitArgs, duration};
+use crate::context::{self, Context};
+use crate::exit::{Failure, TIMED_OUT};
+use crate::output::{human, json, print};
+use crate::waiting::Waiting;
+
+pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failure> {
+    let name = context::lock_name(&args.lock.lock)?;
+    let limit = context.settings.pick(args.wait, "wait", duration)?;
+    let locker = context::open(&context.store()?).await?;
+    let clock = context::clock(&locker);
+    let waiting = Waiting::new(name.clone(), clock.clone());
+    let observer = waiting.observer();
+    let free = waiting.show_during(&context.output, locker.wait_free(&name, &observer));
+    match limit {
+        None => free.await?,
+        Some(limit) => timeout(&*clock, limit, free).await.ok_or_else(|| {
+            let message = format!("lock `{name}` was not free within {}", human::span(limit));
+            Failure::new(TIMED_OUT, "timed_out", message)
+                .with_help(format!("see who has it: leasehold show {}", human::quoted(name.as_str())))
+        })??,
+    }
+    if context.output.json {
+        print(&format!("{}\n", serde_json::Value::Object(json::object("free", &name))))?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,113 @@
+//! What people see while a lock is waited for.
+
+use std::convert::Infallible;
+use std::io::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use leasehold::clock::{Clock, Moment};
+use leasehold::{Held, LockName};
+
+use crate::output::{Output, human, json};
+
+/// Most locks are had at once; nobody wants to read of a wait that is over.
+const SILENCE: Duration = Duration::from_millis(400);
+/// Where there is no terminal, a line so often.
+const LINE_EVERY: Duration = Duration::from_secs(30);
+/// How often the spinner turns.
+const FRAME: Duration = Duration::from_millis(100);
+
+/// Keeps what was last heard of the holder, and shows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    name: LockName,
+    clock: Arc<dyn Clock>,
+    seen: Arc<Mutex<Option<(Held, Moment)>>>,
+}
+
+impl Waiting {
+    pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
+        Self { name, clock, seen: Arc::default() }
+    }
+
+    /// What to call each time the holder is heard of.
+    pub(crate) fn observer(&self) -> impl Fn(&Held) + Send + Sync + 'static {
+        let this = self.clone();
+        move |held| {
+            let seen = Some((held.clone(), this.clock.now()));
+            *this.seen.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+        }
+    }
+
+    /// Runs `wait`, showing what is waited for. Cancel safe if `wait` is.
+    pub(crate) async fn show_during<F: Future>(&self, output: &Output, wait: F) -> F::Output {
+        tokio::select! {
+            biased;
+            done = wait => done,
+            never = self.show(output) => match never {},
+        }
+    }
+
+    async fn show(&self, output: &Output) -> Infallible {
+        if output.quiet {
+            return std::future::pending().await;
+        }
+        self.clock.sleep(SILENCE).await;
+        if output.spins() { self.spin(output).await } else { self.tell(output).await }
+    }
+
+    /// One line that changes, on a terminal.
+    async fn spin(&self, output: &Output) -> Infallible {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let template = if output.colors() { "{spinner} {msg:.cyan}" } else { "{spinner} {msg}" };
+        bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()),
+        );
+        // Takes the line away whenever the wait ends or is dropped.
+        let _cleared = Cleared(bar.clone());
+        loop {
+            if let Some(held) = self.now() {
+                bar.set_message(format!("{:>10} {}", "Waiting", human::waiting(&self.name, &held)));
+                bar.tick();
+            }
+            self.clock.sleep(FRAME).await;
+        }
+    }
+
+    /// A line now and then, into a log.
+    async fn tell(&self, output: &Output) -> Infallible {
+        loop {
+            let Some(held) = self.now() else {
+                self.clock.sleep(FRAME).await;
+                continue;
+            };
+            let line = if output.json {
+                json::waiting(&self.name, &held).to_string()
+            } else {
+                format!("{:>12} {}", "Waiting", human::waiting(&self.name, &held))
+            };
+            // Nobody who reads is nobody who is told.
+            let _ = writeln!(std::io::stderr(), "{line}");
+            self.clock.sleep(LINE_EVERY).await;
+        }
+    }
+
+    /// What was last heard, with its durations moved on to now.
+    fn now(&self) -> Option<Held> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (mut held, at) = seen?;
+        let since = self.clock.now().shortest_since(at);
+        held.held_for = held.held_for.map(|age| age + since);
+        held.lapses_within = held.lapses_within.map(|left| left.saturating_sub(since));
+        Some(held)
+    }
+}
+
+struct Cleared(ProgressBar);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

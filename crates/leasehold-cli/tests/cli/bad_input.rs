@@ -1,0 +1,94 @@
+//! Bad input: a clear error, never a panic.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
+use crate::support::{Outcome, Place};
+
+#[test]
+fn hostile_lock_names_are_usage_errors_on_one_line() {
+    let place = Place::new();
+    let long = "x".repeat(10_000);
+    for name in ["", "../x", "/x", "x/", "a//b", "a\nb", "a\u{1b}[31mb", "\u{202e}x", ".", &long] {
+        for verb in [&["run"][..], &["acquire"], &["show"], &["history"], &["wait"]] {
+            let mut words: Vec<&str> = verb.to_vec();
+            words.push(name);
+            if verb == ["run"] {
+                words.extend(["--", "true"]);
+            }
+            let outcome = Outcome::of(place.leasehold(&words).output().unwrap()).expect(2);
+            assert!(outcome.stderr.starts_with("error: lock name"), "{outcome:?}");
+            assert!(outcome.stderr.contains("  help: ") && outcome.stderr.len() < 600, "{outcome:?}");
+            assert!(!outcome.stderr.contains('\u{1b}') && outcome.stderr.lines().count() == 2, "{outcome:?}");
+        }
+    }
+    let words = [OsStr::new("show"), OsStr::from_bytes(b"a\xffb")];
+    let outcome = Outcome::of(place.leasehold(words).output().unwrap()).expect(2);
+    assert!(outcome.stderr.contains("not UTF-8"), "{outcome:?}");
+}
+
+#[test]
+fn bad_store_urls_are_125_and_name_what_is_wrong() {
+    let place = Place::new();
+    place.write("a-file", "not a folder");
+    for (url, named) in [
+        ("nosuch", "nosuch"),
+        ("nosuch://x", "nosuch"),
+        ("sqlite:a.db?wat=1", "wat"),
+        ("mem:?store_clock=maybe", "store_clock"),
+        ("mem:?margin=5", "margin"),
+        ("mem:?margin=1s&margin=2s", "margin"),
+        ("sqlite:%00", "NUL"),
+        ("s3://%ff", "UTF-8"),
+        ("sqlite:a-file/locks.db", "a-file"),
+        ("C:", "URL"),
+    ] {
+        let outcome = place.run(&format!("-s {url} run x -- true")).expect(125);
+        assert!(
+            outcome.stderr.contains(named) && outcome.stderr.starts_with("error: "),
+            "{url}: {outcome:?}"
+        );
+    }
+    let secret = place.run("-s nosuch://id:hunter2@host?secret=hunter2 ls").expect(125);
+    assert!(!secret.stderr.contains("hunter2"), "{secret:?}");
+    if !cfg!(feature = "s3") {
+        let absent = place.run("-s s3://bucket ls").expect(125);
+        assert!(absent.stderr.contains("--features s3"), "{absent:?}");
+    }
+}
+
+#[test]
+fn bad_options_are_usage_errors() {
+    let place = Place::new();
+    for words in [
+        "",
+        "--wat",
+        "wat",
+        "run",
+        "run x",
+        "run x true",
+        "run x --",
+        "run x --wat -- true",
+        "run x --ttl 0s -- true",
+        "run x --ttl 1y -- true",
+        "run x --ttl soon -- true",
+        "run x --ttl -5s -- true",
+        "run x -n -w 5s -- true",
+        "run x -E 256 -- true",
+        "run x -E -1 -- true",
+        "run x --on-lost panic -- true",
+        "run x --color red -- true",
+        "break x --token abc",
+        "break x --token -1",
+        "completions tcsh",
+        "help wat",
+        "man wat",
+    ] {
+        let outcome = place.run(words).expect(2);
+        assert!(!outcome.stderr.contains("panicked") && !outcome.stderr.is_empty(), "{words}: {outcome:?}");
+    }
+    let grace = place.run("run x --ttl 10s --grace 6s -- true").expect(2);
+    assert!(grace.stderr.contains("more than half of the ttl of 10s"), "{grace:?}");
+    assert!(grace.stderr.contains("renewed"), "{grace:?}");
+    place.run("run x --ttl 10s --grace 5s -- true").expect(0);
+}

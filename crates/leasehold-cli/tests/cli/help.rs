@@ -1,0 +1,97 @@
+//! Help, manual pages and completions: one definition, all of it printed without a store.
+
+use crate::support::{Outcome, Place};
+
+const VERBS: [&str; 13] = [
+    "run",
+    "acquire",
+    "renew",
+    "release",
+    "ls",
+    "show",
+    "history",
+    "wait",
+    "break",
+    "init",
+    "completions",
+    "man",
+    "help",
+];
+
+#[test]
+fn every_verb_explains_itself() {
+    let place = Place::new();
+    let top = place.run("--help").expect(0).stdout;
+    for verb in VERBS {
+        assert!(top.lines().any(|line| line.trim_start().starts_with(verb)), "{verb}: {top}");
+        let short = place.run(&format!("{verb} -h")).expect(0).stdout;
+        let asked = place.run(&format!("help {verb}")).expect(0).stdout;
+        assert!(short.contains("Usage: leasehold") && asked.contains("Usage: leasehold"), "{short}");
+        assert!(short.lines().all(|line| line.chars().count() <= 100), "{short}");
+    }
+    for verb in ["run", "acquire", "renew", "ls", "wait", "break", "completions", "man"] {
+        assert!(place.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
+    }
+    assert!(!top.contains("__"), "what is for us alone is not shown: {top}");
+}
+
+#[test]
+fn the_topics_cover_every_code_flag_and_store() {
+    let place = Place::new();
+    let codes = place.run("help exit-codes").expect(0).stdout;
+    for code in ["122", "123", "124", "125", "126", "127", "128"] {
+        assert!(codes.contains(code), "{code}");
+    }
+    let environment = place.run("help environment").expect(0).stdout;
+    for name in
+        ["STORE", "TTL", "WAIT", "TRY", "OWNER", "NOTE", "ON_LOST", "GRACE", "REPORT", "TOKEN", "LOCK"]
+    {
+        assert!(environment.contains(&format!("LEASEHOLD_{name}")), "{name}");
+    }
+    let stores = place.run("help stores").expect(0).stdout;
+    assert!(stores.contains("sqlite:") && stores.contains("s3://") && stores.contains("mem:"), "{stores}");
+}
+
+#[test]
+fn the_manual_has_a_page_for_each_verb() {
+    let place = Place::new();
+    let page = place.run("man").expect(0).stdout;
+    assert!(
+        page.contains(".TH") && page.contains("EXIT CODES") && page.contains("LEASEHOLD_STORE"),
+        "{page}"
+    );
+    assert!(place.run("man run").expect(0).stdout.contains(".TH LEASEHOLD-RUN"));
+    std::fs::create_dir(place.path("man1")).unwrap();
+    place.run("man --dir man1").expect(0);
+    assert!(
+        place.read("man1/leasehold-run.1").contains("on\\-lost")
+            && !place.read("man1/leasehold.1").is_empty()
+    );
+    assert!(!place.path("state").exists(), "nothing of this needs a store");
+}
+
+#[test]
+fn shells_complete_verbs_and_the_names_of_locks() {
+    let place = Place::new();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = place.run(&format!("completions {shell}")).expect(0).stdout;
+        assert!(script.contains("leasehold") && script.contains("COMPLETE"), "{shell}: {script}");
+    }
+    place.run("run deploy/prod -- true").expect(0);
+    place.run("run nightly -- true").expect(0);
+    let complete = |line: &[&str]| {
+        let mut command = place.leasehold(["--", "leasehold"].iter().chain(line));
+        command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", line.len().to_string());
+        command
+            .env("_CLAP_COMPLETE_COMP_TYPE", "9")
+            .env("_CLAP_COMPLETE_SPACE", "true")
+            .env("_CLAP_IFS", "\n");
+        Outcome::of(command.output().unwrap()).expect(0).stdout
+    };
+    assert!(complete(&["re"]).contains("release"));
+    assert_eq!(complete(&["show", "dep"]).trim(), "deploy/prod");
+    assert!(complete(&["run", ""]).contains("nightly"));
+    let other = format!("sqlite:{}", place.path("other.db").display());
+    place.run(&format!("-s {other} run elsewhere -- true")).expect(0);
+    assert_eq!(complete(&["-s", &other, "show", "e"]).trim(), "elsewhere");
+}

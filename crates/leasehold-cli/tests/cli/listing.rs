@@ -1,0 +1,102 @@
+//! `ls`, `show`, `history`, `break`, `init`.
+
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::support::{Holder, Outcome, Place};
+
+fn held(place: &Place, words: &str) -> Holder {
+    let mut command = place.scripted(words, "echo $LEASEHOLD_TOKEN; cat");
+    Holder::start({
+        command.stdin(Stdio::piped());
+        command
+    })
+}
+
+fn documents(outcome: &Outcome) -> Vec<Value> {
+    outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn ls_shows_what_is_held_and_what_is_free() {
+    let place = Place::new();
+    assert_eq!(place.run("ls").expect(0).stdout, "");
+    let holder = held(&place, "run deploy/prod --owner alice --note releasing");
+    place.run("run deploy/test -- true").expect(0);
+    place.run("run nightly -- true").expect(0);
+    let all = place.run("ls").expect(0).stdout;
+    let lines: Vec<&str> = all.lines().collect();
+    assert_eq!(lines.len(), 4, "{all}");
+    assert!(lines[0].starts_with("LOCK") && lines[0].ends_with("HOLDER"), "{all}");
+    assert!(lines[1].starts_with("deploy/prod  held") && lines[1].ends_with("\"releasing\""), "{all}");
+    assert!(
+        lines[1].contains("alice@") && lines[1].contains(&holder.first) && lines[1].contains("<= "),
+        "{all}"
+    );
+    assert!(lines[2].starts_with("deploy/test  free"), "{all}");
+    let some = documents(&place.run("ls deploy/ --json").expect(0));
+    assert_eq!(some.len(), 2);
+    assert_eq!((&some[0]["lock"], &some[0]["state"]), (&"deploy/prod".into(), &"held".into()));
+    assert_eq!(some[0]["token"].to_string(), holder.first);
+    assert_eq!(some[0]["holder"]["name"], "alice");
+    assert_eq!(some[0]["holder"]["pid"], holder.pid());
+    assert!(some[0]["held_ms"].is_u64() && some[0]["lapses_within_ms"].is_u64());
+    assert_eq!(some[1]["state"], "free");
+    assert_eq!(place.run("ls nothing --json").expect(0).stdout, "");
+}
+
+#[test]
+fn show_and_history_tell_of_one_lock() {
+    let place = Place::new();
+    assert_eq!(place.run("show never/seen").expect(0).stdout, "lock   never/seen\nstate  free\n");
+    place.run("run x --note first -- true").expect(0);
+    let holder = held(&place, "run x --note second");
+    let shown = place.run("show x").expect(0).stdout;
+    assert!(shown.contains("state   held\n") && shown.contains("second"), "{shown}");
+    let history = place.run("history x").expect(0).stdout;
+    assert!(history.lines().nth(1).unwrap().contains("released"), "{history}");
+    place.run(&format!("break x --token {}", holder.first)).expect(0);
+    let grants = documents(&place.run("history x --json").expect(0));
+    assert_eq!((&grants[0]["end"], &grants[1]["end"]), (&"evicted".into(), &"released".into()));
+    assert_eq!(grants[0]["holder"]["note"], "second");
+}
+
+#[test]
+fn break_is_compare_and_set() {
+    let place = Place::new();
+    place.run("break x").expect(2);
+    let holder = held(&place, "run x");
+    let stale = place.run("break x --token 1").expect(1);
+    assert!(stale.stderr.contains("nothing was changed"), "{stale:?}");
+    place.run("run -n x -- true").expect(123);
+    place.run(&format!("break x --token {}", holder.first)).expect(0);
+    place.run(&format!("break x --token {}", holder.first)).expect(1);
+    place.run("run -n x -- true").expect(0);
+    place.run("break x --token 99999999999999999").expect(2);
+    // The variable that a command finds is not taken for the answer to which grant is to end.
+    let output = place.leasehold(["break", "x"]).env("LEASEHOLD_TOKEN", "1").output().unwrap();
+    Outcome::of(output).expect(2);
+}
+
+#[test]
+fn init_makes_the_store() {
+    let place = Place::new();
+    let url = format!("sqlite:{}", place.path("new.db").display());
+    assert!(place.run(&format!("-s {url} init")).expect(0).stdout.contains("ready"));
+    assert!(place.path("new.db").exists());
+    place.run(&format!("-s {url} init")).expect(0);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    let place = Place::new();
+    place.run("run x -- true").expect(0);
+    for words in ["ls", "show x", "man", "help stores", "completions bash", "--help"] {
+        let mut command = place.leasehold(words.split_whitespace());
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(process.stdout.take());
+        let ended = Outcome::of(process.wait_with_output().unwrap()).expect(0);
+        assert_eq!(ended.stderr, "", "{words}");
+    }
+}

@@ -1,0 +1,129 @@
+//! Losing the lock while the command runs (FAULTS rows 10, 11, 15, 37).
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::support::{Holder, Place, awaited, is_stopped, lives, send, until};
+
+/// A command that ignores SIGTERM, with a child that does, and a grandchild in a session of its own.
+const STUBBORN: &str = "trap '' TERM HUP INT; exec 0</dev/null
+    sh -c 'trap \"\" TERM; echo $$ > second; sleep 1000' &
+    setsid sh -c 'trap \"\" TERM; echo $$ > third; sleep 1000' &
+    while ! [ -s second ] || ! [ -s third ]; do sleep 0.01; done
+    echo $$; while :; do sleep 0.01; done";
+
+fn processes(place: &Place, holder: &Holder) -> [String; 3] {
+    [holder.first.clone(), place.read("second").trim().to_owned(), place.read("third").trim().to_owned()]
+}
+
+/// A second `run`, which waits; the file `taken` appears when it has the lock, with those of `pids` that live then.
+fn successor(place: &Place, pids: &[String]) -> Holder {
+    let check = format!(
+        "for p in {}; do case $(cut -d' ' -f3 /proc/$p/stat 2>/dev/null) in ''|Z|X) ;; *) printf \"$p \";; esac; done > all
+         echo \"alive: $(cat all)\" > taken.new; mv taken.new taken",
+        pids.join(" ")
+    );
+    let mut command = place.leasehold(["run", "x", "--ttl", "1s", "--", "sh", "-c", &check]);
+    let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let stdout = std::io::BufReader::new(process.stdout.take().unwrap());
+    Holder { process, stdout, first: String::new() }
+}
+
+#[test]
+fn an_eviction_kills_everything_at_once_and_makes_122() {
+    let place = Place::new();
+    let script = format!("echo $LEASEHOLD_TOKEN > token; {STUBBORN}");
+    let holder = place.hold("run x --ttl 1s --report out.json", &script);
+    let processes = processes(&place, &holder);
+    place.run(&format!("break x --token {}", place.read("token").trim())).expect(0);
+    let ended = holder.end().expect(122);
+    for process in processes {
+        assert!(!lives(&process), "{process}");
+    }
+    assert!(ended.stderr.contains("error: lock `x`") && ended.stderr.contains("lost"), "{ended:?}");
+    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    assert_eq!((&report["outcome"], &report["exit_code"]), (&"lost".into(), &122.into()));
+    assert_eq!(report["lost_reason"], "ended");
+    assert_eq!(report["command_signal"], 9);
+}
+
+#[test]
+fn cut_off_from_the_store_the_command_gets_sigterm_and_time_to_end_well() {
+    let place = Place::new();
+    let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.01; done";
+    let mut holder = place.hold("run x --ttl 2s --grace 900ms --report out.json", script);
+    let store = place.cut_off();
+    assert_eq!(holder.line(), "cleaned up");
+    drop(store);
+    // Its own code says success; work that was broken off must not.
+    holder.end().expect(122);
+    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    assert_eq!(report["command_exit_code"], 0);
+}
+
+#[test]
+fn cut_off_from_the_store_everything_is_dead_before_a_successor_has_the_lock() {
+    let place = Place::new();
+    let holder = place.hold("run x --ttl 1s", STUBBORN);
+    let processes = processes(&place, &holder);
+    let store = place.cut_off();
+    let mut successor = successor(&place, &processes);
+    until("the command is killed", || !processes.iter().any(|pid| lives(pid)));
+    // Only its own clock can have told it: nothing was said by the store.
+    drop(store);
+    assert_eq!(awaited(&place.path("taken")), "alive: \n");
+    holder.end().expect(122);
+    successor.process.wait().unwrap();
+}
+
+#[test]
+fn stopped_for_longer_than_the_lease_leaves_nothing_running_when_a_successor_has_the_lock() {
+    let place = Place::new();
+    // The command has a process group of its own: what stops leasehold does not stop it.
+    let holder = place.hold("run x --ttl 1s", STUBBORN);
+    let processes = processes(&place, &holder);
+    holder.signal(Signal::STOP);
+    until("it is stopped", || is_stopped(holder.pid()));
+    let successor = successor(&place, &processes);
+    assert_eq!(awaited(&place.path("taken")), "alive: \n");
+    successor.end().expect(0);
+    holder.signal(Signal::CONT);
+    holder.end().expect(122);
+}
+
+#[test]
+fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
+    let place = Place::new();
+    let script = "echo $$; while :; do if [ -e taken ]; then echo went on > late; fi; done";
+    let holder = place.hold("run x --ttl 1s", script);
+    let child = holder.first.clone();
+    for pid in [child.parse().unwrap(), holder.guardian(), holder.pid()] {
+        send(pid, Signal::STOP);
+        until("it is stopped", || is_stopped(pid));
+    }
+    let successor = successor(&place, &[]);
+    awaited(&place.path("taken"));
+    successor.end().expect(0);
+    holder.signal(Signal::CONT);
+    holder.end().expect(122);
+    assert!(!lives(&child));
+    assert_eq!(place.read("late"), "");
+}
+
+#[test]
+fn a_lock_that_was_lost_without_notice_is_noticed_when_the_command_ends() {
+    let place = Place::new();
+    // With --on-lost none nobody stops it; its success must still not look like one.
+    let mut command = place.scripted("run x --ttl 1s --on-lost none", "echo $LEASEHOLD_TOKEN; cat");
+    command.stdin(Stdio::piped());
+    let mut holder = Holder::start(command);
+    holder.signal(Signal::STOP);
+    until("it is stopped", || is_stopped(holder.pid()));
+    // Taken over: so the lease has ended for the holder too, whatever it has heard.
+    place.run("run x -- true").expect(0);
+    drop(holder.process.stdin.take());
+    holder.signal(Signal::CONT);
+    holder.end().expect(122);
+}

@@ -1,0 +1,159 @@
+//! The command's processes: signals, descriptors, what is left behind, what dies with whom.
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::support::{Holder, Outcome, Place, is_stopped, lives, until};
+
+#[test]
+fn signals_are_passed_on() {
+    let place = Place::new();
+    for (signal, name) in [
+        (Signal::TERM, "TERM"),
+        (Signal::INT, "INT"),
+        (Signal::HUP, "HUP"),
+        (Signal::QUIT, "QUIT"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+    ] {
+        let script =
+            format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.01; done");
+        let holder = place.hold(&format!("run {name}"), &script);
+        holder.signal(signal);
+        let ended = holder.end().expect(7);
+        assert!(ended.stdout.contains(&format!("got {name}")), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_command_that_a_signal_ends_makes_128_and_the_signal() {
+    let place = Place::new();
+    let holder = place.hold("run x", "echo ready; sleep 1000");
+    holder.signal(Signal::TERM);
+    // The whole group got it, sh and sleep.
+    holder.end().expect(143);
+    place.run("run -n x -- true").expect(0);
+}
+
+#[test]
+fn what_was_ignored_stays_ignored() {
+    let place = Place::new();
+    let script =
+        "trap '' HUP; exec \"$LEASEHOLD\" run x -- sh -c 'echo ready; cat; grep SigIgn /proc/self/status'";
+    let mut command = std::process::Command::new("sh");
+    let ours = place.leasehold([""; 0]);
+    command.args(["-c", script]).env("LEASEHOLD", ours.get_program()).stdin(Stdio::piped());
+    command.env("XDG_STATE_HOME", place.path("state")).env("XDG_CONFIG_HOME", place.path("config"));
+    let mut holder = Holder::start(command);
+    holder.signal(Signal::HUP);
+    drop(holder.process.stdin.take());
+    let ended = holder.end().expect(0);
+    let mask = ended.stdout.split_whitespace().last().unwrap().to_owned();
+    assert_eq!(u64::from_str_radix(&mask, 16).unwrap() & 1, 1, "{ended:?}");
+}
+
+#[test]
+fn ending_while_waiting_is_128_and_the_signal_and_starts_nothing() {
+    let place = Place::new();
+    let _holder = place.hold("run x", "echo ready; sleep 1000");
+    let mut second = place.scripted("run x", "echo ran");
+    let mut second = second.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut line)
+        .unwrap();
+    assert!(line.contains("Waiting"), "{line}");
+    crate::support::send(i32::try_from(second.id()).unwrap(), Signal::TERM);
+    let ended = Outcome::of(second.wait_with_output().unwrap()).expect(143);
+    assert_eq!(ended.stdout, "");
+}
+
+#[test]
+fn no_descriptor_of_ours_reaches_the_command() {
+    let place = Place::new();
+    // What the test itself was started with may be there too: compare with a command that leasehold did not start.
+    let list = "for fd in /proc/self/fd/*; do readlink $fd; done | sort -u; true";
+    let plain = std::process::Command::new("sh").args(["-c", list]).stdin(Stdio::null()).output().unwrap();
+    let plain = Outcome::of(plain).stdout;
+    let ours = place.run_script("run x", list).expect(0).stdout;
+    let kinds = |text: &str| -> Vec<String> {
+        let kind =
+            |line: &str| line.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default().to_owned();
+        text.lines().filter(|line| !line.starts_with("/proc")).map(kind).collect()
+    };
+    assert!(!ours.contains("locks.db") && !ours.contains("eventpoll"), "{ours}");
+    assert_eq!(kinds(&ours), kinds(&plain), "{ours}\n{plain}");
+}
+
+#[test]
+fn what_a_command_leaves_in_its_group_ends_before_the_release_and_a_daemon_does_not() {
+    let place = Place::new();
+    let script = "sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' > /dev/null 2>&1 &
+        setsid sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
+        while ! [ -s stubborn ] || ! [ -s daemon ]; do sleep 0.01; done";
+    let mut command = place.scripted("run x --ttl 3s --grace 200ms", script);
+    let ended = Outcome::of(command.stdout(Stdio::null()).output().unwrap()).expect(0);
+    assert!(ended.stderr.contains("warning: ended processes that the command had left behind"), "{ended:?}");
+    assert!(!lives(place.read("stubborn").trim()));
+    let daemon = place.read("daemon").trim().to_owned();
+    assert!(lives(&daemon));
+    crate::support::send(daemon.parse().unwrap(), Signal::KILL);
+}
+
+#[test]
+fn all_processes_die_with_leasehold_when_it_is_killed() {
+    let place = Place::new();
+    let script = "trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > grandchild; sleep 1000' &
+        while ! [ -s grandchild ]; do sleep 0.01; done; echo $$; wait";
+    let holder = place.hold("run x", script);
+    let (child, grandchild) = (holder.first.clone(), place.read("grandchild").trim().to_owned());
+    assert!(lives(&child) && lives(&grandchild));
+    holder.signal(Signal::KILL);
+    until("the command dies", || !lives(&child));
+    until("what it started dies", || !lives(&grandchild));
+}
+
+#[test]
+fn the_command_dies_with_leasehold_and_its_guardian() {
+    let place = Place::new();
+    let holder = place.hold("run x", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
+    let child = holder.first.clone();
+    crate::support::send(holder.guardian(), Signal::KILL);
+    holder.signal(Signal::KILL);
+    until("the command dies", || !lives(&child));
+}
+
+#[test]
+fn a_guardian_that_was_killed_harms_nobody() {
+    let place = Place::new();
+    let mut command = place.scripted("run x --ttl 1s", "echo ready; cat; echo done");
+    command.stdin(Stdio::piped());
+    let mut holder = Holder::start(command);
+    crate::support::send(holder.guardian(), Signal::KILL);
+    drop(holder.process.stdin.take());
+    assert_eq!(holder.end().expect(0).stdout, "done\n");
+}
+
+#[test]
+fn being_stopped_by_a_terminal_stops_the_command_too() {
+    let place = Place::new();
+    let holder = place.hold("run x", "trap 'exit 5' USR1; echo $$; while :; do sleep 0.01; done");
+    let child: i32 = holder.first.parse().unwrap();
+    holder.signal(Signal::TSTP);
+    until("both stop", || is_stopped(holder.pid()) && is_stopped(child));
+    holder.signal(Signal::CONT);
+    until("both go on", || !is_stopped(holder.pid()) && !is_stopped(child));
+    holder.signal(Signal::USR1);
+    holder.end().expect(5);
+}
+
+#[test]
+fn with_on_lost_none_nothing_is_killed() {
+    let place = Place::new();
+    let holder = place.hold("run x --on-lost none", "echo $$; exec sleep 1000");
+    let child = holder.first.clone();
+    holder.signal(Signal::KILL);
+    until("leasehold dies", || !lives(&holder.pid().to_string()));
+    assert!(lives(&child));
+    crate::support::send(child.parse().unwrap(), Signal::KILL);
+}

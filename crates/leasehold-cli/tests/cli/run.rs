@@ -1,0 +1,152 @@
+//! `run`: exit codes, environment, conflicts, reports.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::Value;
+
+use crate::support::{Outcome, Place};
+
+#[test]
+fn the_commands_own_code_is_passed_on() {
+    let place = Place::new();
+    for code in [0, 1, 3, 122, 255] {
+        place.run_script("run x", &format!("exit {code}")).expect(code);
+    }
+    place.run_script("run x", "kill -TERM $$").expect(128 + 15);
+    place.run_script("run x", "kill -KILL $$").expect(128 + 9);
+}
+
+#[test]
+fn the_command_finds_lock_token_and_store_in_its_environment() {
+    let place = Place::new();
+    let script = "echo $LEASEHOLD_LOCK $LEASEHOLD_TOKEN $LEASEHOLD_STORE";
+    let first = place.run_script("run deploy/prod", script).expect(0).stdout;
+    let second = place.run_script("run deploy/prod", script).expect(0).stdout;
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let (first, second) = (words(&first), words(&second));
+    assert_eq!((&*first[0], &*first[2]), ("deploy/prod", "sqlite:"));
+    assert!(first[1].parse::<u64>().unwrap() < second[1].parse().unwrap(), "tokens rise");
+    // Also when the caller had other values.
+    let output = place.scripted("run x", script).env("LEASEHOLD_LOCK", "other").output().unwrap();
+    assert!(Outcome::of(output).stdout.starts_with("x "));
+}
+
+#[test]
+fn stdin_and_arguments_pass_through_untouched() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+    let place = Place::new();
+    let file = place.write("in", "from stdin\n");
+    let mut command = place.leasehold(["run", "x", "--", "cat"]);
+    let output = command.stdin(std::fs::File::open(file).unwrap()).output().unwrap();
+    assert_eq!(Outcome::of(output).expect(0).stdout, "from stdin\n");
+    let odd = [OsStr::new("run"), "x".as_ref(), "--".as_ref(), "printf".as_ref(), "%s|".as_ref()];
+    let odd = odd.into_iter().chain([
+        OsStr::new("a b"),
+        "$HOME".as_ref(),
+        "--json".as_ref(),
+        OsStr::from_bytes(b"\xff"),
+    ]);
+    let output = place.leasehold(odd).output().unwrap();
+    assert_eq!(output.stdout, b"a b|$HOME|--json|\xff|");
+}
+
+#[test]
+fn a_shell_runs_the_command_only_when_asked_to() {
+    let place = Place::new();
+    let shell = place.leasehold(["run", "x", "--shell", "--", "echo a; echo b | tr b c"]).output().unwrap();
+    assert_eq!(Outcome::of(shell).expect(0).stdout, "a\nc\n");
+    let none = place.leasehold(["run", "x", "--", "echo a; echo b"]).output().unwrap();
+    let none = Outcome::of(none).expect(127);
+    assert!(none.stderr.contains("--shell"), "{none:?}");
+}
+
+#[test]
+fn what_cannot_be_run_is_126_or_127_and_takes_no_lock() {
+    let place = Place::new();
+    let missing = place.run("run x -- /no/such/command").expect(127);
+    assert!(missing.stderr.contains("/no/such/command"), "{missing:?}");
+    place.run("run x -- no-such-command-anywhere").expect(127);
+    place.run("run x -- .").expect(126);
+    let file = place.write("script", "echo never");
+    place.run(&format!("run x -- {}", file.display())).expect(126);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // As with every other program that runs programs: no #! line means sh.
+    assert_eq!(place.run(&format!("run x -- {}", file.display())).expect(0).stdout, "never\n");
+    let bad = place.write("bad", "#!/no/such/interpreter\n");
+    std::fs::set_permissions(&bad, std::fs::Permissions::from_mode(0o755)).unwrap();
+    place.run(&format!("run y -- {}", bad.display())).expect(127);
+    assert_eq!(place.run("history y").stdout.lines().count(), 2, "the lock was released");
+}
+
+#[test]
+fn a_lock_that_is_held_is_123_124_or_what_was_asked_for() {
+    let place = Place::new();
+    let mut command =
+        place.scripted("run deploy/prod --owner alice --note deploying", "echo $LEASEHOLD_TOKEN; cat");
+    command.stdin(std::process::Stdio::piped());
+    let mut holder = crate::support::Holder::start(command);
+    let held = place.run("run -n deploy/prod -- false").expect(123);
+    let token = &holder.first;
+    let lines: Vec<&str> = held.stderr.lines().collect();
+    assert!(lines[0].starts_with("error: lock `deploy/prod` is held by alice@"), "{lines:?}");
+    assert!(lines[0].ends_with(&format!("(pid {}), token {token}", holder.pid())), "{lines:?}");
+    assert_eq!(lines[1], "  help: wait for it: leasehold run --wait 10m deploy/prod -- ...");
+    assert!(
+        lines[2].starts_with("  help: if that process is dead, the lease ends by itself in <= "),
+        "{lines:?}"
+    );
+    assert_eq!(
+        lines[3],
+        format!(
+            "  help: to evict it now (unsafe while it runs): leasehold break deploy/prod --token {token}"
+        )
+    );
+    assert_eq!(held.stdout, "");
+    place.run("run --try -E 0 deploy/prod -- false").expect(0);
+    place.run("run --wait 50ms deploy/prod -- false").expect(124);
+    place.run("run -w 50ms -E 9 deploy/prod -- false").expect(9);
+    drop(holder.process.stdin.take());
+    holder.end().expect(0);
+    place.run("run -n deploy/prod -- true").expect(0);
+}
+
+#[test]
+fn the_report_says_what_an_exit_code_cannot() {
+    let place = Place::new();
+    let report = |words: &str, script: &str, code: i32| -> Value {
+        place.run_script(&format!("{words} --report out.json"), script).expect(code);
+        serde_json::from_str(&place.read("out.json")).unwrap()
+    };
+    let exited = report("run x", "exit 122", 122);
+    assert_eq!(exited["outcome"], "exited");
+    assert_eq!(exited["command_exit_code"], 122);
+    assert_eq!(exited["lock"], "x");
+    assert_eq!(exited["released"], true);
+    assert!(exited["token"].is_u64() && exited["waited_ms"].is_u64() && exited["held_ms"].is_u64());
+    assert!(exited["lost_reason"].is_null());
+    let signaled = report("run x", "kill -KILL $$", 137);
+    assert_eq!((&signaled["outcome"], &signaled["command_signal"]), (&"signaled".into(), &9.into()));
+    place.run("run x --report out.json -- /no/such").expect(127);
+    assert!(place.read("out.json").contains("\"outcome\": \"not_found\""));
+    let names: Vec<_> = std::fs::read_dir(place.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|name| name.to_string_lossy().contains(".new")), "{names:?}");
+    // Found out before the command runs.
+    let bad = place.run_script("run x --report no/such/folder/out.json", "echo ran").expect(125);
+    assert_eq!(bad.stdout, "");
+}
+
+#[test]
+fn json_errors_are_documents_on_stderr() {
+    let place = Place::new();
+    let lines = |outcome: &Outcome| -> Vec<Value> {
+        outcome.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let missing = place.run("--json run x -- /no/such").expect(127);
+    let error = &lines(&missing)[0];
+    assert_eq!((&error["type"], &error["kind"]), (&"error".into(), &"not_found".into()));
+    let usage = place.run("--json run").expect(2);
+    assert_eq!(lines(&usage)[0]["kind"], "usage");
+    let unknown = place.run("--json --wat").expect(2);
+    assert!(lines(&unknown)[0]["message"].as_str().unwrap().contains("--wat"));
+}

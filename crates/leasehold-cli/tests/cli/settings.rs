@@ -1,0 +1,87 @@
+//! Flag over environment over config.toml over default.
+
+use crate::support::{Outcome, Place};
+
+const OWNER: &str = "\"$LEASEHOLD\" show x --json | sed 's/.*\"name\":\"//; s/\".*//'";
+
+fn owner(place: &Place, words: &str, variable: Option<&str>) -> String {
+    let mut command = place.scripted(words, OWNER);
+    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+    if let Some(variable) = variable {
+        command.env("LEASEHOLD_OWNER", variable);
+    }
+    Outcome::of(command.output().unwrap()).expect(0).stdout.trim().to_owned()
+}
+
+#[test]
+fn the_nearest_setting_wins() {
+    let place = Place::new();
+    assert_eq!(owner(&place, "run x", None), "tester");
+    place.write("config/leasehold/config.toml", "owner = \"file\"\n");
+    assert_eq!(owner(&place, "run x", None), "file");
+    assert_eq!(owner(&place, "run x", Some("variable")), "variable");
+    assert_eq!(owner(&place, "run x", Some("")), "file");
+    assert_eq!(owner(&place, "run x --owner flag", Some("variable")), "flag");
+}
+
+#[test]
+fn a_store_may_have_an_alias() {
+    let place = Place::new();
+    let other = place.path("other.db");
+    let config = format!("store = \"prod\"\n[stores.prod]\nurl = \"sqlite:{}\"\n", other.display());
+    place.write("config/leasehold/config.toml", &config);
+    place.run("run x -- true").expect(0);
+    assert!(other.exists() && !place.path("state").exists());
+    let _holder = place.hold("run x", "echo ready; sleep 1000");
+    let held = place.run("run -n x -- true").expect(123);
+    assert!(held.stderr.contains("leasehold -s prod break x"), "{held:?}");
+    let unknown = place.run("-s staging ls").expect(125);
+    assert!(unknown.stderr.contains("staging") && unknown.stderr.contains("prod"), "{unknown:?}");
+}
+
+#[test]
+fn a_bad_setting_is_named_with_its_place() {
+    let place = Place::new();
+    for (text, named) in [
+        ("stor = \"x\"", "`stor`"),
+        ("[stores.prod]\nurl = \"mem:\"\npassword = \"hunter2\"", "`password`"),
+        ("ttl = 5", "line 1"),
+        ("ttl = \"soon\"", "`ttl`"),
+        ("= hunter2", "line 1"),
+    ] {
+        place.write("config/leasehold/config.toml", text);
+        let outcome = place.run("run x -- true").expect(125);
+        assert!(
+            outcome.stderr.contains("config.toml") && outcome.stderr.contains(named),
+            "{text}: {outcome:?}"
+        );
+        assert!(!outcome.stderr.contains("hunter2"), "{outcome:?}");
+    }
+    place.write("config/leasehold/config.toml", "");
+    for (variable, value) in [
+        ("LEASEHOLD_TTL", "soon"),
+        ("LEASEHOLD_WAIT", "-1s"),
+        ("LEASEHOLD_TRY", "maybe"),
+        ("LEASEHOLD_ON_LOST", "panic"),
+        ("LEASEHOLD_CONFLICT_EXIT_CODE", "256"),
+        ("LEASEHOLD_COLOR", "red"),
+    ] {
+        let output = place.leasehold(["run", "x", "--", "true"]).env(variable, value).output().unwrap();
+        let outcome = Outcome::of(output).expect(2);
+        assert!(outcome.stderr.contains(variable), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_flag_about_waiting_overrides_a_variable_about_trying() {
+    let place = Place::new();
+    let _holder = place.hold("run x", "echo ready; sleep 1000");
+    let run = |words: &str, variable: (&str, &str)| {
+        let mut command = place.leasehold(words.split_whitespace());
+        Outcome::of(command.env(variable.0, variable.1).output().unwrap()).code
+    };
+    assert_eq!(run("run x -- true", ("LEASEHOLD_TRY", "1")), 123);
+    assert_eq!(run("run x -- true", ("LEASEHOLD_WAIT", "10ms")), 124);
+    assert_eq!(run("run -w 10ms x -- true", ("LEASEHOLD_TRY", "1")), 124);
+    assert_eq!(run("run -n x -- true", ("LEASEHOLD_WAIT", "1h")), 123);
+}

@@ -1,0 +1,217 @@
+//! A place of its own for each test, and ways to wait for what happens.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What nobody has to wait for longer, on the slowest machine.
+const FOREVER: Duration = Duration::from_secs(60);
+
+/// A folder with a store, a configuration and nothing of the user's.
+pub(crate) struct Place(tempfile::TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// `leasehold` with `arguments`, not yet started.
+    pub(crate) fn leasehold<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("leasehold"));
+        for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LEASEHOLD_"))
+        {
+            command.env_remove(key);
+        }
+        command
+            .args(arguments)
+            .env("XDG_STATE_HOME", self.path("state"))
+            .env("XDG_CONFIG_HOME", self.path("config"))
+            .env("LOGNAME", "tester")
+            .env("HERE", self.0.path())
+            .current_dir(self.0.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `leasehold` with the words of `line`.
+    pub(crate) fn run(&self, line: &str) -> Outcome {
+        Outcome::of(self.leasehold(line.split_whitespace()).output().unwrap())
+    }
+
+    /// Runs `leasehold` with `words`, then `-- sh -c script`.
+    pub(crate) fn run_script(&self, words: &str, script: &str) -> Outcome {
+        Outcome::of(self.scripted(words, script).output().unwrap())
+    }
+
+    pub(crate) fn scripted(&self, words: &str, script: &str) -> Command {
+        self.leasehold(words.split_whitespace().chain(["--", "sh", "-c", script]))
+    }
+
+    /// Holds a lock while the returned value lives; its script's first line of output has been read.
+    pub(crate) fn hold(&self, words: &str, script: &str) -> Holder {
+        Holder::start(self.scripted(words, script))
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Locks the store's file, so that no renewal gets through until the value is dropped.
+    pub(crate) fn cut_off(&self) -> rusqlite::Connection {
+        let connection = rusqlite::Connection::open(self.path("state/leasehold/locks.db")).unwrap();
+        connection.busy_timeout(FOREVER).unwrap();
+        connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
+        connection
+    }
+}
+
+/// What a process that has ended left.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Outcome {
+    pub(crate) fn of(output: Output) -> Self {
+        Self {
+            // A shell's way of saying it.
+            code: output.status.code().or_else(|| Some(output.status.signal()? + 128)).unwrap(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{self:#?}");
+        self
+    }
+}
+
+/// A `leasehold run` in the background. Killed when dropped.
+pub(crate) struct Holder {
+    pub(crate) process: Child,
+    pub(crate) stdout: BufReader<ChildStdout>,
+    /// What its command printed first.
+    pub(crate) first: String,
+}
+
+impl Holder {
+    /// In a process group of its own, as a shell starts a job.
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut process =
+            command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(process.stdout.take().unwrap());
+        let mut first = String::new();
+        stdout.read_line(&mut first).unwrap();
+        let first = first.trim().to_owned();
+        if first.is_empty() {
+            panic!("it did not start: {:?}", Self { process, stdout, first }.end());
+        }
+        Self { process, stdout, first }
+    }
+
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        assert!(self.stdout.read_line(&mut line).unwrap() > 0, "it printed nothing more");
+        line.trim().to_owned()
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.process.id()).unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    /// Its guardian.
+    pub(crate) fn guardian(&self) -> i32 {
+        let children = children_of(self.pid());
+        let is_guardian = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains("__guardian")
+        };
+        children.into_iter().find(is_guardian).unwrap()
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn end(mut self) -> Outcome {
+        let mut stdout = String::new();
+        self.stdout.read_to_string(&mut stdout).unwrap();
+        let mut stderr = String::new();
+        self.process.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        let status = self.process.wait().unwrap();
+        let code = status.code().or_else(|| Some(status.signal()? + 128)).unwrap();
+        Outcome { code, stdout, stderr }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub(crate) fn send(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// The processes that `parent` started.
+pub(crate) fn children_of(parent: i32) -> Vec<i32> {
+    let pids =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| stat(*pid).is_some_and(|(_, its_parent)| its_parent == parent)).collect()
+}
+
+/// Whether `pid` is a process that may still do something.
+pub(crate) fn lives(pid: &str) -> bool {
+    stat(pid.parse().unwrap()).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
+}
+
+/// Whether `pid` is stopped.
+pub(crate) fn is_stopped(pid: i32) -> bool {
+    stat(pid).is_some_and(|(state, _)| state == 'T')
+}
+
+fn stat(pid: i32) -> Option<(char, i32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Waits for what nobody announces.
+#[track_caller]
+#[allow(clippy::disallowed_methods)] // A pause between two looks decides about nothing.
+pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < FOREVER, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The contents of `path`, once it exists.
+pub(crate) fn awaited(path: &Path) -> String {
+    until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
+    fs::read_to_string(path).unwrap()
+}

@@ -1,0 +1,78 @@
+//! On a terminal, which script(1) from util-linux provides: the command shares our process group and reads the terminal.
+#![cfg(target_os = "linux")]
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use crate::support::{Holder, Place, lives};
+
+/// Runs `line` in a shell on a terminal of its own; what is typed is its stdin.
+fn on_terminal(place: &Place, line: &str) -> Holder {
+    let ours = place.leasehold([""; 0]);
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", line, "/dev/null"]).current_dir(place.path(""));
+    command.env("LEASEHOLD", ours.get_program()).stdin(Stdio::piped());
+    command.env("XDG_STATE_HOME", place.path("state")).env("XDG_CONFIG_HOME", place.path("config"));
+    command.env("SHELL", "/bin/sh").env("TERM", "xterm");
+    Holder::start(command)
+}
+
+fn type_in(holder: &mut Holder, text: &str) {
+    holder.process.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+#[test]
+fn the_command_reads_the_terminal() {
+    let place = Place::new();
+    let line =
+        "\"$LEASEHOLD\" run x -- sh -c 'echo ready; read word < /dev/tty; echo got $word'; echo code $?";
+    let mut holder = on_terminal(&place, line);
+    type_in(&mut holder, "hello\n");
+    let ended = holder.end().expect(0);
+    assert!(ended.stdout.contains("got hello") && ended.stdout.contains("code 0"), "{ended:?}");
+}
+
+#[test]
+fn ctrl_c_reaches_the_command() {
+    let place = Place::new();
+    let script = "trap \"echo interrupted\" INT; echo ready
+        while ! [ -e done ]; do sleep 0.01; done; exit 4";
+    let line = format!("\"$LEASEHOLD\" run x -- sh -c '{script}'; echo code $?");
+    let mut holder = on_terminal(&place, &line);
+    type_in(&mut holder, "\u{3}");
+    let mut line = holder.line();
+    while !line.contains("interrupted") {
+        line = holder.line();
+    }
+    place.write("done", "");
+    holder.end();
+}
+
+#[test]
+fn an_interrupt_that_the_terminal_sends_to_all_is_not_passed_on_once_more() {
+    let place = Place::new();
+    let script = "trap \"echo interrupted\" INT; trap \"exit 4\" USR1; echo ready
+        kill -INT $PPID; kill -USR1 $PPID; while :; do sleep 0.01; done";
+    let holder = on_terminal(&place, &format!("\"$LEASEHOLD\" run x -- sh -c '{script}'; echo code $?"));
+    let ended = holder.end();
+    assert!(ended.stdout.contains("code 4") && !ended.stdout.contains("interrupted"), "{ended:?}");
+}
+
+#[test]
+fn a_loss_kills_all_of_the_command_and_nobody_else_in_the_group() {
+    let place = Place::new();
+    let script = "trap \"\" TERM INT HUP; sleep 1000 & echo $! > second; setsid sleep 1000 & echo $! > third
+        echo $$ > first; echo $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
+    let mut holder =
+        on_terminal(&place, &format!("\"$LEASEHOLD\" run x --ttl 1s -- sh -c '{script}'; echo code $?"));
+    place.run(&format!("break x --token {}", holder.first)).expect(0);
+    let mut line = holder.line();
+    while !line.contains("code") {
+        line = holder.line();
+    }
+    assert_eq!(line, "code 122");
+    for file in ["first", "second", "third"] {
+        assert!(!lives(place.read(file).trim()), "{file}");
+    }
+    holder.end().expect(0);
+}
