@@ -265,15 +265,27 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// This process: `$LOGNAME` or `$USER`, the host's name, the process id, no note.
+    /// This process: the user's name, the host's name, the process id, no note.
     pub fn this_process() -> Self {
-        let name = ["LOGNAME", "USER"]
-            .iter()
-            .find_map(|key| std::env::var(key).ok())
-            .filter(|name| !name.is_empty());
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { name: name.unwrap_or_else(|| "unknown".to_owned()), host, pid: std::process::id(), note: None }
+        Self { name: user_name(), host, pid: std::process::id(), note: None }
     }
+}
+
+/// `$LOGNAME` or `$USER`, or what the system calls the user, as in a container, where neither is set.
+fn user_name() -> String {
+    if let Some(name) =
+        ["LOGNAME", "USER"].iter().find_map(|key| std::env::var(key).ok().filter(|name| !name.is_empty()))
+    {
+        return name;
+    }
+    let uid = rustix::process::getuid().as_raw().to_string();
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let entry = users
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find(|entry| entry.get(2) == Some(&&*uid));
+    entry.map_or_else(|| format!("uid {uid}"), |entry| entry[0].to_owned())
 }
 
 impl fmt::Display for Holder {
