@@ -88,13 +88,6 @@ pub trait Harness: Send + Sync {
     fn rounds(&self) -> usize {
         5
     }
-
-    /// How far the store's clock may be from exact. After a record was deleted by hand, tokens start anew from that
-    /// clock, so that they rise only if at least this much has passed since the deleted record's latest grant. An HTTP
-    /// `Date` is exact to a second.
-    fn clock_resolution(&self) -> Duration {
-        Duration::from_secs(1)
-    }
 }
 
 /// One case: its name and what it does.

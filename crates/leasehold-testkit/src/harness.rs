@@ -43,10 +43,6 @@ impl Harness for OnRegister {
     async fn delete_record(&self, name: &LockName) {
         delete_record(&*self.register, name).await;
     }
-
-    fn clock_resolution(&self) -> Duration {
-        Duration::from_millis(1)
-    }
 }
 
 async fn delete_record(register: &dyn Register, name: &LockName) {
@@ -97,10 +93,6 @@ impl Harness for Sqlite {
         let database = rusqlite::Connection::open(self.file()).unwrap();
         database.busy_timeout(self.limit()).unwrap();
         assert_eq!(database.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()]).unwrap(), 1);
-    }
-
-    fn clock_resolution(&self) -> Duration {
-        Duration::from_millis(1)
     }
 }
 

@@ -326,3 +326,26 @@ impl Keeper {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, TestClock};
+
+    #[tokio::test(start_paused = true)]
+    async fn rule_9_a_lease_whose_deadline_has_passed_is_not_prolonged_although_nobody_has_looked_yet() {
+        let clock = Arc::new(TestClock::default());
+        let deadline = Deadline::new(clock.now(), Duration::from_secs(30));
+        let lease = Lease {
+            env: Env::seeded(clock.clone(), 1),
+            state: Mutex::new(State::Held { deadline, last_error: None }),
+            over: CancellationToken::new(),
+        };
+        let identity = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+        lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
+        assert_eq!(lease.remaining(), Duration::from_secs(40));
+        clock.suspend(Duration::from_secs(41));
+        lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
+        assert!(lease.loss(&identity).is_some());
+    }
+}

@@ -144,6 +144,40 @@ async fn fault_16_a_renewal_that_is_answered_after_the_deadline_extends_nothing(
 }
 
 #[tokio::test(start_paused = true)]
+async fn fault_16_whatever_is_answered_after_a_suspend_that_outlasts_the_lease_is_not_believed_in() {
+    use leasehold::lease::LeaseStore;
+    let world = World::new();
+    let client = world.observer(1);
+    let mut earlier = client.granted().await;
+    client.leases.release(&mut earlier, None).await.unwrap();
+    // The answer to an acquisition is there when the machine wakes.
+    client.network.reset_counts();
+    client.network.next_write(Outcome::AnswerStalled);
+    let acquisition = {
+        let (leases, claim) = (client.leases.clone(), client.claim());
+        tokio::spawn(async move { leases.try_acquire(&claim).await })
+    };
+    client.network.sent(1).await;
+    client.clock.suspend(TTL);
+    client.network.deliver().await;
+    let mut grant = match acquisition.await.unwrap() {
+        Ok(leasehold::lease::Verdict::Granted(grant)) => grant,
+        other => panic!("released, and acquired again: {other:?}"),
+    };
+    assert!(grant.deadline.remaining(client.clock.now()) > TTL / 2, "a fresh grant");
+    // And that to a renewal.
+    client.network.reset_counts();
+    client.network.next_write(Outcome::AnswerStalled);
+    let (leases, network, clock) = (client.leases.clone(), client.network.clone(), client.clock.clone());
+    let (renewal, ()) = tokio::join!(leases.renew(&mut grant), async {
+        network.sent(1).await;
+        clock.suspend(TTL);
+        network.deliver().await;
+    });
+    assert!(matches!(renewal, Ok(leasehold::lease::Renewal::Lost(_))), "{renewal:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn fault_34_credentials_withdrawn_while_held_are_named_in_the_loss() {
     let world = World::new();
     let client = world.observer(1);

@@ -54,12 +54,9 @@ pub async fn tokens_rise_when_the_record_is_deleted_by_hand(harness: &dyn Harnes
     let mut grant = one.granted(&lock, LONG).await;
     let mut tokens = vec![grant.token];
     one.release(&mut grant).await;
-    let resolution = harness.clock_resolution() * 2;
-    one.env().sleep(resolution).await;
     harness.delete_record(&lock).await;
     let other = Client::open(harness, "other").await;
     tokens.push(other.granted(&lock, LONG).await.token);
-    one.env().sleep(resolution).await;
     harness.delete_record(&lock).await;
     tokens.push(one.granted(&lock, LONG).await.token);
     assert_rising(&tokens);

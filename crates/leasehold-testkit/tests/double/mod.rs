@@ -163,10 +163,6 @@ impl Harness for Double {
     async fn delete_record(&self, name: &LockName) {
         self.shared.rows.lock().unwrap().remove(name.as_str());
     }
-
-    fn clock_resolution(&self) -> Duration {
-        Duration::from_millis(1)
-    }
 }
 
 impl Store {

@@ -171,6 +171,7 @@ impl Case<'_> {
             (300..=399, _) | (400, "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException") => {
                 self.refused(self.wrong_region(answer))
             }
+            (400, "KeyTooLongError" | "XMinioInvalidObjectName") => self.refused(self.bad_key(answer)),
             (_, "RequestTimeTooSkewed") => self.refused(self.skewed(answer)),
             (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
                 self.refused(self.denied(answer))
@@ -290,6 +291,13 @@ impl Case<'_> {
     fn garbled(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
             .with_help("the answer is not one of S3: check the endpoint")
+    }
+
+    fn bad_key(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(
+            "the store does not take so long a key: use a shorter lock name or prefix (other characters than letters, \
+             digits and - . _ ~ take three bytes or more; MinIO takes 255 bytes between two slashes)",
+        )
     }
 
     fn unexpected(&self, answer: &Answer) -> Fault {
