@@ -1,6 +1,6 @@
 //! What it takes to test a store, and programs that use one: for leasehold itself and for stores by others.
 //!
-//! - [`conformance`]: what every store must do, a named case for each behaviour.
+//! - [`mod@conformance`]: what every store must do, a named case for each behaviour.
 //! - [`harness`]: the storage that leasehold's own stores run the cases on.
 //! - [`fault`]: a register whose requests and answers are lost, delayed, doubled or held back, as the test says.
 //! - [`proxy`]: the same for HTTP, between a client and a real server; counts requests too.
