@@ -1,0 +1,214 @@
+//! The terms of a lease: its token, its ids, and how long it lasts for whom.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{Deadline, Moment, RATE_ERROR};
+use crate::error::Error;
+use crate::random::Random;
+
+/// A fencing token: strictly greater than that of every earlier grant of the same lock. Below 2^53, so that JSON and
+/// JavaScript keep it exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Token(u64);
+
+impl Token {
+    /// The first number that is not a token.
+    pub const LIMIT: u64 = 1 << 53;
+
+    /// `None` from 2^53 on.
+    pub const fn new(number: u64) -> Option<Self> {
+        if number < Self::LIMIT { Some(Self(number)) } else { None }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl TryFrom<u64> for Token {
+    type Error = Error;
+
+    fn try_from(number: u64) -> Result<Self, Error> {
+        Self::new(number)
+            .ok_or_else(|| Error::invalid(format!("{number} is no fencing token: it is not below 2^53")))
+    }
+}
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        token.0
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// 128 random bits, written as 32 lower-case hexadecimal digits. Names one acquisition, or one attempt to write.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Id(u128);
+
+impl Id {
+    /// A fresh one.
+    pub fn random(random: &Random) -> Self {
+        Self(random.bits())
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::str::FromStr for Id {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let digits =
+            text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        match u128::from_str_radix(text, 16) {
+            Ok(bits) if digits => Ok(Self(bits)),
+            _ => Err(Error::invalid("an id is 32 lower-case hexadecimal digits")),
+        }
+    }
+}
+
+impl TryFrom<String> for Id {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<Id> for String {
+    fn from(id: Id) -> Self {
+        id.to_string()
+    }
+}
+
+/// A lease's time to live, with the safety distances of holder and contender that follow from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ttl(Duration);
+
+impl Ttl {
+    /// The shortest ttl.
+    pub const MIN: Duration = Duration::from_millis(500);
+    /// The longest ttl.
+    pub const MAX: Duration = Duration::from_secs(24 * 60 * 60);
+    /// 30 s.
+    pub const DEFAULT: Ttl = Ttl(Duration::from_secs(30));
+
+    /// Checks that `ttl` is between [`MIN`](Self::MIN) and [`MAX`](Self::MAX); cut to whole milliseconds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming the limits.
+    pub fn new(ttl: Duration) -> Result<Self, Error> {
+        if (Self::MIN..=Self::MAX).contains(&ttl) {
+            return Ok(Self(Duration::from_millis(ttl.as_millis() as u64)));
+        }
+        Err(Error::invalid(format!("a ttl of {ttl:?} is out of range"))
+            .with_help("the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s suits most"))
+    }
+
+    /// The same, from a record's milliseconds.
+    pub fn from_millis(ms: u64) -> Result<Self, Error> {
+        Self::new(Duration::from_millis(ms))
+    }
+
+    /// The time to live itself.
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+
+    /// In milliseconds.
+    pub const fn as_millis(self) -> u64 {
+        self.0.as_millis() as u64
+    }
+
+    /// How long a holder may believe in its lease, from before the first send: ttl (1 - rho) - delta.
+    pub fn holder_span(self) -> Duration {
+        self.0.mul_f64(1.0 - RATE_ERROR).saturating_sub(self.slack())
+    }
+
+    /// How long a contender must see no sign of life, from after an answer: ttl (1 + rho) + delta.
+    pub fn contender_span(self) -> Duration {
+        self.0.mul_f64(1.0 + RATE_ERROR) + self.slack()
+    }
+
+    /// delta: covers scheduling and rounding that rates do not.
+    fn slack(self) -> Duration {
+        (self.0 / 100).max(Duration::from_millis(50))
+    }
+}
+
+impl Default for Ttl {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// The limit of one request to a store, so that several fit into a lease.
+pub fn attempt_limit(ttl: Ttl) -> Duration {
+    (ttl.get() / 4).clamp(Duration::from_millis(250), Duration::from_secs(5))
+}
+
+/// The deadline of a grant whose first request was sent at `sent`.
+pub fn deadline(ttl: Ttl, sent: Moment) -> Deadline {
+    Deadline::new(sent, ttl.holder_span())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_stops_before_any_contender_may_start_at_opposite_ends_of_the_rate_bound() {
+        for ms in [500, 1_000, 30_000, 86_400_000] {
+            let ttl = Ttl::from_millis(ms).unwrap();
+            // A slow holder's clock shows holder_span when more true time has passed; a fast contender's shows
+            // contender_span when less has.
+            let holder_true = ttl.holder_span().div_f64(1.0 - RATE_ERROR);
+            let contender_true = ttl.contender_span().div_f64(1.0 + RATE_ERROR);
+            // Each side keeps its own slack, beyond what the rates can eat up.
+            let slack = ttl.slack().mul_f64(0.99);
+            assert!(holder_true <= ttl.get() - slack, "{ttl:?}");
+            assert!(contender_true >= ttl.get() + slack, "{ttl:?}");
+        }
+    }
+
+    #[test]
+    fn ttl_and_token_have_limits() {
+        for bad in
+            [Duration::ZERO, Duration::from_millis(499), Duration::from_secs(365 * 86_400), Duration::MAX]
+        {
+            assert_eq!(Ttl::new(bad).unwrap_err().kind(), crate::ErrorKind::Invalid);
+        }
+        assert!(Token::new(Token::LIMIT).is_none());
+        assert_eq!(Token::new(Token::LIMIT - 1).unwrap().get(), 9_007_199_254_740_991);
+    }
+
+    #[test]
+    fn ids_are_read_back_and_nothing_else_is() {
+        let id = Id::random(&Random::seeded(3));
+        assert_eq!(id.to_string().parse::<Id>().unwrap(), id);
+        for bad in ["", "0", "+123456789012345678901234567890123", "ABCDEF00000000000000000000000000", "é"] {
+            assert!(bad.parse::<Id>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Acquiring: from the first look at a record to a grant that may be used.
+
+use super::super::Version;
+use super::super::effort::Effort;
+use super::super::known::Sighting;
+use super::super::protocol::{self, Attempt, Availability, Claimed};
+use super::super::record::{Content, Record};
+use super::{Memo, RegisterLeases, Sent, Sight};
+use crate::clock::StoreTime;
+use crate::error::{Fault, StoreError};
+use crate::lease::{Claim, Grant, LeaseStore, Verdict, deadline};
+
+impl RegisterLeases {
+    /// The acquisition itself; what it sent stays in `attempts` also when it fails.
+    pub(super) async fn contend(
+        &self,
+        claim: &Claim,
+        attempts: &mut Vec<Attempt>,
+    ) -> Result<Verdict, StoreError> {
+        let mut effort = self.effort(claim.patience, claim.ttl);
+        let mut sight = self.first_sight(claim, &mut effort).await?;
+        loop {
+            let (store, quiet) = (self.register.store_time(), sight.quiet(self.now()));
+            match protocol::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
+                Claimed::Taken(held) => return Ok(Verdict::Held(held)),
+                Claimed::Lost(loss) => return Ok(Verdict::Lost(loss)),
+                Claimed::Ours(attempt) => {
+                    if let Some(Sighting { record, version, .. }) = sight.sighting.take() {
+                        let grant = self.granted(claim, attempt, record, version);
+                        if let Some(grant) = self.in_time(grant).await? {
+                            return Ok(Verdict::Granted(grant));
+                        }
+                    }
+                }
+                Claimed::Grantable { over, floor_from_clock } => {
+                    self.trust().await?;
+                    if floor_from_clock {
+                        self.wait_for_floor(store).await;
+                    }
+                    let store = self.register.store_time();
+                    let record =
+                        protocol::grant(claim, over, store, self.nonce()).map_err(Fault::not_applied)?;
+                    let expect = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
+                    match self.send(&claim.name, expect.as_ref(), &record, attempts, &mut effort).await? {
+                        Sent::Committed(version) => {
+                            if let Some(grant) = self.committed(claim, attempts, record, version).await? {
+                                return Ok(Verdict::Granted(grant));
+                            }
+                        }
+                        Sent::Unclear => {}
+                        Sent::Again => continue,
+                    }
+                }
+            }
+            sight = self.look(&claim.name, &mut effort).await?;
+        }
+    }
+
+    /// What is known already when that allows a write at once (the warm path), else what a read finds.
+    async fn first_sight(&self, claim: &Claim, effort: &mut Effort<'_>) -> Result<Sight, StoreError> {
+        let now = self.now();
+        if let Some(sighting) = self.known.recall(&claim.name) {
+            let free = protocol::availability(
+                &sighting.record,
+                sighting.quiet(now),
+                self.register.store_time(),
+                self.rules,
+            ) == Availability::Grantable;
+            if free && sighting.record.grant != claim.id {
+                let found = Some(Content::Record(Box::new(sighting.record.clone())));
+                return Ok(Sight { found, sighting: Some(sighting), at: now });
+            }
+        }
+        self.look(&claim.name, effort).await
+    }
+
+    /// After a commit: the grant, unless it came too late to be used, or its token may be too low.
+    async fn committed(
+        &self,
+        claim: &Claim,
+        attempts: &mut [Attempt],
+        record: Record,
+        version: Version,
+    ) -> Result<Option<Grant>, StoreError> {
+        let Some(attempt) = attempts.last_mut() else { return Ok(None) };
+        if protocol::too_slow_for_create(attempt, self.now()) {
+            // Judged as a create of unknown fate: written once more, with a token from the clock as it reads then.
+            attempt.unknown = true;
+            return Ok(None);
+        }
+        let attempt = *attempt;
+        self.in_time(self.granted(claim, attempt, record, version)).await
+    }
+
+    /// `grant`, unless its deadline passed while its answer was on the way. Then it is released.
+    async fn in_time(&self, mut grant: Grant) -> Result<Option<Grant>, StoreError> {
+        if !grant.deadline.passed(self.now()) {
+            return Ok(Some(grant));
+        }
+        tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
+        self.release(&mut grant, None).await?;
+        Ok(None)
+    }
+
+    /// The store's time from which a token for a record that does not exist is certainly above all earlier ones: waits
+    /// until the store's clock reads later than it could at `since`, when nothing was there.
+    async fn wait_for_floor(&self, since: Option<StoreTime>) {
+        let Some(since) = since else { return };
+        while let Some(now) = self.register.store_time() {
+            let wait = protocol::until_store_reads(since.hi_us, now);
+            if wait.is_zero() {
+                return;
+            }
+            self.register.env().sleep(wait).await;
+        }
+    }
+
+    /// A grant that was committed, unless its time is over already.
+    fn granted(&self, claim: &Claim, attempt: Attempt, record: Record, version: Version) -> Grant {
+        Grant {
+            name: claim.name.clone(),
+            token: attempt.token,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, attempt.sent),
+            memo: Some(Box::new(Memo { version, record, confirmed: true, attempts: Vec::new() })),
+        }
+    }
+}
