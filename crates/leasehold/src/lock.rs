@@ -53,13 +53,13 @@ enum Wait {
 impl Lock {
     pub(crate) fn new(locker: Locker, name: String) -> Self {
         Self {
-            locker,
             name,
             ttl: Ttl::DEFAULT.get(),
             lock_delay: Duration::ZERO,
             patience: Claim::DEFAULT_PATIENCE,
-            holder: Holder::this_process(),
+            holder: locker.holder().clone(),
             on_wait: None,
+            locker,
         }
     }
 
@@ -148,16 +148,21 @@ impl Lock {
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder) as far as known; otherwise as
-    /// [`acquire`](Self::acquire).
+    /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder), or [`ErrorKind::Unavailable`] when the
+    /// store had said nothing until then; otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         let clock = &self.locker.store().env().clock;
         match timeout(&**clock, limit, self.acquire()).await {
             Some(outcome) => outcome,
             None => {
                 let name = self.checked_name()?;
-                let held = self.queue(&name).seen().unwrap_or_default();
-                Err(held_error(&name, held))
+                match self.queue(&name).seen() {
+                    Some(held) => Err(held_error(&name, held)),
+                    None => Err(Error::new(
+                        ErrorKind::Unavailable,
+                        format!("lock `{name}`: the store did not answer within {limit:.1?}"),
+                    )),
+                }
             }
         }
     }

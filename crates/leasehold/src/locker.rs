@@ -9,7 +9,7 @@ use futures_util::stream::{BoxStream, StreamExt};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
-    Capabilities, Evicted, Held, LeaseStore, Released, Renewal, State, Status, StoreOptions, Token,
+    Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Token,
 };
 use crate::lock::Lock;
 use crate::name::LockName;
@@ -35,6 +35,8 @@ struct Shared {
     store: Arc<dyn LeaseStore>,
     queues: Queues,
     url: Option<String>,
+    /// What this process says of itself in records.
+    holder: Holder,
 }
 
 impl Locker {
@@ -55,12 +57,16 @@ impl Locker {
         let url = StoreUrl::parse(url)?;
         let shown = url.to_string();
         let store = stores::open(url, options).await?;
-        Ok(Self(Arc::new(Shared { store, queues: Queues::default(), url: Some(shown) })))
+        Ok(Self::sharing(store, Some(shown)))
     }
 
     /// Locks on a store of your own.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
-        Self(Arc::new(Shared { store, queues: Queues::default(), url: None }))
+        Self::sharing(store, None)
+    }
+
+    fn sharing(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
+        Self(Arc::new(Shared { store, queues: Queues::default(), url, holder: Holder::this_process() }))
     }
 
     /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
@@ -167,6 +173,10 @@ impl Locker {
     /// The URL that it was opened with, without passwords.
     pub fn url(&self) -> Option<&str> {
         self.0.url.as_deref()
+    }
+
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.0.holder
     }
 
     pub(crate) fn queues(&self) -> &Queues {

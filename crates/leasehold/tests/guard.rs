@@ -359,6 +359,9 @@ async fn a_try_in_the_process_of_the_holder_sends_nothing_and_knows_who_it_is() 
     assert_eq!(client.network.counts().total(), 0);
     let error = locker.lock("x").acquire_within(SECOND).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Held && error.to_string().contains("the first"), "{error}");
+    // Nobody is made up when the store says nothing.
+    client.network.stall();
+    assert_eq!(locker.lock("y").acquire_within(SECOND).await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
 #[tokio::test(start_paused = true)]

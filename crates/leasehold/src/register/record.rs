@@ -115,6 +115,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     };
     let record: Record = serde_json::from_slice(bytes).map_err(|error| corrupt(error.to_string()))?;
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
+    if record.beat >= Token::LIMIT {
+        return Err(corrupt("no lease has been renewed so often".to_owned())); // And counting on would overflow.
+    }
     Ok(Content::Record(Box::new(record)))
 }
 
@@ -189,6 +192,7 @@ pub(crate) mod tests {
         for (from, to) in [
             ("\"token\":1763654400000041", "\"token\":9007199254740992"),
             ("\"token\":1763654400000041", "\"token\":-1"),
+            ("\"beat\":3", "\"beat\":18446744073709551615"),
             ("\"ttl_ms\":30000", "\"ttl_ms\":0"),
             ("\"state\":\"held\"", "\"state\":\"mine\""),
             ("\"grant\":\"", "\"grant\":\"x"),
