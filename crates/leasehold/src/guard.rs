@@ -113,7 +113,10 @@ impl Guard {
     /// [`ErrorKind::Lost`] when it was lost already; what the store says. The lock is then released.
     pub async fn into_ticket(mut self) -> Result<Ticket> {
         self.check()?;
-        self.ask(Command::HandOn).await
+        let (ticket, taken) = self.ask(Command::HandOn).await?;
+        // From here to the caller nothing is awaited: the ticket cannot be dropped unseen.
+        let _ = taken.send(());
+        Ok(ticket)
     }
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {

@@ -46,7 +46,8 @@ enum State {
 #[derive(Debug)]
 pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
-    HandOn(oneshot::Sender<Result<Ticket>>),
+    /// The ticket, with what says that somebody has it.
+    HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
 
 impl Lease {
@@ -292,6 +293,7 @@ impl Keeper {
 
     async fn release(&mut self, mut reply: Option<oneshot::Sender<Result<Released>>>) {
         let env = self.lease.env.clone();
+        let mut pause = Duration::from_secs(1);
         loop {
             match self.store.release(&mut self.grant, None).await {
                 Ok(released) => {
@@ -312,16 +314,19 @@ impl Keeper {
             if self.grant.deadline.passed(env.now()) {
                 return;
             }
-            env.sleep(env.random.jittered(Duration::from_secs(1), 0.5)).await;
+            env.sleep(env.random.jittered(pause, 0.5)).await;
+            pause = (pause * 2).min(self.grant.ttl.get() / 10);
         }
     }
 
-    async fn hand_on(&mut self, reply: oneshot::Sender<Result<Ticket>>) {
+    async fn hand_on(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
         let handed = self.store.detach(&mut self.grant).await;
-        let failed = handed.is_err();
-        let ticket = handed.map(|()| Ticket::new(&self.grant, self.store_url.clone())).map_err(Error::from);
-        // Nobody to take it, or it would die with this process: free for others at once.
-        if reply.send(ticket).is_err() || failed {
+        let (taken, is_taken) = oneshot::channel();
+        let ticket =
+            handed.map(|()| (Ticket::new(&self.grant, self.store_url.clone()), taken)).map_err(Error::from);
+        // Nobody takes it, or it would die with this process: free for others at once. An answer that was sent may still
+        // be dropped unread, with its future.
+        if reply.send(ticket).is_err() || is_taken.await.is_err() {
             self.release(None).await;
         }
     }

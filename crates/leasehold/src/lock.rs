@@ -1,6 +1,7 @@
 //! [`Lock`]: a named lock, and how to acquire it.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -151,19 +152,20 @@ impl Lock {
     /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder), or [`ErrorKind::Unavailable`] when the
     /// store had said nothing until then; otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
+        let name = self.checked_name()?;
+        let queue = self.queue(&name);
         let clock = &self.locker.store().env().clock;
-        match timeout(&**clock, limit, self.acquire()).await {
+        // Lives until who has the lock has been read: with it, the turn is given up, and nobody knows any more.
+        let mut acquisition = pin!(self.acquire());
+        match timeout(&**clock, limit, acquisition.as_mut()).await {
             Some(outcome) => outcome,
-            None => {
-                let name = self.checked_name()?;
-                match self.queue(&name).seen() {
-                    Some(held) => Err(held_error(&name, held)),
-                    None => Err(Error::new(
-                        ErrorKind::Unavailable,
-                        format!("lock `{name}`: the store did not answer within {limit:.1?}"),
-                    )),
-                }
-            }
+            None => match queue.seen() {
+                Some(held) => Err(held_error(&name, held)),
+                None => Err(Error::new(
+                    ErrorKind::Unavailable,
+                    format!("lock `{name}`: the store did not answer within {limit:.1?}"),
+                )),
+            },
         }
     }
 
@@ -275,7 +277,8 @@ impl Lock {
                         biased;
                         () = reply.closed() => return,
                         changed = store.changed(&claim.name, &held) => {
-                            if let Err(error) = changed {
+                            // Trouble that passes: the next try is as patient as its claim.
+                            if let Err(error) = changed && !error.is_transient() {
                                 break Err(error.into());
                             }
                         }
@@ -321,6 +324,8 @@ fn held_error(name: &LockName, held: Held) -> Error {
     let mut error = Error::held(format!("lock `{name}` is held by {held}"), held.clone());
     if held.foreign.is_some() {
         error = error.with_help("leasehold never takes over what it did not write; find out who did");
+    } else if let Some(left) = held.lapses_within.filter(|_| held.resting) {
+        error = error.with_help(format!("it may be had again in <= {}s", whole_seconds(left)));
     } else if let Some(left) = held.lapses_within {
         error = error.with_help(format!(
             "if that process is dead, the lease ends by itself in <= {}s",

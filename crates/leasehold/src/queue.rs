@@ -60,8 +60,10 @@ impl Queue {
                 biased;
                 permit = &mut turn => return Turn { queue: self.clone(), permit: permit.ok() },
                 Ok(()) = seen.changed() => {
-                    if let Some(held) = &*seen.borrow_and_update() {
-                        on_wait(held);
+                    // Cloned: the caller's code must not run under the channel's lock.
+                    let held = seen.borrow_and_update().clone();
+                    if let Some(held) = held {
+                        on_wait(&held);
                     }
                 }
             }

@@ -47,6 +47,16 @@ impl StoreUrl {
                 (Some(&rest[..end]), &rest[end..])
             }
         };
+        // `user:pass/word@host`: what stands before the slash would be shown as a host.
+        let unescaped = |authority: &str| authority.contains(':') && !authority.contains('@');
+        if authority.is_some_and(unescaped)
+            && (path.contains('@') || query.is_some_and(|query| query.contains('@')))
+        {
+            return Err(Error::invalid(
+                "the store URL has an `@` after a `/` or `?`, as with a password that has these in it",
+            )
+            .with_help("percent-encode the password: %2F for `/`, %3F for `?`, %40 for `@`"));
+        }
         let (login, authority) = match authority.and_then(|authority| authority.rsplit_once('@')) {
             Some((login, authority)) => (Some(login), Some(authority)),
             None => (None, authority),
@@ -243,8 +253,10 @@ mod tests {
         for shown in [url.to_string(), format!("{url:?}")] {
             assert!(!shown.contains("hunter2") && shown.contains("region=x"), "{shown}");
         }
-        let error = StoreUrl::parse("hunter2").unwrap_err();
-        assert!(!format!("{error} {error:?}").contains("hunter2"));
+        for secret in ["hunter2", "etcd://user:hun/hunter2@host", "etcd://user:hun?hunter2@host"] {
+            let error = StoreUrl::parse(secret).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
     }
 
     #[test]

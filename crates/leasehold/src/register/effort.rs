@@ -14,6 +14,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// double, and stay at up to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// A request is given at least this, or it would be sent only to be given up.
+const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
+
 /// The time and the tries that one operation may still take.
 #[derive(Debug)]
 pub(super) struct Effort<'a> {
@@ -34,12 +37,17 @@ impl<'a> Effort<'a> {
         self.limit.saturating_sub(self.env.now().longest_since(self.began))
     }
 
+    /// Gives `more` time: what has passed was not the store's doing.
+    pub(super) fn extend(&mut self, more: Duration) {
+        self.limit += more;
+    }
+
     /// Awaits one request, but not for ever. A request that was given up on may still have its effect.
     pub(super) async fn request<T>(
         &self,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let limit = self.attempt_limit.min(self.left()).max(Duration::from_millis(1));
+        let limit = self.attempt_limit.min(self.left().max(SHORTEST_REQUEST));
         match timeout(&*self.env.clock, limit, request).await {
             Some(answer) => answer,
             None => {

@@ -4,13 +4,14 @@
 //! before a write (the warm path), and lets a contender that only tries now and then notice a lapse by observation.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Version;
 use super::record::{Record, RecordState};
 use crate::clock::Moment;
-use crate::lease::Id;
+use crate::lease::{Id, Token};
 use crate::name::LockName;
 
 /// How many locks are kept in mind. The one seen longest ago is forgotten first; that costs a read, no more.
@@ -34,13 +35,14 @@ impl Sighting {
         self.quiet + now.shortest_since(self.last)
     }
 
-    /// A lease is told alive by these, not by the version: other edits of the record do not prolong it (rule 8).
-    fn sign_of_life(&self) -> (RecordState, Id, u64) {
-        (self.record.state, self.record.grant, self.record.beat)
+    /// A lease is told alive by these, not by the version: other edits of the record do not prolong it (rule 8). The
+    /// token tells the grants of one claim apart, with another's grant between them.
+    fn sign_of_life(&self) -> (RecordState, Id, Token, u64) {
+        (self.record.state, self.record.grant, self.record.token, self.record.beat)
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Known {
     locks: Mutex<HashMap<LockName, Sighting>>,
 }
@@ -56,10 +58,16 @@ impl Known {
         let mut sighting = Sighting { record, version, quiet: Duration::ZERO, last: now };
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
-            Some(earlier) if earlier.sign_of_life() == sighting.sign_of_life() => {
-                sighting.quiet = earlier.quiet(now)
+            Some(earlier) => {
+                // Two answers may come in here in another order than they arrived in. Time is counted once.
+                let late = now.since_boot() < earlier.last.since_boot();
+                if late {
+                    sighting.last = earlier.last;
+                }
+                if earlier.sign_of_life() == sighting.sign_of_life() {
+                    sighting.quiet = if late { earlier.quiet } else { earlier.quiet(now) };
+                }
             }
-            Some(_) => {}
             None if locks.len() >= MOST => forget_oldest(&mut locks, now),
             None => {}
         }
@@ -73,6 +81,13 @@ impl Known {
     }
 }
 
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = self.locks.lock().unwrap_or_else(PoisonError::into_inner).len();
+        f.debug_struct("Known").field("locks", &known).finish()
+    }
+}
+
 fn forget_oldest(locks: &mut HashMap<LockName, Sighting>, now: Moment) {
     let oldest = locks
         .iter()
@@ -80,5 +95,24 @@ fn forget_oldest(locks: &mut HashMap<LockName, Sighting>, now: Moment) {
         .map(|(name, _)| name.clone());
     if let Some(name) = oldest {
         locks.remove(&name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::{Content, parse};
+    use super::*;
+
+    #[test]
+    fn no_piece_of_time_is_counted_twice() {
+        let at = |s: u64| Moment::from_raw(s * 1_000_000_000, s as i64 * 1_000_000_000);
+        let golden = include_bytes!("../../tests/records/1-held.json");
+        let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
+        let (known, name) = (Known::default(), LockName::new("x").unwrap());
+        for seen_at in [0, 18, 1] {
+            // The last one was answered first, and written down last.
+            known.see(&name, (*record).clone(), Version::new("1"), at(seen_at));
+        }
+        assert_eq!(known.recall(&name).unwrap().quiet(at(19)), Duration::from_secs(19));
     }
 }

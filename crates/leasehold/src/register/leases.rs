@@ -14,7 +14,7 @@ use super::known::{Known, Sighting};
 use super::protocol::{self, Attempt, Availability, Freed, Rules, Settled};
 use super::record::{Content, Record, RecordState, parse};
 use super::{Expect, Register, Version, Write, probe};
-use crate::clock::Moment;
+use crate::clock::{Moment, timeout};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -50,6 +50,9 @@ pub struct RegisterLeases {
     /// Whether the register was found to enforce its preconditions.
     probed: OnceCell<()>,
 }
+
+/// How long the check of the store's preconditions may take: some forty requests, the first time.
+const PROBE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a grant keeps between calls.
 #[derive(Debug)]
@@ -127,22 +130,34 @@ impl RegisterLeases {
         if self.register.traits().trusted {
             return Ok(());
         }
-        self.probed.get_or_try_init(|| probe(&*self.register)).await.copied()
+        let clock = &*self.register.env().clock;
+        match timeout(clock, PROBE_LIMIT, self.probed.get_or_try_init(|| probe(&*self.register))).await {
+            Some(outcome) => outcome.copied(),
+            None => {
+                let message =
+                    format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}");
+                Err(Fault::unavailable(message).not_applied())
+            }
+        }
     }
 
-    /// Sends one conditional write; `attempt` is in `attempts` before the first byte leaves.
+    /// Sends one conditional write, which is listed in `attempts` before the first byte leaves.
+    ///
+    /// `sent` was taken before the record was made, store time included: what contenders count from must not be earlier
+    /// than what the holder counts from (rule 1).
     async fn send(
         &self,
         name: &LockName,
         expect: Option<&Version>,
         record: &Record,
+        sent: Moment,
         attempts: &mut Vec<Attempt>,
         effort: &mut Effort<'_>,
     ) -> Result<Sent, StoreError> {
         let bytes = record.to_bytes().map_err(Fault::not_applied)?;
         let (token, nonce) = (record.token, record.nonce);
-        // Before the send (rule 1), and unknown until its answer is here: this future may be dropped at any await.
-        attempts.push(Attempt { nonce, sent: self.now(), token, created: expect.is_none(), unknown: true });
+        // Before the send, and unknown until its answer is here: this future may be dropped at any await.
+        attempts.push(Attempt { nonce, sent, token, created: expect.is_none(), unknown: true });
         let key = key(name);
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         let answer = effort.request(self.register.write(&key, expect, bytes)).await;
@@ -206,9 +221,10 @@ impl RegisterLeases {
         effort: &mut Effort<'_>,
     ) -> Result<Renewal, StoreError> {
         loop {
+            let sent = self.now();
             let record = protocol::renewed(&memo.record, self.register.store_time(), self.nonce());
             let Memo { version, attempts, .. } = memo;
-            let landed = match self.send(&grant.name, Some(version), &record, attempts, effort).await? {
+            let landed = match self.send(&grant.name, Some(version), &record, sent, attempts, effort).await? {
                 Sent::Committed(new) => {
                     let attempt = memo.attempts.last().copied();
                     (memo.record, memo.version) = (record, new);
@@ -234,7 +250,8 @@ impl RegisterLeases {
             };
             if let Some(attempt) = landed {
                 memo.attempts.clear();
-                let prolonged = deadline(grant.ttl, attempt.sent);
+                // Contenders go by the record's ttl. A ticket may say another.
+                let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent);
                 // An answer later than the lease that it prolongs prolongs nothing (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
@@ -253,11 +270,12 @@ impl RegisterLeases {
         effort: &mut Effort<'_>,
     ) -> Result<Released, StoreError> {
         loop {
+            let sent = self.now();
             let mut record =
                 protocol::freed(&memo.record, End::Released, rest, self.register.store_time(), self.nonce());
             record.newborn &= !memo.confirmed;
             let Memo { version, attempts, .. } = memo;
-            match self.send(&grant.name, Some(version), &record, attempts, effort).await? {
+            match self.send(&grant.name, Some(version), &record, sent, attempts, effort).await? {
                 Sent::Committed(_) => return Ok(Released::Released),
                 Sent::Again => {}
                 Sent::Unclear => {
@@ -295,7 +313,8 @@ impl LeaseStore for RegisterLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        let mut effort = self.effort(left, grant.ttl);
+        // Not until the deadline: the keeper is to hear of trouble before that, and goes on at its own pace.
+        let mut effort = self.effort(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut memo = match self.remembered(grant, &mut effort).await? {
             Ok(memo) => memo,
             Err(reason) => return Ok(lost(grant, reason)),
@@ -331,10 +350,11 @@ impl LeaseStore for RegisterLeases {
             if record.token != token || record.state == RecordState::Free {
                 return Ok(Evicted::Changed);
             }
+            let sent = self.now();
             let freed =
                 protocol::freed(&record, End::Evicted, None, self.register.store_time(), self.nonce());
             if let Sent::Committed(_) =
-                self.send(name, Some(&version), &freed, &mut attempts, &mut effort).await?
+                self.send(name, Some(&version), &freed, sent, &mut attempts, &mut effort).await?
             {
                 return Ok(Evicted::Evicted);
             }

@@ -56,7 +56,7 @@ pub(super) fn availability(
         // The ttl of the record rules, not the contender's own.
         RecordState::Held => {
             let span = record.ttl().contender_span() + record.lock_delay();
-            (span, span + rules.margin)
+            (span, span.saturating_add(rules.margin))
         }
         RecordState::Resting => {
             let rest = Duration::from_millis(record.rest_ms.unwrap_or(0));
@@ -107,8 +107,9 @@ pub(super) fn judge<'a>(
     };
     if record.grant == claim.id && record.state == RecordState::Held {
         return match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
-            // A create whose answer did not come may have landed any time since: see `Record::newborn`.
-            Some(attempt) if attempt.created && attempt.unknown => {
+            // A create that is read back, and not answered at once, may have landed any time since: see
+            // `Record::newborn`.
+            Some(attempt) if attempt.created => {
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
             Some(attempt) => Claimed::Ours(*attempt),

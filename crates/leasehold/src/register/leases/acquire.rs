@@ -1,14 +1,21 @@
 //! Acquiring: from the first look at a record to a grant that may be used.
 
+use std::time::Duration;
+
 use super::super::Version;
 use super::super::effort::Effort;
 use super::super::known::Sighting;
 use super::super::protocol::{self, Attempt, Availability, Claimed};
 use super::super::record::{Content, Record};
-use super::{Memo, RegisterLeases, Sent, Sight};
+use super::{Memo, RegisterLeases, Sent, Sight, key};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
 use crate::lease::{Claim, Grant, LeaseStore, Verdict, deadline};
+use crate::name::LockName;
+
+/// A `Date` is true to a second, so one wait of little more is enough unless a clock was set.
+const FLOOR_PAUSE: Duration = Duration::from_secs(2);
+const FLOOR_TRIES: usize = 5;
 
 impl RegisterLeases {
     /// The acquisition itself; what it sent stays in `attempts` also when it fails.
@@ -35,13 +42,17 @@ impl RegisterLeases {
                 Claimed::Grantable { over, floor_from_clock } => {
                     self.trust().await?;
                     if floor_from_clock {
-                        self.wait_for_floor(store).await;
+                        self.wait_for_floor(&claim.name, store, &mut effort).await?;
                     }
+                    let sent = self.now();
                     let store = self.register.store_time();
                     let record =
                         protocol::grant(claim, over, store, self.nonce()).map_err(Fault::not_applied)?;
                     let expect = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
-                    match self.send(&claim.name, expect.as_ref(), &record, attempts, &mut effort).await? {
+                    match self
+                        .send(&claim.name, expect.as_ref(), &record, sent, attempts, &mut effort)
+                        .await?
+                    {
                         Sent::Committed(version) => {
                             if let Some(grant) = self.committed(claim, attempts, record, version).await? {
                                 return Ok(Verdict::Granted(grant));
@@ -66,7 +77,8 @@ impl RegisterLeases {
                 self.register.store_time(),
                 self.rules,
             ) == Availability::Grantable;
-            if free && sighting.record.grant != claim.id {
+            // A newborn record's token comes from the store's clock, which is known best after an answer.
+            if free && sighting.record.grant != claim.id && !sighting.record.newborn {
                 let found = Some(Content::Record(Box::new(sighting.record.clone())));
                 return Ok(Sight { found, sighting: Some(sighting), at: now });
             }
@@ -78,17 +90,15 @@ impl RegisterLeases {
     async fn committed(
         &self,
         claim: &Claim,
-        attempts: &mut [Attempt],
+        attempts: &[Attempt],
         record: Record,
         version: Version,
     ) -> Result<Option<Grant>, StoreError> {
-        let Some(attempt) = attempts.last_mut() else { return Ok(None) };
-        if protocol::too_slow_for_create(attempt, self.now()) {
-            // Judged as a create of unknown fate: written once more, with a token from the clock as it reads then.
-            attempt.unknown = true;
+        let Some(&attempt) = attempts.last() else { return Ok(None) };
+        if protocol::too_slow_for_create(&attempt, self.now()) {
+            // Read back and written once more, with a token from the clock as it reads then.
             return Ok(None);
         }
-        let attempt = *attempt;
         self.in_time(self.granted(claim, attempt, record, version)).await
     }
 
@@ -98,21 +108,41 @@ impl RegisterLeases {
             return Ok(Some(grant));
         }
         tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
-        self.release(&mut grant, None).await?;
-        Ok(None)
+        match self.release(&mut grant, None).await {
+            Ok(_) => Ok(None),
+            // The grant stands, whatever became of its release.
+            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
+                Err(fault.maybe_applied())
+            }
+        }
     }
 
-    /// The store's time from which a token for a record that does not exist is certainly above all earlier ones: waits
-    /// until the store's clock reads later than it could at `since`, when nothing was there.
-    async fn wait_for_floor(&self, since: Option<StoreTime>) {
-        let Some(since) = since else { return };
-        while let Some(now) = self.register.store_time() {
-            let wait = protocol::until_store_reads(since.hi_us, now);
-            if wait.is_zero() {
-                return;
+    /// Waits until the store's clock certainly reads later than it could at `since`: a token taken from it is then above
+    /// those of all records that were there before, and were deleted by hand.
+    async fn wait_for_floor(
+        &self,
+        name: &LockName,
+        since: Option<StoreTime>,
+        effort: &mut Effort<'_>,
+    ) -> Result<(), StoreError> {
+        let Some(since) = since else { return Ok(()) };
+        let began = self.now();
+        for _ in 0..FLOOR_TRIES {
+            match self.register.store_time().map(|now| protocol::until_store_reads(since.hi_us, now)) {
+                None | Some(Duration::ZERO) => {
+                    // Nobody's patience is meant for this.
+                    effort.extend(self.now().longest_since(began));
+                    return Ok(());
+                }
+                Some(wait) => self.register.env().sleep(wait.min(FLOOR_PAUSE)).await,
             }
-            self.register.env().sleep(wait).await;
+            if self.register.store_time().is_some_and(|now| now.lo_us < since.hi_us) {
+                // This machine's wall clock was set meanwhile. A new answer tells the time anew.
+                let _ = effort.request(self.register.read(&key(name))).await;
+            }
         }
+        Err(Fault::unavailable("this machine's clock was set, or the store's clock stands still")
+            .not_applied())
     }
 
     /// A grant that was committed, unless its time is over already.

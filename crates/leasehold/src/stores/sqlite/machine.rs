@@ -13,10 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ErrorKind, Fault};
 
+/// A boot id that is not the kernel's own. Two of which one is such may be of one boot.
+const MASKED: &str = "container:";
+
 /// One boot of one machine, and this process in it.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
-    /// Changes with every boot, never in between.
+    /// Changes with every boot, never in between; begins with [`MASKED`] in a container that has an id of its own.
     pub(super) boot: String,
     /// This process; `None` where the system does not tell what others need to recognise it.
     pub(super) me: Option<Process>,
@@ -51,6 +54,18 @@ impl Machine {
         Ok(Self { boot: boot_id()?, me: this_process() })
     }
 
+    /// Whether what was written under `boot` is certainly of an earlier boot, when `at_ns` on the boot clock was written
+    /// with it, and it is now `now_ns`.
+    pub(super) fn has_rebooted_since(&self, boot: &str, at_ns: u64, now_ns: u64) -> bool {
+        if boot == self.boot {
+            return false;
+        }
+        let both_genuine = !boot.starts_with(MASKED) && !self.boot.starts_with(MASKED);
+        // A boot clock never goes back. Where it could be either, it is judged by that clock: after a reboot that costs
+        // one ttl at most, and within a boot nobody is granted what another holds.
+        both_genuine || now_ns < at_ns
+    }
+
     /// Whether `process` certainly runs no more. Whatever cannot be seen for sure counts as running.
     pub(super) fn is_dead(&self, process: &Process) -> bool {
         if self.me.as_ref().is_none_or(|me| me.namespace != process.namespace) {
@@ -79,11 +94,20 @@ fn boot_id() -> Result<String, Fault> {
         Err(_) => String::new(),
     };
     let id = id.trim();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if !id.is_empty() && is_masked(&mounts) {
+        return Ok(format!("{MASKED}{id}"));
+    }
     if id.is_empty() {
         return Err(Fault::new(ErrorKind::Unsupported, "this system does not tell one boot from another")
             .with_help("on Linux, /proc must be mounted: /proc/sys/kernel/random/boot_id is read"));
     }
     Ok(id.to_owned())
+}
+
+/// Whether something is mounted over the boot id: systemd-nspawn and LXC give each container a random one.
+fn is_masked(mountinfo: &str) -> bool {
+    mountinfo.lines().any(|line| line.split(' ').nth(4) == Some("/proc/sys/kernel/random/boot_id"))
 }
 
 fn sysctl(name: &str) -> String {
@@ -246,6 +270,20 @@ pub(super) mod tests {
         assert!(!Stat { state: b'Z', threads: 2, start: 1 }.ended());
         assert!(Stat { state: b'Z', threads: 1, start: 1 }.ended());
         assert!(!Stat { state: b'T', threads: 1, start: 1 }.ended(), "stopped is not dead");
+    }
+
+    #[test]
+    fn a_boot_id_that_a_container_made_up_is_noticed_and_not_taken_for_a_reboot() {
+        let line = "713 640 0:25 /run/x /proc/sys/kernel/random/boot_id ro,nosuid - tmpfs tmpfs rw";
+        assert!(is_masked(&format!("22 1 0:20 / / rw - ext4 /dev/sda rw\n{line}\n")));
+        assert!(!is_masked("22 1 0:20 /proc/sys/kernel/random/boot_id / rw - ext4 /dev/sda rw\n"));
+        let machine = |boot: &str| Machine { boot: boot.to_owned(), me: None };
+        assert!(machine("b").has_rebooted_since("a", 5, 9), "two genuine ones");
+        assert!(!machine("a").has_rebooted_since("a", 5, 9));
+        for (mine, theirs) in [("container:b", "a"), ("b", "container:a"), ("container:b", "container:a")] {
+            assert!(!machine(mine).has_rebooted_since(theirs, 5, 9));
+            assert!(machine(mine).has_rebooted_since(theirs, 9, 5), "the clock has gone back");
+        }
     }
 
     #[test]

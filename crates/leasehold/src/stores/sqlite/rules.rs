@@ -40,7 +40,11 @@ pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Stand
             Duration::ZERO => Standing::Free,
             left => Standing::Taken(left),
         },
-        State::Held(hold) if hold.boot != machine.boot => after_reboot(hold, now),
+        State::Held(hold)
+            if machine.has_rebooted_since(&hold.boot, hold.renewed_ns, nanos(now.since_boot())) =>
+        {
+            after_reboot(hold, now)
+        }
         State::Held(hold) => in_this_boot(hold, machine, now),
     }
 }

@@ -1,0 +1,280 @@
+//! Interleavings that once broke a promise, found by reading. Each failed before it was mended.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use common::{Client, TTL, World, contender_span, granted, name};
+use futures_util::stream::BoxStream;
+use leasehold::clock::{Clock, StoreTime, TestClock};
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::{Claim, LeaseStore, StoreOptions, Ttl, Verdict};
+use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::{Holder, Locker, LossReason, RegisterLeases};
+use leasehold_testkit::fault::{Kind, Outcome};
+use leasehold_testkit::machine::Machine;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Double grant: a claim granted, taken over, and granted again starts at beat 0 again.
+#[tokio::test(start_paused = true)]
+async fn a_claim_granted_again_after_another_is_told_from_its_earlier_grant() {
+    let world = World::new();
+    let (holder, middle, contender) = (world.observer(1), world.observer(2), world.observer(3));
+    let claim = holder.claim();
+    let first = granted(holder.leases.try_acquire(&claim).await.unwrap());
+    contender.held().await;
+    holder.leases.evict(&name(), first.token).await.unwrap();
+    let mut between = middle.granted().await;
+    middle.env.sleep(contender_span()).await;
+    middle.leases.release(&mut between, None).await.unwrap();
+    let again = granted(holder.leases.try_acquire(&claim).await.unwrap());
+    assert!(!again.deadline.passed(holder.clock.now()));
+    match contender.leases.try_acquire(&contender.claim()).await.unwrap() {
+        Verdict::Held(_) => {}
+        other => panic!("DOUBLE GRANT at once: {other:?}"),
+    }
+}
+
+/// The same through the public interface: an acquisition whose first grant landed unheard for longer than its ttl.
+#[tokio::test(start_paused = true)]
+async fn through_lock_a_late_acquirer_is_not_overrun() {
+    let world = World::new();
+    let (slow, middle, contender) = (world.observer(1), world.observer(2), world.observer(3));
+    let ttl = SECOND * 5;
+    let mut seed = middle.granted().await;
+    middle.leases.release(&mut seed, None).await.unwrap();
+    // The first write lands, its answer and everything after it hangs for ten seconds.
+    slow.network.next_write(Outcome::AppliedLost);
+    slow.network.next_read(Outcome::Fine);
+    slow.network.every(Kind::Read, Outcome::Dropped);
+    let acquisition = {
+        let lock = Locker::new(slow.leases.clone()).lock("x").ttl(ttl);
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    slow.network.until(|counts| counts.writes == 1).await;
+    world.clock.sleep(Duration::from_millis(10)).await;
+    contender.held().await; // One look.
+    let mut theirs = None;
+    for _ in 0..80 {
+        middle.env.sleep(Duration::from_millis(100)).await;
+        if let Verdict::Granted(grant) = middle.leases.try_acquire(&middle.claim()).await.unwrap() {
+            theirs = Some(grant);
+            break;
+        }
+    }
+    middle.leases.release(&mut theirs.unwrap(), None).await.unwrap();
+    slow.network.heal();
+    let guard = acquisition.await.unwrap().unwrap();
+    guard.check().unwrap();
+    let verdict = contender.leases.try_acquire(&contender.claim()).await.unwrap();
+    assert!(guard.check().is_ok());
+    assert!(matches!(verdict, Verdict::Held(_)), "DOUBLE GRANT while check() passes: {verdict:?}");
+}
+
+/// A register at which the process pauses right after it has asked for the store's time.
+#[derive(Debug)]
+struct Pausing {
+    inner: Machine,
+    clock: Arc<TestClock>,
+    store: Arc<TestClock>,
+    armed: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Register for Pausing {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.inner.read(key).await
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        self.inner.write(key, expect, value).await
+    }
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.inner.delete(key, version).await
+    }
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.inner.list(prefix)
+    }
+    fn store_time(&self) -> Option<StoreTime> {
+        let time = self.inner.store_time();
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.clock.suspend(SECOND * 15);
+            self.store.suspend(SECOND * 15);
+        }
+        time
+    }
+    fn env(&self) -> &Env {
+        self.inner.env()
+    }
+    fn traits(&self) -> RegisterTraits {
+        self.inner.traits()
+    }
+}
+
+/// Double grant by rule (b): `renewed_at` is read before, and `sent` after, a pause.
+#[tokio::test(start_paused = true)]
+async fn the_time_in_the_record_is_not_from_before_the_holder_counts() {
+    let world = World::new();
+    let clock = Arc::new(TestClock::default());
+    let env = Env::seeded(clock.clone(), 7);
+    let armed = Arc::new(AtomicBool::new(false));
+    let register = Pausing {
+        inner: Machine::new(world.register.clone(), env.clone()),
+        clock: clock.clone(),
+        store: world.clock.clone(),
+        armed: armed.clone(),
+    };
+    let mut options = StoreOptions::default();
+    options.env = env.clone();
+    let leases = RegisterLeases::new(Arc::new(register), options);
+    let mut grant = granted(
+        leases
+            .try_acquire(&Claim::new(&env, name(), Ttl::new(TTL).unwrap(), Holder::this_process()))
+            .await
+            .unwrap(),
+    );
+    env.sleep(SECOND * 10).await;
+    armed.store(true, Ordering::SeqCst);
+    leases.renew(&mut grant).await.unwrap();
+    let believed = grant.deadline.remaining(clock.now());
+    // A newcomer goes by the store's clock.
+    let newcomer = world.dated(3);
+    let mut waited = Duration::ZERO;
+    while waited < believed {
+        let verdict = newcomer.leases.try_acquire(&newcomer.claim()).await.unwrap();
+        assert!(
+            !matches!(verdict, Verdict::Granted(_)),
+            "granted to another {waited:?} after the renewal; its holder believes for {believed:?}"
+        );
+        newcomer.env.sleep(SECOND / 2).await;
+        waited += SECOND / 2;
+    }
+}
+
+/// A newborn record recalled long after: waits 1 % of the idle time, whatever the patience.
+#[tokio::test(start_paused = true)]
+async fn a_newborn_record_seen_long_ago_costs_no_hours() {
+    let world = World::new();
+    let (crashed, client) = (world.dated(1), world.dated(2));
+    let _grant = crashed.granted().await;
+    client.held().await;
+    client.env.sleep(SECOND * 86_400).await;
+    let began = client.clock.now();
+    granted(client.leases.try_acquire(&client.claim()).await.unwrap());
+    let took = client.clock.now().longest_since(began);
+    assert!(took < SECOND * 16, "took {took:?} although the patience is 15 s and the store answers at once");
+}
+
+/// A wall clock that is set back while the first grant waits.
+#[tokio::test(start_paused = true)]
+async fn a_wall_clock_set_back_during_the_first_grant() {
+    let world = World::new();
+    let client = world.dated(1);
+    let clock = client.clock.clone();
+    tokio::spawn(async move {
+        clock.sleep(SECOND / 2).await;
+        clock.step_wall(-3_600);
+    });
+    let began = world.clock.now();
+    granted(client.leases.try_acquire(&client.claim()).await.unwrap());
+    assert!(world.clock.now().longest_since(began) < SECOND * 16);
+}
+
+/// A hostile record.
+#[tokio::test(start_paused = true)]
+async fn a_beat_at_its_limit_is_no_panic() {
+    let world = World::new();
+    let client = world.observer(1);
+    let mut grant = client.granted().await;
+    world.edit(|record| record["beat"] = u64::MAX.into()).await;
+    let _ = client.leases.renew(&mut grant).await;
+    let _ = client.leases.renew(&mut grant).await;
+}
+
+/// A late grant that could not be released is reported as certainly not granted.
+#[tokio::test(start_paused = true)]
+async fn a_late_grant_that_is_not_released_is_maybe_applied() {
+    let world = World::new();
+    let client = world.observer(1);
+    let mut seed = client.granted().await;
+    client.leases.release(&mut seed, None).await.unwrap();
+    client.network.next_write(Outcome::AnswerStalled);
+    client.network.every(Kind::Write, Outcome::NotApplied);
+    client.network.reset_counts();
+    let acquisition = {
+        let (leases, claim) = (client.leases.clone(), client.claim());
+        tokio::spawn(async move { leases.try_acquire(&claim).await })
+    };
+    client.network.sent(1).await;
+    client.clock.suspend(TTL);
+    client.network.deliver().await;
+    let error = acquisition.await.unwrap().unwrap_err();
+    assert_eq!(world.raw().await["state"], "held");
+    assert!(
+        matches!(error, StoreError::MaybeApplied(_)),
+        "the grant stands in the store, and the answer is {error:?}"
+    );
+}
+
+/// Patience of a second and a new lock.
+#[tokio::test(start_paused = true)]
+async fn a_short_patience_can_create_a_lock() {
+    let world = World::new();
+    let client = world.dated(1);
+    client.network.every(Kind::Write, Outcome::AnswerDelayed(Duration::from_millis(50)));
+    let lock = Locker::new(client.leases.clone()).lock("x").patience(SECOND);
+    let _guard = lock.try_acquire().await.expect("a healthy store that answers in 50 ms");
+}
+
+/// A store that hangs: the loss says nothing of it.
+#[tokio::test(start_paused = true)]
+async fn a_loss_through_a_network_that_hangs_says_so() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = Locker::new(client.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.stall();
+    let loss = guard.lost().await;
+    assert!(matches!(loss.reason, LossReason::Expired { last_error: Some(_) }), "{loss}");
+}
+
+/// The patience of a waiter.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_puts_up_with_an_outage_for_as_long_as_it_was_told() {
+    let world = World::new();
+    let (holder, client): (Client, Client) = (world.observer(1), world.observer(2));
+    let guard = Locker::new(holder.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    let lock = Locker::new(client.leases.clone()).lock("x").patience(SECOND * 120);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    world.clock.sleep(SECOND * 5).await;
+    client.network.disconnect();
+    world.clock.sleep(SECOND * 20).await;
+    client.network.heal();
+    guard.release().await.unwrap();
+    let _guard = waiter.await.unwrap().expect("an outage of 20 s, and a patience of 120 s");
+}
+
+/// into_ticket dropped after its answer was sent and before it was polled.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_into_ticket_releases() {
+    use futures_util::FutureExt;
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = Locker::new(client.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    let mut handing = Box::pin(guard.into_ticket());
+    assert!((&mut handing).now_or_never().is_none());
+    world.clock.sleep(SECOND / 10).await; // The keeper answers.
+    drop(handing);
+    world.clock.sleep(SECOND).await;
+    assert!(client.is_free().await, "held until it lapses, by nobody");
+}
