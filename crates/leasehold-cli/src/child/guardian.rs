@@ -103,7 +103,7 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         let left = end.map_or(SLICE, |end| end.remaining(SystemClock.now()));
         match news.recv_timeout(left.min(SLICE)) {
             Ok(News::Watch { leader, own_group }) => {
-                tree = Some(Tree { root, leader, own_group, spare: Some(getpid()) });
+                tree = Some(Tree { root, leader, leader_ended: false, own_group, spare: Some(getpid()) });
             }
             Ok(News::End(moved)) => end = Some(moved),
             Ok(News::Done) => return ExitCode::SUCCESS,

@@ -76,3 +76,15 @@ fn a_loss_kills_all_of_the_command_and_nobody_else_in_the_group() {
     }
     holder.end().expect(0);
 }
+
+#[test]
+fn a_command_in_a_pipeline_reads_the_terminal_too() {
+    let place = Place::new();
+    let script = "cat; echo ready; read word < /dev/tty; echo got $word";
+    let line = format!("echo data | \"$LEASEHOLD\" run x -- sh -c '{script}'; echo code $?");
+    let mut holder = on_terminal(&place, &line);
+    assert_eq!(holder.first, "data");
+    type_in(&mut holder, "hello\n");
+    let ended = holder.end().expect(0);
+    assert!(ended.stdout.contains("got hello") && ended.stdout.contains("code 0"), "{ended:?}");
+}
