@@ -103,7 +103,8 @@ pub(crate) fn launch(
     }
     let failed =
         |error: io::Error| Failure::new(FAILED, "failed", format!("cannot start a process: {error}"));
-    let mut guardian = if plan.protects() { Some(Guardian::start().map_err(failed)?) } else { None };
+    let mut guardian =
+        if plan.protects() { Some(Guardian::start(environment).map_err(failed)?) } else { None };
     let mut process = prepared(command, plan);
     process.envs(environment.iter().map(|(key, value)| (key, value)));
     if !interactive {
