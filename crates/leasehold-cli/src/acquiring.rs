@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::lease::Ttl;
+use leasehold::clock::timeout;
+use leasehold::lease::{State, Ttl};
 use leasehold::{Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
 use rustix::process::Signal;
 
@@ -12,10 +13,13 @@ use crate::context::{clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, SIGNAL_BASE, TIMED_OUT};
 use crate::output::{Output, human};
 use crate::signals::Signals;
-use crate::waiting::Waiting;
+use crate::waiting::{OWN_LOCK, Waiting, is_our_own};
 
 /// How long an acquisition that a signal broke off is given to take back what it asked for; otherwise the lease lapses.
 const WITHDRAWAL: Duration = Duration::from_millis(200);
+
+/// How long a store that has said nothing while we waited is given to say who has the lock.
+const LAST_LOOK: Duration = Duration::from_secs(2);
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +87,10 @@ impl Request {
         };
         tokio::select! {
             biased;
-            outcome = waiting.show_during(output, asked) => outcome.map_err(|error| self.failure(error, store)),
+            outcome = waiting.show_during(output, asked) => match outcome {
+                Ok(guard) => Ok(guard),
+                Err(error) => Err(self.failure(error, locker, store, &waiting).await),
+            },
             signal = signals.next() => {
                 clock(locker).sleep(WITHDRAWAL).await;
                 Err(interrupted(signal))
@@ -100,12 +107,34 @@ impl Request {
         }
     }
 
-    fn failure(&self, error: Error, store: &Store) -> Failure {
-        match (error.kind(), error.holder()) {
-            (ErrorKind::Held, Some(held)) => self.held(held, &error, store),
-            (ErrorKind::Invalid, _) => Failure { code: FAILED, ..Failure::from(error) },
+    /// What came of it instead of the lock.
+    async fn failure(&self, error: Error, locker: &Locker, store: &Store, waiting: &Waiting) -> Failure {
+        if error.kind() != ErrorKind::Held {
             // Before the command was started: nothing ran without the lock.
-            _ => Failure { code: FAILED, ..Failure::from(error) },
+            return Failure { code: FAILED, ..Failure::from(error) };
+        }
+        // A wait that is broken off does not know any more who has the lock, but we were told meanwhile.
+        let told = error.holder().filter(|held| **held != Held::default()).cloned().or_else(|| waiting.now());
+        match told {
+            Some(held) => self.held(&held, &error, store),
+            None => self.unheard_of(&error, locker, store).await,
+        }
+    }
+
+    /// The time was up before anything was heard of a holder. A store that does not answer must not look like a lock
+    /// that is held: with `-E 0` nobody would ever learn of it.
+    async fn unheard_of(&self, error: &Error, locker: &Locker, store: &Store) -> Failure {
+        let silent = |what: &str| {
+            let message = format!("lock `{}`: {what}, and nothing was heard of a holder", self.name);
+            Failure::new(FAILED, "unavailable", message)
+        };
+        match timeout(&*clock(locker), LAST_LOOK, locker.inspect(&self.name)).await {
+            None => silent("the store did not answer in time"),
+            Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
+            Some(Ok(status)) => match &status.state {
+                State::Held(held) => self.held(held, error, store),
+                _ => silent("it is free, but the store did not grant it in time"),
+            },
         }
     }
 
@@ -130,6 +159,10 @@ impl Request {
         };
         let mut failure =
             Failure::new(code, kind, message).with_help(format!("{longer} {lock}{}", self.tail));
+        if is_our_own(&self.name, held) {
+            return Failure { help: Vec::new(), ..failure }
+                .with_help(format!("{OWN_LOCK}; leave out the inner run, or give it another lock"));
+        }
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);

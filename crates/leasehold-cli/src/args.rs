@@ -23,7 +23,7 @@ use crate::complete::lock_names;
   leasehold -s s3://my-bucket/locks run deploy/prod --wait 10m -- make deploy
   leasehold ls
 
-Every long flag can be set as LEASEHOLD_<FLAG> or in config.toml: see `leasehold help environment`.
+Most long flags can be set as LEASEHOLD_<FLAG> or in config.toml: see `leasehold help environment`.
 Exit codes: `leasehold help exit-codes`. Store URLs: `leasehold help stores`."
 )]
 pub(crate) struct Cli {

@@ -10,11 +10,12 @@ use std::io::{self, IsTerminal as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitStatus;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, Moment};
 use rustix::fs::{Access, access};
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 
 use self::guardian::Guardian;
 use self::tree::Tree;
@@ -102,7 +103,8 @@ pub(crate) fn launch(
     }
     let failed =
         |error: io::Error| Failure::new(FAILED, "failed", format!("cannot start a process: {error}"));
-    let mut guardian = if plan.protects() { Some(Guardian::start().map_err(failed)?) } else { None };
+    let mut guardian =
+        if plan.protects() { Some(Guardian::start(environment).map_err(failed)?) } else { None };
     let mut process = prepared(command, plan);
     process.envs(environment.iter().map(|(key, value)| (key, value)));
     if !interactive {
@@ -112,17 +114,24 @@ pub(crate) fn launch(
     let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let leader = leader.ok_or_else(|| failed(io::Error::other("it has no process id")))?;
     let spare = guardian.as_ref().and_then(Guardian::pid);
-    let tree = Tree { root: getpid(), leader, own_group: !interactive, spare };
+    let tree = Tree { root: getpid(), leader, leader_ended: false, own_group: !interactive, spare };
     if let Some(guardian) = &mut guardian {
         guardian.watch(&tree);
     }
     Ok(Running { process, tree, guardian, plan, interactive })
 }
 
-/// Whether stdin is a terminal. The command then stays in our process group, which is the terminal's foreground group:
-/// in another it could not read the terminal. Ctrl-C and Ctrl-Z reach it directly.
+/// Whether stdin is a terminal, or we are in the foreground of one. The command then stays in our process group: in
+/// another the terminal would stop it when it reads, as `data | leasehold run x -- sudo ...` does for the password,
+/// and the lock would be held by a stopped command for ever. Ctrl-C and Ctrl-Z reach it directly.
 pub(crate) fn is_interactive() -> bool {
-    io::stdin().is_terminal()
+    // Once and for all: `bg` and `fg` must not change what the command was started with.
+    static INTERACTIVE: OnceLock<bool> = OnceLock::new();
+    let in_foreground = || {
+        let terminal = std::fs::File::open("/dev/tty").ok()?;
+        Some(rustix::termios::tcgetpgrp(terminal).ok()? == getpgrp())
+    };
+    *INTERACTIVE.get_or_init(|| io::stdin().is_terminal() || in_foreground().unwrap_or(false))
 }
 
 /// The process to start for `command`: on Linux ourselves, who then become the command (see [`shim`]).
@@ -173,6 +182,7 @@ impl Running {
         };
         let status =
             status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;
+        self.tree.leader_ended = true;
         let stopped = stage != Stage::Running;
         let left_behind = self.clear_up(stopped || lost, hold, clock).await;
         if let Some(guardian) = self.guardian.take() {

@@ -11,8 +11,9 @@ use leasehold::clock::{SystemClock, timeout};
 use crate::args::Cli;
 use crate::config::Settings;
 
-/// The variable in which a shell says that it wants completions.
-pub(crate) const VARIABLE: &str = "COMPLETE";
+/// The variable in which a shell says that it wants completions. Not clap's own `COMPLETE`: whoever has a variable of so
+/// common a name would find that `run` runs nothing.
+pub(crate) const VARIABLE: &str = "LEASEHOLD_COMPLETE";
 /// A shell that waits for a store is worse than one that offers nothing.
 const LIMIT: Duration = Duration::from_millis(500);
 /// More names help nobody.

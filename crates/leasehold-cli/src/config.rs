@@ -109,13 +109,13 @@ impl Settings {
             return Ok(Store { url: DEFAULT_STORE.to_owned(), given: None });
         };
         if let Some(alias) = self.file.stores.get(&given) {
-            return Ok(Store { url: alias.url.clone(), given: Some(given) });
+            return Ok(Store { url: absolute(&alias.url), given: Some(given) });
         }
         if given == DEFAULT_STORE {
             return Ok(Store { url: given, given: None });
         }
         if given.contains(':') {
-            return Ok(Store { given: Some(redacted(&given)), url: given });
+            return Ok(Store { given: Some(redacted(&given)), url: absolute(&given) });
         }
         let aliases: Vec<&str> = self.file.stores.keys().map(String::as_str).collect();
         let known = match (aliases.is_empty(), self.path.as_os_str().is_empty()) {
@@ -157,6 +157,22 @@ impl Store {
     /// The URL without secrets.
     pub(crate) fn shown(&self) -> String {
         redacted(&self.url)
+    }
+}
+
+/// `sqlite:locks.db` with its whole path. Tickets and `LEASEHOLD_STORE` are used in other folders, where the relative
+/// path would name, and make, another file: two holders of one lock.
+fn absolute(url: &str) -> String {
+    let path = url.split_once(':').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("sqlite"));
+    let relative =
+        path.map(|(_, path)| path).filter(|path| !path.starts_with(['/', '?', ':']) && !path.is_empty());
+    let here = std::env::current_dir().ok().and_then(|here| here.into_os_string().into_string().ok());
+    match (relative, here) {
+        (Some(path), Some(here)) => {
+            let here = here.replace('%', "%25").replace('?', "%3F");
+            format!("sqlite:{}/{path}", here.trim_end_matches('/'))
+        }
+        _ => url.to_owned(),
     }
 }
 

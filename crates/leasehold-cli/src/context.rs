@@ -45,7 +45,7 @@ impl Context {
         self.settings.store(self.common.store.clone())
     }
 
-    /// The store on the command line or in the environment, if one is named there: it comes before a ticket's.
+    /// The store on the command line, else `fallback`, a ticket's; the environment and config.toml only without either.
     pub(crate) fn store_or(&self, fallback: Option<&str>) -> Result<Store, Failure> {
         match (&self.common.store, fallback) {
             (None, Some(url)) => Ok(Store { url: url.to_owned(), given: None }),

@@ -60,6 +60,10 @@ impl Report {
         };
         let mut text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
         text.push(b'\n');
+        if is_special(file) {
+            return open_special(file).and_then(|mut opened| opened.write_all(&text)).map_err(failed);
+        }
+        let file = &followed(file);
         let beside = beside(file);
         let written = File::create(&beside)
             .and_then(|mut written| written.write_all(&text).and_then(|()| written.sync_all()))
@@ -73,13 +77,41 @@ impl Report {
 
 /// Finds out before the command runs whether the report can be written after it.
 pub(crate) fn check(file: &Path) -> Result<(), Failure> {
-    let beside = beside(file);
-    let made =
-        if file.is_dir() { Err(std::io::Error::other("it is a folder")) } else { File::create(&beside) };
-    let _ = std::fs::remove_file(&beside);
-    made.map(drop).map_err(|error| {
+    let failed = |error: std::io::Error| {
         Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))
-    })
+    };
+    if file.is_dir() {
+        return Err(failed(std::io::Error::other("it is a folder")));
+    }
+    if is_special(file) {
+        // Not opened: a pipe may get its reader later, and would take this for the end of the report.
+        return Ok(());
+    }
+    let beside = beside(&followed(file));
+    let made = File::create(&beside);
+    let _ = std::fs::remove_file(&beside);
+    made.map(drop).map_err(failed)
+}
+
+/// Whether `file` is a device, a pipe or one of our own descriptors (`/dev/null`, `/dev/stdout`, `>(...)`): written to
+/// as it is. To put a file in its place would destroy it, for everybody.
+fn is_special(file: &Path) -> bool {
+    let is_other = std::fs::metadata(file).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
+    let target = std::fs::read_link(file).ok();
+    is_other || folder.into_iter().chain(target).any(|path| path.starts_with("/proc"))
+}
+
+fn open_special(file: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    // A pipe that nobody reads is an error, not a reason to wait for ever.
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    File::options().append(true).custom_flags(flags).open(file)
+}
+
+/// What a symbolic link stands for, so that the link stays one.
+fn followed(file: &Path) -> PathBuf {
+    file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }
 
 /// One word for how a lock was lost.

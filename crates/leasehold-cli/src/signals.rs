@@ -6,6 +6,9 @@ use std::task::{Context, Poll};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
+use crate::acquiring::interrupted;
+use crate::exit::Failure;
+
 /// What ends us while we wait for a lock, and is passed on to a command that runs.
 const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 /// Passed on to a command that runs.
@@ -46,6 +49,18 @@ impl Signals {
     /// The next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Signal {
         std::future::poll_fn(|context| self.poll(context)).await
+    }
+
+    /// Does `work`, unless a signal comes first. Cancels `work`.
+    pub(crate) async fn unless<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            outcome = work => outcome,
+            signal = self.next() => Err(interrupted(signal)),
+        }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {

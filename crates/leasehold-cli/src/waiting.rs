@@ -54,6 +54,9 @@ impl Waiting {
             return std::future::pending().await;
         }
         self.clock.sleep(SILENCE).await;
+        if self.now().is_some_and(|held| is_our_own(&self.name, &held)) {
+            output.warning(&format!("{}: this will not end by itself", OWN_LOCK));
+        }
         if output.spins() { self.spin(output).await } else { self.tell(output).await }
     }
 
@@ -94,7 +97,7 @@ impl Waiting {
     }
 
     /// What was last heard, with its durations moved on to now.
-    fn now(&self) -> Option<Held> {
+    pub(crate) fn now(&self) -> Option<Held> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (mut held, at) = seen?;
         let since = self.clock.now().shortest_since(at);
@@ -102,6 +105,16 @@ impl Waiting {
         held.lapses_within = held.lapses_within.map(|left| left.saturating_sub(since));
         Some(held)
     }
+}
+
+/// What to say of [`is_our_own`].
+pub(crate) const OWN_LOCK: &str = "this very command runs under the lock that it waits for";
+
+/// Whether `held` is the grant of the `leasehold run` that started us: it holds the lock until we have ended.
+pub(crate) fn is_our_own(name: &LockName, held: &Held) -> bool {
+    let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
+    held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
+        && is("LEASEHOLD_LOCK", name.as_str())
 }
 
 struct Cleared(ProgressBar);

@@ -7,10 +7,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 use crate::error::Error;
 use crate::lease::StoreOptions;
+
+/// What means something else in a path.
+const PATH: &AsciiSet = &CONTROLS.add(b'%').add(b'?');
+/// What means something else in an option.
+const OPTION: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'=');
 
 /// A store URL, taken apart.
 ///
@@ -207,11 +212,14 @@ impl fmt::Display for StoreUrl {
             }
             f.write_str(authority)?;
         }
-        f.write_str(&self.path)?;
+        // So that it can be read back: tickets and environments carry it.
+        utf8_percent_encode(&self.path, PATH).fmt(f)?;
         for (n, (key, value)) in self.options.iter().enumerate() {
             let secret =
                 ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word));
-            write!(f, "{}{key}={}", if n == 0 { '?' } else { '&' }, if secret { "***" } else { value })?;
+            let value = if secret { "***" } else { value };
+            write!(f, "{}", if n == 0 { '?' } else { '&' })?;
+            write!(f, "{}={}", utf8_percent_encode(key, OPTION), utf8_percent_encode(value, OPTION))?;
         }
         Ok(())
     }
@@ -245,6 +253,15 @@ mod tests {
             (Some("h1:2379,h2:2379"), Some("u"), Some("p@"))
         );
         assert_eq!(StoreUrl::parse("mem:").unwrap().path(), "");
+    }
+
+    #[test]
+    fn what_is_shown_can_be_read_back() {
+        for text in ["sqlite:/a%3Fb%2520c.db", "s3://b/p%25?endpoint=http%3A%2F%2Fx%26y%3D%25", "sqlite:é/x"]
+        {
+            let url = StoreUrl::parse(text).unwrap();
+            assert_eq!(StoreUrl::parse(&url.to_string()).unwrap(), url, "{url}");
+        }
     }
 
     #[test]

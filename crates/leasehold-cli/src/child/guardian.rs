@@ -4,6 +4,8 @@
 //! goes on. The guardian is told the end of the lease after every renewal, over a pipe; it kills the command with all
 //! that it started at that end, and at once when the pipe closes without a farewell. It leads a group of its own, so
 //! that what stops `run` does not stop it. (PDEATHSIG, see [`super::shim`], covers only the command itself.)
+//!
+//! When `run` is gone, nothing ties what the command started to it but the environment: that is what they are found by.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, Write as _};
@@ -15,7 +17,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
 use rustix::process::{Pid, getpid};
 
-use super::Tree;
+use super::tree::{self, Tree};
 use crate::exit::FAILED;
 
 /// The hidden verb.
@@ -35,12 +37,14 @@ pub(super) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts it. It has nothing to kill before [`watch`](Self::watch).
-    pub(super) fn start() -> std::io::Result<Self> {
+    /// Starts it, with the `environment` of the command, by which it finds what the command started. It has nothing to
+    /// kill before [`watch`](Self::watch).
+    pub(super) fn start(environment: &[(&str, String)]) -> std::io::Result<Self> {
         let process = Command::new(super::OURSELVES)
             .arg0("leasehold")
             .arg(VERB)
             .arg(getpid().as_raw_nonzero().to_string())
+            .envs(environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -103,7 +107,7 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         let left = end.map_or(SLICE, |end| end.remaining(SystemClock.now()));
         match news.recv_timeout(left.min(SLICE)) {
             Ok(News::Watch { leader, own_group }) => {
-                tree = Some(Tree { root, leader, own_group, spare: Some(getpid()) });
+                tree = Some(Tree { root, leader, leader_ended: false, own_group, spare: Some(getpid()) });
             }
             Ok(News::End(moved)) => end = Some(moved),
             Ok(News::Done) => return ExitCode::SUCCESS,
@@ -114,8 +118,18 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     }
     if let Some(tree) = tree {
         tree.kill();
+        if let Some(marks) = marks() {
+            tree::kill_all_with(&marks);
+        }
     }
     ExitCode::SUCCESS
+}
+
+/// What stands in the environment of the command, of all that it started, and in ours. Together it names one grant, so
+/// all of it or nothing: a part would name others too.
+fn marks() -> Option<[Vec<u8>; 3]> {
+    let mark = |key| Some(format!("{key}={}", std::env::var(key).ok()?).into_bytes());
+    Some([mark("LEASEHOLD_LOCK")?, mark("LEASEHOLD_TOKEN")?, mark("LEASEHOLD_STORE")?])
 }
 
 /// Reads stdin in a thread of its own, because a pipe is read without a time limit.

@@ -17,6 +17,8 @@ pub(crate) struct Tree {
     pub(crate) root: Pid,
     /// The command itself.
     pub(crate) leader: Pid,
+    /// Its end was taken note of: the system may give its number to a process of somebody else.
+    pub(crate) leader_ended: bool,
     /// Whether the command leads a process group of its own.
     pub(crate) own_group: bool,
     /// A child of the root that is not part of it.
@@ -26,8 +28,10 @@ pub(crate) struct Tree {
 impl Tree {
     /// Sends `signal` to the command alone.
     pub(crate) fn signal_leader(&self, signal: Signal) {
-        // It fails when the command has ended or has become another user (sudo): nothing can be done about either.
-        let _ = kill_process(self.leader, signal);
+        // It fails when the command has become another user (sudo): nothing can be done about that.
+        if !self.leader_ended {
+            let _ = kill_process(self.leader, signal);
+        }
     }
 
     /// Sends `signal` to the command's process group.
@@ -104,6 +108,25 @@ impl Tree {
     }
 }
 
+/// Kills all processes but us that were started with each of `marks`, which are `KEY=value`, in their environment.
+///
+/// Once the root has ended, what the command started has become the children of others: on a terminal, where the command
+/// has no group of its own, nothing else tells them from the user's other programs.
+pub(crate) fn kill_all_with(marks: &[Vec<u8>; 3]) {
+    let is_marked = |process: &Process| {
+        let pid = process.pid.as_raw_nonzero();
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        marks.iter().all(|mark| environment.split(|byte| *byte == 0).any(|entry| entry == mark))
+    };
+    for _ in 0..MOST_ROUNDS {
+        let alive = processes().into_iter().filter(|p| !p.ended && p.pid != getpid() && is_marked(p));
+        let killed = alive.filter(|process| kill_process(process.pid, Signal::KILL).is_ok()).count();
+        if killed == 0 {
+            break;
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Process {
     pid: Pid,
@@ -129,4 +152,23 @@ fn process(pid: i32) -> Option<Process> {
     let parent = fields.next()?.parse().ok()?;
     let group = fields.next()?.parse().ok()?;
     Some(Process { pid: Pid::from_raw(pid)?, parent, group, ended: matches!(state, "Z" | "X") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_has_ended_is_not_signalled_again() {
+        let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let leader = Pid::from_raw(i32::try_from(other.id()).unwrap()).unwrap();
+        // As if the system had given the number to `other`.
+        let root = Pid::from_raw(i32::MAX).unwrap();
+        let tree = Tree { root, leader, leader_ended: true, own_group: false, spare: None };
+        tree.signal_leader(Signal::KILL);
+        tree.signal_group(Signal::KILL);
+        assert!(other.try_wait().unwrap().is_none());
+        Tree { leader_ended: false, ..tree }.signal_leader(Signal::KILL);
+        other.wait().unwrap();
+    }
 }

@@ -60,11 +60,22 @@ impl Output {
 
 /// Prints `text` on stdout. A reader that has gone away (`| head`) has what it wanted: that is no failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(crate::exit::FAILED, "failed", format!("cannot write to stdout: {error}")))
-        }
+    match write(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprinted(&error)),
         _ => Ok(()),
     }
+}
+
+/// Prints `text` on stdout, where a reader that has gone away is a failure: it is what everything was done for.
+pub(crate) fn print_all(text: &str) -> Result<(), Failure> {
+    write(text).map_err(|error| unprinted(&error))
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+}
+
+fn unprinted(error: &io::Error) -> Failure {
+    Failure::new(crate::exit::FAILED, "failed", format!("cannot write to stdout: {error}"))
 }

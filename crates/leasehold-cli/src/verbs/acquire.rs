@@ -7,7 +7,7 @@ use crate::args::AcquireArgs;
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 use crate::output::json::{ms, object};
-use crate::output::print;
+use crate::output::print_all;
 use crate::signals::Signals;
 
 pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, Failure> {
@@ -17,17 +17,23 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     let store = context.store()?;
     let mut signals = Signals::ending()
         .map_err(|error| Failure::new(FAILED, "failed", format!("cannot receive signals: {error}")))?;
-    let locker = context::open(&store).await?;
+    let locker = signals.unless(context::open(&store)).await?;
     let guard = request.acquire(&locker, &store, &context.output, &mut signals).await?;
     let ticket = guard.into_ticket().await.map_err(|error| Failure { code: FAILED, ..error.into() })?;
-    if !context.output.json {
-        print(&format!("{ticket}\n"))?;
-        return Ok(0);
+    let told = if context.output.json {
+        let mut document = object("ticket", ticket.name());
+        document.insert("ticket".into(), ticket.to_string().into());
+        document.insert("token".into(), json!(ticket.token()));
+        document.insert("ttl_ms".into(), ms(ticket.ttl()).into());
+        print_all(&format!("{}\n", Value::Object(document)))
+    } else {
+        print_all(&format!("{ticket}\n"))
+    };
+    if told.is_err() {
+        // Nobody has the ticket: nobody could release the lock, and everybody would wait for its lease to end.
+        if let Err(error) = locker.release(&ticket).await {
+            context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
+        }
     }
-    let mut document = object("ticket", ticket.name());
-    document.insert("ticket".into(), ticket.to_string().into());
-    document.insert("token".into(), json!(ticket.token()));
-    document.insert("ttl_ms".into(), ms(ticket.ttl()).into());
-    print(&format!("{}\n", Value::Object(document)))?;
-    Ok(0)
+    told.map(|()| 0)
 }

@@ -79,7 +79,7 @@ impl Job {
         child::look_up(&self.command[0])?;
         let unable = |error| Failure::new(FAILED, "failed", format!("cannot receive signals: {error}"));
         let mut signals = Signals::ending().map_err(unable)?;
-        let locker = context::open(&self.store).await?;
+        let locker = signals.unless(context::open(&self.store)).await?;
         let clock = context::clock(&locker);
         let asked = clock.now();
         let acquired = self.request.acquire(&locker, &self.store, output, &mut signals).await;

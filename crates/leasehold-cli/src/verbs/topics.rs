@@ -50,7 +50,8 @@ Of run:
         command's own status, since work done after the loss must not look successful
   123   held by another (--try); -E replaces it
   124   waited in vain (--wait); -E replaces it
-  125   leasehold failed: the store, its URL, its permissions, config.toml
+  125   leasehold failed: the store, its URL, its permissions, config.toml; also when --wait ended before the store had
+        said that another has the lock
   126   the command is not executable
   127   the command was not found
   128 + signal   a signal ended leasehold while it waited for the lock

@@ -75,13 +75,13 @@ fn shells_complete_verbs_and_the_names_of_locks() {
     let place = Place::new();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let script = place.run(&format!("completions {shell}")).expect(0).stdout;
-        assert!(script.contains("leasehold") && script.contains("COMPLETE"), "{shell}: {script}");
+        assert!(script.contains("leasehold") && script.contains("LEASEHOLD_COMPLETE"), "{shell}: {script}");
     }
     place.run("run deploy/prod -- true").expect(0);
     place.run("run nightly -- true").expect(0);
     let complete = |line: &[&str]| {
         let mut command = place.leasehold(["--", "leasehold"].iter().chain(line));
-        command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", line.len().to_string());
+        command.env("LEASEHOLD_COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", line.len().to_string());
         command
             .env("_CLAP_COMPLETE_COMP_TYPE", "9")
             .env("_CLAP_COMPLETE_SPACE", "true")
@@ -94,4 +94,14 @@ fn shells_complete_verbs_and_the_names_of_locks() {
     let other = format!("sqlite:{}", place.path("other.db").display());
     place.run(&format!("-s {other} run elsewhere -- true")).expect(0);
     assert_eq!(complete(&["-s", &other, "show", "e"]).trim(), "elsewhere");
+}
+
+#[test]
+fn a_variable_of_somebody_elses_does_not_keep_run_from_running() {
+    let place = Place::new();
+    for value in ["bash", "1"] {
+        let output =
+            place.leasehold(["run", "x", "--", "echo", "ran"]).env("COMPLETE", value).output().unwrap();
+        assert_eq!(Outcome::of(output).expect(0).stdout, "ran\n");
+    }
 }

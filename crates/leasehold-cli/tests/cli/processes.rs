@@ -104,13 +104,16 @@ fn what_a_command_leaves_in_its_group_ends_before_the_release_and_a_daemon_does_
 fn all_processes_die_with_leasehold_when_it_is_killed() {
     let place = Place::new();
     let script = "trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > grandchild; sleep 1000' &
-        while ! [ -s grandchild ]; do sleep 0.01; done; echo $$; wait";
+        setsid sh -c 'trap \"\" TERM; echo $$ > daemon; sleep 1000' &
+        while ! [ -s grandchild ] || ! [ -s daemon ]; do sleep 0.01; done; echo $$; wait";
     let holder = place.hold("run x", script);
-    let (child, grandchild) = (holder.first.clone(), place.read("grandchild").trim().to_owned());
-    assert!(lives(&child) && lives(&grandchild));
+    let child = holder.first.clone();
+    let [grandchild, daemon] = ["grandchild", "daemon"].map(|file| place.read(file).trim().to_owned());
+    assert!(lives(&child) && lives(&grandchild) && lives(&daemon));
     holder.signal(Signal::KILL);
     until("the command dies", || !lives(&child));
     until("what it started dies", || !lives(&grandchild));
+    until("what left its group dies", || !lives(&daemon));
 }
 
 #[test]

@@ -150,3 +150,55 @@ fn json_errors_are_documents_on_stderr() {
     let unknown = place.run("--json --wat").expect(2);
     assert!(lines(&unknown)[0]["message"].as_str().unwrap().contains("--wat"));
 }
+
+#[test]
+fn a_report_into_a_pipe_or_a_device_leaves_it_what_it_is() {
+    use std::os::unix::fs::FileTypeExt as _;
+    let place = Place::new();
+    // As /dev/stdout is one; not that itself, which a mistake would destroy for the whole machine.
+    std::os::unix::fs::symlink("/proc/self/fd/1", place.path("stdout")).unwrap();
+    let into_stdout = place.run("run x --report stdout -- true").expect(0);
+    assert!(into_stdout.stdout.contains("\"outcome\": \"exited\""), "{into_stdout:?}");
+    assert!(std::fs::symlink_metadata(place.path("stdout")).unwrap().is_symlink());
+    let pipe = place.path("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    // Nobody reads it: said, and not waited for.
+    let unread = place.run("run x --report pipe -- true").expect(0);
+    assert!(unread.stderr.contains("warning: cannot write the report pipe"), "{unread:?}");
+    assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    place.write("target", "");
+    std::os::unix::fs::symlink("target", place.path("link")).unwrap();
+    place.run("run x --report link -- true").expect(0);
+    assert!(place.read("target").contains("exited"));
+    assert!(std::fs::symlink_metadata(place.path("link")).unwrap().is_symlink());
+}
+
+#[test]
+fn a_run_under_its_own_lock_is_told_so() {
+    let place = Place::new();
+    let nested = |words: &str| {
+        let script = format!("exec \"$LEASEHOLD\" run {words} x -- true");
+        let mut command = place.scripted("run x", &script);
+        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+        Outcome::of(command.output().unwrap())
+    };
+    let tried = nested("-n").expect(123);
+    assert!(tried.stderr.contains("help: this very command runs under the lock"), "{tried:?}");
+    assert!(!tried.stderr.contains("break"), "it would evict itself: {tried:?}");
+    let waited = nested("-w 600ms").expect(124);
+    assert!(waited.stderr.starts_with("warning: this very command runs under the lock"), "{waited:?}");
+}
+
+#[test]
+fn a_relative_store_is_the_same_one_in_another_folder() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("a%20?b")).unwrap();
+    std::fs::create_dir(place.path("a%20?b/other")).unwrap();
+    let mut command =
+        place.scripted("-s sqlite:locks.db run x", "cd other; \"$LEASEHOLD\" run -n x -- echo twice");
+    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+    let output = command.current_dir(place.path("a%20?b")).output().unwrap();
+    Outcome::of(output).expect(123);
+    assert!(!place.path("a%20?b/other/locks.db").exists());
+}

@@ -4,7 +4,9 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use crate::support::{Holder, Place, lives};
+use rustix::process::Signal;
+
+use crate::support::{Holder, Place, lives, send, until};
 
 /// Runs `line` in a shell on a terminal of its own; what is typed is its stdin.
 fn on_terminal(place: &Place, line: &str) -> Holder {
@@ -75,4 +77,31 @@ fn a_loss_kills_all_of_the_command_and_nobody_else_in_the_group() {
         assert!(!lives(place.read(file).trim()), "{file}");
     }
     holder.end().expect(0);
+}
+
+#[test]
+fn a_command_in_a_pipeline_reads_the_terminal_too() {
+    let place = Place::new();
+    let script = "cat; echo ready; read word < /dev/tty; echo got $word";
+    let line = format!("echo data | \"$LEASEHOLD\" run x -- sh -c '{script}'; echo code $?");
+    let mut holder = on_terminal(&place, &line);
+    assert_eq!(holder.first, "data");
+    type_in(&mut holder, "hello\n");
+    let ended = holder.end().expect(0);
+    assert!(ended.stdout.contains("got hello") && ended.stdout.contains("code 0"), "{ended:?}");
+}
+
+#[test]
+fn all_of_the_command_dies_with_leasehold_and_nobody_else_in_the_group() {
+    let place = Place::new();
+    let script = "sleep 1000 & echo $! > second; setsid sleep 1000 & echo $! > third
+        echo $PPID; while :; do sleep 0.01; done";
+    let line = format!("sleep 1000 & \"$LEASEHOLD\" run x -- sh -c '{script}'; kill $! && echo others live");
+    let holder = on_terminal(&place, &line);
+    send(holder.first.parse().unwrap(), Signal::KILL);
+    for file in ["second", "third"] {
+        until("it dies", || !lives(place.read(file).trim()));
+    }
+    let ended = holder.end();
+    assert!(ended.stdout.contains("others live"), "{ended:?}");
 }

@@ -66,3 +66,26 @@ fn what_is_no_ticket_is_not_repeated() {
     let empty = place.leasehold(["release", "-"]).output().unwrap();
     Outcome::of(empty).expect(2);
 }
+
+#[test]
+fn a_ticket_for_a_relative_path_is_good_in_every_folder() {
+    let place = Place::new();
+    let ticket = place.run("-s sqlite:locks.db acquire x").expect(0).stdout.trim().to_owned();
+    std::fs::create_dir(place.path("other")).unwrap();
+    let output = place.leasehold(["release", &ticket]).current_dir(place.path("other")).output().unwrap();
+    Outcome::of(output).expect(0);
+}
+
+#[test]
+fn a_ticket_that_nobody_got_holds_nothing() {
+    let place = Place::new();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let output = place.leasehold(["acquire", "x"]).stdout(full).output().unwrap();
+    Outcome::of(output).expect(125);
+    place.run("run -n x -- true").expect(0);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = place.leasehold(["acquire", "x", "--json"]).stdout(writer).output().unwrap();
+    Outcome::of(output).expect(125);
+    place.run("run -n x -- true").expect(0);
+}

@@ -88,3 +88,25 @@ fn what_others_wrote_cannot_move_the_cursor() {
         assert!(!format!("{}{}", outcome.stdout, outcome.stderr).contains('\u{1b}'), "{words}: {outcome:?}");
     }
 }
+
+#[test]
+fn whoever_waited_in_vain_is_told_for_whom() {
+    let place = Place::new();
+    let first = held(&place, "run x --owner alice");
+    // At moments that have nothing to do with those at which the store is asked.
+    for limit in [60, 110, 170, 230] {
+        let late = place.run(&format!("run -w {limit}ms x -- true")).expect(124);
+        assert!(late.stderr.contains("is held by alice@"), "{late:?}");
+        assert!(late.stderr.contains(&format!("break x --token {}", first.first)), "{late:?}");
+    }
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_not_said_to_have_a_holder() {
+    let place = Place::new();
+    place.run("run x -- true").expect(0);
+    let _store = place.cut_off();
+    let late = place.run("run -w 100ms -E 0 --report out.json x -- true").expect(125);
+    assert!(late.stderr.contains("nothing was heard of a holder"), "{late:?}");
+    assert!(place.read("out.json").contains("\"outcome\": \"failed\""));
+}
