@@ -89,7 +89,7 @@ impl Request {
             biased;
             outcome = waiting.show_during(output, asked) => match outcome {
                 Ok(guard) => Ok(guard),
-                Err(error) => Err(self.failure(error, locker, store, &waiting).await),
+                Err(error) => Err(self.failure(error, locker, store).await),
             },
             signal = signals.next() => {
                 clock(locker).sleep(WITHDRAWAL).await;
@@ -108,16 +108,13 @@ impl Request {
     }
 
     /// What came of it instead of the lock.
-    async fn failure(&self, error: Error, locker: &Locker, store: &Store, waiting: &Waiting) -> Failure {
-        if error.kind() != ErrorKind::Held {
+    async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
+        let silent = matches!(self.patience, Patience::Within(_)) && error.kind() == ErrorKind::Unavailable;
+        match error.holder() {
+            Some(held) => self.held(held, &error, store),
+            None if silent => self.unheard_of(&error, locker, store).await,
             // Before the command was started: nothing ran without the lock.
-            return Failure { code: FAILED, ..Failure::from(error) };
-        }
-        // A wait that is broken off does not know any more who has the lock, but we were told meanwhile.
-        let told = error.holder().filter(|held| **held != Held::default()).cloned().or_else(|| waiting.now());
-        match told {
-            Some(held) => self.held(&held, &error, store),
-            None => self.unheard_of(&error, locker, store).await,
+            None => Failure { code: FAILED, ..Failure::from(error) },
         }
     }
 

@@ -117,11 +117,17 @@ impl Job {
         ended: Result<Ended, Failure>,
     ) -> Result<u8, Failure> {
         // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
-        let loss = guard.check().err();
+        let mut loss = guard.check().err();
+        let name = guard.name().clone();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
         let released = match guard.release().await {
             Ok(Released::Released) => true,
-            Ok(Released::AlreadyLost) => false,
+            Ok(Released::AlreadyLost) => {
+                // The store knows better: ended by somebody else since the last renewal, while the command ran.
+                let message = format!("lock `{name}` was not ours any more when the command had ended");
+                loss.get_or_insert_with(|| leasehold::Error::new(leasehold::ErrorKind::Lost, message));
+                false
+            }
             Err(error) => {
                 context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
                 false
@@ -160,8 +166,10 @@ impl Job {
             },
             ToString::to_string,
         );
-        report.lost_reason =
-            Some(loss.as_ref().and_then(leasehold::Error::loss).map_or("not_renewed", report::reason));
+        report.lost_reason = Some(match &loss {
+            None => "not_renewed",
+            Some(error) => error.loss().map_or("ended", report::reason),
+        });
         report.outcome = "lost".to_owned();
         report.exit_code = LOST;
         report.message = Some(message.clone());

@@ -50,6 +50,17 @@ fn an_eviction_kills_everything_at_once_and_makes_122() {
 }
 
 #[test]
+fn a_loss_that_only_the_release_tells_of_is_no_success() {
+    let place = Place::new();
+    // Evicted, and ended before the next renewal could hear of it.
+    let script = format!("{} break x --token $LEASEHOLD_TOKEN", env!("CARGO_BIN_EXE_leasehold"));
+    place.run_script("run x --ttl 30s --report out.json", &script).expect(122);
+    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    assert_eq!((&report["outcome"], &report["lost_reason"]), (&"lost".into(), &"ended".into()));
+    assert_eq!((&report["command_exit_code"], &report["released"]), (&0.into(), &false.into()));
+}
+
+#[test]
 fn cut_off_from_the_store_the_command_gets_sigterm_and_time_to_end_well() {
     let place = Place::new();
     let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.01; done";
