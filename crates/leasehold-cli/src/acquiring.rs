@@ -41,6 +41,7 @@ pub(crate) struct Request {
     /// `run` or `acquire`, and what follows the lock's name: for help.
     verb: &'static str,
     tail: &'static str,
+    for_ticket: bool,
 }
 
 impl Request {
@@ -65,7 +66,13 @@ impl Request {
             note: settings.pick(claim.note.clone(), "note", text)?.unwrap_or(line),
             verb,
             tail,
+            for_ticket: false,
         })
+    }
+
+    /// The same, for a lock that is handed on as a ticket.
+    pub(crate) fn for_ticket(self) -> Self {
+        Self { for_ticket: true, ..self }
     }
 
     /// Asks for it.
@@ -101,6 +108,7 @@ impl Request {
     fn lock(&self, locker: &Locker) -> Lock {
         let lock = locker.lock(self.name.as_str()).ttl(self.ttl);
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
+        let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         match &self.owner {
             Some(owner) => lock.owner(owner),
             None => lock,
@@ -163,7 +171,11 @@ impl Request {
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);
-            let help = format!("if that process is dead, the lease ends by itself in <= {left}s");
+            let help = if held.is_by_ticket() {
+                format!("it is held by a ticket, and ends by itself in <= {left}s unless that is renewed")
+            } else {
+                format!("if that process is dead, the lease ends by itself in <= {left}s")
+            };
             failure = failure.with_help(help);
         }
         if let Some(token) = held.token {

@@ -100,6 +100,14 @@ impl Lock {
         self
     }
 
+    /// For a lock that is to be handed on as a [`Ticket`](crate::Ticket): others are told that no process has to live for
+    /// it, and a store that sees processes die takes no notice of this one's end.
+    #[must_use]
+    pub fn for_ticket(mut self) -> Self {
+        self.holder.pid = 0;
+        self
+    }
+
     /// Calls `tell` whenever an acquisition that waits learns who has the lock: for progress displays and logs.
     #[must_use]
     pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
@@ -211,6 +219,7 @@ impl Lock {
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
         claim.patience = self.patience;
+        claim.detached = self.holder.pid == 0;
         Ok(claim)
     }
 
@@ -326,6 +335,11 @@ fn held_error(name: &LockName, held: Held) -> Error {
         error = error.with_help("leasehold never takes over what it did not write; find out who did");
     } else if let Some(left) = held.lapses_within.filter(|_| held.resting) {
         error = error.with_help(format!("it may be had again in <= {}s", whole_seconds(left)));
+    } else if let Some(left) = held.lapses_within.filter(|_| held.is_by_ticket()) {
+        let left = whole_seconds(left);
+        error = error.with_help(format!(
+            "it is held by a ticket, and ends by itself in <= {left}s unless that is renewed"
+        ));
     } else if let Some(left) = held.lapses_within {
         error = error.with_help(format!(
             "if that process is dead, the lease ends by itself in <= {}s",

@@ -48,6 +48,9 @@ pub(crate) fn who_shortly(held: &Held) -> String {
         None => who(held),
         Some(holder) => {
             let text = Holder { note: None, ..holder.clone() }.to_string();
+            if holder.pid == 0 {
+                return text;
+            }
             let pid = format!(" pid {}", holder.pid);
             let name = text.strip_suffix(&pid).unwrap_or(&text);
             format!("{name} (pid {})", holder.pid)

@@ -13,7 +13,8 @@ use crate::signals::Signals;
 pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
     let line = "leasehold acquire".to_owned();
-    let request = Request::new(&context.settings, name, &args.claim, args.ttl, line, ("acquire", ""))?;
+    let request =
+        Request::new(&context.settings, name, &args.claim, args.ttl, line, ("acquire", ""))?.for_ticket();
     let store = context.store()?;
     let mut signals = Signals::ending()
         .map_err(|error| Failure::new(FAILED, "failed", format!("cannot receive signals: {error}")))?;

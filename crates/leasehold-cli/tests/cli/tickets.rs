@@ -77,6 +77,15 @@ fn a_ticket_for_a_relative_path_is_good_in_every_folder() {
 }
 
 #[test]
+fn nobody_is_told_to_look_for_the_process_of_a_ticket() {
+    let place = Place::new();
+    place.run("acquire x --owner alice --ttl 1h").expect(0);
+    let refused = place.run("run -n x -- true").expect(123);
+    assert!(refused.stderr.contains("alice@") && refused.stderr.contains(" by ticket"), "{refused:?}");
+    assert!(refused.stderr.contains("held by a ticket, and ends by itself in <= "), "{refused:?}");
+}
+
+#[test]
 fn a_ticket_that_nobody_got_holds_nothing() {
     let place = Place::new();
     let full = File::options().write(true).open("/dev/full").unwrap();

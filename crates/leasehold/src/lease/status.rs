@@ -15,7 +15,7 @@ pub struct Holder {
     pub name: String,
     /// The host it runs on.
     pub host: String,
-    /// Its process id there.
+    /// Its process id there; 0 when it is held by a ticket, and no process has to live for it.
     pub pid: u32,
     /// What it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,7 +55,11 @@ impl fmt::Display for Holder {
                 .take(most)
                 .collect()
         };
-        write!(f, "{}@{} pid {}", clean(&self.name, 64), clean(&self.host, 64), self.pid)?;
+        write!(f, "{}@{} ", clean(&self.name, 64), clean(&self.host, 64))?;
+        match self.pid {
+            0 => f.write_str("by ticket")?,
+            pid => write!(f, "pid {pid}")?,
+        }
         match &self.note {
             Some(note) => write!(f, " \"{}\"", clean(note, 120)),
             None => Ok(()),
@@ -79,6 +83,13 @@ pub struct Held {
     pub resting: bool,
     /// What stands where the record should be, when it is not leasehold's.
     pub foreign: Option<String>,
+}
+
+impl Held {
+    /// Whether no process has to live for it: see [`Lock::for_ticket`](crate::Lock::for_ticket).
+    pub fn is_by_ticket(&self) -> bool {
+        self.holder.as_ref().is_some_and(|holder| holder.pid == 0)
+    }
 }
 
 impl fmt::Display for Held {
@@ -228,5 +239,9 @@ mod tests {
             note: Some("x\r".into()),
         };
         assert_eq!(holder.to_string(), "a\u{fffd}[31m\u{fffd}@h\u{fffd} pid 7 \"x\u{fffd}\"");
+        assert_eq!(
+            Holder { pid: 0, note: None, ..holder }.to_string(),
+            "a\u{fffd}[31m\u{fffd}@h\u{fffd} by ticket"
+        );
     }
 }
