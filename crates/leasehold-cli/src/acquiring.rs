@@ -16,7 +16,7 @@ use crate::signals::Signals;
 use crate::waiting::{OWN_LOCK, Waiting, is_our_own};
 
 /// How long an acquisition that a signal broke off is given to take back what it asked for; otherwise the lease lapses.
-const WITHDRAWAL: Duration = Duration::from_millis(200);
+pub(crate) const WITHDRAWAL: Duration = Duration::from_millis(200);
 
 /// How long a store that has said nothing while we waited is given to say who has the lock.
 const LAST_LOOK: Duration = Duration::from_secs(2);

@@ -51,6 +51,22 @@ impl Signals {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 
+    /// The next signal that ends a process. Cancel safe.
+    pub(crate) async fn next_ending(&mut self) -> Signal {
+        loop {
+            let signal = self.next().await;
+            if ENDING.contains(&signal) {
+                return signal;
+            }
+        }
+    }
+
+    /// Forgets those that have arrived.
+    pub(crate) fn forget(&mut self) {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        while self.poll(&mut context).is_ready() {}
+    }
+
     /// Does `work`, unless a signal comes first. Cancels `work`.
     pub(crate) async fn unless<T>(
         &mut self,

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::ValueEnum as _;
-use leasehold::clock::{Clock, Moment};
+use leasehold::clock::{Clock, Moment, timeout};
 use leasehold::{Guard, Released};
 
-use crate::acquiring::Request;
+use crate::acquiring::{Request, WITHDRAWAL};
 use crate::args::{OnLost, RunArgs, duration};
 use crate::child::{self, Ended, Hold, Plan};
 use crate::config::{Settings, Store};
@@ -90,7 +90,9 @@ impl Job {
         // On a terminal Ctrl-Z stops us and the command alike, without our help.
         signals.add_others(!child::is_interactive()).map_err(unable)?;
         let ended = self.supervise(&guard, &mut signals, &*clock).await;
-        self.conclude(context, guard, granted, &*clock, ended).await
+        // What ended the command was not meant for the release.
+        signals.forget();
+        self.conclude(context, guard, granted, &*clock, &mut signals, ended).await
     }
 
     async fn supervise(
@@ -114,13 +116,14 @@ impl Job {
         guard: Guard,
         granted: Moment,
         clock: &dyn Clock,
+        signals: &mut Signals,
         ended: Result<Ended, Failure>,
     ) -> Result<u8, Failure> {
         // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
         let mut loss = guard.check().err();
         let name = guard.name().clone();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
-        let released = match guard.release().await {
+        let released = match released(guard, clock, signals).await {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
                 // The store knows better: ended by somebody else since the last renewal, while the command ran.
@@ -179,6 +182,19 @@ impl Job {
             "what the command did last may have been done without the lock"
         }));
         Ok(LOST)
+    }
+}
+
+/// Releases the lock; a signal breaks that off, when the store hangs.
+async fn released(guard: Guard, clock: &dyn Clock, signals: &mut Signals) -> leasehold::Result<Released> {
+    let mut release = std::pin::pin!(guard.release());
+    tokio::select! {
+        biased;
+        released = &mut release => released,
+        _ = signals.next_ending() => match timeout(clock, WITHDRAWAL, release).await {
+            Some(released) => released,
+            None => Err(leasehold::Error::new(leasehold::ErrorKind::Unavailable, "interrupted by a signal")),
+        },
     }
 }
 

@@ -160,3 +160,17 @@ fn with_on_lost_none_nothing_is_killed() {
     assert!(lives(&child));
     crate::support::send(child.parse().unwrap(), Signal::KILL);
 }
+
+#[test]
+fn a_release_that_hangs_is_broken_off_by_a_signal() {
+    let place = Place::new();
+    let mut holder = place.hold("run x --ttl 1h", "echo ready; sleep 1000");
+    let _store = place.cut_off();
+    // The first one ends the command, and a later one the release.
+    until("it has ended", || {
+        holder.signal(Signal::TERM);
+        holder.process.try_wait().unwrap().is_some()
+    });
+    let ended = holder.end().expect(143);
+    assert!(ended.stderr.contains("not released") && ended.stderr.contains("interrupted"), "{ended:?}");
+}
