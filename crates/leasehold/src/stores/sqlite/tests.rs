@@ -364,6 +364,18 @@ async fn what_was_granted_in_another_boot_has_lapsed() {
 }
 
 #[tokio::test]
+async fn a_container_with_a_boot_id_of_its_own_is_not_granted_what_is_held() {
+    let mut site = Site::new();
+    let holder = site.open().await;
+    let mut grant = grant(&holder).await;
+    site.machine.boot = "container:another".into();
+    let container = site.open().await;
+    held(&container).await;
+    assert!(matches!(holder.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(holder.release(&mut grant, None).await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
 async fn a_ticket_survives_a_reboot_while_nobody_took_over() {
     let mut site = Site::new();
     let store = site.open().await;
