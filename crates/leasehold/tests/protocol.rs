@@ -357,6 +357,19 @@ async fn tokens_rise_across_a_deletion_by_hand_although_the_stores_clock_is_know
 }
 
 #[tokio::test(start_paused = true)]
+async fn tokens_rise_across_a_deletion_by_hand_within_one_tick_of_the_stores_clock() {
+    use leasehold::stores::memory::MemoryRegister;
+    let world = World::new();
+    let register: Arc<MemoryRegister> = world.register.clone();
+    let leases = leasehold::RegisterLeases::new(register, Default::default());
+    let claim = || world.observer(1).claim();
+    let first = granted(leases.try_acquire(&claim()).await.unwrap());
+    world.delete().await;
+    let second = granted(leases.try_acquire(&claim()).await.unwrap());
+    assert!(second.token > first.token);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_create_that_lands_late_gets_a_token_above_those_that_came_and_went_meanwhile() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));

@@ -126,9 +126,11 @@ impl RegisterLeases {
         effort: &mut Effort<'_>,
     ) -> Result<(), StoreError> {
         let Some(since) = since else { return Ok(()) };
+        // Later by a microsecond, since the clock of some stores is read exactly.
+        let floor_us = since.hi_us.saturating_add(1);
         let began = self.now();
         for _ in 0..FLOOR_TRIES {
-            match self.register.store_time().map(|now| protocol::until_store_reads(since.hi_us, now)) {
+            match self.register.store_time().map(|now| protocol::until_store_reads(floor_us, now)) {
                 None | Some(Duration::ZERO) => {
                     // Nobody's patience is meant for this.
                     effort.extend(self.now().longest_since(began));
@@ -136,7 +138,7 @@ impl RegisterLeases {
                 }
                 Some(wait) => self.register.env().sleep(wait.min(FLOOR_PAUSE)).await,
             }
-            if self.register.store_time().is_some_and(|now| now.lo_us < since.hi_us) {
+            if self.register.store_time().is_some_and(|now| now.lo_us < floor_us) {
                 // This machine's wall clock was set meanwhile. A new answer tells the time anew.
                 let _ = effort.request(self.register.read(&key(name))).await;
             }
