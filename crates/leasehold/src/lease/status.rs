@@ -79,7 +79,7 @@ pub struct Held {
     pub held_for: Option<Duration>,
     /// How long the lease can still last from now unless it is renewed.
     pub lapses_within: Option<Duration>,
-    /// Released, but not to be granted yet ([`LeaseStore::release`] with a rest).
+    /// Released, but not to be granted yet ([`LeaseStore::release`](super::LeaseStore::release) with a rest).
     pub resting: bool,
     /// What stands where the record should be, when it is not leasehold's.
     pub foreign: Option<String>,
