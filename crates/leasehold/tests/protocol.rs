@@ -370,6 +370,27 @@ async fn tokens_rise_across_a_deletion_by_hand_within_one_tick_of_the_stores_clo
 }
 
 #[tokio::test(start_paused = true)]
+async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
+    let world = World::new();
+    let client = world.dated(1);
+    let busy = {
+        let (leases, env) = (client.leases.clone(), client.env.clone());
+        let other = leasehold::LockName::new("y").unwrap();
+        tokio::spawn(async move {
+            loop {
+                // Each answer's `Date` is another reading, up to a second worse than the one before.
+                leases.inspect(&other).await.unwrap();
+                env.sleep(Duration::from_millis(90)).await;
+            }
+        })
+    };
+    let began = client.clock.now();
+    client.granted().await;
+    assert!(client.clock.now().longest_since(began) < SECOND * 6 / 5);
+    busy.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_create_that_lands_late_gets_a_token_above_those_that_came_and_went_meanwhile() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));

@@ -191,24 +191,26 @@ pub(super) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Con
 
 /// The record that grants `claim`, over `previous`.
 ///
-/// The token is above that of every earlier grant: of this record by counting, of records that were deleted by the
-/// store's clock, since every token was at most the store's time when it was granted.
+/// The token is above that of every earlier grant: of this record by counting; of records that were deleted by the
+/// store's clock, which certainly reads at least `floor_us` now, since every token was at most the store's time when it
+/// was granted.
 pub(super) fn grant(
     claim: &Claim,
     previous: Option<&Record>,
     store: Option<StoreTime>,
+    floor_us: Option<u64>,
     nonce: Id,
 ) -> Result<Record, Fault> {
     let counted = previous.map_or(0, |previous| previous.token.get() + 1);
-    let floor = store.map(|store| store.lo_us);
-    if previous.is_none() && floor.is_none() {
+    let by_clock = store.map(|store| store.lo_us).max(floor_us);
+    if previous.is_none() && floor_us.is_none() {
         return Err(Fault::new(
             ErrorKind::Unsupported,
             "the store's answers carry no time (no `Date`), so a new lock's fencing token cannot be kept rising",
         )
         .with_help("use a store, or a proxy before it, that sends the Date header"));
     }
-    let token = Token::new(counted.max(floor.unwrap_or(0))).ok_or_else(|| {
+    let token = Token::new(counted.max(by_clock.unwrap_or(0))).ok_or_else(|| {
         Fault::new(
             ErrorKind::Corrupt,
             "the fencing tokens of this lock are used up, or the store's clock is far off",

@@ -13,8 +13,8 @@ use crate::error::{Fault, StoreError};
 use crate::lease::{Claim, Grant, LeaseStore, Verdict, deadline};
 use crate::name::LockName;
 
-/// A `Date` is true to a second, so one wait of little more is enough unless a clock was set.
-const FLOOR_PAUSE: Duration = Duration::from_secs(2);
+/// A `Date` is true to a second, and its answer took some time.
+const LONGEST_FLOOR_WAIT: Duration = Duration::from_secs(8);
 const FLOOR_TRIES: usize = 5;
 
 impl RegisterLeases {
@@ -41,13 +41,14 @@ impl RegisterLeases {
                 }
                 Claimed::Grantable { over, floor_from_clock } => {
                     self.trust().await?;
-                    if floor_from_clock {
-                        self.wait_for_floor(&claim.name, store, &mut effort).await?;
-                    }
+                    let floor_us = match floor_from_clock {
+                        true => self.wait_for_floor(&claim.name, store, &mut effort).await?,
+                        false => None,
+                    };
                     let sent = self.now();
                     let store = self.register.store_time();
-                    let record =
-                        protocol::grant(claim, over, store, self.nonce()).map_err(Fault::not_applied)?;
+                    let record = protocol::grant(claim, over, store, floor_us, self.nonce())
+                        .map_err(Fault::not_applied)?;
                     let expect = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
                     match self
                         .send(&claim.name, expect.as_ref(), &record, sent, attempts, &mut effort)
@@ -117,34 +118,43 @@ impl RegisterLeases {
         }
     }
 
-    /// Waits until the store's clock certainly reads later than it could at `since`: a token taken from it is then above
-    /// those of all records that were there before, and were deleted by hand.
+    /// Waits until the store's clock certainly reads later than it could at `since`, which is now, and gives that reading:
+    /// a token that is not below it is above those of all records that were there before and were deleted by hand.
     async fn wait_for_floor(
         &self,
         name: &LockName,
         since: Option<StoreTime>,
         effort: &mut Effort<'_>,
-    ) -> Result<(), StoreError> {
-        let Some(since) = since else { return Ok(()) };
-        // Later by a microsecond, since the clock of some stores is read exactly.
-        let floor_us = since.hi_us.saturating_add(1);
-        let began = self.now();
+    ) -> Result<Option<u64>, StoreError> {
+        let Some(mut since) = since else { return Ok(None) };
         for _ in 0..FLOOR_TRIES {
-            match self.register.store_time().map(|now| protocol::until_store_reads(floor_us, now)) {
-                None | Some(Duration::ZERO) => {
-                    // Nobody's patience is meant for this.
-                    effort.extend(self.now().longest_since(began));
-                    return Ok(());
-                }
-                Some(wait) => self.register.env().sleep(wait.min(FLOOR_PAUSE)).await,
+            // Later by a microsecond, since the clock of some stores is read exactly.
+            let floor_us = since.hi_us.saturating_add(1);
+            let wait = protocol::until_store_reads(floor_us, since);
+            if wait <= LONGEST_FLOOR_WAIT {
+                self.pass(wait, effort).await;
+                return Ok(Some(floor_us));
             }
-            if self.register.store_time().is_some_and(|now| now.lo_us < floor_us) {
-                // This machine's wall clock was set meanwhile. A new answer tells the time anew.
-                let _ = effort.request(self.register.read(&key(name))).await;
-            }
+            // More than a `Date` explains: it is old, or a clock was set. A new answer tells the time anew.
+            effort.request(self.register.read(&key(name))).await?;
+            let Some(now) = self.register.store_time() else { return Ok(None) };
+            since = now;
         }
-        Err(Fault::unavailable("this machine's clock was set, or the store's clock stands still")
-            .not_applied())
+        Err(Fault::unavailable("the store's time cannot be told: a clock is being set").not_applied())
+    }
+
+    /// Lets `wait` pass on both clocks. Nobody's patience is meant for that, so the effort gets the time back.
+    async fn pass(&self, wait: Duration, effort: &mut Effort<'_>) {
+        let began = self.now();
+        let (mut passed, mut last) = (Duration::ZERO, began);
+        // Piece by piece: a wall clock that is set back costs one piece.
+        while passed < wait {
+            self.register.env().sleep(wait - passed).await;
+            let now = self.now();
+            passed += now.shortest_since(last);
+            last = now;
+        }
+        effort.extend(last.longest_since(began));
     }
 
     /// A grant that was committed, unless its time is over already.
