@@ -1,6 +1,7 @@
 //! A store in memory that is right, or wrong in one way of the test's choosing.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -123,6 +124,8 @@ struct Shared {
     woken: Notify,
     env: Env,
     flaw: Option<Flaw>,
+    /// The highest token of any row, also of those that were deleted.
+    highest: AtomicU64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -150,7 +153,15 @@ impl Double {
     /// A store with that flaw, or without any.
     pub(crate) fn new(flaw: Option<Flaw>) -> Self {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
-        Self { shared: Arc::new(Shared { rows: Mutex::default(), woken: Notify::new(), env, flaw }) }
+        Self {
+            shared: Arc::new(Shared {
+                rows: Mutex::default(),
+                woken: Notify::new(),
+                env,
+                flaw,
+                highest: AtomicU64::new(0),
+            }),
+        }
     }
 }
 
@@ -226,8 +237,10 @@ impl Store {
         if let Some(live) = row.live.take().filter(|live| live.id != claim.id) {
             self.end(row, &live, End::Lapsed);
         }
-        let floor = if self.is(Flaw::TokenForgottenWithTheRecord) { 1 } else { now.wall_us() };
+        let forgets = self.is(Flaw::TokenForgottenWithTheRecord);
+        let floor = if forgets { 1 } else { self.0.highest.load(Ordering::SeqCst) + 1 };
         row.token = if stays { row.token } else { (row.token + 1).max(floor) };
+        self.0.highest.fetch_max(row.token, Ordering::SeqCst);
         row.live = Some(Live {
             id: claim.id,
             ttl: claim.ttl,
