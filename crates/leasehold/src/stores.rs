@@ -1,5 +1,7 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
+#[cfg(feature = "s3")]
+mod aws;
 pub mod memory;
 #[cfg(feature = "s3")]
 pub mod s3;

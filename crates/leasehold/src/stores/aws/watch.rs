@@ -37,7 +37,7 @@ pub(super) enum Reached {
 
 /// One request's observer. Cloning gives another handle on the same request.
 #[derive(Clone, Debug)]
-pub(super) struct Watch {
+pub(in crate::stores) struct Watch {
     env: Env,
     clock: Arc<StoreClock>,
     progress: Arc<Mutex<Progress>>,
