@@ -1,7 +1,9 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
-#[cfg(feature = "s3")]
+#[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 pub mod memory;
 #[cfg(feature = "s3")]
 pub mod s3;
@@ -46,6 +48,13 @@ pub const SCHEMES: &[Scheme] = &[
         built_in: cfg!(feature = "s3"),
     },
     Scheme {
+        scheme: "dynamodb",
+        store: "Amazon DynamoDB, beside AWS's lock client",
+        example: "dynamodb://table?region=eu-west-1",
+        feature: Some("dynamodb"),
+        built_in: cfg!(feature = "dynamodb"),
+    },
+    Scheme {
         scheme: "mem",
         store: "memory of this process, for tests",
         example: "mem:",
@@ -64,6 +73,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         "mem" => memory::open(url, options),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite::open(url, options).await,
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => dynamodb::open(url, options).await,
         #[cfg(feature = "s3")]
         "s3" => s3::open(url, options).await,
         other => Err(not_built_in(other)),
