@@ -11,9 +11,12 @@ use aws_smithy_runtime_api::http::Response;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 
 use super::trouble::{Answer, Trouble};
-use super::watch::{Reached, Watch};
-use crate::clock::{StoreClock, StoreTime};
+use super::watch::{Reached, Watch, date_us};
+use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
+
+/// Signatures are good for 5 to 15 minutes, as the service has it.
+const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
 
 /// Watches every request of one client.
 #[derive(Debug)]
@@ -56,17 +59,17 @@ impl Requests {
             Reached::Nothing => self.signed_once.load(Ordering::Relaxed),
             Reached::Signed | Reached::Sent => self.signed_once.swap(true, Ordering::Relaxed),
         };
-        result.map_err(|error| trouble(&error, watch.reached(), signed_before))
+        result.map_err(|error| trouble(&error, watch.reached(), signed_before, self.env.now()))
     }
 }
 
 /// What the SDK's error is, without the SDK's types.
-fn trouble<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool) -> Trouble
+fn trouble<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool, now: Moment) -> Trouble
 where
     E: ProvideErrorMetadata + StdError + 'static,
 {
     if let Some(response) = error.raw_response() {
-        return Trouble::Answered(answer(error, response));
+        return Trouble::Answered(answer(error, response, now));
     }
     let detail = chain(error);
     match reached {
@@ -83,7 +86,7 @@ where
     }
 }
 
-fn answer<E>(error: &SdkError<E, Response>, response: &Response) -> Answer
+fn answer<E>(error: &SdkError<E, Response>, response: &Response, now: Moment) -> Answer
 where
     E: ProvideErrorMetadata + StdError + 'static,
 {
@@ -96,6 +99,8 @@ where
         // The form with a date is for pages under maintenance; no store throttles with it.
         retry_after: header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs),
         region: header("x-amz-bucket-region").map(str::to_owned),
+        clock_is_off: date_us(response.headers())
+            .is_some_and(|us| Duration::from_micros(us.abs_diff(now.wall_us())) > SIGNATURES_LAST),
     }
 }
 

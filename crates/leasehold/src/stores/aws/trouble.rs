@@ -16,6 +16,8 @@ pub(in crate::stores) struct Answer {
     pub(in crate::stores) retry_after: Option<Duration>,
     /// The region that the bucket is really in; only S3 says so.
     pub(in crate::stores) region: Option<String>,
+    /// Whether the answer's `Date` says that this machine's wall clock is off, by so much that signatures are refused.
+    pub(in crate::stores) clock_is_off: bool,
 }
 
 /// Why there is no success.
