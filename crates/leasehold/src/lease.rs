@@ -276,6 +276,22 @@ impl Capabilities {
     }
 }
 
+impl fmt::Display for Capabilities {
+    /// What it can, in a line for people: `fencing tokens, rests, history`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let can = [
+            (self.tokens, "fencing tokens"),
+            (self.rests, "rests"),
+            (self.history, "history"),
+            (self.sees_dead_processes, "successor at once when a process dies"),
+            (self.watches, "waiters told of a release"),
+            (self.fifo, "waiters in order of arrival"),
+        ];
+        let can: Vec<_> = can.iter().filter(|(can, _)| *can).map(|(_, what)| *what).collect();
+        f.write_str(&can.join(", "))
+    }
+}
+
 /// Settings that every store understands, from its URL or from code.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

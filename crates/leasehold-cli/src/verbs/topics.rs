@@ -109,6 +109,7 @@ fn stores() -> String {
     );
     for scheme in SCHEMES {
         let _ = writeln!(text, "  {:<40} {}", scheme.example, scheme.store);
+        let _ = writeln!(text, "  {:<40} {}", "", scheme.can);
         if let Some(feature) = scheme.feature.filter(|_| !scheme.built_in) {
             let _ = writeln!(
                 text,

@@ -179,12 +179,12 @@ impl RegisterLeases {
         match answer {
             Ok(Written::Committed { record, version }) => {
                 self.known.see(name, (*record).clone(), version.clone(), self.now());
-                known_fate(attempts, record.token);
+                known_fate(attempts);
                 Ok(Sent::Committed(record, version))
             }
             // The attempt stays listed: an earlier copy of this very request may be what made it conflict.
             Ok(Written::Conflict(refusal)) => {
-                known_fate(attempts, token);
+                known_fate(attempts);
                 let brought = match refusal {
                     Refusal::Unexplained => None,
                     Refusal::Absent => Some(Box::new(self.seen(name, None))),
@@ -450,11 +450,10 @@ impl Sight {
     }
 }
 
-/// The latest attempt was answered: it had `token`.
-fn known_fate(attempts: &mut [Attempt], token: Token) {
+/// The latest attempt was answered.
+fn known_fate(attempts: &mut [Attempt]) {
     if let Some(attempt) = attempts.last_mut() {
         attempt.unknown = false;
-        attempt.token = token;
     }
 }
 
