@@ -3,7 +3,8 @@
 use leasehold::lease::Id;
 use leasehold::random::Random;
 
-/// A server that `./test` starts. Its address, and a bucket on it, come as a store URL in an environment variable.
+/// A server that `./test` starts. Its address, and a bucket or table on it, come as a store URL in an environment
+/// variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Server {
@@ -11,17 +12,25 @@ pub enum Server {
     Moto,
     /// MinIO, an S3 in Go.
     MinIo,
+    /// moto's DynamoDB.
+    DynamoDbMoto,
+    /// DynamoDB Local, Amazon's own.
+    DynamoDbLocal,
 }
 
 impl Server {
-    /// Every server.
-    pub const ALL: &[Self] = &[Self::Moto, Self::MinIo];
+    /// Every S3.
+    pub const S3: &[Self] = &[Self::Moto, Self::MinIo];
+    /// Every DynamoDB.
+    pub const DYNAMODB: &[Self] = &[Self::DynamoDbMoto, Self::DynamoDbLocal];
 
     /// The environment variable that holds its store URL.
     pub const fn variable(self) -> &'static str {
         match self {
             Self::Moto => "LEASEHOLD_TEST_S3_MOTO",
             Self::MinIo => "LEASEHOLD_TEST_S3_MINIO",
+            Self::DynamoDbMoto => "LEASEHOLD_TEST_DYNAMODB_MOTO",
+            Self::DynamoDbLocal => "LEASEHOLD_TEST_DYNAMODB_LOCAL",
         }
     }
 

@@ -1,1 +1,9 @@
-fn main() {}
+//! The conformance suite on real DynamoDB servers, which `./test` starts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use leasehold_testkit::conformance;
+use leasehold_testkit::harness::DynamoDb;
+use leasehold_testkit::servers::Server;
+
+conformance!(moto, DynamoDb::on(Server::DynamoDbMoto), (flavor = "multi_thread", worker_threads = 4));
+conformance!(local, DynamoDb::on(Server::DynamoDbLocal), (flavor = "multi_thread", worker_threads = 4));

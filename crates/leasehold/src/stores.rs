@@ -54,6 +54,7 @@ pub const SCHEMES: &[Scheme] = &[
     Scheme {
         scheme: "dynamodb",
         store: "Amazon DynamoDB, beside AWS's lock client",
+        can: "fencing tokens, rests, history",
         example: "dynamodb://table?region=eu-west-1",
         feature: Some("dynamodb"),
         built_in: cfg!(feature = "dynamodb"),
