@@ -1,6 +1,7 @@
 //! On one table with AWS's own lock client in Java and with its Go port: real ones, as processes. `./test` builds them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
+#[allow(dead_code, reason = "clients of others count in a way of their own")]
 mod workers;
 
 use std::process::Stdio;

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::scan::ScanOutput;
-use aws_sdk_dynamodb::operation::update_item::{UpdateItemError, UpdateItemOutput};
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
 use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -144,12 +144,12 @@ impl Records for DynamoDb {
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let key = self.key(name.as_str());
         let expression = expression::claim(record, self.dialect);
-        let output = match self.update(&key, expression, ReturnValue::AllNew).await? {
-            Updated::Done(output) => output,
+        let item = match self.update(&key, expression, ReturnValue::AllNew).await? {
+            Updated::Done(item) => item,
             Updated::Refused(there) => return self.conflict(&key, there),
         };
         // It is written, whatever the answer looks like: only a read can tell its token then.
-        let item = output.attributes.ok_or_else(|| unreadable(&key).maybe_applied())?;
+        let item = item.ok_or_else(|| unreadable(&key).maybe_applied())?;
         let Found { content, version } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
         match content {
             Content::Record(record) => Ok(Written::Committed { record, version }),
@@ -204,7 +204,8 @@ impl Records for DynamoDb {
 
 /// The answer to a conditional update.
 enum Updated {
-    Done(UpdateItemOutput),
+    /// With what was asked to be returned.
+    Done(Option<Item>),
     /// The condition did not hold for this item; `None` for none.
     Refused(Option<Item>),
 }
@@ -231,7 +232,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         let there = result.as_ref().err().and_then(item_there);
         match self.requests.settle(&watch, result) {
-            Ok(output) => Ok(Updated::Done(output)),
+            Ok(output) => Ok(Updated::Done(output.attributes)),
             Err(trouble) => match meaning(Operation::Write, key, &self.place, trouble) {
                 Meaning::Conflict => Ok(Updated::Refused(there)),
                 other => Err(failed(other)),

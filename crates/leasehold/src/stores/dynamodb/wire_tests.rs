@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 
 use super::item::tests::record;
 use super::*;
+use crate::lease::{Claim, Holder, Ttl};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{Reply, Seen, Server, answer, machine, test_credentials};
 
@@ -300,6 +301,25 @@ async fn answers_that_are_not_dynamodbs_are_never_taken_for_an_absent_lock() {
     }
     let nothing = Server::always(ok(&json!({}))).await;
     assert!(nothing.store().read(&x()).await.unwrap().is_none());
+}
+
+/// The token of another client's item cannot be counted on, and without a `Date` there is nothing else to go by.
+#[tokio::test]
+async fn without_the_stores_time_nothing_is_granted_over_another_clients_item() {
+    let mut free = java_item();
+    free["isReleased"] = json!({"S": "1"});
+    let server = Server::start(move |seen| {
+        // It accepts whatever is not a claim, and the probe of the endpoint.
+        let careless = seen.json()["ExpressionAttributeValues"].get(":ownerName").is_some()
+            && seen.json()["ConditionExpression"] == "#recordVersionNumber = :seenVersion";
+        Reply::Answer(if careless { ok(&json!({})) } else { conflict(&json!({"Item": free})) })
+    })
+    .await;
+    let leases = RegisterLeases::on(Arc::new(server.store()), StoreOptions::default());
+    let claim = Claim::new(leases.env(), x(), Ttl::DEFAULT, Holder::default());
+    let error = leases.try_acquire(&claim).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    assert!(error.to_string().contains("Date"), "{error:?}");
 }
 
 #[tokio::test]
