@@ -413,7 +413,8 @@ async fn the_table_is_made_unless_it_is_there_and_waited_for() {
 #[tokio::test]
 async fn a_table_that_is_not_one_of_locks_is_refused() {
     let sort_key = json!({"AttributeName": "at", "KeyType": "RANGE"});
-    let rows: [(&str, Box<dyn FnOnce(&mut Value)>, ErrorKind); 5] = [
+    type Change = Box<dyn FnOnce(&mut Value)>;
+    let rows: [(&str, Change, ErrorKind); 5] = [
         ("`id`", Box::new(|t| t["KeySchema"][0]["AttributeName"] = json!("id")), ErrorKind::Invalid),
         (
             "`key` and `at`",

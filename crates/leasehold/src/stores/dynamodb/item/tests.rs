@@ -217,7 +217,8 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
     let newer = with(&|_, ours| drop(ours.insert("format".to_owned(), n(2))));
     assert_eq!(newer.kind, ErrorKind::Unsupported);
     assert!(newer.help.unwrap().contains("upgrade"));
-    let damages: [&dyn Fn(&mut Item, &mut Item); 12] = [
+    type Damage = dyn Fn(&mut Item, &mut Item);
+    let damages: [&Damage; 12] = [
         &|item, _| drop(item.remove(TOKEN)),
         &|item, _| drop(item.insert(TOKEN.to_owned(), n(Token::LIMIT))),
         &|item, _| drop(item.insert(TOKEN.to_owned(), AttributeValue::N("-1".to_owned()))),
