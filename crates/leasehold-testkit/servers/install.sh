@@ -21,7 +21,7 @@ readonly GO_VERSION=1.26.8                    # fetched where go itself is too o
 install_servers() {
     mkdir -p "$CACHE"
     need_packages && new_enough_go || return 1
-    printf 'what is not in %s yet is installed, which takes some minutes\n' "$CACHE"
+    printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" install_java install_go_peers
     )
