@@ -155,7 +155,10 @@ install_go_program() {
 }
 
 # go_peer NAME: its path.
-go_peer() { printf '%s/peers-go-%s/%s' "$CACHE" "$(digest "$PEER_SOURCES"/go/go.* "$PEER_SOURCES"/go/*.go "$PEER_SOURCES"/go/*/*.go)" "$1"; }
+go_peer() {
+    local sources=("$PEER_SOURCES"/go/go.* "$PEER_SOURCES"/go/*.go "$PEER_SOURCES"/go/*/*.go)
+    printf '%s/peers-go-%s/%s' "$CACHE" "$(digest "${sources[@]}")" "$1"
+}
 
 install_go_peers() {
     local name target

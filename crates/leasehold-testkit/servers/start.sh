@@ -133,7 +133,7 @@ name_programs() {
     LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
 }
 
-# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------------
+# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------
 
 make_bucket_and_table() { make_bucket "$1" && make_table "$1"; }
 
