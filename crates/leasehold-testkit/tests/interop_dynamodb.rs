@@ -4,18 +4,17 @@
 #[allow(dead_code, reason = "clients of others count in a way of their own")]
 mod workers;
 
-use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::{Claim, Grant, Renewal, Ttl, Verdict};
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Holder, LockName, Locker, LossReason, Token};
+use leasehold_testkit::peers::Program;
+use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
 
-use self::workers::{Worker, within};
+use self::workers::Worker;
 
 /// Theirs and ours, in the tests in which somebody dies.
 const TTL: Duration = Duration::from_secs(3);
@@ -23,19 +22,19 @@ const TTL: Duration = Duration::from_secs(3);
 /// Another client, and how it is told to behave.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
-    variable: &'static str,
+    program: Program,
     options: &'static [&'static str],
     /// The dialect of a table that is shared with it.
     dialect: &'static str,
 }
 
-const JAVA: Kind = Kind { variable: "LEASEHOLD_TEST_PEER_DYNAMODB_JAVA", options: &[], dialect: "java" };
+const JAVA: Kind = Kind { program: Program::DynamoDbJava, options: &[], dialect: "java" };
 /// As it is by default, it deletes what it releases and replaces whole items.
 const JAVA_DELETES: Kind = JAVA;
 const JAVA_REPLACES: Kind = Kind { options: &["--keep"], ..JAVA };
 const JAVA_UPDATES: Kind = Kind { options: &["--keep", "--update"], ..JAVA };
 /// It copies what it finds in an item, and a copy may be old.
-const GO: Kind = Kind { variable: "LEASEHOLD_TEST_PEER_DYNAMODB_GO", options: &[], dialect: "go" };
+const GO: Kind = Kind { program: Program::DynamoDbGo, options: &[], dialect: "go" };
 const GO_DELETES: Kind = Kind { options: &["--delete"], ..GO };
 
 /// Each case with each kind of client, as tests of their own.
@@ -71,7 +70,7 @@ async fn ours_waits_for_theirs_and_succeeds_it_when_it_was_killed(table: &Table)
     // It lives on through several of its leases, so each heartbeat was seen.
     SystemClock.sleep(TTL * 2).await;
     let killed = SystemClock.now();
-    theirs.process.kill().await.unwrap();
+    theirs.kill().await;
     assert!(ours.granted().await > before.0.get());
     // Its last heartbeat was a third of its lease before it was killed, at most, and was granted for a whole lease.
     let least = TTL / 2;
@@ -99,7 +98,7 @@ async fn theirs_waits_for_ours_and_succeeds_it_when_it_died(table: &Table) {
         Renewal::Lost(loss) => assert!(matches!(loss.reason, LossReason::TakenOver { .. }), "{loss:?}"),
         Renewal::Renewed => panic!("renewed what another holds"),
     }
-    theirs.release().await;
+    release(theirs).await;
     let after = table.grant(TTL).await;
     assert!(after.0 > token);
 }
@@ -111,7 +110,7 @@ async fn a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise(table: &Tab
         theirs.says("granted").await;
         let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
-        theirs.release().await;
+        release(theirs).await;
         // Twice: a grant over an item of theirs, and one over an item of ours.
         for _ in 0..2 {
             let (token, ours) = table.grant(Duration::from_secs(60)).await;
@@ -210,57 +209,16 @@ impl Table {
         locker.store().release(&mut grant, None).await.unwrap();
     }
 
-    fn peer(&self, verb: &str, ttl: Duration, more: &[&str]) -> Peer {
-        let mut url = StoreUrl::parse(&self.url).unwrap();
-        let endpoint = url.take("endpoint").unwrap();
+    fn peer(&self, verb: &str, ttl: Duration, more: &[&str]) -> Process {
+        let url = StoreUrl::parse(&self.url).unwrap();
         let lock = format!("{}/lock", url.path().trim_matches('/'));
-        let program = std::env::var(self.kind.variable)
-            .unwrap_or_else(|_| panic!("{} is not set: run ./test, which builds it", self.kind.variable));
         let ttl = ttl.as_secs().to_string();
-        let mut process = Command::new(program)
-            .args([verb, "--endpoint", &endpoint, "--table", url.authority().unwrap(), "--lock", &lock])
-            .args(["--ttl", &ttl])
-            .args(more)
-            .args(self.kind.options)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        Peer { process, lines }
+        let more = [&["--ttl", &ttl], more, self.kind.options].concat();
+        self.kind.program.start(verb, &self.url, &lock, &more)
     }
 }
 
-/// A running client of theirs.
-struct Peer {
-    process: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Peer {
-    async fn line(&mut self) -> Option<String> {
-        within("a peer to say something", self.lines.next_line()).await.unwrap()
-    }
-
-    async fn says(&mut self, expected: &str) {
-        assert_eq!(self.line().await.as_deref(), Some(expected));
-    }
-
-    /// Lets a holder release, and waits for it.
-    async fn release(mut self) {
-        drop(self.process.stdin.take());
-        self.says("released").await;
-        assert_eq!(self.end().await.1, Some(0));
-    }
-
-    /// What else it says, and its exit code.
-    async fn end(mut self) -> (Vec<String>, Option<i32>) {
-        let mut said = Vec::new();
-        while let Some(line) = self.line().await {
-            said.push(line);
-        }
-        let status = within("a peer to end", self.process.wait()).await.unwrap();
-        (said, status.code())
-    }
+/// Lets a holder of theirs release, and waits for it.
+async fn release(theirs: Process) {
+    assert_eq!(theirs.end().await, (vec!["released".to_owned()], Some(0)));
 }

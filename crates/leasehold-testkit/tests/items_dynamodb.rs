@@ -9,11 +9,12 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{AttributeDefinition, KeySchemaElement};
 use aws_sdk_dynamodb::types::{AttributeValue, BillingMode, KeyType, ScalarAttributeType};
-use leasehold::clock::{Clock, SystemClock, timeout};
+use leasehold::clock::{Clock, SystemClock};
 use leasehold::lease::{Evicted, Id, State};
 use leasehold::random::Random;
 use leasehold::{ErrorKind, LockName, Locker, Token};
 use leasehold_testkit::harness::dynamodb_client;
+use leasehold_testkit::process::within;
 use leasehold_testkit::servers::Server;
 
 type Item = HashMap<String, AttributeValue>;
@@ -113,12 +114,6 @@ impl Table {
             .await
             .unwrap();
     }
-}
-
-/// Far more than anything takes: for tests that hang.
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    let limit = Duration::from_secs(120);
-    timeout(&SystemClock, limit, future).await.unwrap_or_else(|| panic!("{what} took longer than {limit:?}"))
 }
 
 fn s(text: impl Into<String>) -> AttributeValue {
