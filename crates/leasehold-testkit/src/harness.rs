@@ -158,7 +158,8 @@ pub async fn assert_described(url: &str) {
     assert_eq!(scheme.can, store.capabilities().to_string());
 }
 
-/// A fresh prefix of a table on a real server.
+/// A table of its own on a real server. Not a prefix of one: a listing reads the whole table, and moto, which does one
+/// thing at a time, would keep the leases of other cases waiting.
 #[cfg(feature = "dynamodb")]
 #[derive(Debug)]
 pub struct DynamoDb {
@@ -167,12 +168,16 @@ pub struct DynamoDb {
 
 #[cfg(feature = "dynamodb")]
 impl DynamoDb {
-    /// A fresh prefix on `server`.
+    /// A table on `server` that is made when it is first opened.
     ///
     /// # Panics
     /// When `./test` has not started the server.
     pub fn on(server: crate::servers::Server) -> Self {
-        Self { url: server.fresh_url() }
+        let url = server.url();
+        let table = leasehold::url::StoreUrl::parse(&url).unwrap().authority().unwrap().to_owned();
+        let fresh =
+            format!("{table}-{}", leasehold::lease::Id::random(&leasehold::random::Random::from_os()));
+        Self { url: format!("{}&create=true", url.replacen(&table, &fresh, 1)) }
     }
 }
 
@@ -186,8 +191,7 @@ impl Harness for DynamoDb {
 
     async fn delete_record(&self, name: &LockName) {
         use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
-        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
-        let key = format!("{}/{name}", url.path().trim_matches('/'));
+        let key = name.to_string();
         let (client, table) = dynamodb_client(&self.url).await;
         let request = client.delete_item().table_name(table).key("key", AttributeValue::S(key));
         let deleted = request.return_values(ReturnValue::AllOld).send().await.unwrap();
