@@ -1,6 +1,10 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
+#[cfg(feature = "gcs")]
+pub mod gcs;
 pub mod memory;
+#[cfg(any(feature = "gcs", feature = "s3"))]
+mod objects;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(feature = "sqlite")]
@@ -44,6 +48,13 @@ pub const SCHEMES: &[Scheme] = &[
         built_in: cfg!(feature = "s3"),
     },
     Scheme {
+        scheme: "gs",
+        store: "Google Cloud Storage",
+        example: "gs://bucket/prefix",
+        feature: Some("gcs"),
+        built_in: cfg!(feature = "gcs"),
+    },
+    Scheme {
         scheme: "mem",
         store: "memory of this process, for tests",
         example: "mem:",
@@ -64,6 +75,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         "sqlite" => sqlite::open(url, options).await,
         #[cfg(feature = "s3")]
         "s3" => s3::open(url, options).await,
+        #[cfg(feature = "gcs")]
+        "gs" => gcs::open(url, options),
         other => Err(not_built_in(other)),
     }
 }

@@ -5,7 +5,6 @@
 mod config;
 mod credentials;
 mod errors;
-mod keys;
 mod watch;
 #[cfg(test)]
 mod wire_tests;
@@ -30,8 +29,8 @@ use tokio::sync::OnceCell;
 
 use self::config::{Location, REQUEST_LIMIT};
 use self::errors::{Answer, Meaning, Operation, Place, Trouble, meaning};
-use self::keys::Keys;
 use self::watch::{Reached, Watch};
+use super::objects::Keys;
 use crate::clock::{self, StoreClock, StoreTime};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};

@@ -14,6 +14,7 @@ use aws_types::service_config::ServiceConfigKey;
 
 use super::credentials::BackgroundCredentials;
 use super::errors::Place;
+use crate::stores::objects::checked_prefix;
 use crate::clock;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind};
@@ -31,10 +32,6 @@ const IDENTITY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Reading the configuration files takes no time; asking the metadata service for the region may.
 const CONFIGURATION_LIMIT: Duration = Duration::from_secs(8);
-
-/// The longest prefix, in bytes: an S3 key has at most 1,024, of which `/`, a percent-encoded name of 256 and `.lock`
-/// take 774.
-const MAX_PREFIX_BYTES: usize = 250;
 
 /// What a store URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +54,7 @@ impl Location {
             ));
         }
         let bucket = checked_bucket(url.authority().unwrap_or(""))?;
-        let prefix = checked_prefix(url.path())?;
+        let prefix = checked_prefix(url.path(), "s3://my-bucket/team/locks")?;
         let location = Self {
             bucket,
             prefix,
@@ -162,28 +159,6 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
     Err(error.with_help(
         "an S3 store is s3://bucket/prefix; a bucket name has 3 to 63 lower-case letters, digits, `-` and `.`",
     ))
-}
-
-fn checked_prefix(path: &str) -> Result<String, Error> {
-    let prefix = path.strip_prefix('/').unwrap_or(path);
-    let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
-    let flaw = if prefix.is_empty() {
-        None
-    } else if prefix.len() > MAX_PREFIX_BYTES {
-        Some("is longer than 250 bytes")
-    } else if prefix.chars().any(crate::name::is_unprintable) {
-        Some("contains a control or invisible character")
-    } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        // Clients, proxies and stores disagree on what they mean.
-        Some("has an empty, `.` or `..` segment")
-    } else {
-        None
-    };
-    match flaw {
-        None => Ok(prefix.to_owned()),
-        Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}"))
-            .with_help("an S3 store is s3://bucket/prefix, for example s3://my-bucket/team/locks")),
-    }
 }
 
 fn checked_region(region: String) -> Result<String, Error> {
