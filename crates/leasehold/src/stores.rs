@@ -7,6 +7,8 @@ pub mod memory;
 mod objects;
 #[cfg(feature = "s3")]
 pub mod s3;
+#[cfg(all(test, feature = "gcs"))]
+mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -54,6 +56,7 @@ pub const SCHEMES: &[Scheme] = &[
     Scheme {
         scheme: "gs",
         store: "Google Cloud Storage",
+        can: "fencing tokens, rests, history",
         example: "gs://bucket/prefix",
         feature: Some("gcs"),
         built_in: cfg!(feature = "gcs"),

@@ -150,6 +150,10 @@ impl Credentials {
     }
 
     fn forget(&self, detail: String) -> NotLoaded {
+        let detail = match &self.source {
+            Source::File(path) => format!("{}: {detail}", path.display()),
+            _ => detail,
+        };
         self.change(|state| {
             state.library = None;
             state.waiting_since = None;
