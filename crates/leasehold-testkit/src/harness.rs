@@ -150,6 +150,43 @@ impl Harness for S3 {
     }
 }
 
+/// A fresh prefix of a bucket on a real server.
+#[cfg(feature = "gcs")]
+#[derive(Debug)]
+pub struct Gcs {
+    url: String,
+}
+
+#[cfg(feature = "gcs")]
+impl Gcs {
+    /// A fresh prefix on `server`.
+    ///
+    /// # Panics
+    /// When `./test` has not started the server.
+    pub fn on(server: crate::servers::Server) -> Self {
+        Self { url: server.fresh_url() }
+    }
+}
+
+#[cfg(feature = "gcs")]
+#[async_trait]
+impl Harness for Gcs {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        // Without a margin, inspection tells of a lapse within the limit of a case. The servers run on this machine.
+        open(&format!("{}&margin=0s", self.url)).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
+        delete_record(&leasehold::stores::gcs::GcsRegister::open(url, Env::system()).unwrap(), name).await;
+    }
+
+    fn rounds(&self) -> usize {
+        // Waiters ask a server only a few times a second.
+        2
+    }
+}
+
 /// `help stores` tells people what the store at `url` can; the store itself must say the same.
 pub async fn assert_described(url: &str) {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
@@ -158,7 +195,7 @@ pub async fn assert_described(url: &str) {
     assert_eq!(scheme.can, store.capabilities().to_string());
 }
 
-#[cfg(any(feature = "sqlite", feature = "s3"))]
+#[cfg(any(feature = "sqlite", feature = "s3", feature = "gcs"))]
 async fn open(url: &str) -> Arc<dyn LeaseStore> {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
     leasehold::stores::open(url, StoreOptions::default()).await.unwrap()

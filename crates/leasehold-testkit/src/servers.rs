@@ -11,10 +11,14 @@ pub enum Server {
     Moto,
     /// MinIO, an S3 in Go.
     MinIo,
+    /// fake-gcs-server, a GCS in Go.
+    FakeGcs,
+    /// gcp-storage-emulator, a GCS in Python, which ignores preconditions.
+    BadGcs,
 }
 
 impl Server {
-    /// Every server.
+    /// Every S3.
     pub const ALL: &[Self] = &[Self::Moto, Self::MinIo];
 
     /// The environment variable that holds its store URL.
@@ -22,6 +26,8 @@ impl Server {
         match self {
             Self::Moto => "LEASEHOLD_TEST_S3_MOTO",
             Self::MinIo => "LEASEHOLD_TEST_S3_MINIO",
+            Self::FakeGcs => "LEASEHOLD_TEST_GCS_FAKE",
+            Self::BadGcs => "LEASEHOLD_TEST_BAD_GCS",
         }
     }
 
