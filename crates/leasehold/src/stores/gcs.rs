@@ -133,7 +133,8 @@ impl Register for GcsRegister {
         let request = wire::write(&self.place, &object, generation, &value, boundary);
         match self.ask(operation, &object, request).await {
             Ok((_, body)) => {
-                let written = serde_json::from_slice(&body).ok().and_then(|Written { generation }| generation);
+                let written =
+                    serde_json::from_slice(&body).ok().and_then(|Written { generation }| generation);
                 // The object is there, but could never be replaced by its generation.
                 self.version(written.as_deref()).map(Write::Committed).map_err(Fault::maybe_applied)
             }
@@ -201,11 +202,10 @@ impl GcsRegister {
         request: Request,
     ) -> Result<(Option<String>, Bytes), Meaning> {
         let explain = |trouble| meaning(operation, object, &self.place, trouble);
-        let headers = self
-            .credentials
-            .headers()
-            .await
-            .map_err(|error| explain(Trouble::Credentials { detail: error.detail, before: error.before }))?;
+        let headers =
+            self.credentials.headers().await.map_err(|error| {
+                explain(Trouble::Credentials { detail: error.detail, before: error.before })
+            })?;
         let mut builder = self.client.request(request.method, request.url).headers(headers);
         if let Some((kind, body)) = request.content {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
@@ -327,7 +327,8 @@ fn no_listing() -> Fault {
 fn known_generation(version: &Version) -> Result<&str, StoreError> {
     Some(version.as_str()).filter(|text| is_generation(text)).ok_or_else(|| {
         let version = version.as_str();
-        Fault::new(ErrorKind::Invalid, format!("{version:?} is no generation of an object of GCS")).not_applied()
+        Fault::new(ErrorKind::Invalid, format!("{version:?} is no generation of an object of GCS"))
+            .not_applied()
     })
 }
 

@@ -109,4 +109,3 @@ async fn request(stream: &mut TcpStream) -> Option<Seen> {
 pub(super) fn answer(status: &str, headers: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())
 }
-

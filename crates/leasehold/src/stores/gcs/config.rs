@@ -44,8 +44,9 @@ impl Location {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
         if url.user().is_some() || url.password().is_some() {
-            return Err(Error::invalid("credentials do not belong in a GCS store URL")
-                .with_help("name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS"));
+            return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
+                "name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS",
+            ));
         }
         let bucket = checked_bucket(url.authority().unwrap_or(""))?;
         let prefix = checked_prefix(url.path(), "gs://my-bucket/team/locks")?;
@@ -66,8 +67,10 @@ impl Location {
         url.finish()?;
         let source = source.unwrap_or(Source::Default);
         if source != Source::Anonymous && !keeps_secrets(&endpoint) {
-            return Err(Error::invalid(format!("the endpoint {endpoint:?} would be sent access tokens unencrypted"))
-                .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
+            return Err(Error::invalid(format!(
+                "the endpoint {endpoint:?} would be sent access tokens unencrypted"
+            ))
+            .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
         }
         Ok(Self { place: Place { bucket, endpoint }, prefix, source, protocol })
     }
@@ -88,7 +91,9 @@ pub(super) fn client() -> Result<reqwest::Client, Error> {
         .build()
         .map_err(|error| {
             Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be made: {error}"))
-                .with_help("check that the machine has root certificates (Debian: the package ca-certificates)")
+                .with_help(
+                    "check that the machine has root certificates (Debian: the package ca-certificates)",
+                )
                 .with_source(error)
         })
 }
@@ -143,8 +148,9 @@ fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
     if fine {
         return Ok(endpoint.to_owned());
     }
-    Err(Error::invalid(format!("{source} is {endpoint:?}, which is no URL of a host"))
-        .with_help("an endpoint is like http://localhost:4443 or https://storage.europe-west3.rep.googleapis.com"))
+    Err(Error::invalid(format!("{source} is {endpoint:?}, which is no URL of a host")).with_help(
+        "an endpoint is like http://localhost:4443 or https://storage.europe-west3.rep.googleapis.com",
+    ))
 }
 
 /// Whether nobody else can read what is sent to `endpoint`: it is encrypted, or stays on this machine.
@@ -196,15 +202,23 @@ pub(super) mod tests {
             let location = read_with("gs://bucket", Some(variable)).unwrap();
             assert_eq!((location.place.endpoint.as_str(), location.source), (endpoint, Source::Anonymous));
         }
-        let location = read_with("gs://bucket?endpoint=http://localhost:1&credentials=anonymous", Some("x:2"));
-        assert_eq!(location.unwrap().place.endpoint, "http://localhost:1", "the URL says more than the environment");
+        let location =
+            read_with("gs://bucket?endpoint=http://localhost:1&credentials=anonymous", Some("x:2"));
+        assert_eq!(
+            location.unwrap().place.endpoint,
+            "http://localhost:1",
+            "the URL says more than the environment"
+        );
         assert_eq!(read_with("gs://bucket", Some("")).unwrap().place.endpoint, GOOGLE);
         assert!(read_with("gs://bucket", Some("u:hunter2@host")).is_err());
     }
 
     #[test]
     fn access_tokens_are_not_sent_in_the_clear() {
-        for url in ["gs://bucket?endpoint=http://example.com", "gs://bucket?endpoint=http://127.0.0.1.example.com:80"] {
+        for url in [
+            "gs://bucket?endpoint=http://example.com",
+            "gs://bucket?endpoint=http://127.0.0.1.example.com:80",
+        ] {
             let error = read(url).unwrap_err();
             assert!(error.to_string().contains("unencrypted"), "{error:?}");
             assert!(error.help()[0].contains("credentials=anonymous"));

@@ -126,9 +126,8 @@ impl Credentials {
         let credentials = match running {
             Some(library) => library.credentials.clone(),
             None => {
-                let credentials = self
-                    .start()
-                    .map_err(|detail| NotLoaded { detail, before: state.loaded_before })?;
+                let credentials =
+                    self.start().map_err(|detail| NotLoaded { detail, before: state.loaded_before })?;
                 let alive = tokio::spawn(std::future::pending());
                 state.library = Some(Library { credentials: credentials.clone(), alive });
                 state.accepted = false;

@@ -34,11 +34,15 @@ impl Operation {
 
     fn permission(self) -> &'static str {
         match self {
-            Self::Read => "storage.objects.get, and storage.objects.list: without the latter GCS answers 403 also for \
-                           an object that does not exist yet",
+            Self::Read => {
+                "storage.objects.get, and storage.objects.list: without the latter GCS answers 403 also for \
+                           an object that does not exist yet"
+            }
             Self::Create => "storage.objects.create",
             // An overwrite deletes the object that was there.
-            Self::Replace => "storage.objects.create and storage.objects.delete: overwriting an object needs both",
+            Self::Replace => {
+                "storage.objects.create and storage.objects.delete: overwriting an object needs both"
+            }
             Self::Delete => "storage.objects.delete",
             Self::List => "storage.objects.list",
         }
@@ -116,10 +120,8 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
             return case.refused(fault.with_help("check the endpoint, the name resolution and the network"));
         }
         Trouble::NoAnswer { detail } => {
-            return case.unknown(Fault::unavailable(format!(
-                "{case}: {} gave no answer: {detail}",
-                place.endpoint
-            )));
+            return case
+                .unknown(Fault::unavailable(format!("{case}: {} gave no answer: {detail}", place.endpoint)));
         }
     };
     match (operation, answer.status) {
@@ -179,9 +181,8 @@ impl Case<'_> {
             (401, _) if signed_before => self.refused(self.expired(answer)),
             (401, _) | (403, "required" | "authError") => self.refused(self.not_signed_in(answer)),
             (403, "retentionPolicyNotMet" | "objectUnderActiveHold") => self.refused(self.retained(answer)),
-            (403, "accountDisabled" | "UserProjectAccountProblem") | (400, "userProjectMissing" | "required") => {
-                self.refused(self.billing(answer))
-            }
+            (403, "accountDisabled" | "UserProjectAccountProblem")
+            | (400, "userProjectMissing" | "required") => self.refused(self.billing(answer)),
             (403, _) => self.refused(self.denied(answer)),
             (404, _) if !is_page(answer) => self.refused(self.no_bucket(answer)),
             (200..=299, _) => self.unknown(self.garbled(answer)),
@@ -209,8 +210,9 @@ impl Case<'_> {
     }
 
     fn not_implemented(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unsupported, answer)
-            .with_help("this store does not implement a request that leasehold needs: use Google Cloud Storage itself")
+        self.fault(ErrorKind::Unsupported, answer).with_help(
+            "this store does not implement a request that leasehold needs: use Google Cloud Storage itself",
+        )
     }
 
     fn no_bucket(&self, answer: &Answer) -> Fault {
@@ -224,12 +226,14 @@ impl Case<'_> {
 
     /// Access tokens live for an hour. This one was taken for good until now, on a clock that stops in suspend.
     fn expired(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the access token is not accepted any more; a new one is asked for with the next request")
+        self.fault(ErrorKind::Unavailable, answer).with_help(
+            "the access token is not accepted any more; a new one is asked for with the next request",
+        )
     }
 
     fn not_signed_in(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Denied, answer).with_help(format!("GCS does not accept these credentials: {SIGN_IN}"))
+        self.fault(ErrorKind::Denied, answer)
+            .with_help(format!("GCS does not accept these credentials: {SIGN_IN}"))
     }
 
     fn denied(&self, answer: &Answer) -> Fault {
@@ -292,9 +296,11 @@ mod tests {
 
     #[test]
     fn only_googles_own_endpoints_are_trusted() {
-        for trusted in
-            ["https://storage.googleapis.com", "https://storage.europe-west3.rep.googleapis.com", "https://www.googleapis.com"]
-        {
+        for trusted in [
+            "https://storage.googleapis.com",
+            "https://storage.europe-west3.rep.googleapis.com",
+            "https://www.googleapis.com",
+        ] {
             assert!(place(trusted).is_trusted(), "{trusted}");
         }
         for other in [
@@ -348,7 +354,12 @@ mod tests {
                 ["absent", "not invalid", "not invalid", "conflict", "not invalid"],
             ),
             // What a read is answered by GCS, and by an emulator.
-            (404, "", "No such object: bkt/p/x.lock", ["absent", "not invalid", "not invalid", "conflict", "not invalid"]),
+            (
+                404,
+                "",
+                "No such object: bkt/p/x.lock",
+                ["absent", "not invalid", "not invalid", "conflict", "not invalid"],
+            ),
             (404, "", "Not Found", ["absent", "not invalid", "not invalid", "conflict", "not invalid"]),
             (404, "notFound", NO_BUCKET, INVALID),
             (404, "", NO_BUCKET, INVALID),
@@ -379,7 +390,12 @@ mod tests {
             (413, "uploadTooLarge", "", INVALID),
             (416, "", "", INVALID),
             (418, "", "", INVALID),
-            (429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations", BUSY),
+            (
+                429,
+                "rateLimitExceeded",
+                "The object exceeded the rate limit for object mutation operations",
+                BUSY,
+            ),
             (429, "", "", BUSY),
             (499, "", "Client Closed Request", UNKNOWN),
             (500, "internalError", "", UNKNOWN),
@@ -426,13 +442,29 @@ mod tests {
     fn errors_say_what_to_do() {
         use Operation::{Create, Delete, List, Read, Replace};
         for (operation, trouble, helps) in [
-            (Read, answered(403, "forbidden", ""), vec!["storage.objects.get", "storage.objects.list", "gs://bkt"]),
-            (Create, answered(403, "forbidden", ""), vec!["storage.objects.create", "roles/storage.objectUser"]),
-            (Replace, answered(403, "forbidden", ""), vec!["storage.objects.create", "storage.objects.delete"]),
+            (
+                Read,
+                answered(403, "forbidden", ""),
+                vec!["storage.objects.get", "storage.objects.list", "gs://bkt"],
+            ),
+            (
+                Create,
+                answered(403, "forbidden", ""),
+                vec!["storage.objects.create", "roles/storage.objectUser"],
+            ),
+            (
+                Replace,
+                answered(403, "forbidden", ""),
+                vec!["storage.objects.create", "storage.objects.delete"],
+            ),
             (Delete, answered(403, "forbidden", ""), vec!["storage.objects.delete"]),
             (List, answered(403, "forbidden", ""), vec!["storage.objects.list"]),
             (Read, answered(401, "required", ""), vec!["GOOGLE_APPLICATION_CREDENTIALS", "gcloud auth"]),
-            (Create, answered(404, "notFound", NO_BUCKET), vec!["\"bkt\"", "http://here:9", "buckets create"]),
+            (
+                Create,
+                answered(404, "notFound", NO_BUCKET),
+                vec!["\"bkt\"", "http://here:9", "buckets create"],
+            ),
             (Replace, answered(403, "retentionPolicyNotMet", ""), vec!["retention"]),
             (Create, answered(403, "accountDisabled", ""), vec!["GOOGLE_CLOUD_QUOTA_PROJECT"]),
             (

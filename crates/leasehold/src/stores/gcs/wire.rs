@@ -50,7 +50,9 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, value: &[u8],
     // A struct of strings always serializes.
     let metadata = serde_json::to_string(&metadata).unwrap_or_default();
     let mut body = BytesMut::new();
-    for (kind, part) in [("application/json; charset=UTF-8", metadata.as_bytes()), ("application/json", value)] {
+    for (kind, part) in
+        [("application/json; charset=UTF-8", metadata.as_bytes()), ("application/json", value)]
+    {
         body.extend_from_slice(format!("--{boundary}\r\nContent-Type: {kind}\r\n\r\n").as_bytes());
         body.extend_from_slice(part);
         body.extend_from_slice(b"\r\n");
@@ -74,10 +76,7 @@ pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
     let generation = encoded(generation);
     Request {
         method: Method::DELETE,
-        url: format!(
-            "{}?generation={generation}&ifGenerationMatch={generation}",
-            object_url(place, object)
-        ),
+        url: format!("{}?generation={generation}&ifGenerationMatch={generation}", object_url(place, object)),
         content: None,
     }
 }
@@ -136,7 +135,8 @@ pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
     if headers.contains_key("age") {
         return None;
     }
-    let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(headers.get(DATE)?.to_str().ok()?).ok()?;
+    let date =
+        jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(headers.get(DATE)?.to_str().ok()?).ok()?;
     u64::try_from(date.as_second()).ok()?.checked_mul(1_000_000)
 }
 
@@ -184,9 +184,7 @@ fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
         reason: Option<String>,
     }
     match serde_json::from_slice(text) {
-        Ok(Body { error }) => {
-            (error.errors.into_iter().next().and_then(|first| first.reason), error.message)
-        }
+        Ok(Body { error }) => (error.errors.into_iter().next().and_then(|first| first.reason), error.message),
         Err(_) => {
             let text = String::from_utf8_lossy(text).trim().to_owned();
             (None, Some(text).filter(|text| !text.is_empty()))
@@ -230,7 +228,10 @@ mod tests {
     #[test]
     fn names_are_one_segment_each() {
         let place = Place { bucket: "b".into(), endpoint: "http://h".into() };
-        assert_eq!(read(&place, "p/a%20ü?.lock").url, "http://h/storage/v1/b/b/o/p%2Fa%2520%C3%BC%3F.lock?alt=media");
+        assert_eq!(
+            read(&place, "p/a%20ü?.lock").url,
+            "http://h/storage/v1/b/b/o/p%2Fa%2520%C3%BC%3F.lock?alt=media"
+        );
         assert_eq!(
             list(&place, "p/ü", Some("a+b=")).url,
             "http://h/storage/v1/b/b/o?prefix=p%2F%C3%BC&fields=items(name)%2CnextPageToken&pageToken=a%2Bb%3D"

@@ -76,7 +76,9 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert_eq!(create.line, format!("{upload}0&fields=generation"));
     assert!(create.head.contains("content-type: multipart/related; boundary="), "{create:?}");
     let body = String::from_utf8(create.body.clone()).unwrap();
-    assert!(body.contains("{\"name\":\"pre/fix/x.lock\",\"contentType\":\"application/json\",\"cacheControl\":\"no-store\"}"));
+    assert!(body.contains(
+        "{\"name\":\"pre/fix/x.lock\",\"contentType\":\"application/json\",\"cacheControl\":\"no-store\"}"
+    ));
     assert!(body.contains("\r\n\r\n{\"a\":1}\r\n--"), "{body}");
 
     register.write("x.lock", Expect::Version(&v1()), value()).await.unwrap();
@@ -96,7 +98,8 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert!(list.line.starts_with("GET /storage/v1/b/bucket/o?prefix=pre%2Ffix%2Fa%2520b&"), "{list:?}");
 
     for nobodys in ["0", "", "\"etag\"", "1&x=2"] {
-        let error = register.write("x.lock", Expect::Version(&Version::new(nobodys)), value()).await.unwrap_err();
+        let error =
+            register.write("x.lock", Expect::Version(&Version::new(nobodys)), value()).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Invalid, "{nobodys}");
         assert!(register.delete("x.lock", &Version::new(nobodys)).await.is_err(), "{nobodys}");
     }
@@ -292,7 +295,9 @@ async fn careless() -> Server {
             _ => {
                 let name = target.rsplit("%2F").next().unwrap().split('?').next().unwrap();
                 match objects.get(name) {
-                    Some(generation) => answer("200 OK", &format!("X-Goog-Generation: {generation}\r\n"), "{}"),
+                    Some(generation) => {
+                        answer("200 OK", &format!("X-Goog-Generation: {generation}\r\n"), "{}")
+                    }
                     None => answer("404 X", "", "Not Found"),
                 }
             }
@@ -345,8 +350,10 @@ async fn signing_in(store: impl Fn(&str) -> String + Send + Sync + 'static) -> S
             answer(
                 "200 OK",
                 "Content-Type: application/json\r\n",
-                &format!("{{\"access_token\":\"token-{n}\",\"expires_in\":3600,\"token_type\":\"Bearer\",\
-                     \"issued_token_type\":\"urn:ietf:params:oauth:token-type:access_token\"}}"),
+                &format!(
+                    "{{\"access_token\":\"token-{n}\",\"expires_in\":3600,\"token_type\":\"Bearer\",\
+                     \"issued_token_type\":\"urn:ietf:params:oauth:token-type:access_token\"}}"
+                ),
             )
         } else {
             let bearer = seen.head.lines().find_map(|line| line.strip_prefix("authorization: bearer "));
@@ -398,13 +405,12 @@ async fn a_workload_identity_exchanges_its_token() {
 async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_error() {
     // As after a suspend, which the library's clock does not notice.
     let uses = std::sync::atomic::AtomicUsize::new(0);
-    let server = signing_in(move |token| {
-        match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
+    let server =
+        signing_in(move |token| match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
             ("token-1", 1..) => refused("401 X", "", "authError"),
             _ => written(),
-        }
-    })
-    .await;
+        })
+        .await;
     let (_folder, source) = key_file(user(&server.url));
     let register = register_at(&server.url, source);
     let write = async || register.write("x.lock", Expect::Absent, value()).await;

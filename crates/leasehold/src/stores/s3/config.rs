@@ -14,11 +14,11 @@ use aws_types::service_config::ServiceConfigKey;
 
 use super::credentials::BackgroundCredentials;
 use super::errors::Place;
-use crate::stores::objects::checked_prefix;
 use crate::clock;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind};
 use crate::lease::StoreOptions;
+use crate::stores::objects::checked_prefix;
 use crate::url::StoreUrl;
 
 /// The limit of one request, so that several fit into the shortest usual lease. The layers above cut it further.
