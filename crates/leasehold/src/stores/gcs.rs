@@ -24,14 +24,12 @@ use self::config::{Location, REQUEST_LIMIT};
 use self::credentials::Credentials;
 use self::errors::{Meaning, Operation, Place, Trouble, meaning};
 use self::wire::{Listing, Request, Written};
-use super::objects::{Keys, Protocol};
+use super::objects::Keys;
 use crate::clock::{self, StoreClock, StoreTime};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, LeaseStore, Pace, StoreOptions};
-use crate::register::{
-    Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterLeases, RegisterTraits, Version, Write,
-};
+use crate::register::{Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write};
 use crate::url::StoreUrl;
 
 /// Reads of one object are not limited as its writes are, and cost $0.0004 per 1,000. But since GCS takes about one
@@ -59,10 +57,7 @@ pub fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseSto
     let location = Location::from_url(url, &mut options, environment)?;
     let protocol = location.protocol;
     let register = Arc::new(GcsRegister::new(location, options.env.clone())?);
-    Ok(match protocol {
-        Protocol::Lease => Arc::new(RegisterLeases::new(register, options)),
-        Protocol::Existence => return Err(Error::unsupported("not yet")),
-    })
+    Ok(protocol.leases(register, options))
 }
 
 /// The objects below one prefix of a bucket, as a [`Register`].
@@ -164,7 +159,7 @@ impl Register for GcsRegister {
     }
 
     fn traits(&self) -> RegisterTraits {
-        RegisterTraits { store: "GCS", trusted: self.place.is_trusted(), pace: PACE }
+        RegisterTraits { store: "GCS", trusted: self.place.is_trusted(), generations: true, pace: PACE }
     }
 }
 

@@ -2,8 +2,12 @@
 
 mod keys;
 
+use std::sync::Arc;
+
 pub(super) use self::keys::Keys;
 use crate::error::Error;
+use crate::lease::{LeaseStore, StoreOptions};
+use crate::register::{Register, RegisterLeases};
 use crate::url::StoreUrl;
 
 /// The longest prefix, in bytes: an object key has at most 1,024, of which `/`, a percent-encoded name of 256 and
@@ -30,6 +34,14 @@ impl Protocol {
                  create an object and delete it",
             )),
         }
+    }
+
+    /// Leases by this protocol on `register`.
+    pub(super) fn leases(self, register: Arc<dyn Register>, options: StoreOptions) -> Arc<dyn LeaseStore> {
+        Arc::new(match self {
+            Self::Lease => RegisterLeases::new(register, options),
+            Self::Existence => RegisterLeases::by_existence(register, options),
+        })
     }
 
     /// The keys of objects below `prefix`.

@@ -51,7 +51,7 @@ const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
 const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
 
 /// Opens leases on the bucket and prefix that `url` names:
-/// `s3://bucket/prefix?region=&endpoint=&path_style=on|off&profile=&store_clock=&margin=`.
+/// `s3://bucket/prefix?region=&endpoint=&path_style=on|off&profile=&protocol=lease|existence&store_clock=&margin=`.
 ///
 /// Sends no request to S3. Credentials are loaded with the first request.
 ///
@@ -59,8 +59,10 @@ const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
 /// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] when the machine's metadata
 /// service was asked for the region and gave no answer.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let register = S3Register::connect(Location::from_url(url, &mut options)?, options.env.clone()).await?;
-    Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
+    let location = Location::from_url(url, &mut options)?;
+    let protocol = location.protocol;
+    let register = Arc::new(S3Register::connect(location, options.env.clone()).await?);
+    Ok(protocol.leases(register, options))
 }
 
 /// The objects below one prefix of a bucket, as a [`Register`].
@@ -105,7 +107,7 @@ impl S3Register {
         Self {
             client,
             place,
-            keys: Keys::below(&location.prefix),
+            keys: location.protocol.keys(&location.prefix),
             env,
             clock: Arc::default(),
             signed_once: AtomicBool::new(false),
@@ -175,7 +177,7 @@ impl Register for S3Register {
     }
 
     fn traits(&self) -> RegisterTraits {
-        RegisterTraits { store: "S3", trusted: self.place.is_trusted(), pace: PACE }
+        RegisterTraits { store: "S3", trusted: self.place.is_trusted(), generations: false, pace: PACE }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::clock;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind};
 use crate::lease::StoreOptions;
-use crate::stores::objects::checked_prefix;
+use crate::stores::objects::{Protocol, checked_prefix};
 use crate::url::StoreUrl;
 
 /// The limit of one request, so that several fit into the shortest usual lease. The layers above cut it further.
@@ -43,6 +43,7 @@ pub(super) struct Location {
     endpoint: Option<String>,
     path_style: Option<bool>,
     profile: Option<String>,
+    pub(super) protocol: Protocol,
 }
 
 impl Location {
@@ -65,6 +66,7 @@ impl Location {
                 .transpose()?,
             path_style: url.take_switch("path_style")?,
             profile: url.take("profile").map(checked_profile).transpose()?,
+            protocol: Protocol::take(&mut url)?,
         };
         url.take_common(options)?;
         url.finish()?;
@@ -214,7 +216,7 @@ mod tests {
     fn a_url_says_where_and_how() {
         let mut options = StoreOptions::default();
         let url = "s3://my-bucket/team/locks/?region=eu-west-1&endpoint=http%3A%2F%2F127.0.0.1:9000&path_style=off\
-                   &profile=ci&store_clock=off&margin=9s";
+                   &profile=ci&protocol=existence&store_clock=off&margin=9s";
         let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut options).unwrap();
         assert_eq!(
             location,
@@ -225,6 +227,7 @@ mod tests {
                 endpoint: Some("http://127.0.0.1:9000".into()),
                 path_style: Some(false),
                 profile: Some("ci".into()),
+                protocol: Protocol::Existence,
             }
         );
         assert!(!options.store_clock && options.margin == Duration::from_secs(9));
