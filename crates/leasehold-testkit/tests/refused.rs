@@ -3,8 +3,10 @@
 
 #[cfg(feature = "s3")]
 mod s3 {
+    use futures_util::TryStreamExt;
     use leasehold::{ErrorKind, Locker};
     use leasehold_testkit::s3_double::{Preconditions, S3Double};
+    use leasehold_testkit::servers::Server;
 
     async fn locker(server: &S3Double) -> Locker {
         Locker::open(&server.url()).await.unwrap()
@@ -32,6 +34,20 @@ mod s3 {
         assert_eq!(locker.lock("deploy/prod").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
         guard.release().await.unwrap();
         locker.lock("deploy/prod").try_acquire().await.unwrap().release().await.unwrap();
+    }
+
+    /// MinIO ignores `If-Match` on deletes, and with this protocol a release deletes. It is refused before it grants
+    /// anything, not when the first holder wants to be rid of its lock.
+    #[tokio::test]
+    async fn a_server_that_ignores_the_preconditions_of_deletes_is_refused_where_a_release_deletes() {
+        let url = format!("{}&protocol=existence", Server::MinIo.fresh_url());
+        let locker = Locker::open(&url).await.unwrap();
+        for attempt in 0..2 {
+            let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "attempt {attempt}: {error:?}");
+            assert!(error.help()[0].contains("leave out ?protocol"), "{error:?}");
+        }
+        assert_eq!(locker.list("").try_collect::<Vec<_>>().await.unwrap(), []);
     }
 }
 

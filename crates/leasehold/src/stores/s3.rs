@@ -36,7 +36,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
 use crate::register::{
-    Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterLeases, RegisterTraits, Version, Write,
+    Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write,
 };
 use crate::url::StoreUrl;
 
