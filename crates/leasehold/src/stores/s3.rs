@@ -35,9 +35,7 @@ use crate::clock::{self, StoreClock, StoreTime};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
-use crate::register::{
-    Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write,
-};
+use crate::register::{Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write};
 use crate::url::StoreUrl;
 
 /// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on
