@@ -6,6 +6,7 @@
 //! - [`proxy`]: the same for HTTP, between a client and a real server; counts requests too.
 //! - [`servers`]: the real servers that `./test` starts.
 //! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
+//! - [`gcs_double`]: the same for GCS; takes one write a second for each object.
 //! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
 //! - [`simulation`]: many machines, one store, a bad network, and a checker; replayable from a seed.
 
@@ -14,6 +15,7 @@
 
 pub mod conformance;
 pub mod fault;
+pub mod gcs_double;
 pub mod harness;
 mod http;
 pub mod machine;
