@@ -1,7 +1,7 @@
 //! A server that speaks just enough of GCS's JSON API for a lock, in the memory of the test, and takes no more than one
 //! write a second for each object, as GCS says of itself. (GCS lets short bursts through; this one does not.)
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +41,7 @@ struct Objects {
     last_write: BTreeMap<String, Moment>,
     generations: u64,
     writes: Writes,
+    callers: BTreeSet<Option<String>>,
 }
 
 #[derive(Debug)]
@@ -65,6 +66,16 @@ impl GcsDouble {
     /// A store URL on it. It knows any bucket.
     pub fn url(&self) -> String {
         format!("gs://bucket/locks?endpoint=http%3A%2F%2F{}&credentials=anonymous", self.address)
+    }
+
+    /// Where it listens. It is a token server and a metadata server too, and gives everybody the token `double`.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The `Authorization` headers that came with requests for objects; `None` for requests without.
+    pub fn callers(&self) -> BTreeSet<Option<String>> {
+        lock(&self.objects).callers.clone()
     }
 
     /// What came of the writes so far.
@@ -102,6 +113,12 @@ async fn serve(connection: TcpStream, objects: &Mutex<Objects>) -> io::Result<()
 
 impl Objects {
     fn answer(&mut self, request: &Request) -> Vec<u8> {
+        if request.path().ends_with("/token") {
+            let token = "{\"access_token\":\"double\",\"expires_in\":3600,\"token_type\":\"Bearer\"}";
+            let headers = "content-type: application/json\r\nmetadata-flavor: Google\r\n";
+            return answer("200 OK", headers, token.as_bytes());
+        }
+        self.callers.insert(request.header("authorization").map(str::to_owned));
         match request.method.as_str() {
             "GET" => match self.by_name.get(&named(request)) {
                 Some(object) => {

@@ -65,6 +65,25 @@ async fn each_step_of_a_lock_costs_what_the_documentation_says() {
     assert_eq!(proxy.methods(ALL), ["GET", "POST"], "a cold acquisition");
 }
 
+/// No more with the protocol of simple clients: a release is a delete.
+#[tokio::test]
+async fn each_step_of_a_lock_that_is_an_object_costs_as_much() {
+    let url = format!("{}&protocol=existence", Server::FakeGcs.fresh_url());
+    let (proxy, locker) = counted(&url).await;
+    let store = locker.store();
+    let mut grant = granted(&locker).await;
+    assert_eq!(proxy.methods(ALL), ["GET", "POST"], "a cold acquisition");
+    proxy.reset();
+    store.renew(&mut grant).await.unwrap();
+    assert_eq!(proxy.methods(ALL), ["POST"], "a renewal");
+    proxy.reset();
+    store.release(&mut grant, None).await.unwrap();
+    assert_eq!(proxy.methods(ALL), ["DELETE"], "a release");
+    proxy.reset();
+    granted(&locker).await;
+    assert_eq!(proxy.methods(ALL), ["POST"], "a warm acquisition");
+}
+
 #[tokio::test]
 async fn a_waiter_reads_and_never_writes() {
     let url = Server::FakeGcs.fresh_url();
