@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Starts the servers that the tests run against, and tells the tests where they are. ./test sources this file.
 
 readonly STORE=leasehold-test                 # the bucket, or the table, on each server
@@ -12,6 +13,7 @@ start_servers() {
     set_credentials
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
+    name_programs
     for server in moto minio dynamodb_local fake_gcs bad_gcs etcd; do
         "start_$server" || failed=1
     done
@@ -68,7 +70,7 @@ endpoint() { printf 'endpoint=http%%3A%%2F%%2F127.0.0.1:%d' "$1"; }
 start_moto() {
     local port
     port=$(free_port) || return 1
-    start moto "$port" make_bucket_and_table "$CACHE/$MOTO/bin/python" "$SERVERS/atomic_moto.py" \
+    start moto "$port" make_bucket_and_table "$CACHE/$MOTO/bin/python" "$SERVER_FILES/atomic_moto.py" \
         -H 127.0.0.1 -p "$port" || return 1
     export LEASEHOLD_TEST_S3_MOTO="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
     export LEASEHOLD_TEST_DYNAMODB_MOTO="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
@@ -86,9 +88,9 @@ start_minio() {
 start_dynamodb_local() {
     local port jars
     port=$(free_port) || return 1
-    jars=$(jars "$SERVERS/dynamodb-local.xml")
+    jars=$(jars "$SERVER_FILES/dynamodb-local.xml")
     start dynamodb-local "$port" make_table java "-Djava.library.path=$jars" -cp "$jars/*" \
-        "$SERVERS/LoopbackDynamoDb.java" -inMemory -sharedDb -disableTelemetry -port "$port" || return 1
+        "$SERVER_FILES/LoopbackDynamoDb.java" -inMemory -sharedDb -disableTelemetry -port "$port" || return 1
     export LEASEHOLD_TEST_DYNAMODB_LOCAL="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
 }
 
@@ -118,12 +120,20 @@ start_etcd() {
         --listen-peer-urls "http://127.0.0.1:$peers" --initial-advertise-peer-urls "http://127.0.0.1:$peers" \
         --initial-cluster "test=http://127.0.0.1:$peers" || return 1
     export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
-    export LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL
-    LEASEHOLD_TEST_ETCD_SERVER=$(go_program etcd)
-    LEASEHOLD_TEST_ETCDCTL=$(go_program etcdctl)
 }
 
-# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------------
+# Programs that tests run themselves.
+name_programs() {
+    export LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
+    export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO
+    LEASEHOLD_TEST_ETCD_SERVER=$(go_program etcd)
+    LEASEHOLD_TEST_ETCDCTL=$(go_program etcdctl)
+    LEASEHOLD_TEST_PEER_DYNAMODB_JAVA=$(java_peer)
+    LEASEHOLD_TEST_PEER_DYNAMODB_GO=$(go_peer dynamodb)
+    LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
+}
+
+# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------
 
 make_bucket_and_table() { make_bucket "$1" && make_table "$1"; }
 

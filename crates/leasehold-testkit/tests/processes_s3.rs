@@ -31,7 +31,7 @@ async fn sixteen_processes_count_exactly_on_minio() {
 /// granted has run out, and without anybody's help.
 #[tokio::test]
 async fn a_waiter_succeeds_a_killed_holder_by_observation() {
-    for server in Server::ALL {
+    for server in Server::S3 {
         let url = format!("{}&store_clock=off", server.fresh_url());
         let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
         let first = holder.granted().await;
@@ -50,7 +50,7 @@ async fn a_waiter_succeeds_a_killed_holder_by_observation() {
 /// store's own clock shows that its lease is over; what inspection says and what a try gets is the same.
 #[tokio::test]
 async fn a_try_succeeds_a_killed_holder_once_the_clock_of_the_store_says_so() {
-    for server in Server::ALL {
+    for server in Server::S3 {
         let url = format!("{}&margin=0s", server.fresh_url());
         let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
         let first = holder.granted().await;
