@@ -129,7 +129,9 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     let last =
         Player::new(&Plan { harm: 0.0, ..plan.clone() }, plan.seed ^ 0xdead, register, checker.clone());
     last.calm();
-    let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3);
+    // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release deletes.
+    let late = if plan.by_existence { plan.ttl } else { Duration::ZERO };
+    let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
     match last.locker.lock(LOCK).ttl(plan.ttl).acquire_within(bound).await {
         Ok(guard) => checker.believed(guard.token().unwrap().get()),
         Err(error) => checker.violated(format!("I7: not free within {bound:?} of the end: {error}")),

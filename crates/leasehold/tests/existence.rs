@@ -170,6 +170,18 @@ async fn a_late_delete_does_not_free_the_successor() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_holder_that_comes_back_late_does_not_delete_its_successors_object() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut grant = one.granted().await;
+    two.held().await;
+    two.env.sleep(contender_span()).await;
+    let mut next = two.granted().await;
+    assert_eq!(one.release(&mut grant).await, Released::AlreadyLost);
+    two.renew(&mut next).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_delete_whose_answer_was_lost_is_a_release_and_an_eviction() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
@@ -301,9 +313,10 @@ async fn the_two_protocols_leave_each_others_objects_alone() {
     let lock = |store: &Client, lock: &str| Locker::new(store.leases.clone()).lock(lock);
     // `x.lock` here is the object of `x` there.
     let theirs = lock(&by_record, "x").acquire().await.unwrap();
+    let refused = async || lock(&by_existence, "x.lock").try_acquire().await.unwrap_err().to_string();
+    assert!(refused().await.contains("protocol=lease"), "{}", refused().await);
     theirs.release().await.unwrap();
-    let refused = lock(&by_existence, "x.lock").try_acquire().await.unwrap_err();
-    assert!(refused.to_string().contains("protocol=lease"), "free there, and held here: {refused}");
+    assert!(refused().await.contains("protocol=lease"), "free there, and held here: {}", refused().await);
     let ours = lock(&by_existence, "y.lock").acquire().await.unwrap();
     let refused = lock(&by_record, "y").try_acquire().await.unwrap_err();
     assert!(refused.to_string().contains("protocol=existence"), "{refused}");

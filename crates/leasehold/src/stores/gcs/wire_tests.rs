@@ -10,6 +10,7 @@ use super::credentials::Source;
 use super::*;
 use crate::clock::micros;
 use crate::register::probe;
+use crate::stores::objects::Protocol;
 use crate::stores::scripted::{Reply, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
