@@ -1,5 +1,9 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
+#[cfg(any(feature = "s3", feature = "dynamodb"))]
+mod aws;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "gcs")]
 pub mod gcs;
 pub mod memory;
@@ -7,7 +11,8 @@ pub mod memory;
 mod objects;
 #[cfg(feature = "s3")]
 pub mod s3;
-#[cfg(all(test, feature = "gcs"))]
+#[cfg(test)]
+#[cfg(any(feature = "dynamodb", feature = "gcs", feature = "s3"))]
 mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
@@ -54,6 +59,14 @@ pub const SCHEMES: &[Scheme] = &[
         built_in: cfg!(feature = "s3"),
     },
     Scheme {
+        scheme: "dynamodb",
+        store: "Amazon DynamoDB, beside AWS's lock client",
+        can: "fencing tokens, rests, history",
+        example: "dynamodb://table?region=eu-west-1",
+        feature: Some("dynamodb"),
+        built_in: cfg!(feature = "dynamodb"),
+    },
+    Scheme {
         scheme: "gs",
         store: "Google Cloud Storage",
         can: "fencing tokens, rests, history",
@@ -81,6 +94,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         "mem" => memory::open(url, options),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite::open(url, options).await,
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => dynamodb::open(url, options).await,
         #[cfg(feature = "s3")]
         "s3" => s3::open(url, options).await,
         #[cfg(feature = "gcs")]
