@@ -103,7 +103,7 @@ impl RegisterLeases {
     /// exists; a release deletes the object. Objects that leasehold did not write are held by an unknown holder, and
     /// never taken over.
     ///
-    /// Grants carry fencing tokens only where the register's [versions are generations](RegisterTraits::generations);
+    /// Grants carry fencing tokens only where the register's [versions are generations](crate::register::RegisterTraits::generations);
     /// inspection tells of no grants that are over, and no lock can rest.
     pub fn by_existence(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self::on(Arc::new(ExistenceRecords::new(register)), options)
