@@ -87,12 +87,18 @@ pub(crate) struct Running {
     interactive: bool,
 }
 
+/// The variable that names one run of `leasehold run` to all processes that descend from it.
+pub(crate) const RUN: &str = "LEASEHOLD_RUN";
+
+/// What the command's environment differs in from ours: a variable with its value, or to be taken out.
+pub(crate) type Environment<'a> = [(&'a str, Option<String>)];
+
 /// Starts `command` with `environment` on top of ours.
 ///
 /// The kernel ties the command's life to the *thread* that starts it, so this is to be called from the main thread.
 pub(crate) fn launch(
     command: &[OsString],
-    environment: &[(&str, String)],
+    environment: &Environment<'_>,
     plan: Plan,
 ) -> Result<Running, Failure> {
     let interactive = is_interactive();
@@ -106,7 +112,12 @@ pub(crate) fn launch(
     let mut guardian =
         if plan.protects() { Some(Guardian::start(environment).map_err(failed)?) } else { None };
     let mut process = prepared(command, plan);
-    process.envs(environment.iter().map(|(key, value)| (key, value)));
+    for (key, value) in environment {
+        match value {
+            Some(value) => process.env(key, value),
+            None => process.env_remove(key),
+        };
+    }
     if !interactive {
         process.process_group(0);
     }

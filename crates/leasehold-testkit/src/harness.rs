@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use leasehold::env::Env;
 use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::register::{Deleted, Register};
+use leasehold::stores::SCHEMES;
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{LockName, RegisterLeases};
 
@@ -147,6 +148,14 @@ impl Harness for S3 {
         // Waiters ask a server only a few times a second.
         2
     }
+}
+
+/// `help stores` tells people what the store at `url` can; the store itself must say the same.
+pub async fn assert_described(url: &str) {
+    let url = leasehold::url::StoreUrl::parse(url).unwrap();
+    let scheme = SCHEMES.iter().find(|scheme| scheme.scheme == url.scheme()).unwrap();
+    let store = leasehold::stores::open(url, StoreOptions::default()).await.unwrap();
+    assert_eq!(scheme.can, store.capabilities().to_string());
 }
 
 #[cfg(any(feature = "sqlite", feature = "s3"))]

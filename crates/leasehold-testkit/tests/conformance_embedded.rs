@@ -6,7 +6,7 @@ use std::sync::Arc;
 use leasehold::clock::TestClock;
 use leasehold::env::Env;
 use leasehold_testkit::conformance;
-use leasehold_testkit::harness::{OnRegister, Sqlite};
+use leasehold_testkit::harness::{OnRegister, Sqlite, assert_described};
 
 /// Memory on a clock that stands still unless everybody waits.
 fn memory_on_paused_time() -> OnRegister {
@@ -16,3 +16,9 @@ fn memory_on_paused_time() -> OnRegister {
 conformance!(memory_paused, memory_on_paused_time(), (start_paused = true));
 conformance!(memory, OnRegister::memory(Env::system()), (flavor = "multi_thread", worker_threads = 4));
 conformance!(sqlite, Sqlite::default(), (flavor = "multi_thread", worker_threads = 4));
+
+#[tokio::test]
+async fn help_says_what_the_stores_can() {
+    assert_described("mem:").await;
+    assert_described(&Sqlite::default().url()).await;
+}

@@ -43,7 +43,7 @@ async fn main() -> Result<()> {
     holder.kill().and_then(|()| holder.wait()).map_err(failed)?;
     println!("the holder was killed");
     let guard = lock.acquire().await?;
-    println!("succeeded it with the higher token {}", guard.token());
+    println!("succeeded it with the higher token {}", guard.token()?);
     guard.release().await?;
     Ok(())
 }
@@ -52,7 +52,7 @@ async fn main() -> Result<()> {
 async fn hold(url: &str) -> Result<()> {
     let locker = Locker::open(url).await?;
     let guard = locker.lock(LOCK).ttl(Duration::from_secs(5)).note("about to crash").acquire().await?;
-    println!("acquired, token {}", guard.token());
+    println!("acquired, token {}", guard.token()?);
     Err(failed(guard.lost().await))
 }
 

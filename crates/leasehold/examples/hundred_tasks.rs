@@ -20,7 +20,7 @@ async fn main() -> Result<()> {
         let clock = locker.store().env().clock.clone();
         tasks.spawn(async move {
             let guard = lock.acquire().await?;
-            println!("task {n:>2} acquired, token {}", guard.token());
+            println!("task {n:>2} acquired, token {}", guard.token()?);
             clock.sleep(Duration::from_millis(5)).await; // The work.
             println!("task {n:>2} releases");
             guard.release().await

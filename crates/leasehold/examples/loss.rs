@@ -12,7 +12,7 @@ use leasehold::{LockName, Locker, Result};
 async fn main() -> Result<()> {
     let locker = Locker::open("mem:").await?;
     let guard = locker.lock("examples/loss").ttl(Duration::from_secs(3)).acquire().await?;
-    println!("acquired, token {}", guard.token());
+    println!("acquired, token {}", guard.token()?);
 
     // Work that knows nothing of locks, and takes a token to be cancelled by.
     let cancelled = guard.cancellation();
@@ -28,7 +28,7 @@ async fn main() -> Result<()> {
         steps
     });
 
-    locker.evict(&LockName::new("examples/loss")?, guard.token()).await?;
+    locker.evict(&LockName::new("examples/loss")?, guard.token()?).await?;
     println!("evicted by an operator");
     let loss = guard.lost().await;
     println!("{loss}");

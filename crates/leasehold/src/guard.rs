@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::{Command, Identity, Lease, start};
-use crate::lease::{Grant, LeaseStore, Loss, LossReason, Released, Token};
+use crate::lease::{Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Token};
 use crate::name::LockName;
 use crate::queue::Turn;
 use crate::ticket::Ticket;
@@ -28,7 +28,7 @@ use crate::ticket::Ticket;
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let locker = leasehold::Locker::open("mem:").await?;
 /// let guard = locker.lock("report").acquire().await?;
-/// println!("writing with token {}", guard.token());
+/// println!("writing with token {}", guard.token()?);
 /// guard.check()?; // local, no I/O
 /// guard.release().await?;
 /// # Ok::<_, leasehold::Error>(())
@@ -37,6 +37,7 @@ use crate::ticket::Ticket;
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
     identity: Identity,
+    capabilities: Capabilities,
     lease: Arc<Lease>,
     keeper: Option<oneshot::Sender<Command>>,
 }
@@ -50,8 +51,9 @@ impl Guard {
         store_url: Option<String>,
     ) -> Self {
         let identity = Identity { name: grant.name.clone(), token: grant.token };
+        let capabilities = store.capabilities();
         let (lease, keeper) = start(store, grant, turn, store_url);
-        Self { identity, lease, keeper: Some(keeper) }
+        Self { identity, capabilities, lease, keeper: Some(keeper) }
     }
 
     /// The lock's name.
@@ -60,8 +62,16 @@ impl Guard {
     }
 
     /// The fencing token: greater than that of every earlier grant of this lock.
-    pub fn token(&self) -> Token {
-        self.identity.token
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where the store's protocol carries none ([`Capabilities::tokens`]).
+    pub fn token(&self) -> Result<Token> {
+        if self.capabilities.tokens {
+            return Ok(self.identity.token);
+        }
+        let message = format!("locks in {} carry no fencing tokens", self.capabilities.store);
+        Err(Error::unsupported(message)
+            .with_help("see the store's page for which of its protocols have tokens"))
     }
 
     /// How long the lock is certainly still held without another renewal; zero once it was lost. Local, no I/O.

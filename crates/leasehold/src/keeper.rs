@@ -234,12 +234,15 @@ impl Keeper {
         let env = self.lease.env.clone();
         let regular = env.random.jittered(ttl.get().mul_f64(RENEW_AFTER), RENEW_SPREAD);
         let mut pause = regular;
+        // A false alarm costs one renewal, and the next is heard only after a pause.
+        let mut alarmed = false;
         loop {
             tokio::select! {
                 biased;
                 command = &mut *commands => return Over::Asked(command.ok()),
                 () = self.lease.over.cancelled() => return self.cancelled(commands).await,
-                () = env.sleep(pause) => {}
+                () = self.store.ended(&self.grant), if !alarmed => alarmed = true,
+                () = env.sleep(pause) => alarmed = false,
             }
             let (renewal, asked) = {
                 let renewal = self.store.renew(&mut self.grant);

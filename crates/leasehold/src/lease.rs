@@ -47,6 +47,9 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
 
     /// Ends `grant`; with `rest`, the lock is not to be granted for so long. Safe to call again after an error.
     ///
+    /// With a grant that has no memo and the id of a claim, it withdraws the claim: ends what it may have been granted
+    /// without hearing of it, and gives up its place in line.
+    ///
     /// # Errors
     /// When no answer could be had; the lease then lapses by itself.
     async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError>;
@@ -75,6 +78,25 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
 
     /// The names of the locks that have a record, those starting with `prefix`, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
+
+    /// Completes when `claim`, refused as `seen`, may be granted: by default when [`changed`](Self::changed) does.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// When no answer could be had for a while.
+    async fn turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
+        self.changed(&claim.name, seen).await
+    }
+
+    /// Completes when `grant` may have ended before its time: the keeper then renews at once, to find out. Stores that
+    /// watch tell of an eviction by this; by default it never completes.
+    ///
+    /// Cancel safe.
+    async fn ended(&self, grant: &Grant) {
+        let _ = grant;
+        std::future::pending().await
+    }
 
     /// Completes when a lock that was seen as `seen` may have become free. May complete early; never misses a lapse.
     ///
@@ -113,6 +135,9 @@ pub struct Claim {
     pub holder: Holder,
     /// How much longer contenders wait after a lapse, never after a release.
     pub lock_delay: Duration,
+    /// Whether it stays in line until it is granted or withdrawn ([`LeaseStore::release`]), where the store keeps a line
+    /// ([`Capabilities::fifo`]).
+    pub waits: bool,
     /// Whether the grant outlives the process that asks for it (see [`LeaseStore::detach`]).
     pub detached: bool,
     /// How long to put up with a store that does not answer before giving up.
@@ -131,6 +156,7 @@ impl Claim {
             id: Id::random(&env.random),
             holder,
             lock_delay: Duration::ZERO,
+            waits: false,
             detached: false,
             patience: Self::DEFAULT_PATIENCE,
         }
@@ -228,12 +254,14 @@ pub struct Capabilities {
     pub watches: bool,
     /// Whether release can leave the lock resting.
     pub rests: bool,
+    /// Whether inspection tells of grants that are over.
+    pub history: bool,
     /// How often a waiter asks.
     pub pace: Pace,
 }
 
 impl Capabilities {
-    /// A store with tokens and rests, and nothing else.
+    /// A store with tokens, rests and a history, and nothing else.
     pub const fn new(store: &'static str, pace: Pace) -> Self {
         Self {
             store,
@@ -242,8 +270,25 @@ impl Capabilities {
             sees_dead_processes: false,
             watches: false,
             rests: true,
+            history: true,
             pace,
         }
+    }
+}
+
+impl fmt::Display for Capabilities {
+    /// What it can, in a line for people: `fencing tokens, rests, history`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let can = [
+            (self.tokens, "fencing tokens"),
+            (self.rests, "rests"),
+            (self.history, "history"),
+            (self.sees_dead_processes, "successor at once when a process dies"),
+            (self.watches, "waiters told of a release"),
+            (self.fifo, "waiters in order of arrival"),
+        ];
+        let can: Vec<_> = can.iter().filter(|(can, _)| *can).map(|(_, what)| *what).collect();
+        f.write_str(&can.join(", "))
     }
 }
 

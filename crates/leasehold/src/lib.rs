@@ -9,7 +9,7 @@
 //! let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(30)).note("make deploy");
 //!
 //! let guard = lock.acquire().await?; // waits; try_acquire() and acquire_within() do not, or not for ever
-//! println!("held with token {}", guard.token());
+//! println!("held with token {}", guard.token()?);
 //! guard.check()?; // still held? local, no I/O
 //! guard.release().await?;
 //! # Ok::<_, leasehold::Error>(())

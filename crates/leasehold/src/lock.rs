@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::guard::Guard;
-use crate::lease::{Claim, Grant, Held, Holder, LeaseStore, Ttl, Verdict, deadline};
+use crate::lease::{Claim, Grant, Held, Holder, Id, LeaseStore, Ttl, Verdict, deadline};
 use crate::locker::Locker;
 use crate::name::{LockName, is_unprintable};
 use crate::queue::{Queue, Turn};
@@ -187,7 +187,7 @@ impl Lock {
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// let locker = leasehold::Locker::open("mem:").await?;
-    /// let sum = locker.lock("report").with(async |guard| { guard.token(); 40 + 2 }).await?;
+    /// let sum = locker.lock("report").with(async |guard| { guard.remaining(); 40 + 2 }).await?;
     /// assert_eq!(sum, 42);
     /// # Ok::<_, leasehold::Error>(())
     /// # }).unwrap();
@@ -255,6 +255,10 @@ impl Lock {
         wait: Wait,
     ) {
         let store = self.locker.store().clone();
+        let keeps_line = store.capabilities().fifo;
+        claim.waits = wait == Wait::Yes;
+        // Whether the store may go on with this claim when we do not: a place in line, a request that was not answered.
+        let mut pending = false;
         let outcome = loop {
             match store.try_acquire(&claim).await {
                 Ok(Verdict::Granted(grant)) => {
@@ -269,49 +273,55 @@ impl Lock {
                     let _ = reply.send(Ok(guard));
                     return;
                 }
-                Ok(Verdict::Held(held)) if wait == Wait::No => break Err(held_error(&claim.name, held)),
-                Ok(Verdict::Lost(loss)) if wait == Wait::No => break Err(Error::lost(loss)),
+                Ok(Verdict::Held(held)) if wait == Wait::No => {
+                    break Some(Err(held_error(&claim.name, held)));
+                }
+                Ok(Verdict::Lost(loss)) if wait == Wait::No => break Some(Err(Error::lost(loss))),
                 // A grant that was lost before anybody could believe in it. The next one is another acquisition.
                 Ok(Verdict::Lost(loss)) => {
                     tracing::warn!(%loss, "lost before it was known to be acquired");
-                    match self.claim() {
-                        Ok(fresh) => claim = fresh,
-                        Err(error) => break Err(error),
-                    }
+                    claim.id = Id::random(&store.env().random);
                 }
                 Ok(Verdict::Held(held)) => {
+                    pending = keeps_line;
                     turn.tell(held.clone());
                     self.tell(&held);
                     tokio::select! {
                         biased;
-                        () = reply.closed() => return,
-                        changed = store.changed(&claim.name, &held) => {
+                        () = reply.closed() => break None,
+                        due = store.turn(&claim, &held) => {
                             // Trouble that passes: the next try is as patient as its claim.
-                            if let Err(error) = changed && !error.is_transient() {
-                                break Err(error.into());
+                            if let Err(error) = due && !error.is_transient() {
+                                break Some(Err(error.into()));
                             }
                         }
                     }
                 }
                 Err(error) => {
-                    if let StoreError::MaybeApplied(_) = error {
-                        withdraw(store, claim, turn);
-                    }
-                    break Err(Error::from(error));
+                    pending |= matches!(error, StoreError::MaybeApplied(_));
+                    break Some(Err(Error::from(error)));
                 }
             }
             if reply.is_closed() {
-                return;
+                break None;
             }
         };
-        let _ = reply.send(outcome);
+        if pending {
+            withdraw(store, claim, turn);
+        }
+        if let Some(outcome) = outcome {
+            let _ = reply.send(outcome);
+        }
     }
 }
 
-/// A request may still be granted that nobody waits for any more: in the background, makes the lock free again as soon
-/// as the store answers. The turn is given up at once: what lands later is told from others by its id.
+/// The store may still grant what nobody waits for any more: in the background, gives up the place in line, and makes
+/// the lock free again as soon as the store answers.
+///
+/// The turn is given up at once: what lands later is told from others by its id. Except where the store keeps a line:
+/// the next task must not find this one's place in it.
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
-    drop(turn);
+    let turn = Some(turn).filter(|_| store.capabilities().fifo);
     tokio::spawn(async move {
         let sent = store.env().now();
         let mut grant = Grant {
@@ -326,6 +336,7 @@ fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
         if let Err(error) = store.release(&mut grant, None).await {
             tracing::debug!(lock = %grant.name, %error, "an unanswered request was not withdrawn; it lapses");
         }
+        drop(turn);
     });
 }
 

@@ -8,6 +8,7 @@ mod leases;
 mod probe;
 mod protocol;
 mod record;
+mod records;
 
 use std::fmt;
 use std::sync::Arc;

@@ -19,6 +19,8 @@ pub struct Scheme {
     pub scheme: &'static str,
     /// The store, for people.
     pub store: &'static str,
+    /// What it can, as [`Capabilities`](crate::lease::Capabilities) says it; the page of the store says when it differs.
+    pub can: &'static str,
     /// An example.
     pub example: &'static str,
     /// The cargo feature that it needs; `None` for what is always there.
@@ -32,6 +34,7 @@ pub const SCHEMES: &[Scheme] = &[
     Scheme {
         scheme: "sqlite",
         store: "SQLite file on this machine",
+        can: "fencing tokens, rests, history, successor at once when a process dies",
         example: "sqlite:/var/lib/myapp/locks.db",
         feature: Some("sqlite"),
         built_in: cfg!(feature = "sqlite"),
@@ -39,6 +42,7 @@ pub const SCHEMES: &[Scheme] = &[
     Scheme {
         scheme: "s3",
         store: "Amazon S3 and compatible stores",
+        can: "fencing tokens, rests, history",
         example: "s3://bucket/prefix?region=eu-west-1",
         feature: Some("s3"),
         built_in: cfg!(feature = "s3"),
@@ -46,6 +50,7 @@ pub const SCHEMES: &[Scheme] = &[
     Scheme {
         scheme: "mem",
         store: "memory of this process, for tests",
+        can: "fencing tokens, rests, history",
         example: "mem:",
         feature: None,
         built_in: true,

@@ -50,7 +50,7 @@ async fn fault_15_a_holder_that_is_cut_off_hears_of_it_before_a_successor_can_be
                 lost_first.load(Ordering::SeqCst),
                 "granted while the first holder believed in its lease"
             );
-            guard.token()
+            guard.token().unwrap()
         })
     };
     client.env.sleep(SECOND * 100).await;
@@ -61,7 +61,7 @@ async fn fault_15_a_holder_that_is_cut_off_hears_of_it_before_a_successor_can_be
     assert!(cancelled.is_cancelled());
     let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss}") };
     assert!(error.contains("lost"), "the loss says why: {error}");
-    assert!(successor.await.unwrap() > guard.token());
+    assert!(successor.await.unwrap() > guard.token().unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,7 +108,7 @@ async fn fault_13_a_contender_whose_wall_clock_steps_takes_over_neither_early_no
         let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
         let waiter = {
             let locker = locker(&other);
-            tokio::spawn(async move { locker.lock("x").ttl(TTL).acquire().await.unwrap().token() })
+            tokio::spawn(async move { locker.lock("x").ttl(TTL).acquire().await.unwrap().token().unwrap() })
         };
         client.env.sleep(SECOND * 50).await;
         other.clock.step_wall(step);
@@ -307,7 +307,7 @@ async fn a_hundred_tasks_are_one_contender_and_are_served_in_order() {
         let (locker, order) = (locker.clone(), order.clone());
         tasks.push(tokio::spawn(async move {
             let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
-            order.lock().unwrap().push((n, guard.token()));
+            order.lock().unwrap().push((n, guard.token().unwrap()));
             guard.release().await.unwrap();
         }));
         tokio::task::yield_now().await;
@@ -354,7 +354,7 @@ async fn a_try_in_the_process_of_the_holder_sends_nothing_and_knows_who_it_is() 
     client.network.reset_counts();
     let error = locker.lock("x").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
-    assert_eq!(error.holder().unwrap().token, Some(guard.token()));
+    assert_eq!(error.holder().unwrap().token, Some(guard.token().unwrap()));
     assert!(error.to_string().contains("the first"), "{error}");
     assert_eq!(client.network.counts().total(), 0);
     let error = locker.lock("x").acquire_within(SECOND).await.unwrap_err();
@@ -403,7 +403,7 @@ async fn a_ticket_is_renewed_and_released_by_another_process_and_resumed_as_a_gu
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
-    let token = guard.token();
+    let token = guard.token().unwrap();
     let ticket: Ticket = guard.into_ticket().await.unwrap().to_string().parse().unwrap();
     client.network.reset_counts();
     client.env.sleep(SECOND * 25).await;
@@ -413,7 +413,7 @@ async fn a_ticket_is_renewed_and_released_by_another_process_and_resumed_as_a_gu
     assert_eq!(remaining, holder_span());
     other.env.sleep(SECOND * 25).await;
     let resumed = locker(&other).resume(&ticket).await.unwrap();
-    assert_eq!(resumed.token(), token);
+    assert_eq!(resumed.token().unwrap(), token);
     other.env.sleep(SECOND * 300).await;
     resumed.check().unwrap();
 
@@ -434,10 +434,13 @@ async fn an_eviction_is_heard_of_at_the_next_renewal_and_waiting_for_freedom_end
     };
     other.env.sleep(SECOND * 60).await;
     assert!(!freed.is_finished());
-    let wrong = leasehold::Token::new(guard.token().get() + 1).unwrap();
+    let wrong = leasehold::Token::new(guard.token().unwrap().get() + 1).unwrap();
     assert_eq!(locker(&other).evict(&name(), wrong).await.unwrap(), leasehold::Evicted::Changed);
     guard.check().unwrap();
-    assert_eq!(locker(&other).evict(&name(), guard.token()).await.unwrap(), leasehold::Evicted::Evicted);
+    assert_eq!(
+        locker(&other).evict(&name(), guard.token().unwrap()).await.unwrap(),
+        leasehold::Evicted::Evicted
+    );
     freed.await.unwrap().unwrap();
     assert_eq!(guard.lost().await.reason, LossReason::Ended);
 }

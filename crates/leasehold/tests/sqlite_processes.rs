@@ -85,7 +85,7 @@ async fn log(locker: &Locker, file: &Path) {
     let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
     loop {
         let guard = locker.lock("log").ttl(TTL).acquire().await.unwrap();
-        write!(file, "<{}", guard.token()).unwrap();
+        write!(file, "<{}", guard.token().unwrap()).unwrap();
         tokio::task::yield_now().await;
         writeln!(file, ">").unwrap();
         guard.release().await.unwrap();
@@ -94,7 +94,7 @@ async fn log(locker: &Locker, file: &Path) {
 
 async fn hold(locker: &Locker) {
     let guard = locker.lock("held").ttl(TTL).acquire().await.unwrap();
-    eprintln!("\nholding {}", guard.token());
+    eprintln!("\nholding {}", guard.token().unwrap());
     std::future::pending::<()>().await;
 }
 
@@ -135,7 +135,7 @@ async fn a_holder_that_is_killed_is_succeeded_without_waiting_for_its_lease() {
     let waiting = lock.acquire_within(PATIENCE);
     let (guard, ()) = tokio::join!(waiting, async { holder.0.kill().unwrap() });
     let guard = guard.unwrap();
-    assert!(guard.token().get() > token);
+    assert!(guard.token().unwrap().get() > token);
     guard.release().await.unwrap();
 }
 

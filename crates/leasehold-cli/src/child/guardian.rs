@@ -18,6 +18,7 @@ use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
 use rustix::process::{Pid, getpid};
 
 use super::tree::{self, Tree};
+use super::{Environment, RUN};
 use crate::exit::FAILED;
 
 /// The hidden verb.
@@ -39,12 +40,12 @@ pub(super) struct Guardian {
 impl Guardian {
     /// Starts it, with the `environment` of the command, by which it finds what the command started. It has nothing to
     /// kill before [`watch`](Self::watch).
-    pub(super) fn start(environment: &[(&str, String)]) -> std::io::Result<Self> {
+    pub(super) fn start(environment: &Environment<'_>) -> std::io::Result<Self> {
         let process = Command::new(super::OURSELVES)
             .arg0("leasehold")
             .arg(VERB)
             .arg(getpid().as_raw_nonzero().to_string())
-            .envs(environment.iter().map(|(key, value)| (key, value)))
+            .envs(environment.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -118,18 +119,16 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     }
     if let Some(tree) = tree {
         tree.kill();
-        if let Some(marks) = marks() {
-            tree::kill_all_with(&marks);
+        if let Some(mark) = mark() {
+            tree::kill_all_with(&mark);
         }
     }
     ExitCode::SUCCESS
 }
 
-/// What stands in the environment of the command, of all that it started, and in ours. Together it names one grant, so
-/// all of it or nothing: a part would name others too.
-fn marks() -> Option<[Vec<u8>; 3]> {
-    let mark = |key| Some(format!("{key}={}", std::env::var(key).ok()?).into_bytes());
-    Some([mark("LEASEHOLD_LOCK")?, mark("LEASEHOLD_TOKEN")?, mark("LEASEHOLD_STORE")?])
+/// What stands in the environment of the command, of all that it started, and in ours, and of nobody else.
+fn mark() -> Option<Vec<u8>> {
+    Some(format!("{RUN}={}", std::env::var(RUN).ok()?).into_bytes())
 }
 
 /// Reads stdin in a thread of its own, because a pipe is read without a time limit.

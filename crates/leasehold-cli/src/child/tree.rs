@@ -108,15 +108,15 @@ impl Tree {
     }
 }
 
-/// Kills all processes but us that were started with each of `marks`, which are `KEY=value`, in their environment.
+/// Kills all processes but us that were started with `mark`, which is `KEY=value`, in their environment.
 ///
 /// Once the root has ended, what the command started has become the children of others: on a terminal, where the command
 /// has no group of its own, nothing else tells them from the user's other programs.
-pub(crate) fn kill_all_with(marks: &[Vec<u8>; 3]) {
+pub(crate) fn kill_all_with(mark: &[u8]) {
     let is_marked = |process: &Process| {
         let pid = process.pid.as_raw_nonzero();
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        marks.iter().all(|mark| environment.split(|byte| *byte == 0).any(|entry| entry == mark))
+        environment.split(|byte| *byte == 0).any(|entry| entry == mark)
     };
     for _ in 0..MOST_ROUNDS {
         let alive = processes().into_iter().filter(|p| !p.ended && p.pid != getpid() && is_marked(p));

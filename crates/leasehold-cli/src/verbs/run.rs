@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum as _;
 use leasehold::clock::{Clock, Moment, timeout};
+use leasehold::lease::Id;
 use leasehold::{Guard, Released};
 
 use crate::acquiring::{Request, WITHDRAWAL};
@@ -86,10 +87,11 @@ impl Job {
         let granted = clock.now();
         self.report = std::mem::take(&mut self.report).waited(granted.longest_since(asked));
         let guard = acquired?;
-        self.report.token = Some(guard.token());
+        self.report.token = guard.token().ok();
         // On a terminal Ctrl-Z stops us and the command alike, without our help.
         signals.add_others(!child::is_interactive()).map_err(unable)?;
-        let ended = self.supervise(&guard, &mut signals, &*clock).await;
+        let run = Id::random(&locker.store().env().random);
+        let ended = self.supervise(&guard, run, &mut signals, &*clock).await;
         // What ended the command was not meant for the release.
         signals.forget();
         self.conclude(context, guard, granted, &*clock, &mut signals, ended).await
@@ -98,13 +100,16 @@ impl Job {
     async fn supervise(
         &self,
         guard: &Guard,
+        run: Id,
         signals: &mut Signals,
         clock: &dyn Clock,
     ) -> Result<Ended, Failure> {
         let environment = [
-            ("LEASEHOLD_LOCK", guard.name().to_string()),
-            ("LEASEHOLD_TOKEN", guard.token().to_string()),
-            ("LEASEHOLD_STORE", self.store.shown()),
+            ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
+            // Of a store without tokens: absent, so that a script that needs one fails, and is not given another lock's.
+            ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
+            ("LEASEHOLD_STORE", Some(self.store.shown())),
+            (child::RUN, Some(run.to_string())),
         ];
         child::launch(&self.command, &environment, self.plan)?.supervise(guard, signals, clock).await
     }

@@ -97,8 +97,10 @@ The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.t
 
 The command that `run` runs finds:
   LEASEHOLD_LOCK    the lock's name
-  LEASEHOLD_TOKEN   the fencing token: give it along with every write, and let the resource refuse lower ones
+  LEASEHOLD_TOKEN   the fencing token: give it along with every write, and let the resource refuse lower ones;
+                    absent where the store's protocol has none
   LEASEHOLD_STORE   the store's URL, without passwords
+  LEASEHOLD_RUN     a random name of this run
 ";
 
 fn stores() -> String {
@@ -107,6 +109,7 @@ fn stores() -> String {
     );
     for scheme in SCHEMES {
         let _ = writeln!(text, "  {:<40} {}", scheme.example, scheme.store);
+        let _ = writeln!(text, "  {:<40} {}", "", scheme.can);
         if let Some(feature) = scheme.feature.filter(|_| !scheme.built_in) {
             let _ = writeln!(
                 text,

@@ -84,14 +84,14 @@ async fn increment(locker: &Locker, options: &Options) {
         std::fs::write(file, (number + 1).to_string()).unwrap();
         let until = SystemClock.now().since_boot().as_nanos();
         guard.check().unwrap();
-        say(format_args!("{} {from} {until}", guard.token()));
+        say(format_args!("{} {from} {until}", guard.token().unwrap()));
         guard.release().await.unwrap();
     }
 }
 
 async fn hold(locker: &Locker, options: &Options) {
     let guard = options.lock(locker).acquire().await.unwrap();
-    say(format_args!("granted {}", guard.token()));
+    say(format_args!("granted {}", guard.token().unwrap()));
     let loss = guard.lost().await;
     say(format_args!("lost {loss}"));
 }
@@ -104,7 +104,7 @@ async fn leave(locker: &Locker, options: &Options) {
 async fn attempt(locker: &Locker, options: &Options) -> ExitCode {
     match locker.lock(options.text("lock")).try_acquire().await {
         Ok(guard) => {
-            say(format_args!("granted {}", guard.token()));
+            say(format_args!("granted {}", guard.token().unwrap()));
             guard.release().await.unwrap();
             ExitCode::SUCCESS
         }

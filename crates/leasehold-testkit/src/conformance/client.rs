@@ -83,12 +83,13 @@ impl Client {
         // On paused time a store whose `changed` completes at once, for ever, would never reach the limit.
         const MOST_TRIES: usize = 100_000;
         let mut claim = self.claim(name, ttl);
+        claim.waits = true;
         for _ in 0..MOST_TRIES {
             match self.store.try_acquire(&claim).await.unwrap() {
                 Verdict::Granted(grant) => return grant,
-                Verdict::Held(seen) => self.store.changed(name, &seen).await.unwrap(),
+                Verdict::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
                 // A slow server may have cost us a grant that we never heard of.
-                Verdict::Lost(_) => claim = self.claim(name, ttl),
+                Verdict::Lost(_) => claim.id = self.claim(name, ttl).id,
             }
         }
         panic!("`changed` says that `{name}` is free and `try_acquire` that it is not, {MOST_TRIES} times")

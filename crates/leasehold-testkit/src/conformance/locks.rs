@@ -32,8 +32,8 @@ pub async fn a_hundred_tasks_share_a_lock(harness: &dyn Harness) {
             let guard = lock.acquire().await.unwrap();
             let seen = count.load(Ordering::Relaxed);
             tokio::task::yield_now().await;
-            let before = highest.swap(guard.token().get(), Ordering::Relaxed);
-            assert!(before < guard.token().get(), "token {} after {before}", guard.token());
+            let before = highest.swap(guard.token().unwrap().get(), Ordering::Relaxed);
+            assert!(before < guard.token().unwrap().get(), "token {} after {before}", guard.token().unwrap());
             count.store(seen + 1, Ordering::Relaxed);
             guard.check().unwrap();
             guard.release().await.unwrap();
@@ -95,12 +95,12 @@ pub async fn with_holds_the_lock_while_its_body_runs(harness: &dyn Harness) {
     let token = lock.with(async |guard| {
         let refusal = there.lock("lock").try_acquire().await.unwrap_err();
         assert_eq!(refusal.kind(), ErrorKind::Held);
-        assert_eq!(refusal.holder().unwrap().token, Some(guard.token()));
-        guard.token()
+        assert_eq!(refusal.holder().unwrap().token, Some(guard.token().unwrap()));
+        guard.token().unwrap()
     });
     let token = two.within("the body", token).await.unwrap();
     let guard = there.lock("lock").ttl(LONG).try_acquire().await.unwrap();
-    assert!(guard.token() > token);
+    assert!(guard.token().unwrap() > token);
     guard.release().await.unwrap();
 }
 
@@ -110,9 +110,9 @@ pub async fn a_holder_is_told_that_it_was_evicted(harness: &dyn Harness) {
     let (two, _) = locker(harness, "two").await;
     let guard = acquired(&one, &here.lock("lock").ttl(harness.ttl())).await;
     guard.check().unwrap();
-    assert_eq!(two.evict(&name("lock"), guard.token()).await, Evicted::Evicted);
+    assert_eq!(two.evict(&name("lock"), guard.token().unwrap()).await, Evicted::Evicted);
     let loss = one.within("the loss", guard.lost()).await;
-    assert_eq!((loss.token, loss.reason), (guard.token(), LossReason::Ended));
+    assert_eq!((loss.token, loss.reason), (guard.token().unwrap(), LossReason::Ended));
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     assert!(guard.cancellation().is_cancelled());
     assert!(guard.remaining().is_zero());
@@ -126,7 +126,7 @@ pub async fn a_guard_keeps_its_lease_alive(harness: &dyn Harness) {
     one.env().sleep(harness.ttl() * 2).await;
     guard.check().unwrap();
     let refusal = there.lock("lock").try_acquire().await.unwrap_err();
-    assert_eq!(refusal.holder().unwrap().token, Some(guard.token()));
+    assert_eq!(refusal.holder().unwrap().token, Some(guard.token().unwrap()));
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     two.granted(&name("lock"), LONG).await;
 }
@@ -136,11 +136,11 @@ pub async fn a_ticket_hands_a_lock_on(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (_, there) = locker(harness, "two").await;
     let guard = acquired(&one, &here.lock("lock").ttl(LONG)).await;
-    let token = guard.token();
+    let token = guard.token().unwrap();
     let text = guard.into_ticket().await.unwrap().to_string();
     assert_eq!(here.lock("lock").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
     let guard = there.resume(&text.parse().unwrap()).await.unwrap();
-    assert_eq!(guard.token(), token);
+    assert_eq!(guard.token().unwrap(), token);
     guard.release().await.unwrap();
     one.granted(&name("lock"), LONG).await;
 }

@@ -19,7 +19,11 @@ pub async fn inspection_tells_free_held_and_history(harness: &dyn Harness) {
     assert_eq!(status.token, Some(grant.token));
     one.release(&mut grant).await;
     let status = two.inspect(&lock).await;
-    assert_eq!((&status.state, status.token), (&State::Free, Some(grant.token)));
+    assert_eq!(status.state, State::Free);
+    if !two.store.capabilities().history {
+        return assert_eq!((status.token, status.history.len()), (None, 0), "{status:?}");
+    }
+    assert_eq!(status.token, Some(grant.token));
     let past = &status.history[0];
     assert_eq!((past.token, &past.holder, past.end), (grant.token, one.who(), End::Released));
 }
@@ -34,14 +38,17 @@ pub async fn inspection_tells_a_lapsed_lease_and_not_too_early(harness: &dyn Har
     let lapsed = async {
         loop {
             match two.inspect(&lock).await.state {
-                State::Lapsed(held) => return held,
+                State::Lapsed(held) => return Some(held),
                 State::Held(_) => two.env().sleep(harness.ttl() / 10).await,
+                // A store that ends leases itself, and remembers nothing of them.
+                State::Free if !two.store.capabilities().history => return None,
                 State::Free => panic!("nobody released it"),
             }
         }
     };
     let held = two.within("the lapse to be shown", lapsed).await;
     two.assert_passed(grant.deadline);
+    let Some(held) = held else { return };
     assert_eq!((held.holder.as_ref(), held.token), (Some(one.who()), Some(grant.token)));
 }
 
@@ -56,6 +63,9 @@ pub async fn history_tells_how_grants_ended(harness: &dyn Harness) {
     let lapsed = one.granted(&lock, harness.ttl()).await;
     two.wait(&lock, LONG).await;
     let history = one.inspect(&lock).await.history;
+    if !one.store.capabilities().history {
+        return assert!(history.is_empty(), "{history:?}");
+    }
     let told: Vec<_> =
         history.iter().map(|past| (past.token, past.grant, past.holder.name.as_str(), past.end)).collect();
     let expected = [

@@ -1,4 +1,4 @@
-//! The lease protocol on a register: the driver that sends what the [rules](super::protocol) say.
+//! The lease protocol on lock records: the driver that sends what the [rules](super::protocol) say.
 
 mod acquire;
 
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{BoxStream, StreamExt};
-use tokio::sync::OnceCell;
+use futures_util::stream::BoxStream;
 
 use super::effort::Effort;
 use super::known::{Known, Sighting};
 use super::protocol::{self, Attempt, Availability, Freed, Rules, Settled};
-use super::record::{Content, Record, RecordState, parse};
-use super::{Expect, Register, Version, Write, probe};
-use crate::clock::{Moment, timeout};
+use super::record::{Content, Record, RecordState};
+use super::records::{Found, JsonRecords, Records, Refusal, Written};
+use super::{Expect, Register, Version};
+use crate::clock::{Moment, StoreTime};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -23,13 +23,12 @@ use crate::lease::{
 };
 use crate::name::LockName;
 
-/// A lock's key is its name and this.
-const SUFFIX: &str = ".lock";
-
 /// How long the operations without a patience of their own put up with a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Leases on any [`Register`]: one JSON object for each lock, granted, renewed and released by conditional writes.
+///
+/// The same protocol runs on stores that keep their records in a form of their own: DynamoDB.
 ///
 /// ```
 /// # use leasehold::{Locker, RegisterLeases, lease::StoreOptions, env::Env, stores::memory::MemoryRegister};
@@ -44,15 +43,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Debug)]
 pub struct RegisterLeases {
-    register: Arc<dyn Register>,
+    records: Arc<dyn Records>,
     rules: Rules,
     known: Known,
-    /// Whether the register was found to enforce its preconditions.
-    probed: OnceCell<()>,
 }
-
-/// How long the check of the store's preconditions may take: some forty requests, the first time.
-const PROBE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a grant keeps between calls.
 #[derive(Debug)]
@@ -72,11 +66,20 @@ struct Sight {
     at: Moment,
 }
 
+/// How a record is to be written.
+#[derive(Clone, Copy)]
+enum Send<'a> {
+    /// Over this version, or over nothing.
+    Over(Option<&'a Version>),
+    /// Over whatever free record there is: see [`Records::claim`].
+    Unseen,
+}
+
 /// What became of a conditional write.
 enum Sent {
-    Committed(Version),
-    /// Conflict, or no answer: what is in the store now has to tell.
-    Unclear,
+    Committed(Box<Record>, Version),
+    /// Conflict, or no answer: what is in the store now has to tell. A conflict may have brought it along.
+    Unclear(Option<Box<Sight>>),
     /// Certainly without effect, and the pause before another try is over.
     Again,
 }
@@ -84,60 +87,68 @@ enum Sent {
 impl RegisterLeases {
     /// Leases on `register`.
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
+        Self::on(Arc::new(JsonRecords::new(register)), options)
+    }
+
+    /// Leases on `records`.
+    pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
         let rules = Rules { store_clock: options.store_clock, margin: options.margin };
-        Self { register, rules, known: Known::default(), probed: OnceCell::new() }
+        Self { records, rules, known: Known::default() }
     }
 
     fn now(&self) -> Moment {
-        self.register.env().now()
+        self.records.env().now()
     }
 
     fn nonce(&self) -> Id {
-        Id::random(&self.register.env().random)
+        Id::random(&self.records.env().random)
     }
 
     fn effort(&self, limit: Duration, ttl: Ttl) -> Effort<'_> {
-        Effort::new(self.register.env(), limit, attempt_limit(ttl))
+        Effort::new(self.records.env(), limit, attempt_limit(ttl))
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.records.store_time()
     }
 
     /// Reads a lock's record, however often it takes.
     async fn look(&self, name: &LockName, effort: &mut Effort<'_>) -> Result<Sight, StoreError> {
-        let key = key(name);
-        let cell = loop {
-            match effort.request(self.register.read(&key)).await {
-                Ok(cell) => break cell,
+        loop {
+            match effort.request(self.records.read(name)).await {
+                Ok(found) => return Ok(self.seen(name, found)),
                 Err(error) => effort.pause_after(error).await?,
             }
-        };
+        }
+    }
+
+    /// Notes what an answer that has just arrived says is there.
+    fn seen(&self, name: &LockName, found: Option<Found>) -> Sight {
         let at = self.now(); // After the answer: rule 1.
-        let Some(cell) = cell else {
+        let Some(Found { content, version }) = found else {
             self.known.forget(name);
-            return Ok(Sight { found: None, sighting: None, at });
+            return Sight { found: None, sighting: None, at };
         };
-        let content = parse(&cell.value).map_err(|fault| at_key(fault, &key).not_applied())?;
         let sighting = match &content {
-            Content::Record(record) => Some(self.known.see(name, (**record).clone(), cell.version, at)),
+            Content::Record(record) => Some(self.known.see(name, (**record).clone(), version, at)),
             Content::Foreign(_) => {
                 self.known.forget(name);
                 None
             }
         };
-        Ok(Sight { found: Some(content), sighting, at })
+        Sight { found: Some(content), sighting, at }
     }
 
-    /// Makes sure, once, that the register enforces its preconditions.
-    async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.traits().trusted {
-            return Ok(());
-        }
-        let clock = &*self.register.env().clock;
-        match timeout(clock, PROBE_LIMIT, self.probed.get_or_try_init(|| probe(&*self.register))).await {
-            Some(outcome) => outcome.copied(),
-            None => {
-                let message =
-                    format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}");
-                Err(Fault::unavailable(message).not_applied())
-            }
+    /// What is there after a write of unclear fate: what its refusal brought along, or what a read finds.
+    async fn resolve(
+        &self,
+        name: &LockName,
+        brought: Option<Box<Sight>>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Sight, StoreError> {
+        match brought {
+            Some(sight) => Ok(*sight),
+            None => self.look(name, effort).await,
         }
     }
 
@@ -148,34 +159,43 @@ impl RegisterLeases {
     async fn send(
         &self,
         name: &LockName,
-        expect: Option<&Version>,
+        how: Send<'_>,
         record: &Record,
         sent: Moment,
         attempts: &mut Vec<Attempt>,
         effort: &mut Effort<'_>,
     ) -> Result<Sent, StoreError> {
-        let bytes = record.to_bytes().map_err(Fault::not_applied)?;
         let (token, nonce) = (record.token, record.nonce);
+        let created = matches!(how, Send::Over(None));
         // Before the send, and unknown until its answer is here: this future may be dropped at any await.
-        attempts.push(Attempt { nonce, sent, token, created: expect.is_none(), unknown: true });
-        let key = key(name);
-        let expect = expect.map_or(Expect::Absent, Expect::Version);
-        let answer = effort.request(self.register.write(&key, expect, bytes)).await;
+        attempts.push(Attempt { nonce, sent, token, created, unknown: true });
+        let answer = match how {
+            Send::Over(version) => {
+                let expect = version.map_or(Expect::Absent, Expect::Version);
+                effort.request(self.records.write(name, expect, record)).await
+            }
+            Send::Unseen => effort.request(self.records.claim(name, record)).await,
+        };
         match answer {
-            Ok(Write::Committed(version)) => {
-                self.known.see(name, record.clone(), version.clone(), self.now());
+            Ok(Written::Committed { record, version }) => {
+                self.known.see(name, (*record).clone(), version.clone(), self.now());
                 known_fate(attempts);
-                Ok(Sent::Committed(version))
+                Ok(Sent::Committed(record, version))
             }
             // The attempt stays listed: an earlier copy of this very request may be what made it conflict.
-            Ok(Write::Conflict) => {
+            Ok(Written::Conflict(refusal)) => {
                 known_fate(attempts);
+                let brought = match refusal {
+                    Refusal::Unexplained => None,
+                    Refusal::Absent => Some(Box::new(self.seen(name, None))),
+                    Refusal::Found(found) => Some(Box::new(self.seen(name, Some(found)))),
+                };
                 effort.pause_after_conflict().await?;
-                Ok(Sent::Unclear)
+                Ok(Sent::Unclear(brought))
             }
             Err(error @ StoreError::MaybeApplied(_)) => {
                 effort.pause_after(error).await?;
-                Ok(Sent::Unclear)
+                Ok(Sent::Unclear(None))
             }
             Err(error @ StoreError::NotApplied(_)) => {
                 attempts.pop();
@@ -201,7 +221,7 @@ impl RegisterLeases {
                 }
             }
         }
-        self.trust().await?;
+        self.records.trust().await?;
         let sight = self.look(&grant.name, effort).await?;
         Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
@@ -222,17 +242,17 @@ impl RegisterLeases {
     ) -> Result<Renewal, StoreError> {
         loop {
             let sent = self.now();
-            let record = protocol::renewed(&memo.record, self.register.store_time(), self.nonce());
+            let record = protocol::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, attempts, .. } = memo;
-            let landed = match self.send(&grant.name, Some(version), &record, sent, attempts, effort).await? {
-                Sent::Committed(new) => {
-                    let attempt = memo.attempts.last().copied();
-                    (memo.record, memo.version) = (record, new);
-                    attempt
+            let over = Send::Over(Some(version));
+            let landed = match self.send(&grant.name, over, &record, sent, attempts, effort).await? {
+                Sent::Committed(record, version) => {
+                    (memo.record, memo.version) = (*record, version);
+                    memo.attempts.last().copied()
                 }
                 Sent::Again => None,
-                Sent::Unclear => {
-                    let sight = self.look(&grant.name, effort).await?;
+                Sent::Unclear(brought) => {
+                    let sight = self.resolve(&grant.name, brought, effort).await?;
                     let settled = protocol::settle_renewal(grant.id, &memo.attempts, sight.found.as_ref());
                     if let Some(Sighting { record, version, .. }) = sight.sighting
                         && !matches!(settled, Settled::Gone(_))
@@ -272,14 +292,15 @@ impl RegisterLeases {
         loop {
             let sent = self.now();
             let mut record =
-                protocol::freed(&memo.record, End::Released, rest, self.register.store_time(), self.nonce());
+                protocol::freed(&memo.record, End::Released, rest, self.store_time(), self.nonce());
             record.newborn &= !memo.confirmed;
             let Memo { version, attempts, .. } = memo;
-            match self.send(&grant.name, Some(version), &record, sent, attempts, effort).await? {
-                Sent::Committed(_) => return Ok(Released::Released),
+            let over = Send::Over(Some(version));
+            match self.send(&grant.name, over, &record, sent, attempts, effort).await? {
+                Sent::Committed(..) => return Ok(Released::Released),
                 Sent::Again => {}
-                Sent::Unclear => {
-                    let sight = self.look(&grant.name, effort).await?;
+                Sent::Unclear(brought) => {
+                    let sight = self.resolve(&grant.name, brought, effort).await?;
                     match protocol::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
                         Freed::Landed => return Ok(Released::Released),
                         Freed::Gone => return Ok(Released::AlreadyLost),
@@ -337,7 +358,7 @@ impl LeaseStore for RegisterLeases {
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
         let mut attempts: Vec<Attempt> = Vec::new();
-        self.trust().await?;
+        self.records.trust().await?;
         loop {
             let Sighting { record, version, .. } = match self.look(name, &mut effort).await? {
                 Sight { sighting: Some(sighting), .. } => sighting,
@@ -351,10 +372,10 @@ impl LeaseStore for RegisterLeases {
                 return Ok(Evicted::Changed);
             }
             let sent = self.now();
-            let freed =
-                protocol::freed(&record, End::Evicted, None, self.register.store_time(), self.nonce());
-            if let Sent::Committed(_) =
-                self.send(name, Some(&version), &freed, sent, &mut attempts, &mut effort).await?
+            let freed = protocol::freed(&record, End::Evicted, None, self.store_time(), self.nonce());
+            let over = Send::Over(Some(&version));
+            if let Sent::Committed(..) =
+                self.send(name, over, &freed, sent, &mut attempts, &mut effort).await?
             {
                 return Ok(Evicted::Evicted);
             }
@@ -364,7 +385,7 @@ impl LeaseStore for RegisterLeases {
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
         let quiet = sight.quiet(sight.at);
-        let state = protocol::state(sight.found.as_ref(), quiet, self.register.store_time(), self.rules);
+        let state = protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules);
         let mut status = Status::new(name.clone(), state);
         if let Some(Sighting { record, .. }) = sight.sighting {
             status.token = Some(record.token);
@@ -374,17 +395,12 @@ impl LeaseStore for RegisterLeases {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let names = self.register.list(prefix).filter_map(async |key| match key {
-            // What is no lock's key is none of ours.
-            Ok(key) => LockName::new(key.strip_suffix(SUFFIX)?).ok().map(Ok),
-            Err(error) => Some(Err(error)),
-        });
-        names.boxed()
+        self.records.list(prefix)
     }
 
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
-        let env = self.register.env();
-        let pace = self.register.traits().pace;
+        let env = self.records.env();
+        let pace = self.records.capabilities().pace;
         let mut pause = pace.first;
         let mut lapses_within = seen.lapses_within;
         loop {
@@ -397,20 +413,23 @@ impl LeaseStore for RegisterLeases {
             }
             let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
             let quiet = sight.quiet(sight.at);
-            match protocol::state(sight.found.as_ref(), quiet, self.register.store_time(), self.rules) {
+            match protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
                 crate::lease::State::Held(held) => lapses_within = held.lapses_within,
                 _ => return Ok(()),
             }
         }
     }
 
+    async fn init(&self) -> Result<(), StoreError> {
+        self.records.init().await
+    }
+
     fn capabilities(&self) -> Capabilities {
-        let traits = self.register.traits();
-        Capabilities::new(traits.store, traits.pace)
+        self.records.capabilities()
     }
 
     fn env(&self) -> &Env {
-        self.register.env()
+        self.records.env()
     }
 }
 
@@ -419,7 +438,7 @@ impl RegisterLeases {
     fn lapsed_meanwhile(&self, name: &LockName) -> bool {
         self.known.recall(name).is_some_and(|sighting| {
             let quiet = sighting.quiet(self.now());
-            let store = self.register.store_time();
+            let store = self.store_time();
             protocol::availability(&sighting.record, quiet, store, self.rules) == Availability::Grantable
         })
     }
@@ -440,15 +459,6 @@ fn known_fate(attempts: &mut [Attempt]) {
 
 fn lost(grant: &Grant, reason: LossReason) -> Renewal {
     Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
-}
-
-fn key(name: &LockName) -> String {
-    format!("{name}{SUFFIX}")
-}
-
-fn at_key(mut fault: Fault, key: &str) -> Fault {
-    fault.message = format!("{}: {}", key, fault.message);
-    fault
 }
 
 fn not_ours_to_evict(name: &LockName) -> StoreError {

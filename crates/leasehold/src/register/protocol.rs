@@ -233,6 +233,14 @@ pub(super) fn grant(
     Ok(Record { granted_at_us: upper, renewed_at_us: upper, newborn: previous.is_none(), ..record })
 }
 
+/// The record that grants `claim` over a free one that was not read: the store counts the token.
+pub(super) fn unseen_grant(claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
+    let upper = store.map(|store| store.hi_us);
+    // Lower than any: after a lost answer, whoever has the lock may have it after us (rule 10).
+    let token = Token::default();
+    Record { granted_at_us: upper, renewed_at_us: upper, ..blank(claim, token, nonce) }
+}
+
 fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
     Record {
         leasehold: FORMAT,

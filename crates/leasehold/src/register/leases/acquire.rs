@@ -7,8 +7,8 @@ use super::super::effort::Effort;
 use super::super::known::Sighting;
 use super::super::protocol::{self, Attempt, Availability, Claimed};
 use super::super::record::{Content, Record};
-use super::{Memo, RegisterLeases, Sent, Sight, key};
-use crate::clock::StoreTime;
+use super::{Memo, RegisterLeases, Send, Sent, Sight};
+use crate::clock::{Moment, StoreTime};
 use crate::error::{Fault, StoreError};
 use crate::lease::{Claim, Grant, LeaseStore, Verdict, deadline};
 use crate::name::LockName;
@@ -16,6 +16,16 @@ use crate::name::LockName;
 /// A `Date` is true to a second, and its answer took some time.
 const LONGEST_FLOOR_WAIT: Duration = Duration::from_secs(8);
 const FLOOR_TRIES: usize = 5;
+
+/// What an acquisition does next.
+enum Next {
+    /// Nothing: it is granted.
+    Done(Grant),
+    /// Judge what was seen.
+    Judge(Box<Sight>),
+    /// Read what is there.
+    Look,
+}
 
 impl RegisterLeases {
     /// The acquisition itself; what it sent stays in `attempts` also when it fails.
@@ -25,66 +35,109 @@ impl RegisterLeases {
         attempts: &mut Vec<Attempt>,
     ) -> Result<Verdict, StoreError> {
         let mut effort = self.effort(claim.patience, claim.ttl);
-        let mut sight = self.first_sight(claim, &mut effort).await?;
+        let mut next = self.first_step(claim, attempts, &mut effort).await?;
         loop {
-            let (store, quiet) = (self.register.store_time(), sight.quiet(self.now()));
-            match protocol::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
-                Claimed::Taken(held) => return Ok(Verdict::Held(held)),
-                Claimed::Lost(loss) => return Ok(Verdict::Lost(loss)),
-                Claimed::Ours(attempt) => {
-                    if let Some(Sighting { record, version, .. }) = sight.sighting.take() {
-                        let grant = self.granted(claim, attempt, record, version);
-                        if let Some(grant) = self.in_time(grant).await? {
-                            return Ok(Verdict::Granted(grant));
-                        }
-                    }
+            let mut sight = match next {
+                Next::Done(grant) => return Ok(Verdict::Granted(grant)),
+                Next::Judge(sight) => sight,
+                Next::Look => Box::new(self.look(&claim.name, &mut effort).await?),
+            };
+            let (store, quiet) = (self.store_time(), sight.quiet(self.now()));
+            next = match protocol::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
+                Claimed::Taken(held) => {
+                    self.stamp(&claim.name, sight.sighting.as_ref(), &effort).await;
+                    return Ok(Verdict::Held(held));
                 }
+                Claimed::Lost(loss) => return Ok(Verdict::Lost(loss)),
+                Claimed::Ours(attempt) => match sight.sighting.take() {
+                    Some(Sighting { record, version, .. }) => {
+                        self.in_time(self.granted(claim, attempt, record, version)).await?
+                    }
+                    None => Next::Look,
+                },
                 Claimed::Grantable { over, floor_from_clock } => {
-                    self.trust().await?;
+                    self.records.trust().await?;
                     let floor_us = match floor_from_clock {
-                        true => self.wait_for_floor(&claim.name, store, &mut effort).await?,
+                        true => self.floor(&claim.name, store, &mut effort).await?,
                         false => None,
                     };
                     let sent = self.now();
-                    let store = self.register.store_time();
-                    let record = protocol::grant(claim, over, store, floor_us, self.nonce())
+                    let record = protocol::grant(claim, over, self.store_time(), floor_us, self.nonce())
                         .map_err(Fault::not_applied)?;
-                    let expect = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
-                    match self
-                        .send(&claim.name, expect.as_ref(), &record, sent, attempts, &mut effort)
-                        .await?
-                    {
-                        Sent::Committed(version) => {
-                            if let Some(grant) = self.committed(claim, attempts, record, version).await? {
-                                return Ok(Verdict::Granted(grant));
-                            }
-                        }
-                        Sent::Unclear => {}
-                        Sent::Again => continue,
+                    let version = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
+                    let over = Send::Over(version.as_ref());
+                    match self.write(claim, over, &record, sent, attempts, &mut effort).await? {
+                        Some(next) => next,
+                        None => Next::Judge(sight),
                     }
                 }
-            }
-            sight = self.look(&claim.name, &mut effort).await?;
+            };
         }
     }
 
-    /// What is known already when that allows a write at once (the warm path), else what a read finds.
-    async fn first_sight(&self, claim: &Claim, effort: &mut Effort<'_>) -> Result<Sight, StoreError> {
-        let now = self.now();
-        if let Some(sighting) = self.known.recall(&claim.name) {
-            let free = protocol::availability(
-                &sighting.record,
-                sighting.quiet(now),
-                self.register.store_time(),
-                self.rules,
-            ) == Availability::Grantable;
-            // A newborn record's token comes from the store's clock, which is known best after an answer.
-            if free && sighting.record.grant != claim.id && !sighting.record.newborn {
-                let found = Some(Content::Record(Box::new(sighting.record.clone())));
-                return Ok(Sight { found, sighting: Some(sighting), at: now });
+    /// Writes a grant. `None` when it certainly had no effect.
+    async fn write(
+        &self,
+        claim: &Claim,
+        how: Send<'_>,
+        record: &Record,
+        sent: Moment,
+        attempts: &mut Vec<Attempt>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Next>, StoreError> {
+        Ok(match self.send(&claim.name, how, record, sent, attempts, effort).await? {
+            Sent::Committed(record, version) => {
+                Some(self.committed(claim, attempts, *record, version).await?)
             }
+            Sent::Unclear(Some(sight)) => Some(Next::Judge(sight)),
+            Sent::Unclear(None) => Some(Next::Look),
+            Sent::Again => None,
+        })
+    }
+
+    /// What is known already when that allows a write at once (the warm path); else, where the store can do it, a write
+    /// over whatever is free; else a look.
+    async fn first_step(
+        &self,
+        claim: &Claim,
+        attempts: &mut Vec<Attempt>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Next, StoreError> {
+        let now = self.now();
+        match self.known.recall(&claim.name) {
+            Some(sighting) => {
+                let quiet = sighting.quiet(now);
+                let free = protocol::availability(&sighting.record, quiet, self.store_time(), self.rules)
+                    == Availability::Grantable;
+                // A newborn record's token comes from the store's clock, which is known best after an answer.
+                if free && sighting.record.grant != claim.id && !sighting.record.newborn {
+                    let found = Some(Content::Record(Box::new(sighting.record.clone())));
+                    let sight = Sight { found, sighting: Some(sighting), at: now };
+                    return Ok(Next::Judge(Box::new(sight)));
+                }
+                Ok(Next::Look)
+            }
+            None if self.records.claims() => {
+                self.records.trust().await?;
+                let sent = self.now();
+                let record = protocol::unseen_grant(claim, self.store_time(), self.nonce());
+                let next = self.write(claim, Send::Unseen, &record, sent, attempts, effort).await?;
+                Ok(next.unwrap_or(Next::Look))
+            }
+            None => Ok(Next::Look),
         }
-        self.look(&claim.name, effort).await
+    }
+
+    /// Lets others, who only try, tell by the store's clock when a lease lapses that does not say when it was renewed.
+    async fn stamp(&self, name: &LockName, sighting: Option<&Sighting>, effort: &Effort<'_>) {
+        let Some((sighting, store)) = sighting.zip(self.store_time()) else { return };
+        if !self.rules.store_clock || sighting.record.renewed_at_us.is_some() {
+            return;
+        }
+        let stamp = self.records.stamp(name, &sighting.version, store.hi_us);
+        if let Err(error) = effort.request(stamp).await {
+            tracing::debug!(lock = %name, %error, "when the lock was seen could not be noted");
+        }
     }
 
     /// After a commit: the grant, unless it came too late to be used, or its token may be too low.
@@ -94,28 +147,41 @@ impl RegisterLeases {
         attempts: &[Attempt],
         record: Record,
         version: Version,
-    ) -> Result<Option<Grant>, StoreError> {
-        let Some(&attempt) = attempts.last() else { return Ok(None) };
+    ) -> Result<Next, StoreError> {
+        let Some(&attempt) = attempts.last() else { return Ok(Next::Look) };
         if protocol::too_slow_for_create(&attempt, self.now()) {
             // Read back and written once more, with a token from the clock as it reads then.
-            return Ok(None);
+            return Ok(Next::Look);
         }
         self.in_time(self.granted(claim, attempt, record, version)).await
     }
 
     /// `grant`, unless its deadline passed while its answer was on the way. Then it is released.
-    async fn in_time(&self, mut grant: Grant) -> Result<Option<Grant>, StoreError> {
+    async fn in_time(&self, mut grant: Grant) -> Result<Next, StoreError> {
         if !grant.deadline.passed(self.now()) {
-            return Ok(Some(grant));
+            return Ok(Next::Done(grant));
         }
         tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
         match self.release(&mut grant, None).await {
-            Ok(_) => Ok(None),
+            Ok(_) => Ok(Next::Look),
             // The grant stands, whatever became of its release.
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())
             }
         }
+    }
+
+    /// What a token must not be below, when no record tells which were granted before.
+    async fn floor(
+        &self,
+        name: &LockName,
+        since: Option<StoreTime>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<u64>, StoreError> {
+        if !self.records.counts_tokens() {
+            return Ok(Some(0));
+        }
+        self.wait_for_floor(name, since, effort).await
     }
 
     /// Waits until the store's clock certainly reads later than it could at `since`, which is now, and gives that reading:
@@ -136,8 +202,8 @@ impl RegisterLeases {
                 return Ok(Some(floor_us));
             }
             // More than a `Date` explains: it is old, or a clock was set. A new answer tells the time anew.
-            effort.request(self.register.read(&key(name))).await?;
-            let Some(now) = self.register.store_time() else { return Ok(None) };
+            effort.request(self.records.read(name)).await?;
+            let Some(now) = self.store_time() else { return Ok(None) };
             since = now;
         }
         Err(Fault::unavailable("the store's time cannot be told: a clock is being set").not_applied())
@@ -149,7 +215,7 @@ impl RegisterLeases {
         let (mut passed, mut last) = (Duration::ZERO, began);
         // Piece by piece: a wall clock that is set back costs one piece.
         while passed < wait {
-            self.register.env().sleep(wait - passed).await;
+            self.records.env().sleep(wait - passed).await;
             let now = self.now();
             passed += now.shortest_since(last);
             last = now;
@@ -161,7 +227,7 @@ impl RegisterLeases {
     fn granted(&self, claim: &Claim, attempt: Attempt, record: Record, version: Version) -> Grant {
         Grant {
             name: claim.name.clone(),
-            token: attempt.token,
+            token: record.token,
             id: claim.id,
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, attempt.sent),

@@ -1,0 +1,112 @@
+//! Where lock records lie: as JSON objects in a register, or as a store's own items. The lease protocol stands on this.
+
+mod json;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+
+pub(crate) use self::json::JsonRecords;
+use super::record::{Content, Record};
+use super::{Expect, Version};
+use crate::clock::StoreTime;
+use crate::env::Env;
+use crate::error::StoreError;
+use crate::lease::Capabilities;
+use crate::name::LockName;
+
+/// One record for each lock, written conditionally. What holds for a [`Register`](super::Register) holds here.
+#[async_trait]
+pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
+    /// Reads the record of `name`; `None` when there is nothing. Strongly consistent.
+    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError>;
+
+    /// Writes `record` if what is there is as expected, atomically.
+    async fn write(
+        &self,
+        name: &LockName,
+        expect: Expect<'_>,
+        record: &Record,
+    ) -> Result<Written, StoreError>;
+
+    /// Grants `record` over a free record that was not read: one request where a read and a write would be two. The
+    /// store itself counts the token on from that of the free record.
+    ///
+    /// A conflict when there is no record, or it is held, resting, newborn or foreign. Only asked for when
+    /// [`claims`](Self::claims).
+    async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
+        let _ = (name, record);
+        Ok(Written::Conflict(Refusal::Unexplained))
+    }
+
+    /// Whether the store can grant over a record that was not read.
+    fn claims(&self) -> bool {
+        false
+    }
+
+    /// Notes in the store that `version` was there at `seen_us` on the store's clock, an upper bound: for a held record
+    /// that does not say when it was written. From now on its [`Record::renewed_at_us`] is read as that, and a job that
+    /// only tries can see it lapse. Changes nothing that its holder minds, nor its version.
+    ///
+    /// `false` when it was not there any more, or the store cannot do this.
+    async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
+        let _ = (name, version, seen_us);
+        Ok(false)
+    }
+
+    /// Whether tokens are counted from the record before, or the store's clock, and not given by the store in its answers.
+    fn counts_tokens(&self) -> bool {
+        true
+    }
+
+    /// The names of the locks that have a record, those starting with `prefix`, page by page.
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
+
+    /// Makes sure, once, that preconditions are enforced.
+    async fn trust(&self) -> Result<(), StoreError>;
+
+    /// Creates what the store needs.
+    async fn init(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Bounds on the store's own clock now.
+    fn store_time(&self) -> Option<StoreTime>;
+
+    /// The clock and the randomness that the store runs on.
+    fn env(&self) -> &Env;
+
+    /// What leases on these records can and cannot do.
+    fn capabilities(&self) -> Capabilities;
+}
+
+/// What lies under a lock's name, and its version.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) content: Content,
+    pub(crate) version: Version,
+}
+
+/// The answer to a conditional write.
+#[derive(Clone, Debug)]
+pub(crate) enum Written {
+    /// Written; as it lies there now, which may be with another token than was sent.
+    Committed { record: Box<Record>, version: Version },
+    /// What is there was not as expected, and this request changed nothing.
+    Conflict(Refusal),
+}
+
+/// What a refused write tells of what is there.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "only some stores tell, and each is a feature")]
+pub(crate) enum Refusal {
+    /// Nothing: a read has to tell.
+    Unexplained,
+    /// There is no record.
+    Absent,
+    /// This is there.
+    Found(Found),
+}

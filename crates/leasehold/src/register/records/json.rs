@@ -1,0 +1,107 @@
+//! Records as JSON objects `<name>.lock` in a register.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{BoxStream, StreamExt};
+use tokio::sync::OnceCell;
+
+use super::super::record::{Record, parse};
+use super::super::{Expect, Register, Write, probe};
+use super::{Found, Records, Refusal, Written};
+use crate::clock::{StoreTime, timeout};
+use crate::env::Env;
+use crate::error::{Fault, StoreError};
+use crate::lease::Capabilities;
+use crate::name::LockName;
+
+/// A lock's key is its name and this.
+const SUFFIX: &str = ".lock";
+
+/// How long the check of the store's preconditions may take: some forty requests, the first time.
+const PROBE_LIMIT: Duration = Duration::from_secs(30);
+
+/// The records in a register.
+#[derive(Debug)]
+pub(crate) struct JsonRecords {
+    register: Arc<dyn Register>,
+    /// Whether the register was found to enforce its preconditions.
+    probed: OnceCell<()>,
+}
+
+impl JsonRecords {
+    /// Those in `register`.
+    pub(crate) fn new(register: Arc<dyn Register>) -> Self {
+        Self { register, probed: OnceCell::new() }
+    }
+}
+
+#[async_trait]
+impl Records for JsonRecords {
+    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
+        let key = key(name);
+        let Some(cell) = self.register.read(&key).await? else { return Ok(None) };
+        let content = parse(&cell.value).map_err(|fault| at_key(fault, &key).not_applied())?;
+        Ok(Some(Found { content, version: cell.version }))
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        expect: Expect<'_>,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let bytes = record.to_bytes().map_err(Fault::not_applied)?;
+        Ok(match self.register.write(&key(name), expect, bytes).await? {
+            Write::Committed(version) => Written::Committed { record: Box::new(record.clone()), version },
+            Write::Conflict => Written::Conflict(Refusal::Unexplained),
+        })
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let names = self.register.list(prefix).filter_map(async |key| match key {
+            // What is no lock's key is none of ours.
+            Ok(key) => LockName::new(key.strip_suffix(SUFFIX)?).ok().map(Ok),
+            Err(error) => Some(Err(error)),
+        });
+        names.boxed()
+    }
+
+    async fn trust(&self) -> Result<(), StoreError> {
+        if self.register.traits().trusted {
+            return Ok(());
+        }
+        let clock = &*self.register.env().clock;
+        match timeout(clock, PROBE_LIMIT, self.probed.get_or_try_init(|| probe(&*self.register))).await {
+            Some(outcome) => outcome.copied(),
+            None => {
+                let message =
+                    format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}");
+                Err(Fault::unavailable(message).not_applied())
+            }
+        }
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.register.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.register.env()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let traits = self.register.traits();
+        Capabilities::new(traits.store, traits.pace)
+    }
+}
+
+fn key(name: &LockName) -> String {
+    format!("{name}{SUFFIX}")
+}
+
+fn at_key(mut fault: Fault, key: &str) -> Fault {
+    fault.message = format!("{}: {}", key, fault.message);
+    fault
+}

@@ -1,0 +1,346 @@
+//! Leases on a store that grants over records it was not told of, and says what is there when it refuses: a table.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt};
+
+use super::super::record::{Content, Record, RecordState};
+use super::super::{Expect, RegisterLeases, Version};
+use super::{Found, Records, Refusal, Written};
+use crate::clock::{Clock, StoreTime, TestClock};
+use crate::env::Env;
+use crate::error::{Fault, StoreError};
+use crate::lease::{
+    Capabilities, Claim, Evicted, Grant, Held, Holder, LeaseStore, Pace, Released, Renewal, StoreOptions,
+    Ttl, Verdict,
+};
+use crate::name::LockName;
+use crate::{LossReason, Token};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// What is to become of the next write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Harm {
+    AnswerLost,
+    RequestLost,
+}
+
+/// A table that all clients see.
+#[derive(Debug, Default)]
+struct Table {
+    rows: Mutex<BTreeMap<LockName, Row>>,
+    harms: Mutex<VecDeque<Harm>>,
+    log: Mutex<Vec<&'static str>>,
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    record: Record,
+    version: u64,
+    stamp: Option<u64>,
+}
+
+impl Row {
+    fn found(&self) -> Found {
+        let mut record = self.record.clone();
+        record.renewed_at_us = record.renewed_at_us.or(self.stamp);
+        Found { content: Content::Record(Box::new(record)), version: Version::new(self.version.to_string()) }
+    }
+}
+
+/// One client of the table. Knows the store's time only after an answer, as those of real tables.
+#[derive(Debug)]
+struct Client {
+    table: Arc<Table>,
+    env: Env,
+    answered: Mutex<bool>,
+}
+
+impl Client {
+    fn change(
+        &self,
+        what: &'static str,
+        change: impl FnOnce(&mut BTreeMap<LockName, Row>) -> Written,
+    ) -> Result<Written, StoreError> {
+        self.table.log.lock().unwrap().push(what);
+        let harm = self.table.harms.lock().unwrap().pop_front();
+        let lost = || Fault::unavailable("no answer").maybe_applied();
+        if harm == Some(Harm::RequestLost) {
+            return Err(lost());
+        }
+        let written = change(&mut self.table.rows.lock().unwrap());
+        if harm == Some(Harm::AnswerLost) {
+            return Err(lost());
+        }
+        *self.answered.lock().unwrap() = true;
+        Ok(written)
+    }
+}
+
+fn put(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> Written {
+    let version = rows.get(name).map_or(0, |row| row.version) + 1;
+    rows.insert(name.clone(), Row { record: record.clone(), version, stamp: None });
+    Written::Committed { record: Box::new(record.clone()), version: Version::new(version.to_string()) }
+}
+
+fn refused(row: Option<&Row>) -> Written {
+    Written::Conflict(row.map_or(Refusal::Absent, |row| Refusal::Found(row.found())))
+}
+
+#[async_trait]
+impl Records for Client {
+    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
+        self.table.log.lock().unwrap().push("read");
+        *self.answered.lock().unwrap() = true;
+        Ok(self.table.rows.lock().unwrap().get(name).map(Row::found))
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        expect: Expect<'_>,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        self.change("write", |rows| {
+            let row = rows.get(name);
+            let as_expected = match expect {
+                Expect::Absent => row.is_none(),
+                Expect::Version(version) => {
+                    row.is_some_and(|row| row.version.to_string() == version.as_str())
+                }
+            };
+            if as_expected { put(rows, name, record) } else { refused(row) }
+        })
+    }
+
+    async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
+        self.change("claim", |rows| match rows.get(name) {
+            Some(row) if row.record.state == RecordState::Free && !row.record.newborn => {
+                let token = Token::new(row.record.token.get() + 1).unwrap();
+                let history = row.record.history.clone();
+                put(rows, name, &Record { token, history, ..record.clone() })
+            }
+            row => refused(row),
+        })
+    }
+
+    fn claims(&self) -> bool {
+        true
+    }
+
+    async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
+        self.table.log.lock().unwrap().push("stamp");
+        let mut rows = self.table.rows.lock().unwrap();
+        let row = rows.get_mut(name).filter(|row| row.version.to_string() == version.as_str());
+        Ok(row.map(|row| row.stamp = Some(seen_us)).is_some())
+    }
+
+    fn list(&self, _prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        stream::empty().boxed()
+    }
+
+    async fn trust(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        let now_us = self.env.now().wall_us();
+        self.answered.lock().unwrap().then_some(StoreTime { lo_us: now_us, hi_us: now_us })
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("table", Pace { first: Duration::from_millis(100), most: Duration::from_secs(1) })
+    }
+}
+
+/// A world with one table and one lock.
+struct World {
+    table: Arc<Table>,
+    clock: Arc<TestClock>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { table: Arc::default(), clock: Arc::default() }
+    }
+
+    fn client(&self) -> RegisterLeases {
+        let env = Env::seeded(self.clock.clone(), fastrand::u64(..));
+        let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };
+        let client = Client { table: self.table.clone(), env, answered: Mutex::default() };
+        RegisterLeases::on(Arc::new(client), options)
+    }
+
+    /// A table in which the lock was granted and released.
+    async fn with_free_record() -> (Self, Token) {
+        let world = Self::new();
+        let client = world.client();
+        let mut grant = granted(&client).await;
+        client.release(&mut grant, None).await.unwrap();
+        world.requests();
+        (world, grant.token)
+    }
+
+    /// The requests since the last time that this was asked.
+    fn requests(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.table.log.lock().unwrap())
+    }
+
+    fn harm(&self, harm: Harm) {
+        self.table.harms.lock().unwrap().push_back(harm);
+    }
+
+    fn change_record(&self, change: impl FnOnce(&mut Record)) {
+        change(&mut self.table.rows.lock().unwrap().get_mut(&name()).unwrap().record);
+    }
+}
+
+fn name() -> LockName {
+    LockName::new("lock").unwrap()
+}
+
+fn claim(client: &RegisterLeases) -> Claim {
+    Claim::new(client.env(), name(), Ttl::new(TTL).unwrap(), Holder::this_process())
+}
+
+async fn attempt(client: &RegisterLeases) -> Verdict {
+    client.try_acquire(&claim(client)).await.unwrap()
+}
+
+async fn granted(client: &RegisterLeases) -> Grant {
+    match attempt(client).await {
+        Verdict::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn held(client: &RegisterLeases) -> Held {
+    match attempt(client).await {
+        Verdict::Held(held) => held,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_free_record_is_granted_unseen_in_one_request() {
+    let (world, before) = World::with_free_record().await;
+    let client = world.client();
+    let mut grant = granted(&client).await;
+    assert_eq!(world.requests(), ["claim"]);
+    assert_eq!(grant.token.get(), before.get() + 1, "counted by the store");
+    assert_eq!(client.inspect(&name()).await.unwrap().history.len(), 1, "the grant before is still told of");
+    assert!(matches!(client.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(client.release(&mut grant, None).await.unwrap(), Released::Released);
+    world.requests();
+    granted(&client).await;
+    assert_eq!(world.requests(), ["write"], "what is known is not claimed unseen");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_brings_along_what_is_there() {
+    let world = World::new();
+    let grant = granted(&world.client()).await;
+    assert_eq!(
+        world.requests(),
+        ["claim", "write"],
+        "the first grant ever: refused for want of a record, created"
+    );
+    assert_eq!(held(&world.client()).await.token, Some(grant.token));
+    assert_eq!(world.requests(), ["claim"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_4_a_lost_answer_to_an_unseen_grant_is_resolved_by_its_nonce() {
+    let (world, before) = World::with_free_record().await;
+    let client = world.client();
+    world.harm(Harm::AnswerLost);
+    let sent = world.clock.now();
+    let grant = granted(&client).await;
+    assert_eq!(world.requests(), ["claim", "read"]);
+    assert_eq!(grant.token.get(), before.get() + 1);
+    let counted = crate::lease::deadline(grant.ttl, sent).remaining(world.clock.now());
+    assert_eq!(grant.deadline.remaining(world.clock.now()), counted, "counted from the claim that landed");
+
+    let (world, _) = World::with_free_record().await;
+    world.harm(Harm::RequestLost);
+    granted(&world.client()).await;
+    assert_eq!(
+        world.requests(),
+        ["claim", "read", "write"],
+        "read, found free, and written over what was read"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_10_an_unseen_grant_of_unknown_fate_over_which_another_has_the_lock_may_have_been_ours() {
+    let (world, _) = World::with_free_record().await;
+    let (client, other) = (world.client(), world.client());
+    let taker = Arc::new(other);
+    // Our claim lands, its answer is lost; before we look, it is evicted and another has the lock.
+    world.harm(Harm::AnswerLost);
+    let meddled = {
+        let (world, taker) = (&world, taker.clone());
+        async move {
+            while !world.table.log.lock().unwrap().contains(&"claim") {
+                tokio::task::yield_now().await;
+            }
+            let ours = taker.inspect(&name()).await.unwrap().token.unwrap();
+            assert_eq!(taker.evict(&name(), ours).await.unwrap(), Evicted::Evicted);
+            granted(&taker).await
+        }
+    };
+    let claim = claim(&client);
+    let (verdict, taken) = futures_util::future::join(client.try_acquire(&claim), meddled).await;
+    match verdict.unwrap() {
+        Verdict::Lost(loss) => {
+            let LossReason::TakenOver { by } = loss.reason else { panic!("{loss:?}") };
+            assert_eq!(by.token, Some(taken.token));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newborn_record_is_not_granted_unseen() {
+    let (world, before) = World::with_free_record().await;
+    world.change_record(|record| record.newborn = true);
+    let grant = granted(&world.client()).await;
+    assert_eq!(world.requests(), ["claim", "write"]);
+    assert!(grant.token.get() > before.get() + 1, "from the store's clock");
+}
+
+/// Without its stamp, jobs that only try would never see it lapse: each looks once, and nobody observes it.
+#[tokio::test(start_paused = true)]
+async fn a_record_that_does_not_say_when_it_was_written_is_stamped_by_those_who_try() {
+    let (world, _) = World::with_free_record().await;
+    // The first request of its process: the store's time is not known yet.
+    let dead = granted(&world.client()).await;
+    world.requests();
+    held(&world.client()).await;
+    assert_eq!(world.requests(), ["claim", "stamp"]);
+    held(&world.client()).await;
+    assert_eq!(world.requests(), ["claim"], "once is enough");
+    world.clock.sleep(2 * TTL).await;
+    assert!(granted(&world.client()).await.token > dead.token, "lapsed, by the store's clock");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stamp_does_not_make_a_lease_lapse_early() {
+    let (world, _) = World::with_free_record().await;
+    let client = world.client();
+    let mut grant = granted(&client).await;
+    held(&world.client()).await;
+    for _ in 0..6 {
+        world.clock.sleep(TTL / 2).await;
+        assert!(matches!(client.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+        held(&world.client()).await;
+    }
+}

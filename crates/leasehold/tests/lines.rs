@@ -1,0 +1,188 @@
+//! What a lock makes of stores that keep a line between processes, and of those that tell when a grant has ended.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::{Client, TTL, World, name};
+use futures_util::stream::BoxStream;
+use leasehold::clock::Clock;
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::{
+    Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Released, Renewal, Status, Verdict,
+};
+use leasehold::{LockName, Locker, LossReason, Token};
+use tokio::sync::Notify;
+
+/// A store that keeps a line and watches, as its answers go; the leases are those of a register.
+#[derive(Debug)]
+struct Lining {
+    leases: Arc<leasehold::RegisterLeases>,
+    /// The claims that wait in line, and those that were tried.
+    line: Mutex<Vec<Id>>,
+    tried: Mutex<Vec<bool>>,
+    ended: Notify,
+    alarmed: AtomicBool,
+    /// A release is not answered before this.
+    release: Notify,
+    slow_release: AtomicBool,
+}
+
+impl Lining {
+    fn on(client: &Client) -> Arc<Self> {
+        Arc::new(Self {
+            leases: client.leases.clone(),
+            line: Mutex::default(),
+            tried: Mutex::default(),
+            ended: Notify::new(),
+            alarmed: AtomicBool::new(false),
+            release: Notify::new(),
+            slow_release: AtomicBool::new(false),
+        })
+    }
+
+    fn line(&self) -> Vec<Id> {
+        self.line.lock().unwrap().clone()
+    }
+
+    fn leave(&self, id: Id) {
+        self.line.lock().unwrap().retain(|waiting| *waiting != id);
+    }
+
+    async fn until_in_line(&self, count: usize) {
+        while self.line().len() != count {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[async_trait]
+impl LeaseStore for Lining {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+        self.tried.lock().unwrap().push(claim.waits);
+        let verdict = self.leases.try_acquire(claim).await?;
+        self.leave(claim.id);
+        if claim.waits && matches!(verdict, Verdict::Held(_)) {
+            self.line.lock().unwrap().push(claim.id);
+        }
+        Ok(verdict)
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        self.leases.renew(grant).await
+    }
+
+    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+        if self.slow_release.load(Ordering::SeqCst) {
+            self.release.notified().await;
+        }
+        let released = self.leases.release(grant, rest).await?;
+        self.leave(grant.id);
+        Ok(released)
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        self.leases.evict(name, token).await
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        self.leases.inspect(name).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        self.leases.list(prefix)
+    }
+
+    async fn ended(&self, _grant: &Grant) {
+        if !self.alarmed.load(Ordering::SeqCst) {
+            self.ended.notified().await;
+        }
+    }
+
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        self.leases.changed(name, seen).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.leases.capabilities();
+        capabilities.fifo = true;
+        capabilities
+    }
+
+    fn env(&self) -> &Env {
+        self.leases.env()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_those_who_wait_stand_in_line_and_who_gives_up_leaves_it() {
+    let world = World::new();
+    let (holder, client) = (world.observer(1), world.observer(2));
+    let guard = Locker::new(holder.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    let store = Lining::on(&client);
+    let lock = Locker::new(store.clone()).lock("x").ttl(TTL);
+    lock.try_acquire().await.unwrap_err();
+    assert_eq!(*store.tried.lock().unwrap(), [false]);
+
+    let waiter = {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    store.until_in_line(1).await;
+    assert!(store.tried.lock().unwrap()[1]);
+    let first = store.line();
+    // Its place must be gone before the next task of this process lines up.
+    store.slow_release.store(true, Ordering::SeqCst);
+    let next = tokio::spawn(async move { lock.acquire().await });
+    waiter.abort();
+    client.env.sleep(Duration::from_millis(10)).await;
+    assert_eq!(store.line(), first, "not withdrawn yet, and nobody else has lined up");
+    store.slow_release.store(false, Ordering::SeqCst);
+    store.release.notify_one();
+    while store.line() == first || store.line().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(store.line().len(), 1, "the next task");
+    guard.release().await.unwrap();
+    next.await.unwrap().unwrap().release().await.unwrap();
+    assert!(store.line().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_hears_of_its_eviction_when_the_store_tells_of_it() {
+    let world = World::new();
+    let client = world.observer(1);
+    let store = Lining::on(&client);
+    let guard = Locker::new(store.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token().unwrap();
+    assert_eq!(client.leases.evict(&name(), token).await.unwrap(), Evicted::Evicted);
+    let evicted = client.clock.now();
+    store.ended.notify_one();
+    assert_eq!(guard.lost().await.reason, LossReason::Ended);
+    let heard = client.clock.now().longest_since(evicted);
+    assert!(heard < TTL / 20, "long before its next renewal: {heard:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_raises_false_alarms_is_not_asked_without_end() {
+    let world = World::new();
+    let client = world.observer(1);
+    let store = Lining::on(&client);
+    store.alarmed.store(true, Ordering::SeqCst);
+    let guard = Locker::new(store).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.reset_counts();
+    client.env.sleep(TTL * 10).await;
+    let renewals = client.network.counts().writes;
+    assert!((27..=66).contains(&renewals), "{renewals} renewals in ten ttls");
+    guard.release().await.unwrap();
+}
