@@ -1,5 +1,7 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod memory;
 #[cfg(feature = "s3")]
 pub mod s3;
@@ -48,6 +50,14 @@ pub const SCHEMES: &[Scheme] = &[
         built_in: cfg!(feature = "s3"),
     },
     Scheme {
+        scheme: "etcd",
+        store: "etcd cluster",
+        can: "fencing tokens, rests, waiters told of a release, waiters in order of arrival",
+        example: "etcd://host:2379,host2:2379/prefix/",
+        feature: Some("etcd"),
+        built_in: cfg!(feature = "etcd"),
+    },
+    Scheme {
         scheme: "mem",
         store: "memory of this process, for tests",
         can: "fencing tokens, rests, history",
@@ -69,6 +79,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         "sqlite" => sqlite::open(url, options).await,
         #[cfg(feature = "s3")]
         "s3" => s3::open(url, options).await,
+        #[cfg(feature = "etcd")]
+        "etcd" => etcd::open(url, options).await,
         other => Err(not_built_in(other)),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::stream::{self, Stream, StreamExt};
 use prost::Message;
@@ -34,8 +34,9 @@ pub(super) struct Client {
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
+#[derive(Clone)]
 struct Member {
-    address: String,
+    address: Arc<str>,
     channel: Channel,
 }
 
@@ -52,7 +53,7 @@ impl Client {
         let members = location.endpoints()?.into_iter();
         Ok(Self {
             members: members
-                .map(|(address, endpoint)| Member { address, channel: endpoint.connect_lazy() })
+                .map(|(address, endpoint)| Member { address: address.into(), channel: endpoint.connect_lazy() })
                 .collect(),
             current: AtomicUsize::new(0),
             login: location.login.clone(),
@@ -82,7 +83,7 @@ impl Client {
 
     /// One keep-alive: a stream of one message.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
-        self.on_some_member(Effect::None, async |member: &Member, metadata: MetadataMap| {
+        self.on_some_member(Effect::None, |member, metadata| async move {
             let asked = stream::iter([LeaseKeepAliveRequest { id }]);
             let mut answers: Streaming<LeaseKeepAliveResponse> =
                 member.stream("/etcdserverpb.Lease/LeaseKeepAlive", metadata, asked).await?;
@@ -93,12 +94,13 @@ impl Client {
 
     /// Opens a stream of watches. `asked` must have its first message ready: etcd says nothing before that. It is
     /// made anew for each member that is tried.
-    pub(super) async fn watch<S>(&self, asked: impl Fn() -> S) -> Result<Streaming<WatchResponse>, Trouble>
+    pub(super) async fn watch<S>(&self, asked: impl Fn() -> S + Send + Sync) -> Result<Streaming<WatchResponse>, Trouble>
     where
         S: Stream<Item = WatchRequest> + Send + 'static,
     {
-        self.on_some_member(Effect::None, async |member: &Member, metadata: MetadataMap| {
-            member.stream("/etcdserverpb.Watch/Watch", metadata, asked()).await
+        self.on_some_member(Effect::None, |member, metadata| {
+            let asked = asked();
+            async move { member.stream("/etcdserverpb.Watch/Watch", metadata, asked).await }
         })
         .await
     }
@@ -108,25 +110,29 @@ impl Client {
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        self.on_some_member(effect, async |member: &Member, metadata: MetadataMap| {
-            member.unary(path, metadata, request.clone()).await
+        self.on_some_member(effect, |member, metadata| {
+            let request = request.clone();
+            async move { member.unary(path, metadata, request).await }
         })
         .await
     }
 
     /// Asks the current member; another only when it is certain that this one did nothing. One that does not answer is
     /// not the first to be asked the next time, also when the caller lost patience and dropped this future.
-    async fn on_some_member<A>(
+    async fn on_some_member<A, F>(
         &self,
         effect: Effect,
-        ask: impl AsyncFn(&Member, MetadataMap) -> Result<A, Status>,
-    ) -> Result<A, Trouble> {
+        ask: impl Fn(Member, MetadataMap) -> F + Send + Sync,
+    ) -> Result<A, Trouble>
+    where
+        F: Future<Output = Result<A, Status>> + Send,
+    {
         let (mut tried, mut logins) = (0, 0);
         loop {
             let (turn, member) = self.member();
             let hung = NextMember { client: self, turn, answered: false };
             let token = self.token(member).await?;
-            let answer = ask(member, metadata(token.as_ref())).await;
+            let answer = ask(member.clone(), metadata(token.as_ref())).await;
             let trouble = match answer {
                 Ok(answer) => {
                     hung.answered();
@@ -164,7 +170,7 @@ impl Client {
         }
         let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
         let answer: Result<AuthenticateResponse, _> =
-            member.unary("/etcdserverpb.Auth/Authenticate", metadata(None), request).await;
+            member.clone().unary("/etcdserverpb.Auth/Authenticate", metadata(None), request).await;
         let answer = match answer.map_err(|status| trouble(&member.address, Effect::None, &status)) {
             // A cluster without users asks for no login.
             Err(Trouble::NoLogin) => return Ok(None),
@@ -216,7 +222,7 @@ impl Drop for NextMember<'_> {
 }
 
 impl Member {
-    async fn unary<Q, A>(&self, path: &'static str, metadata: MetadataMap, message: Q) -> Result<A, Status>
+    async fn unary<Q, A>(self, path: &'static str, metadata: MetadataMap, message: Q) -> Result<A, Status>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
@@ -228,7 +234,7 @@ impl Member {
         Ok(answer.into_inner())
     }
 
-    async fn stream<Q, A, S>(&self, path: &'static str, metadata: MetadataMap, asked: S) -> Result<Streaming<A>, Status>
+    async fn stream<Q, A, S>(self, path: &'static str, metadata: MetadataMap, asked: S) -> Result<Streaming<A>, Status>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,

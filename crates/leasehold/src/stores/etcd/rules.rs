@@ -3,7 +3,7 @@
 use super::keys::Keys;
 use super::value::{self, Standing, Value, Who};
 use super::wire::{Answer, KeyValue, ResponseOp, TxnResponse};
-use crate::error::{ErrorKind, Fault};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Claim, Held, Id, Loss, LossReason, Token};
 use crate::name::LockName;
 
@@ -34,7 +34,7 @@ pub(super) enum Step {
 }
 
 /// What the answer to a claim's request means.
-pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<Step, Fault> {
+pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<Step, StoreError> {
     let revision = answer.header.unwrap_or_default().revision;
     if answer.succeeded {
         return Ok(Step::Granted(revision));
@@ -85,24 +85,26 @@ fn behind(
 }
 
 /// What our own key says. Nobody else has reason to write there.
-pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, Fault> {
+pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, StoreError> {
     Ok(own_value(claim, own)?.state)
 }
 
-pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, Fault> {
+pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> {
     match value::read(own) {
         Who::Ours(value) if value.claim == claim => Ok(*value),
         Who::Ours(_) | Who::Foreign(_) => {
             Err(Fault::new(ErrorKind::Corrupt, "somebody has overwritten our key in etcd")
-                .with_help("nothing but leasehold and other lock clients may write below a lock's name"))
+                .with_help("nothing but leasehold and other lock clients may write below a lock's name")
+                .not_applied())
         }
     }
 }
 
 /// The token of a grant that was made in `revision`.
-pub(super) fn token_of(revision: i64) -> Result<Token, Fault> {
+pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     u64::try_from(revision).ok().and_then(Token::new).ok_or_else(|| {
         Fault::new(ErrorKind::Corrupt, format!("etcd's revision {revision} is no fencing token: they are below 2^53"))
+            .not_applied()
     })
 }
 

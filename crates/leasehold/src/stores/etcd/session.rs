@@ -29,6 +29,8 @@ pub(super) struct Session {
     pub(super) lease: i64,
     /// The time to live that was asked for, in seconds.
     pub(super) seconds: i64,
+    /// Whether several claims may stand on it.
+    pub(super) shared: bool,
     state: Mutex<State>,
     beating: tokio::sync::Mutex<()>,
 }
@@ -71,14 +73,14 @@ pub(super) struct Gone;
 
 impl Session {
     /// A lease that was granted by a request sent at `sent`.
-    pub(super) fn granted(lease: i64, seconds: i64, kept: Kept) -> Self {
+    pub(super) fn granted(lease: i64, seconds: i64, kept: Kept, shared: bool) -> Self {
         let state = State { kept: Some(kept), ..State::default() };
-        Self { lease, seconds, state: Mutex::new(state), beating: tokio::sync::Mutex::default() }
+        Self { lease, seconds, shared, state: Mutex::new(state), beating: tokio::sync::Mutex::default() }
     }
 
     /// A lease that another granted, of which nothing is known yet.
     pub(super) fn found(lease: i64, seconds: i64) -> Self {
-        Self { lease, seconds, state: Mutex::default(), beating: tokio::sync::Mutex::default() }
+        Self { lease, seconds, shared: false, state: Mutex::default(), beating: tokio::sync::Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -143,9 +145,9 @@ impl Session {
         self.state().places.remove(&id);
     }
 
-    /// How many claims stand here.
-    pub(super) fn len(&self) -> usize {
-        self.state().places.len()
+    /// Whether no claim stands here, nor may by a late request.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state().places.is_empty()
     }
 
     /// A confirmed beat that was sent after `known` and is no older than `most`: another's, or one of our own. Tasks that

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::wire::KeyValue;
-use crate::error::{ErrorKind, Fault};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Claim, Held, Holder, Id, Token, Ttl};
 
 /// The format that this version writes, and the newest that it reads.
@@ -75,9 +75,10 @@ impl Value {
         self
     }
 
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, Fault> {
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, StoreError> {
         serde_json::to_vec(self).map_err(|error| {
             Fault::new(ErrorKind::Invalid, format!("the lock's value cannot be written: {error}"))
+                .not_applied()
         })
     }
 

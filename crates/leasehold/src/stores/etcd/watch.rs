@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
 use tokio::sync::{mpsc, oneshot};
@@ -10,6 +11,11 @@ use tonic::Streaming;
 
 use super::client::Client;
 use super::wire::{WatchAsk, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchRequest, WatchResponse};
+use crate::clock::timeout;
+use crate::env::Env;
+
+/// How long a member may take to open a stream.
+const OPENING_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +27,9 @@ pub(super) enum Fired {
 }
 
 /// Starts the stream with the first wait, in a task that ends with this value.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Watcher {
+    env: Env,
     commands: OnceLock<mpsc::UnboundedSender<Command>>,
     next: AtomicI64,
 }
@@ -34,11 +41,15 @@ enum Command {
 }
 
 impl Watcher {
+    pub(super) fn new(env: Env) -> Self {
+        Self { env, commands: OnceLock::new(), next: AtomicI64::new(0) }
+    }
+
     /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
     pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
         let commands = self.commands.get_or_init(|| {
             let (sender, commands) = mpsc::unbounded_channel();
-            tokio::spawn(Watches::new(client.clone()).run(commands));
+            tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
             sender
         });
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
@@ -66,6 +77,7 @@ impl Drop for Forget<'_> {
 /// The task's own.
 struct Watches {
     client: Arc<Client>,
+    env: Env,
     waiting: HashMap<i64, oneshot::Sender<Fired>>,
     open: Option<Open>,
 }
@@ -77,8 +89,8 @@ struct Open {
 }
 
 impl Watches {
-    fn new(client: Arc<Client>) -> Self {
-        Self { client, waiting: HashMap::new(), open: None }
+    fn new(client: Arc<Client>, env: Env) -> Self {
+        Self { client, env, waiting: HashMap::new(), open: None }
     }
 
     async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
@@ -123,7 +135,7 @@ impl Watches {
         }
     }
 
-    /// Opens the stream. Whoever waits with a limit in time is not helped by one here: it drops its wait.
+    /// Opens the stream.
     async fn begin(&mut self, first: WatchRequest) {
         let latest = std::sync::Mutex::new(None);
         let asked = || {
@@ -132,12 +144,12 @@ impl Watches {
             *latest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(asks);
             received(requests)
         };
-        let answers = self.client.watch(asked).await;
+        let answers = timeout(&*self.env.clock, OPENING_LIMIT, self.client.watch(asked)).await;
         let asks = latest.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         match (asks, answers) {
-            (Some(asks), Ok(answers)) => self.open = Some(Open { asks, answers }),
-            (_, Ok(_)) => self.take_in(None),
-            (_, Err(trouble)) => {
+            (Some(asks), Some(Ok(answers))) => self.open = Some(Open { asks, answers }),
+            (_, Some(Ok(_)) | None) => self.take_in(None),
+            (_, Some(Err(trouble))) => {
                 tracing::debug!(error = %trouble.into_error(), "no watch could be opened");
                 self.take_in(None);
             }
