@@ -1,0 +1,143 @@
+// Package peers is what programs that take locks with another client have in common: what they are told on the command
+// line, and what they say on their standard output. Options are --name VALUE, or --name alone where a program says so.
+//
+//	PROGRAM hold --lock LOCK ...                        says "granted", at the end of its input "released"
+//	PROGRAM try --lock LOCK ...                         says "granted" and releases; or says "held" and exits with 1
+//	PROGRAM increment --lock LOCK --file FILE --times N ...
+//
+// increment adds one to the number in a plain file, N times, each under the lock, and says between which moments it
+// held it: nanoseconds since the machine was started.
+package peers
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrHeld says that somebody else holds the lock.
+var ErrHeld = errors.New("held")
+
+// Lock is a lock of the client under test.
+type Lock interface {
+	// Acquire waits for the lock.
+	Acquire() error
+	// Try takes the lock, or returns ErrHeld at once.
+	Try() error
+	// Release fails when the lock was not held any more.
+	Release() error
+}
+
+// Options are what the command line says after the verb.
+type Options map[string]string
+
+// Text returns an option that has to be there.
+func (o Options) Text(name string) string {
+	value, there := o[name]
+	if !there {
+		fail(fmt.Errorf("--%s is missing", name))
+	}
+	return value
+}
+
+// TTL returns the lease duration, which is given in seconds.
+func (o Options) TTL() time.Duration {
+	return time.Duration(o.number("ttl")) * time.Second
+}
+
+func (o Options) number(name string) int {
+	number, err := strconv.Atoi(o.Text(name))
+	fail(err)
+	return number
+}
+
+// Run does what the command line says, and ends the program.
+func Run(open func(Options) (Lock, error)) {
+	if len(os.Args) < 2 {
+		fail(errors.New("there is no verb"))
+	}
+	options := read(os.Args[2:])
+	lock, err := open(options)
+	fail(err)
+	switch os.Args[1] {
+	case "hold":
+		hold(lock)
+	case "try":
+		try(lock)
+	case "increment":
+		increment(lock, options.Text("file"), options.number("times"))
+	default:
+		fail(fmt.Errorf("there is no verb %q", os.Args[1]))
+	}
+}
+
+func read(arguments []string) Options {
+	options := Options{}
+	for i := 0; i < len(arguments); i++ {
+		name, isOption := strings.CutPrefix(arguments[i], "--")
+		if !isOption {
+			fail(fmt.Errorf("%q is no option", arguments[i]))
+		}
+		options[name] = ""
+		if i+1 < len(arguments) && !strings.HasPrefix(arguments[i+1], "--") {
+			i++
+			options[name] = arguments[i]
+		}
+	}
+	return options
+}
+
+func hold(lock Lock) {
+	fail(lock.Acquire())
+	fmt.Println("granted")
+	_, err := io.Copy(io.Discard, os.Stdin)
+	fail(err)
+	fail(lock.Release())
+	fmt.Println("released")
+}
+
+func try(lock Lock) {
+	err := lock.Try()
+	if errors.Is(err, ErrHeld) {
+		fmt.Println("held")
+		os.Exit(1)
+	}
+	fail(err)
+	fmt.Println("granted")
+	fail(lock.Release())
+}
+
+func increment(lock Lock, file string, times int) {
+	for range times {
+		fail(lock.Acquire())
+		from := sinceBoot()
+		text, err := os.ReadFile(file)
+		fail(err)
+		number, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		fail(err)
+		// Neither atomic nor locked: two processes at once lose an addition or read half a number.
+		fail(os.WriteFile(file, []byte(strconv.Itoa(number+1)), 0o600))
+		until := sinceBoot()
+		fail(lock.Release())
+		fmt.Println(from, until)
+	}
+}
+
+func sinceBoot() int64 {
+	var now unix.Timespec
+	fail(unix.ClockGettime(unix.CLOCK_BOOTTIME, &now))
+	return now.Nano()
+}
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "peer:", err)
+		os.Exit(2)
+	}
+}

@@ -1,0 +1,153 @@
+# Installs the servers that the tests run against. ./test sources this file.
+
+readonly CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/leasehold-test"
+readonly SERVERS=crates/leasehold-testkit/servers
+
+readonly MOTO=moto-5.2.5
+readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
+readonly MAVEN_DEPENDENCY_PLUGIN=org.apache.maven.plugins:maven-dependency-plugin:3.8.1
+
+# Programs in Go, which are built from their source: the name, the package, its version.
+readonly GO_PROGRAMS=(
+    "minio github.com/minio/minio v0.0.0-20260212201848-7aac2a2c5b7c"
+    "fake-gcs-server github.com/fsouza/fake-gcs-server v1.56.1"
+    "etcd go.etcd.io/etcd/server/v3 v3.7.3"
+    "etcdctl go.etcd.io/etcd/etcdctl/v3 v3.7.3"
+)
+readonly GO_VERSION=1.26.8                    # fetched where go itself is too old to fetch what a module asks for
+
+install_servers() {
+    mkdir -p "$CACHE"
+    need_packages || return 1
+    local program installs=("install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" install_dynamodb_local)
+    for program in "${GO_PROGRAMS[@]}"; do
+        installs+=("install_go_program $program")
+    done
+    together "${installs[@]}"
+}
+
+# together COMMAND...: runs the commands at the same time; shows what those that failed have said.
+together() {
+    local command logs pids=() index=0 failed=0
+    logs=$(mktemp -d) || return 1
+    for command in "$@"; do
+        # shellcheck disable=SC2086 # a command and its arguments, none of which has spaces
+        $command >"$logs/$index" 2>&1 &
+        pids+=($!)
+        index=$((index + 1))
+    done
+    for index in "${!pids[@]}"; do
+        wait "${pids[index]}" && continue
+        failed=1
+        printf '%s failed:\n' "${*:index+1:1}"
+        tail -n 30 "$logs/$index"
+    done
+    rm -rf "$logs"
+    return "$failed"
+}
+
+# --- Debian packages -------------------------------------------------------------------------------------------------
+
+need_packages() {
+    need curl curl ca-certificates && need python3 python3 && need go golang-go ca-certificates &&
+        need javac default-jdk-headless && need mvn maven || return 1
+    python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+}
+
+# need COMMAND PACKAGE...: installs the Debian packages if the command is not there.
+need() {
+    local command=$1
+    shift
+    command -v "$command" >/dev/null || install_packages "$@"
+}
+
+install_packages() {
+    local root=()
+    command -v apt-get >/dev/null || die "these are missing, and there is no apt-get to install them with: $*"
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || die "these packages are missing: $*"
+        root=(sudo)
+    fi
+    printf 'installing %s\n' "$*"
+    "${root[@]}" apt-get update -qq || return 1
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+}
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+# install_python NAME-VERSION [PACKAGE]: into an environment of its own.
+install_python() {
+    local venv="$CACHE/$1" package=${2:-${1%-*}}
+    [[ -e $venv/complete ]] && return 0
+    rm -rf "$venv"
+    python3 -m venv "$venv" &&
+        "$venv/bin/pip" install --quiet --disable-pip-version-check "$package==${1##*-}" &&
+        touch "$venv/complete"
+}
+
+# --- Java ------------------------------------------------------------------------------------------------------------
+
+# Where the jars that PROJECT.xml names are kept: another list of them is another folder.
+jars() { printf '%s/%s-%s' "$CACHE" "$(basename "$1" .xml)" "$(sha256sum <"$1" | head -c 16)"; }
+
+install_dynamodb_local() { install_jars "$SERVERS/dynamodb-local.xml"; }
+
+# install_jars PROJECT.xml: all that it depends on.
+install_jars() {
+    local target
+    target=$(jars "$1")
+    [[ -e $target/complete ]] && return 0
+    rm -rf "$target"
+    mvn --quiet --batch-mode --file "$1" "$MAVEN_DEPENDENCY_PLUGIN:copy-dependencies" \
+        "-DoutputDirectory=$target" -DincludeScope=runtime &&
+        touch "$target/complete"
+}
+
+# --- Go --------------------------------------------------------------------------------------------------------------
+
+# go_program NAME: its path.
+go_program() {
+    local program name package version
+    for program in "${GO_PROGRAMS[@]}"; do
+        read -r name package version <<<"$program"
+        [[ $name != "$1" ]] || printf '%s/%s-%s/%s' "$CACHE" "$name" "$version" "$name"
+    done
+}
+
+# install_go_program NAME PACKAGE VERSION. In a module of its own: `go install` refuses one that replaces parts of
+# itself, as etcd's do.
+install_go_program() {
+    local name=$1 package=$2 version=$3 target go building
+    target=$(go_program "$name")
+    [[ -x $target ]] && return 0
+    go=$(new_enough_go) || return 1
+    building=$(mktemp -d) || return 1
+    (
+        cd "$building" && unset GOROOT && export GOTOOLCHAIN=auto CGO_ENABLED=0 GOFLAGS=-trimpath &&
+            "$go" mod init building && "$go" get "$package@$version" && "$go" build -ldflags=-s -o built "$package"
+    ) && mkdir -p "$(dirname "$target")" && mv "$building/built" "$target" && rm -rf "$building"
+}
+
+# Prints a go command that can build them. From 1.21 on, go fetches the toolchain that a module asks for by itself;
+# an older one (Debian 12 has 1.19) can still download that toolchain, since it is published as a module.
+new_enough_go() {
+    local version platform toolchain module
+    version=$(go env GOVERSION)
+    if [[ $version =~ ^go1\.([0-9]+) ]] && ((BASH_REMATCH[1] >= 21)); then
+        command -v go
+        return
+    fi
+    platform="$(go env GOOS)-$(go env GOARCH)"
+    toolchain="$CACHE/go$GO_VERSION.$platform"
+    if [[ ! -e $toolchain/complete ]]; then
+        module=$(cd / && go mod download -json "golang.org/toolchain@v0.0.1-go$GO_VERSION.$platform" |
+            sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
+        [[ -d $module ]] || die "go is $version and cannot fetch go $GO_VERSION: install Go 1.21 or newer"
+        # Modules carry no execute permission, and the module cache is read-only.
+        rm -rf "$toolchain"
+        cp -R "$module" "$toolchain" && chmod -R u+w "$toolchain" &&
+            chmod +x "$toolchain"/bin/* "$toolchain"/pkg/tool/*/* && touch "$toolchain/complete" || return 1
+    fi
+    printf '%s/bin/go' "$toolchain"
+}

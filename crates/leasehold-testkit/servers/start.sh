@@ -1,0 +1,154 @@
+# Starts the servers that the tests run against, and tells the tests where they are. ./test sources this file.
+
+readonly STORE=leasehold-test                 # the bucket, or the table, on each server
+servers=()
+scratch=
+
+start_servers() {
+    scratch=$(mktemp -d "${TMPDIR:-/tmp}/leasehold-test.XXXXXX")
+    trap stop_servers EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    set_credentials
+    # One that does not start says so, and its tests fail: the others start all the same.
+    local server failed=0
+    for server in moto minio dynamodb_local fake_gcs bad_gcs etcd; do
+        "start_$server" || failed=1
+    done
+    return "$failed"
+}
+
+stop_servers() {
+    local pid
+    for pid in "${servers[@]}"; do
+        kill "$pid" 2>/dev/null || true
+    done
+    for pid in "${servers[@]}"; do
+        wait "$pid" 2>/dev/null || true
+    done
+    [[ -z $scratch ]] || rm -rf "$scratch"
+}
+
+# Any credentials will do for the others, and these are MinIO's. Nobody else's are to be used.
+set_credentials() {
+    unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
+    unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST
+    export AWS_ACCESS_KEY_ID=leasehold AWS_SECRET_ACCESS_KEY=leasehold-test AWS_REGION=us-east-1
+    export AWS_EC2_METADATA_DISABLED=true AWS_CONFIG_FILE=/dev/null AWS_SHARED_CREDENTIALS_FILE=/dev/null
+    export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost
+}
+
+# start NAME PORT READY COMMAND...: runs a server, and waits until `READY PORT` succeeds.
+start() {
+    local name=$1 port=$2 ready=$3 pid deadline=$((SECONDS + 120))
+    shift 3
+    "$@" >"$scratch/$name.log" 2>&1 &
+    pid=$!
+    servers+=("$pid")
+    until "$ready" "$port"; do
+        if ! kill -0 "$pid" 2>/dev/null || ((SECONDS > deadline)); then
+            printf '%s does not start:\n' "$name"
+            tail -n 20 "$scratch/$name.log"
+            return 1
+        fi
+        sleep 0.2
+    done
+    printf '%s listens on 127.0.0.1:%d\n' "$name" "$port"
+}
+
+free_port() {
+    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# The `endpoint` option of a store URL.
+endpoint() { printf 'endpoint=http%%3A%%2F%%2F127.0.0.1:%d' "$1"; }
+
+# --- each server -----------------------------------------------------------------------------------------------------
+
+start_moto() {
+    local port
+    port=$(free_port) || return 1
+    start moto "$port" make_bucket_and_table "$CACHE/$MOTO/bin/python" "$SERVERS/atomic_moto.py" \
+        -H 127.0.0.1 -p "$port" || return 1
+    export LEASEHOLD_TEST_S3_MOTO="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+    export LEASEHOLD_TEST_DYNAMODB_MOTO="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
+}
+
+start_minio() {
+    local port
+    port=$(free_port) || return 1
+    start minio "$port" make_bucket env MINIO_ROOT_USER="$AWS_ACCESS_KEY_ID" \
+        MINIO_ROOT_PASSWORD="$AWS_SECRET_ACCESS_KEY" MINIO_BROWSER=off MINIO_UPDATE=off \
+        "$(go_program minio)" server "$scratch/minio" --address "127.0.0.1:$port" || return 1
+    export LEASEHOLD_TEST_S3_MINIO="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+}
+
+start_dynamodb_local() {
+    local port jars
+    port=$(free_port) || return 1
+    jars=$(jars "$SERVERS/dynamodb-local.xml")
+    start dynamodb-local "$port" make_table java "-Djava.library.path=$jars" -cp "$jars/*" \
+        "$SERVERS/LoopbackDynamoDb.java" -inMemory -sharedDb -disableTelemetry -port "$port" || return 1
+    export LEASEHOLD_TEST_DYNAMODB_LOCAL="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
+}
+
+start_fake_gcs() {
+    local port
+    port=$(free_port) || return 1
+    start fake-gcs-server "$port" make_gcs_bucket "$(go_program fake-gcs-server)" -scheme http -backend memory \
+        -host 127.0.0.1 -port "$port" -public-host "127.0.0.1:$port" -external-url "http://127.0.0.1:$port" \
+        -log-level warn || return 1
+    export LEASEHOLD_TEST_GCS_FAKE="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
+}
+
+# Its preconditions do not hold: leasehold has to refuse it.
+start_bad_gcs() {
+    local port
+    port=$(free_port) || return 1
+    start gcp-storage-emulator "$port" make_gcs_bucket "$CACHE/$GCP_STORAGE_EMULATOR/bin/gcp-storage-emulator" start \
+        --host 127.0.0.1 --port "$port" --in-memory || return 1
+    export LEASEHOLD_TEST_BAD_GCS="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
+}
+
+start_etcd() {
+    local port peers
+    port=$(free_port) && peers=$(free_port) || return 1
+    start etcd "$port" etcd_is_healthy "$(go_program etcd)" --name test --data-dir "$scratch/etcd" --log-level warn \
+        --listen-client-urls "http://127.0.0.1:$port" --advertise-client-urls "http://127.0.0.1:$port" \
+        --listen-peer-urls "http://127.0.0.1:$peers" --initial-advertise-peer-urls "http://127.0.0.1:$peers" \
+        --initial-cluster "test=http://127.0.0.1:$peers" || return 1
+    export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
+    export LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL
+    LEASEHOLD_TEST_ETCD_SERVER=$(go_program etcd)
+    LEASEHOLD_TEST_ETCDCTL=$(go_program etcdctl)
+}
+
+# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------------
+
+make_bucket_and_table() { make_bucket "$1" && make_table "$1"; }
+
+make_bucket() { aws_request s3 "http://127.0.0.1:$1/$STORE" --request PUT; }
+
+make_table() {
+    aws_request dynamodb "http://127.0.0.1:$1/" --header 'Content-Type: application/x-amz-json-1.0' \
+        --header 'X-Amz-Target: DynamoDB_20120810.CreateTable' --data "{
+            \"TableName\": \"$STORE\", \"BillingMode\": \"PAY_PER_REQUEST\",
+            \"AttributeDefinitions\": [{\"AttributeName\": \"key\", \"AttributeType\": \"S\"}],
+            \"KeySchema\": [{\"AttributeName\": \"key\", \"KeyType\": \"HASH\"}]}"
+}
+
+make_gcs_bucket() {
+    request "http://127.0.0.1:$1/storage/v1/b?project=leasehold" --header 'Content-Type: application/json' \
+        --data "{\"name\": \"$STORE\"}"
+}
+
+etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }
+
+# aws_request SERVICE URL OPTION...
+aws_request() {
+    local service=$1
+    shift
+    request "$@" --aws-sigv4 "aws:amz:us-east-1:$service" --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY"
+}
+
+request() { curl --silent --fail --output /dev/null --max-time 10 "$@"; }
