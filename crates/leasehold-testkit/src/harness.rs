@@ -150,6 +150,34 @@ impl Harness for S3 {
     }
 }
 
+/// A fresh prefix of a real etcd.
+#[cfg(feature = "etcd")]
+#[derive(Debug)]
+pub struct Etcd {
+    url: String,
+}
+
+#[cfg(feature = "etcd")]
+impl Default for Etcd {
+    fn default() -> Self {
+        Self { url: crate::etcd::fresh_url() }
+    }
+}
+
+#[cfg(feature = "etcd")]
+#[async_trait]
+impl Harness for Etcd {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        open(&self.url).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
+        let prefix = format!("{}{name}/", url.path().trim_start_matches('/'));
+        crate::etcd::etcdctl(url.authority().unwrap(), &["del", "--prefix", &prefix]).await;
+    }
+}
+
 /// `help stores` tells people what the store at `url` can; the store itself must say the same.
 pub async fn assert_described(url: &str) {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
@@ -158,7 +186,7 @@ pub async fn assert_described(url: &str) {
     assert_eq!(scheme.can, store.capabilities().to_string());
 }
 
-#[cfg(any(feature = "sqlite", feature = "s3"))]
+#[cfg(any(feature = "sqlite", feature = "s3", feature = "etcd"))]
 async fn open(url: &str) -> Arc<dyn LeaseStore> {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
     leasehold::stores::open(url, StoreOptions::default()).await.unwrap()

@@ -13,6 +13,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod conformance;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod fault;
 pub mod harness;
 mod http;
