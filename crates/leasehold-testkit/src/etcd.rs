@@ -1,10 +1,17 @@
-//! etcd for tests: the member that `./test` starts, and etcd's own tool.
+//! etcd for tests: clusters that a test starts itself, and etcd's own tool.
 
+use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::process::Stdio;
+use std::time::Duration;
 
+use leasehold::clock::{Clock, SystemClock};
 use leasehold::lease::Id;
 use leasehold::random::Random;
-use tokio::process::Command;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
 
 /// What `./test` gives in an environment variable.
 ///
@@ -26,14 +33,169 @@ pub fn fresh_url() -> String {
 /// # Panics
 /// When it fails.
 pub async fn etcdctl(endpoint: &str, arguments: &[&str]) -> String {
+    try_etcdctl(endpoint, arguments).await.unwrap_or_else(|error| panic!("etcdctl {arguments:?}: {error}"))
+}
+
+async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(given("LEASEHOLD_TEST_ETCDCTL"))
-        .env("ETCDCTL_API", "3")
         .args(["--endpoints", endpoint])
         .args(arguments)
         .stdin(Stdio::null())
+        .kill_on_drop(true)
         .output()
         .await
         .unwrap();
-    assert!(output.status.success(), "etcdctl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    if output.status.success() {
+        return Ok(String::from_utf8(output.stdout).unwrap());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A cluster on this machine, with its data in a temporary folder. Its processes are killed when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    folder: TempDir,
+    members: Vec<Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    clients: String,
+    peers: String,
+    process: Option<Child>,
+}
+
+impl Cluster {
+    /// Starts `members` members, and waits until they have a leader. `options` are further options of etcd's.
+    ///
+    /// # Panics
+    /// When they do not start.
+    pub async fn start(members: usize, options: &[&str]) -> Self {
+        // All at once, or two would be the same.
+        let sockets: Vec<_> = (0..members * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let address = |n: usize| sockets[n].local_addr().unwrap().to_string();
+        let members = (0..members)
+            .map(|n| Member { clients: address(2 * n), peers: address(2 * n + 1), process: None })
+            .collect();
+        drop(sockets);
+        let mut cluster = Self { folder: tempfile::tempdir().unwrap(), members };
+        for n in 0..cluster.members.len() {
+            cluster.run(n, options);
+        }
+        cluster.leader().await;
+        cluster
+    }
+
+    fn run(&mut self, n: usize, options: &[&str]) {
+        let all: Vec<_> =
+            self.members.iter().enumerate().map(|(n, member)| format!("m{n}=http://{}", member.peers)).collect();
+        let member = &mut self.members[n];
+        let (clients, peers) = (format!("http://{}", member.clients), format!("http://{}", member.peers));
+        let log = std::fs::File::create(self.folder.path().join(format!("m{n}.log"))).unwrap();
+        let process = Command::new(given("LEASEHOLD_TEST_ETCD_SERVER"))
+            .args(["--name", &format!("m{n}"), "--log-level", "error"])
+            .arg("--data-dir")
+            .arg(self.folder.path().join(format!("m{n}")))
+            .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
+            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
+            .args(["--initial-cluster", &all.join(",")])
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        member.process = Some(process);
+    }
+
+    /// The store URL of all members.
+    pub fn url(&self) -> String {
+        let members: Vec<_> = self.members.iter().map(|member| member.clients.as_str()).collect();
+        format!("etcd://{}/tests/", members.join(","))
+    }
+
+    /// The store URL that names member `n` first.
+    pub fn url_from(&self, n: usize) -> String {
+        let count = self.members.len();
+        let members: Vec<_> = (n..n + count).map(|n| self.members[n % count].clients.as_str()).collect();
+        format!("etcd://{}/tests/", members.join(","))
+    }
+
+    /// Where clients reach member `n`.
+    pub fn address(&self, n: usize) -> &str {
+        &self.members[n].clients
+    }
+
+    /// The member that leads now, as those that answer say; waits until there is one.
+    ///
+    /// # Panics
+    /// When there is none for a minute.
+    pub async fn leader(&self) -> usize {
+        for _ in 0..300 {
+            for (n, member) in self.members.iter().enumerate() {
+                if member.process.is_some() && self.leads(n).await {
+                    return n;
+                }
+            }
+            SystemClock.sleep(Duration::from_millis(200)).await;
+        }
+        panic!("the cluster has no leader");
+    }
+
+    async fn leads(&self, n: usize) -> bool {
+        let asked = try_etcdctl(&self.members[n].clients, &["--command-timeout=2s", "endpoint", "status", "-w", "json"]);
+        let Ok(status) = asked.await else { return false };
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let status = &status[0]["Status"];
+        status["leader"].as_u64().is_some_and(|leader| leader != 0 && Some(leader) == status["header"]["member_id"].as_u64())
+    }
+
+    /// `kill -9` of a member.
+    pub async fn kill(&mut self, n: usize) {
+        self.members[n].process.take().unwrap().kill().await.unwrap();
+    }
+
+    /// Starts a member again that was killed.
+    pub fn restart(&mut self, n: usize) {
+        self.run(n, &[]);
+    }
+
+    /// Stops a member: it holds its connections, and answers nobody.
+    pub async fn stop(&self, n: usize) {
+        self.signal(n, "-STOP").await;
+    }
+
+    /// Lets a stopped member go on, as if no time had passed.
+    pub async fn go_on(&self, n: usize) {
+        self.signal(n, "-CONT").await;
+    }
+
+    async fn signal(&self, n: usize, signal: &str) {
+        let id = self.members[n].process.as_ref().unwrap().id().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
+    }
+
+    /// How many requests of each kind member `n` has been sent, by its own count: `Txn`, `LeaseKeepAlive`, ...; and as
+    /// `Watch`, the messages on streams of watches.
+    pub async fn requests(&self, n: usize) -> BTreeMap<String, u64> {
+        let metrics = self.metrics(n).await;
+        let counted = metrics.lines().filter_map(|line| {
+            let (name, count) = line.rsplit_once(' ')?;
+            let method = name.split("grpc_method=\"").nth(1)?.split('"').next()?;
+            let counts = if method == "Watch" { "grpc_server_msg_received_total" } else { "grpc_server_started_total" };
+            let count: f64 = count.parse().ok()?;
+            (name.starts_with(counts) && name.contains("etcdserverpb") && count > 0.0)
+                .then(|| (method.to_owned(), count as u64))
+        });
+        counted.collect()
+    }
+
+    async fn metrics(&self, n: usize) -> String {
+        let mut connection = TcpStream::connect(&self.members[n].clients).await.unwrap();
+        connection.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
 }
