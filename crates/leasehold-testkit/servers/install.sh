@@ -1,7 +1,9 @@
-# Installs the servers that the tests run against. ./test sources this file.
+# Installs the servers that the tests run against, and the programs that take locks with other clients. ./test sources
+# this file.
 
 readonly CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/leasehold-test"
 readonly SERVERS=crates/leasehold-testkit/servers
+readonly PEERS=crates/leasehold-testkit/peers
 
 readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
@@ -18,8 +20,11 @@ readonly GO_VERSION=1.26.8                    # fetched where go itself is too o
 
 install_servers() {
     mkdir -p "$CACHE"
-    need_packages || return 1
-    local program installs=("install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" install_dynamodb_local)
+    need_packages && new_enough_go || return 1
+    printf 'what is not in %s yet is installed, which takes some minutes\n' "$CACHE"
+    local program installs=(
+        "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" install_java install_go_peers
+    )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
     done
@@ -88,10 +93,11 @@ install_python() {
 
 # --- Java ------------------------------------------------------------------------------------------------------------
 
-# Where the jars that PROJECT.xml names are kept: another list of them is another folder.
-jars() { printf '%s/%s-%s' "$CACHE" "$(basename "$1" .xml)" "$(sha256sum <"$1" | head -c 16)"; }
+# One after the other: Maven's own cache is not made for two at once.
+install_java() { install_jars "$SERVERS/dynamodb-local.xml" && install_java_peer; }
 
-install_dynamodb_local() { install_jars "$SERVERS/dynamodb-local.xml"; }
+# Where the jars that PROJECT.xml names are kept.
+jars() { printf '%s/%s-%s' "$CACHE" "$(basename "$1" .xml)" "$(digest "$1")"; }
 
 # install_jars PROJECT.xml: all that it depends on.
 install_jars() {
@@ -103,6 +109,23 @@ install_jars() {
         "-DoutputDirectory=$target" -DincludeScope=runtime &&
         touch "$target/complete"
 }
+
+install_java_peer() {
+    local target jars
+    target=$(java_peer)
+    [[ -x $target ]] && return 0
+    install_jars "$PEERS/java/dynamodb-lock-client.xml" || return 1
+    jars=$(jars "$PEERS/java/dynamodb-lock-client.xml")
+    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEERS/java/Peer.java" || return 1
+    # It lives for a moment: what makes Java fast later on would only make it start slowly.
+    printf '#!/bin/sh\nexec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "%s:%s/*" Peer "$@"\n' \
+        "$(dirname "$target")" "$jars" >"$target" && chmod +x "$target"
+}
+
+java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEERS"/java/*)"; }
+
+# digest FILE...: of what they say. What is made of other files is kept elsewhere.
+digest() { cat "$@" | sha256sum | head -c 16; }
 
 # --- Go --------------------------------------------------------------------------------------------------------------
 
@@ -118,36 +141,45 @@ go_program() {
 # install_go_program NAME PACKAGE VERSION. In a module of its own: `go install` refuses one that replaces parts of
 # itself, as etcd's do.
 install_go_program() {
-    local name=$1 package=$2 version=$3 target go building
+    local name=$1 package=$2 version=$3 target building
     target=$(go_program "$name")
     [[ -x $target ]] && return 0
-    go=$(new_enough_go) || return 1
     building=$(mktemp -d) || return 1
     (
         cd "$building" && unset GOROOT && export GOTOOLCHAIN=auto CGO_ENABLED=0 GOFLAGS=-trimpath &&
-            "$go" mod init building && "$go" get "$package@$version" && "$go" build -ldflags=-s -o built "$package"
+            "$GO" mod init building && "$GO" get "$package@$version" && "$GO" build -ldflags=-s -o built "$package"
     ) && mkdir -p "$(dirname "$target")" && mv "$building/built" "$target" && rm -rf "$building"
 }
 
-# Prints a go command that can build them. From 1.21 on, go fetches the toolchain that a module asks for by itself;
+# go_peer NAME: its path.
+go_peer() { printf '%s/peers-go-%s/%s' "$CACHE" "$(digest "$PEERS"/go/go.* "$PEERS"/go/*.go "$PEERS"/go/*/*.go)" "$1"; }
+
+install_go_peers() {
+    local name target
+    for name in dynamodb etcd; do
+        target=$(go_peer "$name")
+        [[ -x $target ]] && continue
+        env -u GOROOT GOTOOLCHAIN=auto CGO_ENABLED=0 \
+            "$GO" build -C "$PEERS/go" -trimpath -ldflags=-s -o "$target" "./$name" || return 1
+    done
+}
+
+# Sets GO to a go command that can build them. From 1.21 on, go fetches the toolchain that a module asks for by itself;
 # an older one (Debian 12 has 1.19) can still download that toolchain, since it is published as a module.
 new_enough_go() {
     local version platform toolchain module
     version=$(go env GOVERSION)
-    if [[ $version =~ ^go1\.([0-9]+) ]] && ((BASH_REMATCH[1] >= 21)); then
-        command -v go
-        return
-    fi
+    GO=go
+    [[ $version =~ ^go1\.([0-9]+) ]] && ((BASH_REMATCH[1] >= 21)) && return 0
     platform="$(go env GOOS)-$(go env GOARCH)"
     toolchain="$CACHE/go$GO_VERSION.$platform"
-    if [[ ! -e $toolchain/complete ]]; then
-        module=$(cd / && go mod download -json "golang.org/toolchain@v0.0.1-go$GO_VERSION.$platform" |
-            sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
-        [[ -d $module ]] || die "go is $version and cannot fetch go $GO_VERSION: install Go 1.21 or newer"
-        # Modules carry no execute permission, and the module cache is read-only.
-        rm -rf "$toolchain"
-        cp -R "$module" "$toolchain" && chmod -R u+w "$toolchain" &&
-            chmod +x "$toolchain"/bin/* "$toolchain"/pkg/tool/*/* && touch "$toolchain/complete" || return 1
-    fi
-    printf '%s/bin/go' "$toolchain"
+    GO="$toolchain/bin/go"
+    [[ -e $toolchain/complete ]] && return 0
+    module=$(cd / && go mod download -json "golang.org/toolchain@v0.0.1-go$GO_VERSION.$platform" |
+        sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
+    [[ -d $module ]] || die "go is $version and cannot fetch go $GO_VERSION: install Go 1.21 or newer"
+    # Modules carry no execute permission, and the module cache is read-only.
+    rm -rf "$toolchain"
+    cp -R "$module" "$toolchain" && chmod -R u+w "$toolchain" &&
+        chmod +x "$toolchain"/bin/* "$toolchain"/pkg/tool/*/* && touch "$toolchain/complete"
 }

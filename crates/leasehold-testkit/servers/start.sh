@@ -12,6 +12,7 @@ start_servers() {
     set_credentials
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
+    name_programs
     for server in moto minio dynamodb_local fake_gcs bad_gcs etcd; do
         "start_$server" || failed=1
     done
@@ -118,9 +119,17 @@ start_etcd() {
         --listen-peer-urls "http://127.0.0.1:$peers" --initial-advertise-peer-urls "http://127.0.0.1:$peers" \
         --initial-cluster "test=http://127.0.0.1:$peers" || return 1
     export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
-    export LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL
+}
+
+# Programs that tests run themselves.
+name_programs() {
+    export LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
+    export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO
     LEASEHOLD_TEST_ETCD_SERVER=$(go_program etcd)
     LEASEHOLD_TEST_ETCDCTL=$(go_program etcdctl)
+    LEASEHOLD_TEST_PEER_DYNAMODB_JAVA=$(java_peer)
+    LEASEHOLD_TEST_PEER_DYNAMODB_GO=$(go_peer dynamodb)
+    LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
 }
 
 # --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------------

@@ -5,6 +5,8 @@
 //! - [`fault`]: a register whose requests and answers are lost, delayed, doubled or held back, as the test says.
 //! - [`proxy`]: the same for HTTP, between a client and a real server; counts requests too.
 //! - [`servers`]: the real servers that `./test` starts.
+//! - [`peers`]: programs that take locks with other clients, and etcd's own programs.
+//! - [`process`]: a running program that says lines.
 //! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
 //! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
 //! - [`simulation`]: many machines, one store, a bad network, and a checker; replayable from a seed.
@@ -19,6 +21,8 @@ pub mod fault;
 pub mod harness;
 mod http;
 pub mod machine;
+pub mod peers;
+pub mod process;
 pub mod proxy;
 pub mod s3_double;
 pub mod servers;

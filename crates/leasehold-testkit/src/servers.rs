@@ -2,8 +2,10 @@
 
 use leasehold::lease::Id;
 use leasehold::random::Random;
+use leasehold::url::StoreUrl;
 
-/// A server that `./test` starts. Its address, and a bucket on it, come as a store URL in an environment variable.
+/// A server that `./test` starts. Its address, and a bucket or table on it, come as a store URL in an environment
+/// variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Server {
@@ -11,17 +13,34 @@ pub enum Server {
     Moto,
     /// MinIO, an S3 in Go.
     MinIo,
+    /// moto's DynamoDB.
+    DynamoDbMoto,
+    /// DynamoDB Local, Amazon's own.
+    DynamoDbLocal,
+    /// fake-gcs-server, a GCS in Go.
+    FakeGcs,
+    /// gcp-storage-emulator, a GCS in Python, which ignores preconditions.
+    BadGcs,
+    /// etcd itself, one member.
+    Etcd,
 }
 
 impl Server {
-    /// Every server.
-    pub const ALL: &[Self] = &[Self::Moto, Self::MinIo];
+    /// Every S3.
+    pub const S3: &[Self] = &[Self::Moto, Self::MinIo];
+    /// Every DynamoDB.
+    pub const DYNAMODB: &[Self] = &[Self::DynamoDbMoto, Self::DynamoDbLocal];
 
     /// The environment variable that holds its store URL.
     pub const fn variable(self) -> &'static str {
         match self {
             Self::Moto => "LEASEHOLD_TEST_S3_MOTO",
             Self::MinIo => "LEASEHOLD_TEST_S3_MINIO",
+            Self::DynamoDbMoto => "LEASEHOLD_TEST_DYNAMODB_MOTO",
+            Self::DynamoDbLocal => "LEASEHOLD_TEST_DYNAMODB_LOCAL",
+            Self::FakeGcs => "LEASEHOLD_TEST_GCS_FAKE",
+            Self::BadGcs => "LEASEHOLD_TEST_BAD_GCS",
+            Self::Etcd => "LEASEHOLD_TEST_ETCD",
         }
     }
 
@@ -30,13 +49,7 @@ impl Server {
     /// # Panics
     /// When it was not given: nothing is skipped in silence.
     pub fn url(self) -> String {
-        let variable = self.variable();
-        std::env::var(variable).unwrap_or_else(|_| {
-            panic!(
-                "{variable} is not set, so there is no server to test against: run ./test, which starts it \
-                 (or set {variable} to a store URL like s3://bucket/prefix?endpoint=http%3A%2F%2F127.0.0.1:9000&region=us-east-1)"
-            )
-        })
+        set_by_test(self.variable(), "server")
     }
 
     /// Its store URL with a prefix that nobody else uses.
@@ -52,16 +65,32 @@ impl Server {
     /// # Panics
     /// As [`url`](Self::url), and when the URL names no endpoint.
     pub fn address(self) -> String {
-        let mut url = leasehold::url::StoreUrl::parse(&self.url()).unwrap();
+        let mut url = StoreUrl::parse(&self.url()).unwrap();
+        if self == Self::Etcd {
+            return url.authority().unwrap().to_owned();
+        }
         let endpoint = url.take("endpoint").unwrap_or_else(|| panic!("{} has no endpoint", self.variable()));
         endpoint.trim_start_matches("http://").trim_end_matches('/').to_owned()
     }
 }
 
+/// What `./test` says in the environment variable `variable` about a `thing` that it has made ready.
+///
+/// # Panics
+/// When it was not said.
+pub(crate) fn set_by_test(variable: &str, thing: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!(
+            "{variable} is not set, so there is no {thing} to test with: run ./test, or start one test with \
+             ./test --with-servers cargo test ..."
+        )
+    })
+}
+
 /// `url` with a further path segment before its options.
 pub fn below(url: &str, segment: &str) -> String {
     let (place, options) = url.split_once('?').map_or((url, ""), |(place, options)| (place, options));
-    format!("{}/{segment}?{options}", place.trim_end_matches('/'))
+    format!("{}/{segment}?{options}", place.trim_end_matches('/')).trim_end_matches('?').to_owned()
 }
 
 /// `url` with its `endpoint` replaced by `http://address`: the way through a [`Proxy`](crate::proxy::Proxy).
@@ -81,6 +110,7 @@ mod tests {
     fn urls_keep_their_options() {
         let url = "s3://bucket/p?endpoint=http%3A%2F%2F127.0.0.1:1&region=x";
         assert_eq!(below(url, "q"), "s3://bucket/p/q?endpoint=http%3A%2F%2F127.0.0.1:1&region=x");
+        assert_eq!(below("etcd://h:1/p/", "q"), "etcd://h:1/p/q");
         assert_eq!(through(url, "h:2"), "s3://bucket/p?region=x&endpoint=http%3A%2F%2Fh:2");
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::{State, Ttl};
 use leasehold::{LockName, Locker};
+use leasehold_testkit::process;
 use leasehold_testkit::servers::Server;
 
 use self::workers::Worker;
@@ -31,7 +32,7 @@ async fn sixteen_processes_count_exactly_on_minio() {
 /// granted has run out, and without anybody's help.
 #[tokio::test]
 async fn a_waiter_succeeds_a_killed_holder_by_observation() {
-    for server in Server::ALL {
+    for server in Server::S3 {
         let url = format!("{}&store_clock=off", server.fresh_url());
         let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
         let first = holder.granted().await;
@@ -50,7 +51,7 @@ async fn a_waiter_succeeds_a_killed_holder_by_observation() {
 /// store's own clock shows that its lease is over; what inspection says and what a try gets is the same.
 #[tokio::test]
 async fn a_try_succeeds_a_killed_holder_once_the_clock_of_the_store_says_so() {
-    for server in Server::ALL {
+    for server in Server::S3 {
         let url = format!("{}&margin=0s", server.fresh_url());
         let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
         let first = holder.granted().await;
@@ -66,7 +67,7 @@ async fn a_try_succeeds_a_killed_holder_once_the_clock_of_the_store_says_so() {
                 }
             }
         };
-        workers::within("the lapse", lapsed).await;
+        process::within("the lapse", lapsed).await;
         let mut next = Worker::start("try", &url, "lock", &[]);
         assert!(next.granted().await > first, "{server:?}");
     }

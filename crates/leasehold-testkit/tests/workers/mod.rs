@@ -1,44 +1,26 @@
 //! Processes of their own that take locks: the worker program, and the checks that hold for any store.
 
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
-use leasehold::clock::{SystemClock, timeout};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use leasehold_testkit::process::Process;
 
 /// How many processes add to one counter, and how often each: 800 additions.
 const PROCESSES: usize = 16;
 const TIMES: usize = 50;
 
-/// Far more than anything takes: for tests that hang.
-const LIMIT: Duration = Duration::from_secs(300);
-
 /// A running worker. Killed when dropped.
-pub(crate) struct Worker {
-    process: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
+pub(crate) struct Worker(Process);
 
 impl Worker {
     /// Starts a worker with `verb` on `lock` in the store at `url`.
     pub(crate) fn start(verb: &str, url: &str, lock: &str, more: &[&str]) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_leasehold-testkit-worker"))
-            .args([verb, "--store", url, "--lock", lock])
-            .args(more)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        Self { process, lines }
+        let arguments = [verb, "--store", url, "--lock", lock].into_iter().chain(more.iter().copied());
+        Self(Process::start(env!("CARGO_BIN_EXE_leasehold-testkit-worker"), arguments))
     }
 
     /// What it says next; `None` when it has ended.
     pub(crate) async fn line(&mut self) -> Option<String> {
-        within("a worker to say something", self.lines.next_line()).await.unwrap()
+        self.0.line().await
     }
 
     /// Waits until it says that it was granted the lock; returns the token.
@@ -50,22 +32,13 @@ impl Worker {
 
     /// `kill -9`, and waits until it is gone.
     pub(crate) async fn kill(&mut self) {
-        self.process.kill().await.unwrap();
+        self.0.kill().await;
     }
 
     /// What else it says, and its exit code.
-    pub(crate) async fn end(mut self) -> (Vec<String>, Option<i32>) {
-        let mut said = Vec::new();
-        while let Some(line) = self.line().await {
-            said.push(line);
-        }
-        let status = within("a worker to end", self.process.wait()).await.unwrap();
-        (said, status.code())
+    pub(crate) async fn end(self) -> (Vec<String>, Option<i32>) {
+        self.0.end().await
     }
-}
-
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    timeout(&SystemClock, LIMIT, future).await.unwrap_or_else(|| panic!("{what} took longer than {LIMIT:?}"))
 }
 
 /// One addition: the token, and between which moments of the machine's clock the lock was held.
