@@ -6,27 +6,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::lease::Id;
-use leasehold::random::Random;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-/// What `./test` gives in an environment variable.
-///
-/// # Panics
-/// When it was not given: nothing is skipped in silence.
-pub fn given(variable: &str) -> String {
-    std::env::var(variable).unwrap_or_else(|_| {
-        panic!("{variable} is not set: run ./test, which installs and starts what the tests need, and sets it")
-    })
-}
-
-/// The store URL of the member that `./test` starts, with a prefix that nobody else uses.
-pub fn fresh_url() -> String {
-    format!("{}{}/", given("LEASEHOLD_TEST_ETCD"), Id::random(&Random::from_os()))
-}
+use crate::peers::Program;
+use crate::process::within;
 
 /// Runs etcd's own tool on `endpoint`, and gives what it says.
 ///
@@ -37,7 +23,7 @@ pub async fn etcdctl(endpoint: &str, arguments: &[&str]) -> String {
 }
 
 async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
-    let output = Command::new(given("LEASEHOLD_TEST_ETCDCTL"))
+    let output = Command::new(Program::EtcdCtl.path())
         .args(["--endpoints", endpoint])
         .args(arguments)
         .stdin(Stdio::null())
@@ -49,6 +35,20 @@ async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, Strin
         return Ok(String::from_utf8(output.stdout).unwrap());
     }
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Waits until `count` keys begin with `prefix`: so many hold or wait.
+pub async fn in_line(endpoint: &str, prefix: &str, count: usize) {
+    let standing = async {
+        loop {
+            let keys = etcdctl(endpoint, &["get", "--prefix", "--keys-only", prefix]).await;
+            if keys.lines().filter(|line| !line.is_empty()).count() == count {
+                return;
+            }
+            SystemClock.sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within(&format!("{count} to stand in line"), standing).await;
 }
 
 /// A cluster on this machine, with its data in a temporary folder. Its processes are killed when it is dropped.
@@ -92,7 +92,7 @@ impl Cluster {
         let member = &mut self.members[n];
         let (clients, peers) = (format!("http://{}", member.clients), format!("http://{}", member.peers));
         let log = std::fs::File::create(self.folder.path().join(format!("m{n}.log"))).unwrap();
-        let process = Command::new(given("LEASEHOLD_TEST_ETCD_SERVER"))
+        let process = Command::new(Program::EtcdServer.path())
             .args(["--name", &format!("m{n}"), "--log-level", "error"])
             .arg("--data-dir")
             .arg(self.folder.path().join(format!("m{n}")))

@@ -160,7 +160,7 @@ pub struct Etcd {
 #[cfg(feature = "etcd")]
 impl Default for Etcd {
     fn default() -> Self {
-        Self { url: crate::etcd::fresh_url() }
+        Self { url: crate::servers::Server::Etcd.fresh_url() }
     }
 }
 
@@ -173,7 +173,7 @@ impl Harness for Etcd {
 
     async fn delete_record(&self, name: &LockName) {
         let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
-        let prefix = format!("{}{name}/", url.path().trim_start_matches('/'));
+        let prefix = format!("{}/{name}/", url.path().trim_matches('/'));
         crate::etcd::etcdctl(url.authority().unwrap(), &["del", "--prefix", &prefix]).await;
     }
 }

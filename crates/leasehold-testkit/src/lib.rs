@@ -7,6 +7,7 @@
 //! - [`servers`]: the real servers that `./test` starts.
 //! - [`peers`]: programs that take locks with other clients, and etcd's own programs.
 //! - [`process`]: a running program that says lines.
+//! - `etcd`, with the feature of that name: clusters of etcd that a test starts, kills and stops.
 //! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
 //! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
 //! - [`simulation`]: many machines, one store, a bad network, and a checker; replayable from a seed.

@@ -104,7 +104,9 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     let tasks: Vec<_> = (0..TASKS)
         .map(|_| {
             let told = told.clone();
-            let lock = locker.lock("lock").ttl(LONG).on_wait(move |_| drop(told.send(())));
+            let lock = locker.lock("lock").ttl(LONG).on_wait(move |_| {
+                let _ = told.send(());
+            });
             tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() })
         })
         .collect();

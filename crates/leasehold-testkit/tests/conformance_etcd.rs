@@ -3,10 +3,11 @@
 
 use leasehold_testkit::conformance;
 use leasehold_testkit::harness::{Etcd, assert_described};
+use leasehold_testkit::servers::Server;
 
 conformance!(etcd, Etcd::default(), (flavor = "multi_thread", worker_threads = 4));
 
 #[tokio::test]
 async fn help_says_what_the_store_can() {
-    assert_described(&leasehold_testkit::etcd::fresh_url()).await;
+    assert_described(&Server::Etcd.fresh_url()).await;
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::Ttl;
-use leasehold_testkit::etcd::fresh_url;
+use leasehold::url::StoreUrl;
+use leasehold_testkit::etcd::in_line;
+use leasehold_testkit::servers::Server;
 
 use self::workers::Worker;
 
@@ -17,14 +19,14 @@ const TTL_OPTION: &[&str] = &["--ttl", "2"];
 #[tokio::test]
 async fn sixteen_processes_count_exactly() {
     let folder = tempfile::tempdir().unwrap();
-    workers::count_exactly(&fresh_url(), folder.path()).await;
+    workers::count_exactly(&Server::Etcd.fresh_url(), folder.path()).await;
 }
 
 /// etcd ends a dead holder's lease by itself: within its ttl, rounded up to seconds, and the half second in which it
 /// looks for expired leases; and not before the holder's own deadline.
 #[tokio::test]
 async fn a_waiter_succeeds_a_killed_holder_within_the_bound_of_etcd() {
-    let url = fresh_url();
+    let url = Server::Etcd.fresh_url();
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     let mut waiter = Worker::start("hold", &url, "lock", TTL_OPTION);
@@ -41,14 +43,19 @@ async fn a_waiter_succeeds_a_killed_holder_within_the_bound_of_etcd() {
 /// One that is killed while it waits leaves its place in line with its lease; those behind it go on.
 #[tokio::test]
 async fn a_killed_waiter_does_not_hold_up_those_behind_it() {
-    let url = fresh_url();
+    let url = Server::Etcd.fresh_url();
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     let mut second = Worker::start("hold", &url, "lock", TTL_OPTION);
-    workers::in_line(&url, 2).await;
+    in_line(&Server::Etcd.address(), &line(&url), 2).await;
     let mut third = Worker::start("hold", &url, "lock", TTL_OPTION);
-    workers::in_line(&url, 3).await;
+    in_line(&Server::Etcd.address(), &line(&url), 3).await;
     second.kill().await;
     holder.kill().await;
     assert!(third.granted().await > first);
+}
+
+/// What the keys of `lock` begin with.
+fn line(url: &str) -> String {
+    format!("{}/lock/", StoreUrl::parse(url).unwrap().path().trim_matches('/'))
 }

@@ -66,6 +66,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
         watcher: Watcher::new(options.env.clone()),
         env: options.env,
         sessions: Mutex::default(),
+        opening: tokio::sync::Mutex::default(),
         claims: Mutex::default(),
     }))
 }
@@ -79,6 +80,8 @@ struct EtcdLeases {
     watcher: Watcher,
     /// The leases that claims share, one for each time to live.
     sessions: Mutex<Vec<Arc<Session>>>,
+    /// Held while such a lease is granted.
+    opening: tokio::sync::Mutex<()>,
     /// On which lease a claim stands that is in line or was granted.
     claims: Mutex<HashMap<Id, Arc<Session>>>,
 }

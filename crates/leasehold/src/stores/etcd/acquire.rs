@@ -209,8 +209,15 @@ impl EtcdLeases {
         loop {
             let known = self.claims().get(&claim.id).cloned();
             let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
-            let Some(session) = known.filter(|session| !session.is_gone()).or_else(|| self.shared(claim, seconds))
-            else {
+            let known = known.filter(|session| !session.is_gone());
+            let Some(session) = known.or_else(|| self.shared(claim, seconds)) else {
+                // One at a time: those who come meanwhile share it.
+                let _opening = self.opening.lock().await;
+                if let Some(session) = self.shared(claim, seconds)
+                    && let Some(kept) = session.kept()
+                {
+                    return Ok((session, kept));
+                }
                 return self.new_session(claim, seconds, effort).await;
             };
             match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, effort).await {
