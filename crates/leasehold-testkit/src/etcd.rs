@@ -1,7 +1,7 @@
 //! etcd for tests: clusters that a test starts itself, and etcd's own tool.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -10,6 +10,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::peers::Program;
 use crate::process::within;
@@ -51,6 +53,90 @@ pub async fn in_line(endpoint: &str, prefix: &str, count: usize) {
     within(&format!("{count} to stand in line"), standing).await;
 }
 
+/// A way to a member on which answers can be held up, and lost.
+#[derive(Debug)]
+pub struct Wire {
+    address: SocketAddr,
+    answers: watch::Sender<Answers>,
+    task: JoinHandle<()>,
+}
+
+/// What becomes of a member's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// They arrive.
+    Arrive,
+    /// They arrive so much later.
+    ArriveAfter(Duration),
+    /// They are lost, until the connections are cut by letting answers arrive again.
+    AreLost,
+}
+
+impl Wire {
+    /// Forwards connections to `member`.
+    ///
+    /// # Panics
+    /// When there is no port to listen on.
+    pub async fn to(member: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, member) = (listener.local_addr().unwrap(), member.to_owned());
+        let (answers, how) = watch::channel(Answers::Arrive);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = TcpStream::connect(&member).await else { continue };
+                tokio::spawn(forward(client, server, how.clone()));
+            }
+        });
+        Self { address, answers, task }
+    }
+
+    /// Where to connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What becomes of answers from now on.
+    pub fn let_answers(&self, how: Answers) {
+        self.answers.send_replace(how);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<Answers>) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let asked = tokio::io::copy(&mut from_client, &mut to_server);
+    let answered = async {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let count = from_server.read(&mut bytes).await.unwrap_or(0);
+            let now = *how.borrow();
+            match now {
+                _ if count == 0 => return,
+                Answers::Arrive => {}
+                Answers::ArriveAfter(delay) => SystemClock.sleep(delay).await,
+                // What was lost leaves a gap that no client may see: the connection is cut.
+                Answers::AreLost => {
+                    let _ = how.wait_for(|how| *how != Answers::AreLost).await;
+                    return;
+                }
+            }
+            if to_client.write_all(&bytes[..count]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        _ = asked => {}
+        () = answered => {}
+    }
+}
+
 /// A cluster on this machine, with its data in a temporary folder. Its processes are killed when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
@@ -87,8 +173,12 @@ impl Cluster {
     }
 
     fn run(&mut self, n: usize, options: &[&str]) {
-        let all: Vec<_> =
-            self.members.iter().enumerate().map(|(n, member)| format!("m{n}=http://{}", member.peers)).collect();
+        let all: Vec<_> = self
+            .members
+            .iter()
+            .enumerate()
+            .map(|(n, member)| format!("m{n}=http://{}", member.peers))
+            .collect();
         let member = &mut self.members[n];
         let (clients, peers) = (format!("http://{}", member.clients), format!("http://{}", member.peers));
         let log = std::fs::File::create(self.folder.path().join(format!("m{n}.log"))).unwrap();
@@ -144,11 +234,16 @@ impl Cluster {
     }
 
     async fn leads(&self, n: usize) -> bool {
-        let asked = try_etcdctl(&self.members[n].clients, &["--command-timeout=2s", "endpoint", "status", "-w", "json"]);
+        let asked = try_etcdctl(
+            &self.members[n].clients,
+            &["--command-timeout=2s", "endpoint", "status", "-w", "json"],
+        );
         let Ok(status) = asked.await else { return false };
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let status = &status[0]["Status"];
-        status["leader"].as_u64().is_some_and(|leader| leader != 0 && Some(leader) == status["header"]["member_id"].as_u64())
+        status["leader"]
+            .as_u64()
+            .is_some_and(|leader| leader != 0 && Some(leader) == status["header"]["member_id"].as_u64())
     }
 
     /// `kill -9` of a member.
@@ -183,7 +278,11 @@ impl Cluster {
         let counted = metrics.lines().filter_map(|line| {
             let (name, count) = line.rsplit_once(' ')?;
             let method = name.split("grpc_method=\"").nth(1)?.split('"').next()?;
-            let counts = if method == "Watch" { "grpc_server_msg_received_total" } else { "grpc_server_started_total" };
+            let counts = if method == "Watch" {
+                "grpc_server_msg_received_total"
+            } else {
+                "grpc_server_started_total"
+            };
             let count: f64 = count.parse().ok()?;
             (name.starts_with(counts) && name.contains("etcdserverpb") && count > 0.0)
                 .then(|| (method.to_owned(), count as u64))

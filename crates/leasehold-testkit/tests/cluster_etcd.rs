@@ -4,6 +4,7 @@
 
 mod workers;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
@@ -34,7 +35,12 @@ async fn a_counter_stays_exact_while_leaders_are_killed_and_members_stopped() {
     let mut cluster = Cluster::start(3, &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let url = cluster.url();
-    let counting = workers::count_exactly(&url, folder.path());
+    let sabotaging = AtomicBool::new(true);
+    let counting = async {
+        while sabotaging.load(Ordering::Relaxed) {
+            workers::count_exactly(&url, folder.path()).await;
+        }
+    };
     let sabotage = async {
         for _ in 0..2 {
             let leader = cluster.leader().await;
@@ -47,6 +53,7 @@ async fn a_counter_stays_exact_while_leaders_are_killed_and_members_stopped() {
             cluster.go_on(next).await;
             SystemClock.sleep(Duration::from_secs(3)).await;
         }
+        sabotaging.store(false, Ordering::Relaxed);
     };
     futures_util::future::join(counting, sabotage).await;
 }

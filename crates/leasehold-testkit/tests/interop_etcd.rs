@@ -49,7 +49,10 @@ impl Shared {
         let file = self.folder.path().join(name);
         let script = format!("echo granted; while [ ! -e '{}' ]; do sleep 0.05; done", file.display());
         let endpoint = format!("--endpoints={}", Server::Etcd.address());
-        Process::start(Program::EtcdCtl.path(), [&endpoint, "lock", "--ttl=2", &self.prefix, "sh", "-c", &script])
+        Process::start(
+            Program::EtcdCtl.path(),
+            [&endpoint, "lock", "--ttl=2", "--", &self.prefix, "sh", "-c", &script],
+        )
     }
 
     fn end_etcdctl(&self, name: &str) {
@@ -167,7 +170,8 @@ async fn everybody_stands_in_one_line() {
         shared.in_line(n + 2).await;
     }
     guard.release().await.unwrap();
-    within("everybody's turn", async { while tasks.join_next().await.map(Result::unwrap).is_some() {} }).await;
+    within("everybody's turn", async { while tasks.join_next().await.map(Result::unwrap).is_some() {} })
+        .await;
     drop(told);
     let mut seen = Vec::new();
     while let Some(n) = order.recv().await {

@@ -5,6 +5,7 @@ mod workers;
 
 use std::time::Duration;
 
+use leasehold::Locker;
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::Ttl;
 use leasehold::url::StoreUrl;
@@ -22,6 +23,16 @@ async fn sixteen_processes_count_exactly() {
     workers::count_exactly(&Server::Etcd.fresh_url(), folder.path()).await;
 }
 
+/// Keys of a lock whose name begins with this one's lie among this one's keys, and are none of its business.
+#[tokio::test]
+async fn processes_count_exactly_also_amid_the_keys_of_other_locks() {
+    let (url, folder) = (Server::Etcd.fresh_url(), tempfile::tempdir().unwrap());
+    let other = Locker::open(&url).await.unwrap().lock("counter-0/below").acquire().await.unwrap();
+    workers::count_exactly(&url, folder.path()).await;
+    other.check().unwrap();
+    other.release().await.unwrap();
+}
+
 /// etcd ends a dead holder's lease by itself: within its ttl, rounded up to seconds, and the half second in which it
 /// looks for expired leases; and not before the holder's own deadline.
 #[tokio::test]
@@ -35,7 +46,10 @@ async fn a_waiter_succeeds_a_killed_holder_within_the_bound_of_etcd() {
     let alive = Deadline::new(killed, Ttl::new(TTL).unwrap().holder_span() / 3);
     assert!(waiter.granted().await > first);
     let took = SystemClock.now().longest_since(killed);
-    assert!(alive.passed(SystemClock.now()), "granted after {took:?}, and the holder may have renewed just before");
+    assert!(
+        alive.passed(SystemClock.now()),
+        "granted after {took:?}, and the holder may have renewed just before"
+    );
     // Far above the bound, since this machine may be slow: it is the bound's order that matters.
     assert!(took < TTL * 5, "granted after {took:?}");
 }

@@ -35,8 +35,8 @@ use self::wire::{KeyValue, TxnRequest, TxnResponse};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
-    Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Pace, Released, Renewal, State, Status, StoreOptions,
-    Token, Ttl, Verdict, attempt_limit,
+    Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Pace, Released, Renewal, State, Status,
+    StoreOptions, Token, Ttl, Verdict, attempt_limit,
 };
 use crate::name::LockName;
 use crate::register::effort::Effort;
@@ -130,7 +130,8 @@ impl EtcdLeases {
     ) -> Result<(Option<KeyValue>, i64), StoreError> {
         let line = self.keys.line(name);
         loop {
-            let answer = match limited(effort, Effect::None, self.client.range(requests::first(&line))).await {
+            let answer = match limited(effort, Effect::None, self.client.range(requests::first(&line))).await
+            {
                 Ok(answer) => answer,
                 Err(trouble) => {
                     effort.pause_after(trouble.into_error()).await?;

@@ -40,12 +40,7 @@ enum Outcome {
 
 impl Contender<'_> {
     fn own(&self) -> Own<'_> {
-        Own {
-            key: &self.key,
-            lease: self.session.lease,
-            granted: &self.granted,
-            waiting: &self.waiting,
-        }
+        Own { key: &self.key, lease: self.session.lease, granted: &self.granted, waiting: &self.waiting }
     }
 }
 
@@ -85,12 +80,18 @@ impl EtcdLeases {
     }
 
     /// Asks until there is an answer.
-    async fn contend(&self, contender: &mut Contender<'_>, effort: &mut Effort<'_>) -> Result<Outcome, StoreError> {
+    async fn contend(
+        &self,
+        contender: &mut Contender<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Outcome, StoreError> {
         let (claim, session) = (contender.claim, contender.session);
         loop {
             let request = match session.place(claim.id) {
                 None => requests::ask(&contender.line, contender.own(), claim.waits),
-                Some(place) => requests::confirm(&contender.line, contender.own(), place.create, place.revision),
+                Some(place) => {
+                    requests::confirm(&contender.line, contender.own(), place.create, place.revision)
+                }
             };
             let answer = match self.write(&request, contender, effort).await? {
                 Some(Ok(answer)) => answer,
@@ -305,7 +306,9 @@ impl EtcdLeases {
                 let message = format!("lock `{}` was granted too late to be used, and released", grant.name);
                 Err(Fault::unavailable(message).not_applied())
             }
-            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => Err(fault.maybe_applied()),
+            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
+                Err(fault.maybe_applied())
+            }
         }
     }
 }

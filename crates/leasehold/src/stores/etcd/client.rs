@@ -53,7 +53,10 @@ impl Client {
         let members = location.endpoints()?.into_iter();
         Ok(Self {
             members: members
-                .map(|(address, endpoint)| Member { address: address.into(), channel: endpoint.connect_lazy() })
+                .map(|(address, endpoint)| Member {
+                    address: address.into(),
+                    channel: endpoint.connect_lazy(),
+                })
                 .collect(),
             current: AtomicUsize::new(0),
             login: location.login.clone(),
@@ -87,14 +90,20 @@ impl Client {
             let asked = stream::iter([LeaseKeepAliveRequest { id }]);
             let mut answers: Streaming<LeaseKeepAliveResponse> =
                 member.stream("/etcdserverpb.Lease/LeaseKeepAlive", metadata, asked).await?;
-            answers.message().await?.ok_or_else(|| Status::unavailable("the keep-alive ended without an answer"))
+            answers
+                .message()
+                .await?
+                .ok_or_else(|| Status::unavailable("the keep-alive ended without an answer"))
         })
         .await
     }
 
     /// Opens a stream of watches. `asked` must have its first message ready: etcd says nothing before that. It is
     /// made anew for each member that is tried.
-    pub(super) async fn watch<S>(&self, asked: impl Fn() -> S + Send + Sync) -> Result<Streaming<WatchResponse>, Trouble>
+    pub(super) async fn watch<S>(
+        &self,
+        asked: impl Fn() -> S + Send + Sync,
+    ) -> Result<Streaming<WatchResponse>, Trouble>
     where
         S: Stream<Item = WatchRequest> + Send + 'static,
     {
@@ -177,7 +186,9 @@ impl Client {
             answer => answer?,
         };
         let mut token = MetadataValue::try_from(answer.token.as_str()).map_err(|_| {
-            Trouble::Failed(Fault::unavailable("etcd answered the login with a token that is no text").not_applied())
+            Trouble::Failed(
+                Fault::unavailable("etcd answered the login with a token that is no text").not_applied(),
+            )
         })?;
         token.set_sensitive(true);
         *self.known_token() = Some(token.clone());
@@ -234,7 +245,12 @@ impl Member {
         Ok(answer.into_inner())
     }
 
-    async fn stream<Q, A, S>(self, path: &'static str, metadata: MetadataMap, asked: S) -> Result<Streaming<A>, Status>
+    async fn stream<Q, A, S>(
+        self,
+        path: &'static str,
+        metadata: MetadataMap,
+        asked: S,
+    ) -> Result<Streaming<A>, Status>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,

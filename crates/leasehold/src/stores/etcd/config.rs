@@ -85,8 +85,10 @@ impl Location {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let endpoint = |member: &String| {
             let no_host = |error: tonic::transport::Error| {
-                Error::invalid(format!("{member:?} is no host and port of an etcd member, or its TLS files are bad"))
-                    .with_source(error)
+                Error::invalid(format!(
+                    "{member:?} is no host and port of an etcd member, or its TLS files are bad"
+                ))
+                .with_source(error)
             };
             let mut endpoint = Endpoint::from_shared(format!("{scheme}://{member}"))
                 .map_err(no_host)?
@@ -119,8 +121,11 @@ impl Tls {
 
 fn read(file: &str, option: &str) -> Result<Vec<u8>, Error> {
     std::fs::read(file).map_err(|error| {
-        Error::new(ErrorKind::Invalid, format!("the option `{option}` names {file:?}, which cannot be read: {error}"))
-            .with_help("it is the path of a PEM file")
+        Error::new(
+            ErrorKind::Invalid,
+            format!("the option `{option}` names {file:?}, which cannot be read: {error}"),
+        )
+        .with_help("it is the path of a PEM file")
     })
 }
 
@@ -187,7 +192,13 @@ fn prefix(path: &str) -> Result<String, Error> {
         Some("is longer than 250 bytes")
     } else if prefix.chars().any(crate::name::is_unprintable) {
         Some("contains a control or invisible character")
-    } else if prefix.strip_prefix('/').unwrap_or(prefix).trim_end_matches('/').split('/').any(|s| matches!(s, "." | "..")) {
+    } else if prefix
+        .strip_prefix('/')
+        .unwrap_or(prefix)
+        .trim_end_matches('/')
+        .split('/')
+        .any(|s| matches!(s, "." | ".."))
+    {
         Some("has a `.` or `..` segment")
     } else if prefix.get(1..).is_some_and(|rest| rest.contains("//")) || prefix == "//" {
         Some("has an empty segment")
@@ -195,8 +206,9 @@ fn prefix(path: &str) -> Result<String, Error> {
         None
     };
     match flaw {
-        Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}"))
-            .with_help("an etcd store is etcd://host:2379/prefix/, for example etcd://host:2379/team/locks/")),
+        Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}")).with_help(
+            "an etcd store is etcd://host:2379/prefix/, for example etcd://host:2379/team/locks/",
+        )),
         None if prefix.is_empty() || prefix.ends_with('/') => Ok(prefix.to_owned()),
         None => Ok(format!("{prefix}/")),
     }
@@ -212,7 +224,8 @@ mod tests {
 
     #[test]
     fn a_url_says_where_and_as_whom() {
-        let location = read("etcd://al%40ice:p%2Fw%40rd@h1:2379,h2,[::1]:9/team/locks?ca=/ca.pem&cert=/me.pem").unwrap();
+        let location =
+            read("etcd://al%40ice:p%2Fw%40rd@h1:2379,h2,[::1]:9/team/locks?ca=/ca.pem&cert=/me.pem").unwrap();
         assert_eq!(location.members, ["h1:2379", "h2:2379", "[::1]:9"]);
         assert_eq!(location.prefix, "team/locks/");
         assert_eq!(location.login, Some(Login { user: "al@ice".into(), password: "p/w@rd".into() }));

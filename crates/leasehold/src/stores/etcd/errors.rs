@@ -100,9 +100,9 @@ pub(super) fn trouble(member: &str, effect: Effect, status: &Status) -> Trouble 
 }
 
 const LEARNER: &str = "name the voting members in the store URL";
-const PERMISSION: &str =
-    "grant a role with read and write permission on the prefix: etcdctl role grant-permission ROLE readwrite PREFIX --prefix=true";
-const SPACE: &str = "compact and defragment etcd, then clear the alarm: etcdctl compact, defrag, alarm disarm";
+const PERMISSION: &str = "grant a role with read and write permission on the prefix: etcdctl role grant-permission ROLE readwrite PREFIX --prefix=true";
+const SPACE: &str =
+    "compact and defragment etcd, then clear the alarm: etcdctl compact, defrag, alarm disarm";
 
 /// etcd's own words, without the leading `etcdserver: `.
 fn by_text(text: &str) -> Option<Verdict> {
@@ -229,15 +229,45 @@ mod tests {
         (Code::InvalidArgument, "etcdserver: revision of auth store is old", "log in", "log in"),
         (Code::FailedPrecondition, "etcdserver: authentication is not enabled", "no login", "no login"),
         (Code::Unavailable, "etcdserver: no leader", "not here", "not here"),
-        (Code::Unavailable, "etcdserver: rpc not supported for learner", "not unavailable", "not unavailable"),
+        (
+            Code::Unavailable,
+            "etcdserver: rpc not supported for learner",
+            "not unavailable",
+            "not unavailable",
+        ),
         (Code::ResourceExhausted, "etcdserver: too many requests", "not unavailable", "not unavailable"),
-        (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", "not unavailable", "not unavailable"),
-        (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted", "not unavailable", "not unavailable"),
-        (Code::OutOfRange, "etcdserver: mvcc: required revision is a future revision", "not unavailable", "not unavailable"),
+        (
+            Code::ResourceExhausted,
+            "etcdserver: mvcc: database space exceeded",
+            "not unavailable",
+            "not unavailable",
+        ),
+        (
+            Code::OutOfRange,
+            "etcdserver: mvcc: required revision has been compacted",
+            "not unavailable",
+            "not unavailable",
+        ),
+        (
+            Code::OutOfRange,
+            "etcdserver: mvcc: required revision is a future revision",
+            "not unavailable",
+            "not unavailable",
+        ),
         (Code::InvalidArgument, "etcdserver: request is too large", "not invalid", "not invalid"),
         (Code::InvalidArgument, "etcdserver: key is not provided", "not invalid", "not invalid"),
-        (Code::InvalidArgument, "etcdserver: too many operations in txn request", "not invalid", "not invalid"),
-        (Code::InvalidArgument, "etcdserver: duplicate key given in txn request", "not invalid", "not invalid"),
+        (
+            Code::InvalidArgument,
+            "etcdserver: too many operations in txn request",
+            "not invalid",
+            "not invalid",
+        ),
+        (
+            Code::InvalidArgument,
+            "etcdserver: duplicate key given in txn request",
+            "not invalid",
+            "not invalid",
+        ),
         (Code::OutOfRange, "etcdserver: too large lease TTL", "not invalid", "not invalid"),
         (Code::PermissionDenied, "etcdserver: permission denied", "not denied", "not denied"),
         (Code::InvalidArgument, "etcdserver: user name is empty", "no user", "no user"),
@@ -267,7 +297,12 @@ mod tests {
         (Code::Unknown, "raft proposal dropped", "not unavailable", "maybe unavailable"),
         (Code::Ok, "", "not unavailable", "maybe unavailable"),
         (Code::Cancelled, "context canceled", "not unavailable", "maybe unavailable"),
-        (Code::Unknown, "h2 protocol error: error reading a body from connection", "not unavailable", "maybe unavailable"),
+        (
+            Code::Unknown,
+            "h2 protocol error: error reading a body from connection",
+            "not unavailable",
+            "maybe unavailable",
+        ),
         (Code::InvalidArgument, "another", "not invalid", "not invalid"),
         (Code::DeadlineExceeded, "context deadline exceeded", "not unavailable", "maybe unavailable"),
         (Code::NotFound, "another", "not unavailable", "maybe unavailable"),

@@ -266,7 +266,9 @@ impl EtcdLeases {
 
     /// Gives a grant a lease of its own, which another process can keep alive.
     pub(super) async fn set_apart(&self, grant: &mut Grant) -> Result<(), StoreError> {
-        let Some(mut memo) = Self::memo(grant).cloned().filter(|memo| memo.session.shared) else { return Ok(()) };
+        let Some(mut memo) = Self::memo(grant).cloned().filter(|memo| memo.session.shared) else {
+            return Ok(());
+        };
         let mut effort = self.effort(super::PATIENCE, grant.ttl);
         let seconds = memo.session.seconds;
         let (lease, kept) = self.grant_lease(seconds, &mut effort).await?;

@@ -103,7 +103,9 @@ impl Names {
     /// `name`, unless it was given before. `key` is its key without the store's prefix.
     pub(super) fn fresh(&mut self, name: LockName) -> Option<LockName> {
         let is_below = |above: &LockName| {
-            name.as_str().strip_prefix(above.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            name.as_str()
+                .strip_prefix(above.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         self.open.retain(is_below);
         if self.open.contains(&name) {

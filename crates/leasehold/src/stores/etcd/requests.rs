@@ -2,8 +2,8 @@
 
 use super::keys::Keyspace;
 use super::wire::{
-    Compare, CompareResult, CompareTarget, CompareWith, DeleteRangeRequest, Op, PutRequest, RangeRequest, RequestOp,
-    SortOrder, SortTarget, TxnRequest,
+    Compare, CompareResult, CompareTarget, CompareWith, DeleteRangeRequest, Op, PutRequest, RangeRequest,
+    RequestOp, SortOrder, SortTarget, TxnRequest,
 };
 
 /// How many comparisons etcd takes in one transaction (`--max-txn-ops` is 128 unless set otherwise).
@@ -87,7 +87,8 @@ pub(super) fn end(key: &[u8], revision: i64, mark: Option<(&[u8], i64)>) -> TxnR
 
 /// Whether each key still is as it was written in its revision (0: is not there). Else gives them all.
 pub(super) fn check<'a>(keys: impl Iterator<Item = (&'a [u8], i64)> + Clone) -> TxnRequest {
-    let failure = keys.clone().map(|(key, _)| op(Op::Range(RangeRequest { keys_only: true, ..exactly(key) })));
+    let failure =
+        keys.clone().map(|(key, _)| op(Op::Range(RangeRequest { keys_only: true, ..exactly(key) })));
     TxnRequest {
         compare: keys.clone().map(|(key, revision)| unchanged(key, revision)).collect(),
         success: Vec::new(),
@@ -98,7 +99,11 @@ pub(super) fn check<'a>(keys: impl Iterator<Item = (&'a [u8], i64)> + Clone) -> 
 
 /// What became of a claim that is gone: its mark, and who is first now.
 pub(super) fn post_mortem(mark: &[u8], line: &Keyspace) -> TxnRequest {
-    TxnRequest { compare: Vec::new(), success: vec![get(mark), op(Op::Range(first(line)))], failure: Vec::new() }
+    TxnRequest {
+        compare: Vec::new(),
+        success: vec![get(mark), op(Op::Range(first(line)))],
+        failure: Vec::new(),
+    }
 }
 
 /// Who is first in line.

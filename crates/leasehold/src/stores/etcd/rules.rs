@@ -43,7 +43,8 @@ pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<St
     let first = next_key(&mut answers);
     let own = next_key(&mut answers);
     let last = next_key(&mut answers);
-    let stood = matches!(answers.next(), Some(ResponseOp { answer: Some(Answer::Txn(txn)) }) if txn.succeeded);
+    let stood =
+        matches!(answers.next(), Some(ResponseOp { answer: Some(Answer::Txn(txn)) }) if txn.succeeded);
     let place = match own {
         Some(own) => match own_standing(claim.id, &own)? {
             Standing::Resting => return Ok(Step::Held(value::held(&own), None)),
@@ -76,9 +77,8 @@ fn behind(
         _ if !in_line(&first) => Step::Crowded(Some(place)),
         Some(last) if last.create_revision < place.create && !in_line(&last) => Step::Crowded(Some(place)),
         last => {
-            place.before = last
-                .filter(|last| last.create_revision < place.create)
-                .map(|last| (last.key, revision));
+            place.before =
+                last.filter(|last| last.create_revision < place.create).map(|last| (last.key, revision));
             Step::Held(value::held(&first), Some(place))
         }
     }
@@ -103,8 +103,11 @@ pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> 
 /// The token of a grant that was made in `revision`.
 pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     u64::try_from(revision).ok().and_then(Token::new).ok_or_else(|| {
-        Fault::new(ErrorKind::Corrupt, format!("etcd's revision {revision} is no fencing token: they are below 2^53"))
-            .not_applied()
+        Fault::new(
+            ErrorKind::Corrupt,
+            format!("etcd's revision {revision} is no fencing token: they are below 2^53"),
+        )
+        .not_applied()
     })
 }
 
@@ -143,7 +146,12 @@ mod tests {
 
     fn claim() -> Claim {
         let env = Env::seeded(Arc::new(SystemClock), 1);
-        Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder { name: "me".into(), ..Holder::default() })
+        Claim::new(
+            &env,
+            LockName::new("a").unwrap(),
+            Ttl::DEFAULT,
+            Holder { name: "me".into(), ..Holder::default() },
+        )
     }
 
     fn keys() -> Keys {
@@ -196,14 +204,18 @@ mod tests {
 
     #[test]
     fn who_does_not_wait_leaves_nothing_and_is_told_who_is_first() {
-        let Step::Held(held, None) = refused(Some(foreign(5)), None, Some(foreign(9)), false) else { panic!() };
+        let Step::Held(held, None) = refused(Some(foreign(5)), None, Some(foreign(9)), false) else {
+            panic!()
+        };
         assert!(held.foreign.unwrap().contains("p/a/694d"));
     }
 
     #[test]
     fn who_waits_stands_behind_whoever_was_last() {
         let last = key("p/a/7", 9, Vec::new());
-        let Step::Held(_, Some(place)) = refused(Some(foreign(5)), None, Some(last.clone()), true) else { panic!() };
+        let Step::Held(_, Some(place)) = refused(Some(foreign(5)), None, Some(last.clone()), true) else {
+            panic!()
+        };
         assert_eq!(place, Place { create: NOW, revision: NOW, before: Some((last.key, NOW)) });
     }
 
@@ -221,7 +233,11 @@ mod tests {
         let behind = key("p/a/9", 9, Vec::new());
         let found = refused(Some(foreign(5)), Some(mine.clone()), Some(behind), false);
         let Step::Held(_, Some(place)) = found else { panic!() };
-        assert_eq!((place.create, place.before), (8, None), "who is before us is not known from the last of all");
+        assert_eq!(
+            (place.create, place.before),
+            (8, None),
+            "who is before us is not known from the last of all"
+        );
         let found = refused(Some(foreign(5)), Some(mine), Some(foreign(5)), false);
         let Step::Held(_, Some(place)) = found else { panic!() };
         assert_eq!(place.before, Some((foreign(5).key, NOW)));
@@ -236,7 +252,9 @@ mod tests {
                 .unwrap(),
             ..own(5, Standing::Granted)
         };
-        let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else { panic!() };
+        let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
+            panic!()
+        };
         assert!(held.resting);
     }
 
@@ -254,7 +272,8 @@ mod tests {
 
     #[test]
     fn a_key_that_somebody_overwrote_is_no_grant() {
-        for value in [Vec::new(), b"x".to_vec(), Value::of(&another(), Standing::Granted).to_bytes().unwrap()] {
+        for value in [Vec::new(), b"x".to_vec(), Value::of(&another(), Standing::Granted).to_bytes().unwrap()]
+        {
             let kv = KeyValue { value, ..own(5, Standing::Granted) };
             let error = own_standing(claim().id, &kv).unwrap_err();
             assert_eq!(error.fault().kind, ErrorKind::Corrupt);

@@ -80,7 +80,13 @@ impl Session {
 
     /// A lease that another granted, of which nothing is known yet.
     pub(super) fn found(lease: i64, seconds: i64) -> Self {
-        Self { lease, seconds, shared: false, state: Mutex::default(), beating: tokio::sync::Mutex::default() }
+        Self {
+            lease,
+            seconds,
+            shared: false,
+            state: Mutex::default(),
+            beating: tokio::sync::Mutex::default(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -114,7 +120,8 @@ impl Session {
     /// Counts `id` among those that stand here, before anything is sent: what lands late is then found, and deleted.
     pub(super) fn expect(&self, id: Id, key: &[u8], now: Moment) {
         let mut state = self.state();
-        let entry = state.places.entry(id).or_insert_with(|| Entry { key: key.to_vec(), place: None, touched: now });
+        let entry =
+            state.places.entry(id).or_insert_with(|| Entry { key: key.to_vec(), place: None, touched: now });
         entry.touched = now;
     }
 
@@ -230,7 +237,13 @@ impl Session {
         all.chunks(MOST_COMPARISONS).map(<[Seen]>::to_vec).collect()
     }
 
-    async fn look(&self, client: &Client, effort: &Effort<'_>, term: u64, batch: Vec<Seen>) -> Result<(), Trouble> {
+    async fn look(
+        &self,
+        client: &Client,
+        effort: &Effort<'_>,
+        term: u64,
+        batch: Vec<Seen>,
+    ) -> Result<(), Trouble> {
         let request = if batch.is_empty() {
             // Any linearizable read will do.
             let nothing: [(&[u8], i64); 1] = [(b"\0", 0)];
@@ -239,10 +252,7 @@ impl Session {
             requests::check(batch.iter().map(|seen| (seen.key.as_slice(), seen.revision)))
         };
         let answer = limited(effort, Effect::None, client.txn(Effect::None, &request)).await?;
-        if answer.header.unwrap_or_default().raft_term != term {
-            let fault = Fault::unavailable("etcd's leader changed while the lease was kept alive");
-            return Err(Trouble::Failed(fault.not_applied()));
-        }
+        in_term(&answer, term)?;
         if !answer.succeeded && !batch.is_empty() {
             self.take_in(batch, answer);
         }
@@ -285,11 +295,24 @@ impl Session {
         let lasts = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
         let mut state = self.state();
         // What has not landed after twice that time will not any more.
-        state.places.retain(|_, entry| entry.place.is_some() || now.shortest_since(entry.touched) <= lasts * 2);
+        state
+            .places
+            .retain(|_, entry| entry.place.is_some() || now.shortest_since(entry.touched) <= lasts * 2);
         let stale = state.places.iter().filter(|(_, entry)| now.shortest_since(entry.touched) > lasts);
-        let keyed = stale.filter_map(|(id, entry)| Some((*id, entry.key.clone(), entry.place.as_ref()?.revision)));
+        let keyed =
+            stale.filter_map(|(id, entry)| Some((*id, entry.key.clone(), entry.place.as_ref()?.revision)));
         keyed.take(MOST_SWEPT).collect()
     }
+}
+
+/// A look that is answered in another term than the keep-alive confirms nothing: the leader that took the keep-alive may
+/// have been replaced by then.
+fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
+    if answer.header.unwrap_or_default().raft_term == term {
+        return Ok(());
+    }
+    let fault = Fault::unavailable("etcd's leader changed while the lease was kept alive");
+    Err(Trouble::Failed(fault.not_applied()))
 }
 
 /// A key that stands on a lease, as it should be.
@@ -308,7 +331,9 @@ pub(super) async fn limited<T>(
 ) -> Result<T, Trouble> {
     match effort.request(async { Ok(request.await) }).await {
         Ok(answer) => answer,
-        Err(StoreError::MaybeApplied(fault)) if effect == Effect::None => Err(Trouble::Failed(fault.not_applied())),
+        Err(StoreError::MaybeApplied(fault)) if effect == Effect::None => {
+            Err(Trouble::Failed(fault.not_applied()))
+        }
         Err(error) => Err(Trouble::Failed(error)),
     }
 }
@@ -322,5 +347,26 @@ fn again(error: &StoreError) -> StoreError {
     match error {
         StoreError::NotApplied(_) => copy.not_applied(),
         StoreError::MaybeApplied(_) => copy.maybe_applied(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::ResponseHeader;
+    use super::*;
+
+    #[test]
+    fn a_keep_alive_is_confirmed_within_its_term_only() {
+        let answer = |raft_term| TxnResponse {
+            header: Some(ResponseHeader { revision: 1, raft_term }),
+            ..TxnResponse::default()
+        };
+        assert!(in_term(&answer(7), 7).is_ok());
+        for other in [6, 8, 0] {
+            assert!(
+                in_term(&answer(other), 7).is_err_and(|trouble| trouble.into_error().is_transient()),
+                "{other}"
+            );
+        }
     }
 }

@@ -130,7 +130,9 @@ pub(super) fn read(kv: &KeyValue) -> Who {
             Ok(value) if value.ttl().is_some() => Who::Ours(Box::new(value)),
             _ => Who::Foreign(format!("a damaged key of leasehold, {}", shown(&kv.key))),
         },
-        Err(_) if kv.value.is_empty() => Who::Foreign(format!("another etcd client's key, {}", shown(&kv.key))),
+        Err(_) if kv.value.is_empty() => {
+            Who::Foreign(format!("another etcd client's key, {}", shown(&kv.key)))
+        }
         Err(_) => Who::Foreign(format!("a key that is not leasehold's, {}", shown(&kv.key))),
     }
 }

@@ -10,7 +10,9 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::Streaming;
 
 use super::client::Client;
-use super::wire::{WatchAsk, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchRequest, WatchResponse};
+use super::wire::{
+    WatchAsk, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchRequest, WatchResponse,
+};
 use crate::clock::timeout;
 use crate::env::Env;
 
@@ -190,11 +192,14 @@ impl Watches {
 
     fn cancel(&self, watch_id: i64) {
         if let Some(open) = &self.open {
-            let _ = open.asks.send(WatchRequest { ask: Some(WatchAsk::Cancel(WatchCancelRequest { watch_id })) });
+            let _ =
+                open.asks.send(WatchRequest { ask: Some(WatchAsk::Cancel(WatchCancelRequest { watch_id })) });
         }
     }
 }
 
-fn received<T: Send + 'static>(receiver: mpsc::UnboundedReceiver<T>) -> impl Stream<Item = T> + Send + 'static {
+fn received<T: Send + 'static>(
+    receiver: mpsc::UnboundedReceiver<T>,
+) -> impl Stream<Item = T> + Send + 'static {
     stream::unfold(receiver, async |mut receiver| receiver.recv().await.map(|item| (item, receiver)))
 }
