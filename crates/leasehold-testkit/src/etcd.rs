@@ -141,6 +141,7 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
 #[derive(Debug)]
 pub struct Cluster {
     folder: TempDir,
+    scheme: &'static str,
     members: Vec<Member>,
 }
 
@@ -164,11 +165,15 @@ impl Cluster {
             .map(|n| Member { clients: address(2 * n), peers: address(2 * n + 1), process: None })
             .collect();
         drop(sockets);
-        let mut cluster = Self { folder: tempfile::tempdir().unwrap(), members };
+        let scheme = if options.contains(&"--cert-file") { "https" } else { "http" };
+        let mut cluster = Self { folder: tempfile::tempdir().unwrap(), scheme, members };
         for n in 0..cluster.members.len() {
             cluster.run(n, options);
         }
-        cluster.leader().await;
+        // Without TLS the tool can ask; with it, whoever asks first waits.
+        if scheme == "http" {
+            cluster.leader().await;
+        }
         cluster
     }
 
@@ -180,7 +185,8 @@ impl Cluster {
             .map(|(n, member)| format!("m{n}=http://{}", member.peers))
             .collect();
         let member = &mut self.members[n];
-        let (clients, peers) = (format!("http://{}", member.clients), format!("http://{}", member.peers));
+        let (clients, peers) =
+            (format!("{}://{}", self.scheme, member.clients), format!("http://{}", member.peers));
         let log = std::fs::File::create(self.folder.path().join(format!("m{n}.log"))).unwrap();
         let process = Command::new(Program::EtcdServer.path())
             .args(["--name", &format!("m{n}"), "--log-level", "error"])

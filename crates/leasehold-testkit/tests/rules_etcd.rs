@@ -230,6 +230,30 @@ async fn an_answer_that_is_lost_is_resolved() {
     assert_eq!(released.unwrap(), Released::Released);
 }
 
+/// A place in line whose answer was lost is found when its turn has come; it is no grant before that is written down.
+#[tokio::test]
+async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
+    let url = Server::Etcd.fresh_url();
+    let wire = Wire::to(&Server::Etcd.address()).await;
+    let one = Client::open(&url).await;
+    let two = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let ttl = Duration::from_secs(60);
+    two.granted(&two.claim("other", ttl)).await;
+    let mut first = one.granted(&one.claim("lock", ttl)).await;
+    wire.let_answers(Answers::AreLost);
+    let mut claim = two.claim("lock", ttl);
+    claim.waits = true;
+    let asked = two.granted(&claim);
+    let released = async {
+        one.stand(2).await;
+        one.store.release(&mut first, None).await.unwrap();
+        wire.let_answers(Answers::Arrive);
+    };
+    let (grant, ()) = within("the grant", futures_util::future::join(asked, released)).await;
+    let State::Held(held) = one.store.inspect(&claim.name).await.unwrap().state else { panic!() };
+    assert_eq!(held.token, Some(grant.token), "believes in a lock that nobody sees it have");
+}
+
 /// A request that was given up may be granted later. Nobody believes in that grant, and it ends by itself although
 /// others live on the same client.
 #[tokio::test]

@@ -18,6 +18,7 @@ mod watch;
 mod wire;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
         env: options.env,
         sessions: Mutex::default(),
         opening: tokio::sync::Mutex::default(),
+        failed_openings: AtomicU64::new(0),
         claims: Mutex::default(),
     }))
 }
@@ -82,6 +84,8 @@ struct EtcdLeases {
     sessions: Mutex<Vec<Arc<Session>>>,
     /// Held while such a lease is granted.
     opening: tokio::sync::Mutex<()>,
+    /// How often none was granted.
+    failed_openings: AtomicU64,
     /// On which lease a claim stands that is in line or was granted.
     claims: Mutex<HashMap<Id, Arc<Session>>>,
 }

@@ -1,6 +1,7 @@
 //! Acquiring: one transaction when nobody is there, a place in line and a confirmation otherwise.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::EtcdLeases;
@@ -62,14 +63,17 @@ impl EtcdLeases {
             self.claims().insert(claim.id, session.clone());
             let outcome = self.contend(&mut contender, &mut effort).await;
             let in_line = session.place(claim.id).is_some();
-            if contender.unknown && !matches!(outcome, Ok(Outcome::Granted(_))) {
-                // What may still land stands on this lease, and is to end with it.
-                session.close();
-            } else if !in_line {
-                session.forget(claim.id);
+            if contender.unknown {
+                session.doubt(claim.id);
             }
             if !in_line {
+                session.forget(claim.id);
                 self.claims().remove(&claim.id);
+                if claim.detached && !contender.unknown {
+                    // Its own, and of no use to anybody.
+                    let (client, lease) = (self.client.clone(), session.lease);
+                    tokio::spawn(async move { client.revoke(lease).await });
+                }
             }
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
@@ -209,52 +213,75 @@ impl EtcdLeases {
     ) -> Result<(Arc<Session>, Kept), StoreError> {
         loop {
             let known = self.claims().get(&claim.id).cloned();
-            let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
-            let known = known.filter(|session| !session.is_gone());
-            let Some(session) = known.or_else(|| self.shared(claim, seconds)) else {
-                // One at a time: those who come meanwhile share it.
-                let _opening = self.opening.lock().await;
-                if let Some(session) = self.shared(claim, seconds)
-                    && let Some(kept) = session.kept()
-                {
-                    return Ok((session, kept));
-                }
-                return self.new_session(claim, seconds, effort).await;
+            let session = match known.filter(|session| !session.is_gone()) {
+                Some(session) => session,
+                None => match self.open_session(claim, effort).await {
+                    Ok(session) => session,
+                    Err(error) => {
+                        effort.pause_after(error).await?;
+                        continue;
+                    }
+                },
             };
             match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, effort).await {
                 Ok(Ok(kept)) => return Ok((session, kept)),
-                Ok(Err(_)) => self.sessions().retain(|other| !Arc::ptr_eq(other, &session)),
+                Ok(Err(_)) => {
+                    self.claims().remove(&claim.id);
+                    self.sessions().retain(|other| !Arc::ptr_eq(other, &session));
+                }
                 Err(error) => effort.pause_after(error).await?,
             }
         }
     }
 
-    /// The lease that claims like this one share. One that has not been kept alive for a while is left to expire.
-    fn shared(&self, claim: &Claim, seconds: i64) -> Option<Arc<Session>> {
+    /// The lease for such a claim, granted if there is none: one attempt.
+    async fn open_session(&self, claim: &Claim, effort: &Effort<'_>) -> Result<Arc<Session>, StoreError> {
+        let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
         if claim.detached {
-            return None;
+            let (lease, kept) = self.try_grant_lease(self.fresh_lease(), seconds, effort).await?;
+            return Ok(Arc::new(Session::granted(lease, seconds, kept, false)));
         }
+        if let Some(session) = self.shared(seconds) {
+            return Ok(session);
+        }
+        let failures = self.failed_openings.load(Ordering::Relaxed);
+        // One at a time: those who come meanwhile share its lease, or its failure.
+        let _opening = self.opening.lock().await;
+        if let Some(session) = self.shared(seconds) {
+            return Ok(session);
+        }
+        if failures != self.failed_openings.load(Ordering::Relaxed) {
+            return Err(Fault::unavailable("etcd granted no lease in time").not_applied());
+        }
+        match self.try_grant_lease(self.fresh_lease(), seconds, effort).await {
+            Ok((lease, kept)) => {
+                let session = Arc::new(Session::granted(lease, seconds, kept, true));
+                self.sessions().push(session.clone());
+                Ok(session)
+            }
+            Err(error) => {
+                self.failed_openings.fetch_add(1, Ordering::Relaxed);
+                // A lease without keys is nothing that anybody has to know of.
+                let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = error;
+                Err(fault.not_applied())
+            }
+        }
+    }
+
+    /// The lease that claims like this one share. One that has not been kept alive for a while is left to expire.
+    fn shared(&self, seconds: i64) -> Option<Arc<Session>> {
         let now = self.env.now();
         let mut sessions = self.sessions();
         sessions.retain(|session| {
             let lasts = Duration::from_secs(u64::try_from(session.seconds).unwrap_or(0));
-            session.is_open() && session.kept().is_some_and(|kept| now.longest_since(kept.sent) < lasts)
+            !session.is_gone() && session.kept().is_some_and(|kept| now.longest_since(kept.sent) < lasts)
         });
         sessions.iter().find(|session| session.seconds == seconds).cloned()
     }
 
-    async fn new_session(
-        &self,
-        claim: &Claim,
-        seconds: i64,
-        effort: &mut Effort<'_>,
-    ) -> Result<(Arc<Session>, Kept), StoreError> {
-        let (lease, kept) = self.grant_lease(seconds, effort).await?;
-        let session = Arc::new(Session::granted(lease, seconds, kept, !claim.detached));
-        if !claim.detached {
-            self.sessions().push(session.clone());
-        }
-        Ok((session, kept))
+    /// 63 bits, and not 0, which would leave the choice to etcd.
+    fn fresh_lease(&self) -> i64 {
+        i64::try_from(self.env.random.bits() >> 65).unwrap_or(i64::MAX).max(1)
     }
 
     /// A lease of an id of our own choice: when the answer is lost, asking again tells.
@@ -263,21 +290,28 @@ impl EtcdLeases {
         seconds: i64,
         effort: &mut Effort<'_>,
     ) -> Result<(i64, Kept), StoreError> {
-        // 63 bits, and not 0, which would leave the choice to etcd.
-        let lease = i64::try_from(self.env.random.bits() >> 65).unwrap_or(i64::MAX).max(1);
-        let sent = self.env.now();
+        let (lease, sent) = (self.fresh_lease(), self.env.now());
         loop {
-            let granted = match limited(effort, Effect::Writes, self.client.grant(lease, seconds)).await {
-                Ok(answer) => answer.ttl,
-                Err(Trouble::LeaseExists) => seconds,
-                Err(trouble) => {
-                    effort.pause_after(trouble.into_error()).await?;
-                    continue;
-                }
-            };
-            let ttl = Duration::from_secs(u64::try_from(granted).unwrap_or(0));
-            return Ok((lease, Kept { sent, ttl }));
+            match self.try_grant_lease(lease, seconds, effort).await {
+                Ok((lease, kept)) => return Ok((lease, Kept { sent, ..kept })),
+                Err(error) => effort.pause_after(error).await?,
+            }
         }
+    }
+
+    async fn try_grant_lease(
+        &self,
+        lease: i64,
+        seconds: i64,
+        effort: &Effort<'_>,
+    ) -> Result<(i64, Kept), StoreError> {
+        let sent = self.env.now();
+        let granted = match limited(effort, Effect::Writes, self.client.grant(lease, seconds)).await {
+            Ok(answer) => answer.ttl,
+            Err(Trouble::LeaseExists) => seconds,
+            Err(trouble) => return Err(trouble.into_error()),
+        };
+        Ok((lease, Kept { sent, ttl: Duration::from_secs(u64::try_from(granted).unwrap_or(0)) }))
     }
 
     /// The grant, unless its deadline passed before it was here. Then it is released.

@@ -40,8 +40,6 @@ struct State {
     /// Before the keep-alive was sent that was confirmed last, and for how long it was promised.
     kept: Option<Kept>,
     gone: bool,
-    /// Nothing new is to stand on it.
-    closed: bool,
     places: HashMap<Id, Entry>,
     /// How many beats were begun.
     begun: u64,
@@ -61,8 +59,10 @@ pub(super) struct Kept {
 #[derive(Debug)]
 struct Entry {
     key: Vec<u8>,
-    /// `None` while it is not known that the key is there: it should not be, but a late request may still write it.
+    /// `None` while the key is not known to be there: it should not be, but a late request may still write it.
     place: Option<Place>,
+    /// Whether a request was sent that was not answered, and may be carried out whenever nobody stands in line.
+    doubtful: bool,
     /// When anybody last asked about it.
     touched: Moment,
 }
@@ -98,17 +98,6 @@ impl Session {
         self.state().kept
     }
 
-    /// Whether more claims may stand on it.
-    pub(super) fn is_open(&self) -> bool {
-        let state = self.state();
-        !state.closed && !state.gone
-    }
-
-    /// Lets nothing new stand on it: it ends with those that do.
-    pub(super) fn close(&self) {
-        self.state().closed = true;
-    }
-
     pub(super) fn is_gone(&self) -> bool {
         self.state().gone
     }
@@ -120,8 +109,12 @@ impl Session {
     /// Counts `id` among those that stand here, before anything is sent: what lands late is then found, and deleted.
     pub(super) fn expect(&self, id: Id, key: &[u8], now: Moment) {
         let mut state = self.state();
-        let entry =
-            state.places.entry(id).or_insert_with(|| Entry { key: key.to_vec(), place: None, touched: now });
+        let entry = state.places.entry(id).or_insert_with(|| Entry {
+            key: key.to_vec(),
+            place: None,
+            doubtful: false,
+            touched: now,
+        });
         entry.touched = now;
     }
 
@@ -148,13 +141,24 @@ impl Session {
         }
     }
 
-    pub(super) fn forget(&self, id: Id) {
-        self.state().places.remove(&id);
+    pub(super) fn doubt(&self, id: Id) {
+        if let Some(entry) = self.state().places.get_mut(&id) {
+            entry.doubtful = true;
+        }
     }
 
-    /// Whether no claim stands here, nor may by a late request.
+    /// The claim does not stand here any more. One that may yet do so is looked for a while longer.
+    pub(super) fn forget(&self, id: Id) {
+        let mut state = self.state();
+        match state.places.get_mut(&id) {
+            Some(entry) if entry.doubtful => entry.place = None,
+            _ => drop(state.places.remove(&id)),
+        }
+    }
+
+    /// Whether no claim stands here, but for one that a late request may bring.
     pub(super) fn is_empty(&self) -> bool {
-        self.state().places.is_empty()
+        self.state().places.values().all(|entry| entry.doubtful && entry.place.is_none())
     }
 
     /// A confirmed beat that was sent after `known` and is no older than `most`: another's, or one of our own. Tasks that
