@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use leasehold::lease::{Claim, Grant, LeaseStore, Renewal, Ttl, Verdict};
+use leasehold::lease::{Claim, Evicted, Grant, LeaseStore, Renewal, Ttl, Verdict};
 use leasehold::{Holder, LockName, Locker};
 use leasehold_testkit::etcd::Cluster;
 
@@ -90,6 +90,14 @@ async fn many_locks_are_renewed_by_one_keep_alive() {
         }
         counted.expect(&format!("interval {interval}"), &[("LeaseKeepAlive", 1), ("Txn", 3)]).await;
     }
+    let evicted = store.evict(&grants[0].name, grants[0].token).await.unwrap();
+    assert_eq!(evicted, Evicted::Evicted);
+    counted.since().await;
+    let renewals = join_all(grants.iter_mut().map(|grant| store.renew(grant))).await;
+    let lost = renewals.iter().filter(|renewal| matches!(renewal, Ok(Renewal::Lost(_)))).count();
+    assert_eq!(lost, 1);
+    let expected = [("LeaseKeepAlive", 1), ("Range", 1), ("Txn", 4)];
+    counted.expect("one lock of many is lost: who it was, and why", &expected).await;
 }
 
 /// Waiting costs the place in line, one watch, and the confirmation, however long it takes and however many wait.

@@ -258,22 +258,24 @@ async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
 /// others live on the same client.
 #[tokio::test]
 async fn a_grant_that_comes_too_late_for_anybody_ends_by_itself() {
-    let cluster = Cluster::start(1, &[]).await;
-    let one = Client::open(&cluster.url()).await;
-    let mut kept = one.granted(&one.claim("other", Duration::from_secs(8))).await;
-    let mut claim = one.claim("lock", Duration::from_secs(8));
-    claim.patience = Duration::from_millis(700);
-    cluster.stop(0).await;
+    let (url, ttl) = (Server::Etcd.fresh_url(), Duration::from_secs(4));
+    let wire = Wire::to(&Server::Etcd.address()).await;
+    let one = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let mut kept = one.granted(&one.claim("other", ttl)).await;
+    let mut claim = one.claim("lock", ttl);
+    claim.patience = Duration::from_millis(300);
+    wire.let_answers(Answers::AreLost);
     let error = one.store.try_acquire(&claim).await.unwrap_err();
     assert!(matches!(error, leasehold::error::StoreError::MaybeApplied(_)), "{error:?}");
-    cluster.go_on(0).await;
+    one.stand(1).await;
+    wire.let_answers(Answers::Arrive);
     let renewing = async {
         loop {
-            one.env().sleep(Duration::from_secs(2)).await;
             one.renewed(&mut kept).await;
+            one.env().sleep(ttl / 4).await;
         }
     };
-    let two = Client::open(&cluster.url()).await;
+    let two = Client::open(&url).await;
     let next = async {
         let mut wanted = two.claim("lock", TTL);
         wanted.waits = true;

@@ -87,8 +87,8 @@ pub(super) fn end(key: &[u8], revision: i64, mark: Option<(&[u8], i64)>) -> TxnR
 
 /// Whether each key still is as it was written in its revision (0: is not there). Else gives them all.
 pub(super) fn check<'a>(keys: impl Iterator<Item = (&'a [u8], i64)> + Clone) -> TxnRequest {
-    let failure =
-        keys.clone().map(|(key, _)| op(Op::Range(RangeRequest { keys_only: true, ..exactly(key) })));
+    // Whole: without its value, etcd 3.7 leaves out a key's lease too.
+    let failure = keys.clone().map(|(key, _)| get(key));
     TxnRequest {
         compare: keys.clone().map(|(key, revision)| unchanged(key, revision)).collect(),
         success: Vec::new(),
