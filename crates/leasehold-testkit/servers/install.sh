@@ -1,9 +1,10 @@
+# shellcheck shell=bash
 # Installs the servers that the tests run against, and the programs that take locks with other clients. ./test sources
 # this file.
 
 readonly CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/leasehold-test"
-readonly SERVERS=crates/leasehold-testkit/servers
-readonly PEERS=crates/leasehold-testkit/peers
+readonly SERVER_FILES=crates/leasehold-testkit/servers
+readonly PEER_SOURCES=crates/leasehold-testkit/peers
 
 readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
@@ -21,7 +22,7 @@ readonly GO_VERSION=1.26.8                    # fetched where go itself is too o
 install_servers() {
     mkdir -p "$CACHE"
     need_packages && new_enough_go || return 1
-    printf 'what is not in %s yet is installed, which takes some minutes\n' "$CACHE"
+    printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" install_java install_go_peers
     )
@@ -94,7 +95,7 @@ install_python() {
 # --- Java ------------------------------------------------------------------------------------------------------------
 
 # One after the other: Maven's own cache is not made for two at once.
-install_java() { install_jars "$SERVERS/dynamodb-local.xml" && install_java_peer; }
+install_java() { install_jars "$SERVER_FILES/dynamodb-local.xml" && install_java_peer; }
 
 # Where the jars that PROJECT.xml names are kept.
 jars() { printf '%s/%s-%s' "$CACHE" "$(basename "$1" .xml)" "$(digest "$1")"; }
@@ -114,15 +115,15 @@ install_java_peer() {
     local target jars
     target=$(java_peer)
     [[ -x $target ]] && return 0
-    install_jars "$PEERS/java/dynamodb-lock-client.xml" || return 1
-    jars=$(jars "$PEERS/java/dynamodb-lock-client.xml")
-    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEERS/java/Peer.java" || return 1
+    install_jars "$PEER_SOURCES/java/dynamodb-lock-client.xml" || return 1
+    jars=$(jars "$PEER_SOURCES/java/dynamodb-lock-client.xml")
+    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEER_SOURCES/java/Peer.java" || return 1
     # It lives for a moment: what makes Java fast later on would only make it start slowly.
     printf '#!/bin/sh\nexec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "%s:%s/*" Peer "$@"\n' \
         "$(dirname "$target")" "$jars" >"$target" && chmod +x "$target"
 }
 
-java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEERS"/java/*)"; }
+java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEER_SOURCES"/java/*)"; }
 
 # digest FILE...: of what they say. What is made of other files is kept elsewhere.
 digest() { cat "$@" | sha256sum | head -c 16; }
@@ -141,18 +142,23 @@ go_program() {
 # install_go_program NAME PACKAGE VERSION. In a module of its own: `go install` refuses one that replaces parts of
 # itself, as etcd's do.
 install_go_program() {
-    local name=$1 package=$2 version=$3 target building
+    local name=$1 package=$2 version=$3 target building status=0
     target=$(go_program "$name")
     [[ -x $target ]] && return 0
     building=$(mktemp -d) || return 1
     (
         cd "$building" && unset GOROOT && export GOTOOLCHAIN=auto CGO_ENABLED=0 GOFLAGS=-trimpath &&
             "$GO" mod init building && "$GO" get "$package@$version" && "$GO" build -ldflags=-s -o built "$package"
-    ) && mkdir -p "$(dirname "$target")" && mv "$building/built" "$target" && rm -rf "$building"
+    ) && mkdir -p "$(dirname "$target")" && mv "$building/built" "$target" || status=1
+    rm -rf "$building"
+    return "$status"
 }
 
 # go_peer NAME: its path.
-go_peer() { printf '%s/peers-go-%s/%s' "$CACHE" "$(digest "$PEERS"/go/go.* "$PEERS"/go/*.go "$PEERS"/go/*/*.go)" "$1"; }
+go_peer() {
+    local sources=("$PEER_SOURCES"/go/go.* "$PEER_SOURCES"/go/*.go "$PEER_SOURCES"/go/*/*.go)
+    printf '%s/peers-go-%s/%s' "$CACHE" "$(digest "${sources[@]}")" "$1"
+}
 
 install_go_peers() {
     local name target
@@ -160,7 +166,7 @@ install_go_peers() {
         target=$(go_peer "$name")
         [[ -x $target ]] && continue
         env -u GOROOT GOTOOLCHAIN=auto CGO_ENABLED=0 \
-            "$GO" build -C "$PEERS/go" -trimpath -ldflags=-s -o "$target" "./$name" || return 1
+            "$GO" build -C "$PEER_SOURCES/go" -trimpath -ldflags=-s -o "$target" "./$name" || return 1
     done
 }
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Starts the servers that the tests run against, and tells the tests where they are. ./test sources this file.
 
 readonly STORE=leasehold-test                 # the bucket, or the table, on each server
@@ -69,7 +70,7 @@ endpoint() { printf 'endpoint=http%%3A%%2F%%2F127.0.0.1:%d' "$1"; }
 start_moto() {
     local port
     port=$(free_port) || return 1
-    start moto "$port" make_bucket_and_table "$CACHE/$MOTO/bin/python" "$SERVERS/atomic_moto.py" \
+    start moto "$port" make_bucket_and_table "$CACHE/$MOTO/bin/python" "$SERVER_FILES/atomic_moto.py" \
         -H 127.0.0.1 -p "$port" || return 1
     export LEASEHOLD_TEST_S3_MOTO="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
     export LEASEHOLD_TEST_DYNAMODB_MOTO="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
@@ -87,9 +88,9 @@ start_minio() {
 start_dynamodb_local() {
     local port jars
     port=$(free_port) || return 1
-    jars=$(jars "$SERVERS/dynamodb-local.xml")
+    jars=$(jars "$SERVER_FILES/dynamodb-local.xml")
     start dynamodb-local "$port" make_table java "-Djava.library.path=$jars" -cp "$jars/*" \
-        "$SERVERS/LoopbackDynamoDb.java" -inMemory -sharedDb -disableTelemetry -port "$port" || return 1
+        "$SERVER_FILES/LoopbackDynamoDb.java" -inMemory -sharedDb -disableTelemetry -port "$port" || return 1
     export LEASEHOLD_TEST_DYNAMODB_LOCAL="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
 }
 
@@ -132,7 +133,7 @@ name_programs() {
     LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
 }
 
-# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------------
+# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------
 
 make_bucket_and_table() { make_bucket "$1" && make_table "$1"; }
 

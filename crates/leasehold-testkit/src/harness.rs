@@ -186,7 +186,64 @@ pub async fn assert_described(url: &str) {
     assert_eq!(scheme.can, store.capabilities().to_string());
 }
 
-#[cfg(any(feature = "sqlite", feature = "s3", feature = "etcd"))]
+/// A fresh prefix of a table on a real server.
+#[cfg(feature = "dynamodb")]
+#[derive(Debug)]
+pub struct DynamoDb {
+    url: String,
+}
+
+#[cfg(feature = "dynamodb")]
+impl DynamoDb {
+    /// A fresh prefix on `server`.
+    ///
+    /// # Panics
+    /// When `./test` has not started the server.
+    pub fn on(server: crate::servers::Server) -> Self {
+        Self { url: server.fresh_url() }
+    }
+}
+
+#[cfg(feature = "dynamodb")]
+#[async_trait]
+impl Harness for DynamoDb {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        // As with S3.
+        open(&format!("{}&margin=0s", self.url)).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
+        let key = format!("{}/{name}", url.path().trim_matches('/'));
+        let (client, table) = dynamodb_client(&self.url).await;
+        let request = client.delete_item().table_name(table).key("key", AttributeValue::S(key));
+        let deleted = request.return_values(ReturnValue::AllOld).send().await.unwrap();
+        assert!(deleted.attributes.is_some(), "there is a record to delete");
+    }
+
+    fn rounds(&self) -> usize {
+        // As with S3.
+        2
+    }
+}
+
+/// A plain client of the table that a store URL names, and the table's name: for what people do beside leasehold.
+///
+/// # Panics
+/// When the URL has no endpoint and no region.
+#[cfg(feature = "dynamodb")]
+pub async fn dynamodb_client(url: &str) -> (aws_sdk_dynamodb::Client, String) {
+    let mut url = leasehold::url::StoreUrl::parse(url).unwrap();
+    let config = aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await;
+    let config = aws_sdk_dynamodb::config::Builder::from(&config)
+        .endpoint_url(url.take("endpoint").unwrap())
+        .region(aws_sdk_dynamodb::config::Region::new(url.take("region").unwrap()))
+        .build();
+    (aws_sdk_dynamodb::Client::from_conf(config), url.authority().unwrap().to_owned())
+}
+
+#[cfg(any(feature = "sqlite", feature = "s3", feature = "dynamodb", feature = "etcd"))]
 async fn open(url: &str) -> Arc<dyn LeaseStore> {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
     leasehold::stores::open(url, StoreOptions::default()).await.unwrap()

@@ -43,6 +43,10 @@ pub struct Seen {
     pub method: String,
     /// Its path, as it was encoded, without the query.
     pub path: String,
+    /// Its `X-Amz-Target`: which operation it is, where the path does not say so.
+    pub target: Option<String>,
+    /// Its body.
+    pub body: Vec<u8>,
     /// What became of it.
     pub harm: Harm,
 }
@@ -166,7 +170,13 @@ impl Shared {
             .map(|(_, harm)| harm)
             .or(script.every)
             .unwrap_or(Harm::None);
-        script.log.push(Seen { method: request.method.clone(), path: request.path().into(), harm });
+        script.log.push(Seen {
+            method: request.method.clone(),
+            path: request.path().into(),
+            target: request.header("x-amz-target").map(str::to_owned),
+            body: request.body.clone(),
+            harm,
+        });
         drop(script);
         self.seen.send_modify(|seen| *seen += 1);
         harm
@@ -258,7 +268,8 @@ mod tests {
         let proxy = Proxy::start(server.address().to_string()).await;
         proxy.next("PUT", harm);
         let status = send(&proxy, "PUT", CREATE).await;
-        assert_eq!(proxy.log(), [Seen { method: "PUT".into(), path: "/bucket/key".into(), harm }]);
+        let [seen] = &proxy.log()[..] else { panic!() };
+        assert_eq!((&*seen.method, &*seen.path, seen.harm), ("PUT", "/bucket/key", harm));
         (status, !server.paths().is_empty())
     }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::{State, Ttl};
 use leasehold::{LockName, Locker};
-use leasehold_testkit::process;
 use leasehold_testkit::servers::Server;
 
 use self::workers::Worker;
@@ -67,7 +66,7 @@ async fn a_try_succeeds_a_killed_holder_once_the_clock_of_the_store_says_so() {
                 }
             }
         };
-        process::within("the lapse", lapsed).await;
+        workers::within("the lapse", lapsed).await;
         let mut next = Worker::start("try", &url, "lock", &[]);
         assert!(next.granted().await > first, "{server:?}");
     }

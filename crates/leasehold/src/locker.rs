@@ -40,7 +40,8 @@ struct Shared {
 }
 
 impl Locker {
-    /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `mem:`. See [`stores::SCHEMES`].
+    /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table`, `mem:`. See
+    /// [`stores::SCHEMES`].
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL or an unknown option,

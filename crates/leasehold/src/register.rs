@@ -7,8 +7,8 @@ mod known;
 mod leases;
 mod probe;
 mod protocol;
-mod record;
-mod records;
+pub(crate) mod record;
+pub(crate) mod records;
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,9 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
+#[cfg(any(feature = "s3", feature = "dynamodb"))]
+mod aws;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod memory;
@@ -50,6 +54,14 @@ pub const SCHEMES: &[Scheme] = &[
         built_in: cfg!(feature = "s3"),
     },
     Scheme {
+        scheme: "dynamodb",
+        store: "Amazon DynamoDB, beside AWS's lock client",
+        can: "fencing tokens, rests, history",
+        example: "dynamodb://table?region=eu-west-1",
+        feature: Some("dynamodb"),
+        built_in: cfg!(feature = "dynamodb"),
+    },
+    Scheme {
         scheme: "etcd",
         store: "etcd cluster",
         can: "fencing tokens, rests, waiters told of a release, waiters in order of arrival",
@@ -77,6 +89,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         "mem" => memory::open(url, options),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite::open(url, options).await,
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => dynamodb::open(url, options).await,
         #[cfg(feature = "s3")]
         "s3" => s3::open(url, options).await,
         #[cfg(feature = "etcd")]

@@ -18,8 +18,8 @@ import software.amazon.awssdk.services.dynamodb.DynamoDbClient;
  *
  * <pre>--endpoint URL --table TABLE --lock KEY --ttl SECONDS [--keep] [--update]</pre>
  *
- * It deletes items when it releases them, unless --keep is given, and replaces existing ones as a whole, unless --update
- * is: these are the client's defaults. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY have to be set.
+ * It deletes items when it releases them, unless --keep is given, and replaces existing ones as a whole, unless
+ * --update is: these are the client's defaults. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY have to be set.
  */
 final class Peer {
     private static final long REFRESH_MILLISECONDS = 50;

@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use leasehold_testkit::process::Process;
+#[allow(unused_imports, reason = "not every test waits for something")]
+pub(crate) use leasehold_testkit::process::within;
 
 /// How many processes add to one counter, and how often each: 800 additions.
 const PROCESSES: usize = 16;

@@ -13,7 +13,7 @@ use crate::name::LockName;
 pub struct Holder {
     /// A user's or a service's name.
     pub name: String,
-    /// The host it runs on.
+    /// The host it runs on; empty for a holder that uses another client.
     pub host: String,
     /// Its process id there; 0 when it is held by a ticket, and no process has to live for it.
     pub pid: u32,
@@ -27,6 +27,11 @@ impl Holder {
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self { name: user_name(), host, pid: std::process::id(), note: None }
+    }
+
+    /// Whether it uses another client than leasehold, which gives its holders a name and nothing else.
+    pub fn is_foreign(&self) -> bool {
+        self.host.is_empty() && self.pid == 0
     }
 }
 
@@ -55,6 +60,9 @@ impl fmt::Display for Holder {
                 .take(most)
                 .collect()
         };
+        if self.is_foreign() {
+            return f.write_str(&clean(&self.name, 64));
+        }
         write!(f, "{}@{} ", clean(&self.name, 64), clean(&self.host, 64))?;
         match self.pid {
             0 => f.write_str("by ticket")?,
@@ -88,7 +96,7 @@ pub struct Held {
 impl Held {
     /// Whether no process has to live for it: see [`Lock::for_ticket`](crate::Lock::for_ticket).
     pub fn is_by_ticket(&self) -> bool {
-        self.holder.as_ref().is_some_and(|holder| holder.pid == 0)
+        self.holder.as_ref().is_some_and(|holder| holder.pid == 0 && !holder.is_foreign())
     }
 }
 

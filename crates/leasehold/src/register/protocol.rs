@@ -203,7 +203,7 @@ pub(super) fn grant(
 ) -> Result<Record, Fault> {
     let counted = previous.map_or(0, |previous| previous.token.get() + 1);
     let by_clock = store.map(|store| store.lo_us).max(floor_us);
-    if previous.is_none() && floor_us.is_none() {
+    if previous.is_none_or(|previous| previous.newborn) && floor_us.is_none() {
         return Err(Fault::new(
             ErrorKind::Unsupported,
             "the store's answers carry no time (no `Date`), so a new lock's fencing token cannot be kept rising",

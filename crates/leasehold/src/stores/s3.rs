@@ -3,21 +3,17 @@
 //! Layout, permissions and limits: `docs/stores/s3.md`.
 
 mod config;
-mod credentials;
 mod errors;
 mod keys;
-mod watch;
 #[cfg(test)]
 mod wire_tests;
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::operation::get_object::GetObjectOutput;
@@ -28,11 +24,13 @@ use bytes::{Bytes, BytesMut};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OnceCell;
 
-use self::config::{Location, REQUEST_LIMIT};
-use self::errors::{Answer, Meaning, Operation, Place, Trouble, meaning};
+use self::config::Location;
+use self::errors::{Meaning, Operation, Place, meaning};
 use self::keys::Keys;
-use self::watch::{Reached, Watch};
-use crate::clock::{self, StoreClock, StoreTime};
+use super::aws::config::REQUEST_LIMIT;
+use super::aws::requests::{Requests, chain};
+use super::aws::watch::Watch;
+use crate::clock::{self, StoreTime};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
@@ -79,10 +77,7 @@ pub struct S3Register {
     client: Client,
     place: Place,
     keys: Keys,
-    env: Env,
-    clock: Arc<StoreClock>,
-    /// Whether credentials were ever loaded: what fails later may pass.
-    signed_once: AtomicBool,
+    requests: Requests,
     delete_checked: OnceCell<()>,
 }
 
@@ -107,9 +102,7 @@ impl S3Register {
             client,
             place,
             keys: Keys::below(&location.prefix),
-            env,
-            clock: Arc::default(),
-            signed_once: AtomicBool::new(false),
+            requests: Requests::new(env),
             delete_checked: OnceCell::new(),
         }
     }
@@ -119,7 +112,7 @@ impl S3Register {
 impl Register for S3Register {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         let object = self.keys.object(key);
-        let watch = self.watch();
+        let watch = self.requests.watch();
         let request = self.client.get_object().bucket(&self.place.bucket).key(&object);
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.settle(Operation::Read, &object, &watch, result) {
@@ -131,7 +124,7 @@ impl Register for S3Register {
 
     async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
         let object = self.keys.object(key);
-        let watch = self.watch();
+        let watch = self.requests.watch();
         let request = self
             .client
             .put_object()
@@ -168,11 +161,11 @@ impl Register for S3Register {
     }
 
     fn store_time(&self) -> Option<StoreTime> {
-        self.clock.bounds(self.env.now())
+        self.requests.store_time()
     }
 
     fn env(&self) -> &Env {
-        &self.env
+        self.requests.env()
     }
 
     fn traits(&self) -> RegisterTraits {
@@ -181,17 +174,14 @@ impl Register for S3Register {
 }
 
 impl S3Register {
-    fn watch(&self) -> Watch {
-        Watch::new(self.env.clone(), self.clock.clone())
-    }
-
     async fn cell(&self, object: &str, output: GetObjectOutput) -> Result<Cell, StoreError> {
         let version = version(output.e_tag()).map_err(Fault::not_applied)?;
         let announced = output.content_length().and_then(|length| usize::try_from(length).ok());
         if announced.is_some_and(|length| length > MAX_VALUE_BYTES) {
             return Err(too_large(object, announced));
         }
-        match clock::timeout(&*self.env.clock, REQUEST_LIMIT, collected(object, output.body)).await {
+        match clock::timeout(&*self.requests.env().clock, REQUEST_LIMIT, collected(object, output.body)).await
+        {
             Some(value) => Ok(Cell { value: value?, version }),
             None => Err(broken_off(object, "it stalled")),
         }
@@ -199,7 +189,7 @@ impl S3Register {
 
     async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let object = self.keys.object(key);
-        let watch = self.watch();
+        let watch = self.requests.watch();
         let request =
             self.client.delete_object().bucket(&self.place.bucket).key(&object).if_match(version.as_str());
         let result = request.customize().interceptor(watch.clone()).send().await;
@@ -245,7 +235,7 @@ impl S3Register {
     }
 
     async fn page(&self, prefix: &str, token: Option<&str>) -> Result<ListObjectsV2Output, StoreError> {
-        let watch = self.watch();
+        let watch = self.requests.watch();
         let request = self
             .client
             .list_objects_v2()
@@ -267,14 +257,9 @@ impl S3Register {
     where
         E: ProvideErrorMetadata + StdError + 'static,
     {
-        let signed_before = match watch.reached() {
-            Reached::Nothing => self.signed_once.load(Ordering::Relaxed),
-            Reached::Signed | Reached::Sent => self.signed_once.swap(true, Ordering::Relaxed),
-        };
-        result.map_err(|error| {
-            let trouble = trouble(&error, watch.reached(), signed_before);
-            meaning(operation, object, &self.place, trouble)
-        })
+        self.requests
+            .settle(watch, result)
+            .map_err(|trouble| meaning(operation, object, &self.place, trouble))
     }
 }
 
@@ -355,62 +340,4 @@ fn failed(meaning: Meaning) -> StoreError {
             Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
         }
     }
-}
-
-/// What the SDK's error is, without the SDK's types.
-fn trouble<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool) -> Trouble
-where
-    E: ProvideErrorMetadata + StdError + 'static,
-{
-    if let Some(response) = error.raw_response() {
-        return Trouble::Answered(answer(error, response));
-    }
-    let detail = chain(error);
-    match reached {
-        Reached::Sent => Trouble::NoAnswer { detail },
-        Reached::Signed => Trouble::NotConnected { detail },
-        Reached::Nothing if matches!(error, SdkError::TimeoutError(_)) => {
-            // They go on loading in the background, and the next request may find them there.
-            Trouble::Credentials { detail: "they are still being loaded".to_owned(), before: true }
-        }
-        Reached::Nothing => match about_credentials(error) {
-            Some(detail) => Trouble::Credentials { detail, before: signed_before },
-            None => Trouble::NotMade { detail },
-        },
-    }
-}
-
-fn answer<E>(error: &SdkError<E, Response>, response: &Response) -> Answer
-where
-    E: ProvideErrorMetadata + StdError + 'static,
-{
-    let header = |name| response.headers().get(name);
-    let service = error.as_service_error();
-    Answer {
-        status: response.status().as_u16(),
-        code: service.and_then(|error| error.code()).map(str::to_owned),
-        message: service.and_then(|error| error.message()).map(str::to_owned),
-        // The form with a date is for pages under maintenance; no store throttles with it.
-        retry_after: header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs),
-        region: header("x-amz-bucket-region").map(str::to_owned),
-    }
-}
-
-/// Why the credentials could not be loaded; `None` if they are not to blame.
-fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
-    let blamed = causes(error).find(|cause| cause.is::<CredentialsError>())?;
-    // Its own text is only that it was not enabled or not loaded; what is worth reading lies below.
-    let below =
-        causes(blamed).find(|cause| !cause.is::<CredentialsError>() && !cause.is::<Arc<CredentialsError>>());
-    Some(chain(below.unwrap_or(blamed)))
-}
-
-/// An error and its causes in one line: the SDK's own texts say little without them.
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let texts: Vec<String> = causes(error).map(|cause| cause.to_string().replace('\n', " ")).collect();
-    texts.join(": ").chars().take(400).collect()
-}
-
-fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
 }

@@ -1,9 +1,9 @@
 //! What an answer of S3, or the lack of one, means: a pure function, so that every row of it is tested.
 
 use std::fmt;
-use std::time::Duration;
 
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,34 +64,6 @@ impl Place {
     }
 }
 
-/// An answer other than success.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) status: u16,
-    /// S3's error code; `None` when the body was not S3's XML.
-    pub(super) code: Option<String>,
-    /// S3's message.
-    pub(super) message: Option<String>,
-    pub(super) retry_after: Option<Duration>,
-    /// The region that the bucket is really in.
-    pub(super) region: Option<String>,
-}
-
-/// Why there is no success.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
-    /// The store said so.
-    Answered(Answer),
-    /// The credentials could not be loaded; `before`: they could, earlier.
-    Credentials { detail: String, before: bool },
-    /// The request could not even be made.
-    NotMade { detail: String },
-    /// No connection, so nothing was sent.
-    NotConnected { detail: String },
-    /// It may have been sent, and no whole answer came.
-    NoAnswer { detail: String },
-}
-
 /// What it means.
 #[derive(Debug)]
 pub(super) enum Meaning {
@@ -105,25 +77,10 @@ pub(super) enum Meaning {
 /// What `trouble` means for `operation` on object `key`.
 pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
     let case = Case { operation, key, place };
-    let answer = match trouble {
-        Trouble::Answered(answer) => answer,
-        Trouble::Credentials { detail, before } => return case.refused(case.no_credentials(&detail, before)),
-        Trouble::NotMade { detail } => {
-            return case.refused(Fault::new(
-                ErrorKind::Invalid,
-                format!("{case}: the request could not be made: {detail}"),
-            ));
-        }
-        Trouble::NotConnected { detail } => {
-            let fault = Fault::unavailable(format!("no connection to {}: {detail}", place.endpoint()));
-            return case.refused(fault.with_help("check the endpoint, the name resolution and the network"));
-        }
-        Trouble::NoAnswer { detail } => {
-            return case.unknown(Fault::unavailable(format!(
-                "{case}: {} gave no answer: {detail}",
-                place.endpoint()
-            )));
-        }
+    let answer = match trouble.answer(&case, &place.endpoint()) {
+        Ok(answer) => answer,
+        Err(Unanswered::NotSent(fault)) => return case.refused(fault),
+        Err(Unanswered::MaybeSent(fault)) => return case.unknown(fault),
     };
     match (operation, answer.status, answer.code.as_deref()) {
         (Operation::Read, 404, Some("NoSuchKey")) => Meaning::Absent,
@@ -187,22 +144,11 @@ impl Case<'_> {
     }
 
     fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        let mut message = format!("{self}: {} answered {}", self.place.endpoint(), answer.status);
-        for part in [&answer.code, &answer.message].into_iter().flatten() {
-            // Another machine's text: one line, no control characters, not without end.
-            let part: String = part.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
-            message.push_str(": ");
-            message.push_str(&part);
-        }
-        Fault::new(kind, message)
+        answer.fault(kind, self, &self.place.endpoint())
     }
 
     fn busy(&self, answer: &Answer) -> Fault {
-        let fault = self.fault(ErrorKind::Unavailable, answer);
-        match answer.retry_after {
-            Some(wait) => fault.with_retry_after(wait),
-            None => fault,
-        }
+        self.fault(ErrorKind::Unavailable, answer)
     }
 
     fn not_implemented(&self, answer: &Answer) -> Fault {
@@ -249,21 +195,14 @@ impl Case<'_> {
     fn denied(&self, answer: &Answer) -> Fault {
         let fault = self.fault(ErrorKind::Denied, answer);
         let Place { bucket, .. } = self.place;
-        match answer.code.as_deref().unwrap_or("") {
-            "ExpiredToken" | "TokenRefreshRequired" => {
-                fault.with_help("the session's credentials have expired: sign in again (for example: aws sso login)")
-            }
-            "InvalidAccessKeyId" | "InvalidToken" => fault.with_help(
-                "the store does not know these credentials: check AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SESSION_TOKEN, \
-                 and that they belong to this endpoint",
-            ),
-            "SignatureDoesNotMatch" => fault.with_help(
-                "the secret key does not fit the access key, or a proxy changes requests: check AWS_SECRET_ACCESS_KEY",
-            ),
-            _ if self.operation == Operation::List => {
+        if let Some(help) = answer.credentials_help() {
+            return fault.with_help(help);
+        }
+        match self.operation {
+            Operation::List => {
                 fault.with_help(format!("allow s3:ListBucket on arn:aws:s3:::{bucket}"))
             }
-            _ if self.operation == Operation::Read => fault.with_help(format!(
+            Operation::Read => fault.with_help(format!(
                 "allow s3:GetObject on arn:aws:s3:::{bucket}/{key}, and s3:ListBucket on arn:aws:s3:::{bucket}: without \
                  the latter S3 answers 403 also for an object that does not exist yet",
                 key = self.key
@@ -274,18 +213,6 @@ impl Case<'_> {
                 self.key
             )),
         }
-    }
-
-    fn no_credentials(&self, detail: &str, before: bool) -> Fault {
-        if before {
-            // They will often load at the next try, and a lease has time for it.
-            return Fault::unavailable(format!("{self}: the credentials could not be refreshed: {detail}"))
-                .with_help("sign in again if the session is over (for example: aws sso login)");
-        }
-        Fault::new(ErrorKind::Denied, format!("{self}: no credentials: {detail}")).with_help(
-            "no credentials found: set AWS_PROFILE (or ?profile= in the store URL), or AWS_ACCESS_KEY_ID and \
-             AWS_SECRET_ACCESS_KEY, or sign in (aws sso login), or give this machine a role",
-        )
     }
 
     fn garbled(&self, answer: &Answer) -> Fault {
@@ -310,6 +237,8 @@ impl Case<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn place() -> Place {

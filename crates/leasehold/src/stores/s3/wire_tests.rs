@@ -5,76 +5,22 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use aws_config::{BehaviorVersion, SdkConfig};
-use aws_credential_types::Credentials;
-use aws_sdk_s3::config::SharedCredentialsProvider;
+use aws_credential_types::provider::SharedCredentialsProvider;
+use aws_credential_types::provider::error::CredentialsError;
 use futures_util::TryStreamExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use super::*;
 use crate::register::probe;
+use crate::stores::aws::config::careful;
+use crate::stores::aws::wire::{Reply, Server, answer, machine, test_credentials};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
 
-/// What a request looked like.
-#[derive(Clone, Debug)]
-struct Seen {
-    /// Method and target.
-    line: String,
-    /// In lower case, a line each.
-    head: String,
-    body: Vec<u8>,
-}
-
-impl Seen {
-    fn has(&self, header: &str) -> bool {
-        self.head.lines().any(|line| line == header)
-    }
-}
-
-/// What to do with a request.
-enum Reply {
-    Answer(String),
-    /// Close the connection without an answer.
-    Hang,
-    /// Never answer.
-    Silence,
-}
-
-/// A server that answers as its script says.
-struct Server {
-    url: String,
-    seen: Arc<Mutex<Vec<Seen>>>,
-}
-
 impl Server {
-    async fn start(script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
-        let (log, script) = (seen.clone(), Arc::new(script));
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(converse(stream, log.clone(), script.clone()));
-            }
-        });
-        Self { url, seen }
-    }
-
-    /// One that gives every request the same answer.
-    async fn always(answer: impl Into<String>) -> Self {
-        let answer = answer.into();
-        Self::start(move |_| Reply::Answer(answer.clone())).await
-    }
-
     fn register(&self) -> S3Register {
         register(&self.url, test_credentials())
-    }
-
-    fn requests(&self) -> Vec<Seen> {
-        std::mem::take(&mut self.seen.lock().unwrap())
     }
 }
 
@@ -82,64 +28,11 @@ fn register(endpoint: &str, credentials: SharedCredentialsProvider) -> S3Registe
     let url = StoreUrl::parse("s3://bucket/pre/fix").unwrap();
     let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
     let env = Env::system();
-    let sdk = SdkConfig::builder()
-        .behavior_version(BehaviorVersion::latest())
-        .region(aws_config::Region::new("eu-west-1"))
-        .credentials_provider(credentials)
-        .build();
-    let client = Client::from_conf(location.client_config(&sdk, Some(endpoint), &env).build());
+    let sdk = careful(&machine(credentials), &env);
+    let client = Client::from_conf(location.client_config(&sdk, Some(endpoint)).build());
     let place =
         Place { bucket: "bucket".into(), region: "eu-west-1".into(), endpoint: Some(endpoint.to_owned()) };
     S3Register::new(client, place, &location, env)
-}
-
-async fn converse(
-    mut stream: TcpStream,
-    log: Arc<Mutex<Vec<Seen>>>,
-    script: Arc<impl Fn(&Seen) -> Reply + Send + Sync + 'static>,
-) {
-    while let Some(seen) = request(&mut stream).await {
-        let reply = script(&seen);
-        log.lock().unwrap().push(seen);
-        match reply {
-            Reply::Answer(answer) => {
-                drop(stream.write_all(answer.as_bytes()).await);
-                if answer.contains("Connection: close") {
-                    return;
-                }
-            }
-            Reply::Hang => return,
-            Reply::Silence => std::future::pending().await,
-        }
-    }
-}
-
-async fn request(stream: &mut TcpStream) -> Option<Seen> {
-    let mut bytes = Vec::new();
-    let head_end = loop {
-        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-            break end + 4;
-        }
-        if stream.read_buf(&mut bytes).await.ok()? == 0 {
-            return None;
-        }
-    };
-    let text = String::from_utf8(bytes[..head_end].to_vec()).unwrap();
-    let (line, head) = text.split_once("\r\n").unwrap();
-    let head = head.to_ascii_lowercase().replace("\r\n", "\n");
-    let length =
-        head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
-    while bytes.len() < head_end + length {
-        if stream.read_buf(&mut bytes).await.ok()? == 0 {
-            return None;
-        }
-    }
-    let line = line.trim_end_matches(" HTTP/1.1").to_owned();
-    Some(Seen { line, head, body: bytes[head_end..].to_vec() })
-}
-
-fn answer(status: &str, headers: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
 fn refused(status: &str, headers: &str, code: &str) -> String {
@@ -254,10 +147,6 @@ async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
     let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("no-such-host.invalid"), "{error:?}");
-}
-
-fn test_credentials() -> SharedCredentialsProvider {
-    SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test"))
 }
 
 #[tokio::test]

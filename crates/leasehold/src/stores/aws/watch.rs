@@ -37,7 +37,7 @@ pub(super) enum Reached {
 
 /// One request's observer. Cloning gives another handle on the same request.
 #[derive(Clone, Debug)]
-pub(super) struct Watch {
+pub(in crate::stores) struct Watch {
     env: Env,
     clock: Arc<StoreClock>,
     progress: Arc<Mutex<Progress>>,
@@ -118,7 +118,7 @@ impl Intercept for Watch {
 }
 
 /// The `Date` of an answer in microseconds since the Unix epoch; `None` if it has none that tells the store's time now.
-fn date_us(headers: &Headers) -> Option<u64> {
+pub(super) fn date_us(headers: &Headers) -> Option<u64> {
     // With `Age` the answer comes from a cache, and its date from the past.
     if headers.get("age").is_some() {
         return None;

@@ -1,0 +1,224 @@
+//! On one table with AWS's own lock client in Java and with its Go port: real ones, as processes. `./test` builds them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+#[allow(dead_code, reason = "clients of others count in a way of their own")]
+mod workers;
+
+use std::time::Duration;
+
+use leasehold::clock::{Clock, Deadline, SystemClock};
+use leasehold::lease::{Claim, Grant, Renewal, Ttl, Verdict};
+use leasehold::url::StoreUrl;
+use leasehold::{ErrorKind, Holder, LockName, Locker, LossReason, Token};
+use leasehold_testkit::peers::Program;
+use leasehold_testkit::process::{Process, within};
+use leasehold_testkit::servers::Server;
+
+use self::workers::Worker;
+
+/// Theirs and ours, in the tests in which somebody dies.
+const TTL: Duration = Duration::from_secs(3);
+
+/// Another client, and how it is told to behave.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    program: Program,
+    options: &'static [&'static str],
+    /// The dialect of a table that is shared with it.
+    dialect: &'static str,
+}
+
+const JAVA: Kind = Kind { program: Program::DynamoDbJava, options: &[], dialect: "java" };
+/// As it is by default, it deletes what it releases and replaces whole items.
+const JAVA_DELETES: Kind = JAVA;
+const JAVA_REPLACES: Kind = Kind { options: &["--keep"], ..JAVA };
+const JAVA_UPDATES: Kind = Kind { options: &["--keep", "--update"], ..JAVA };
+/// It copies what it finds in an item, and a copy may be old.
+const GO: Kind = Kind { program: Program::DynamoDbGo, options: &[], dialect: "go" };
+const GO_DELETES: Kind = Kind { options: &["--delete"], ..GO };
+
+/// Each case with each kind of client, as tests of their own.
+macro_rules! cases {
+    ($($case:ident)*) => {
+        cases! { @ java_deletes JAVA_DELETES, java_replaces JAVA_REPLACES, java_updates JAVA_UPDATES, go GO, go_deletes GO_DELETES; [$($case)*] }
+    };
+    (@ $($module:ident $kind:ident),*; $cases:tt) => { $(cases! { @@ $module $kind $cases })* };
+    (@@ $module:ident $kind:ident [$($case:ident)*]) => {
+        mod $module { $(#[tokio::test] async fn $case() { super::$case(&super::Table::fresh(super::$kind)).await; })* }
+    };
+}
+
+cases! {
+    ours_waits_for_theirs_and_succeeds_it_when_it_was_killed
+    theirs_waits_for_ours_and_succeeds_it_when_it_died
+    a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise
+    four_of_ours_and_four_of_theirs_count_exactly
+}
+
+async fn ours_waits_for_theirs_and_succeeds_it_when_it_was_killed(table: &Table) {
+    let before = table.grant(TTL).await;
+    table.release(before.1).await;
+    let mut theirs = table.peer("hold", TTL, &[]);
+    theirs.says("granted").await;
+
+    let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
+    let held = error.holder().unwrap();
+    assert!(held.holder.as_ref().is_some_and(Holder::is_foreign), "{error:?}");
+    assert!(!held.holder.as_ref().unwrap().name.is_empty(), "its owner is named: {error:?}");
+
+    let mut ours = table.worker("hold", TTL, &[]);
+    // It lives on through several of its leases, so each heartbeat was seen.
+    SystemClock.sleep(TTL * 2).await;
+    let killed = SystemClock.now();
+    theirs.kill().await;
+    assert!(ours.granted().await > before.0.get());
+    // Its last heartbeat was a third of its lease before it was killed, at most, and was granted for a whole lease.
+    let least = TTL / 2;
+    assert!(
+        SystemClock.now().longest_since(killed) >= least,
+        "granted while it may have believed in its lease"
+    );
+    ours.kill().await;
+}
+
+async fn theirs_waits_for_ours_and_succeeds_it_when_it_died(table: &Table) {
+    let (token, (locker, mut grant)) = table.grant(TTL).await;
+    let attempt = table.peer("try", TTL, &[]);
+    assert_eq!(attempt.end().await, (vec!["held".to_owned()], Some(1)));
+    let mut theirs = table.peer("hold", TTL, &[]);
+    theirs.says("granted").await;
+    assert!(
+        grant.deadline.passed(SystemClock.now()),
+        "granted to them while ours may have believed in its lease"
+    );
+
+    // One that came back from the dead sees that it has lost.
+    grant.deadline = Deadline::new(SystemClock.now(), TTL);
+    match locker.store().renew(&mut grant).await.unwrap() {
+        Renewal::Lost(loss) => assert!(matches!(loss.reason, LossReason::TakenOver { .. }), "{loss:?}"),
+        Renewal::Renewed => panic!("renewed what another holds"),
+    }
+    release(theirs).await;
+    let after = table.grant(TTL).await;
+    assert!(after.0 > token);
+}
+
+async fn a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise(table: &Table) {
+    let mut last = Token::default();
+    for _ in 0..3 {
+        let mut theirs = table.peer("hold", Duration::from_secs(60), &[]);
+        theirs.says("granted").await;
+        let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
+        release(theirs).await;
+        // Twice: a grant over an item of theirs, and one over an item of ours.
+        for _ in 0..2 {
+            let (token, ours) = table.grant(Duration::from_secs(60)).await;
+            assert!(token > last, "{token} after {last}");
+            last = token;
+            let attempt = table.peer("try", TTL, &[]);
+            assert_eq!(attempt.end().await, (vec!["held".to_owned()], Some(1)));
+            table.release(ours).await;
+        }
+        let attempt = table.peer("try", TTL, &[]);
+        assert_eq!(attempt.end().await, (vec!["granted".to_owned()], Some(0)));
+    }
+}
+
+async fn four_of_ours_and_four_of_theirs_count_exactly(table: &Table) {
+    const EACH: usize = 4;
+    const TIMES: usize = 8;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("counter");
+    std::fs::write(&file, "0").unwrap();
+    let times = TIMES.to_string();
+    let more = ["--file", file.to_str().unwrap(), "--times", &times];
+    let lease = Duration::from_secs(20);
+    let theirs: Vec<_> = (0..EACH).map(|_| table.peer("increment", lease, &more)).collect();
+    let ours: Vec<_> = (0..EACH).map(|_| table.worker("increment", lease, &more)).collect();
+    let (mut all, mut tokens) = (Vec::new(), Vec::new());
+    for worker in ours {
+        let (said, code) = worker.end().await;
+        assert_eq!(code, Some(0), "one of ours failed");
+        for line in said {
+            let numbers = numbers(&line);
+            tokens.push((numbers[1], numbers[0]));
+            all.push((numbers[1], numbers[2]));
+        }
+    }
+    for peer in theirs {
+        let (said, code) = peer.end().await;
+        assert_eq!(code, Some(0), "one of theirs failed");
+        all.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * EACH * TIMES).to_string());
+    assert_eq!(all.len(), 2 * EACH * TIMES);
+    // A machine that was suspended gives theirs no time that could be compared.
+    all.retain(|&(from, _)| from != 0);
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");
+    tokens.sort_unstable();
+    assert!(tokens.windows(2).all(|pair| pair[0].1 < pair[1].1), "tokens do not rise: {tokens:?}");
+}
+
+fn numbers(line: &str) -> Vec<u128> {
+    line.split(' ').map(|number| number.parse().unwrap()).collect()
+}
+
+/// A table that is shared with clients of one kind, and one lock in it.
+struct Table {
+    kind: Kind,
+    url: String,
+}
+
+impl Table {
+    fn fresh(kind: Kind) -> Self {
+        let url = format!("{}&dialect={}", Server::DynamoDbLocal.fresh_url(), kind.dialect);
+        Self { kind, url }
+    }
+
+    async fn locker(&self) -> Locker {
+        Locker::open(&self.url).await.unwrap()
+    }
+
+    fn worker(&self, verb: &str, ttl: Duration, more: &[&str]) -> Worker {
+        let ttl = ttl.as_secs().to_string();
+        Worker::start(verb, &self.url, "lock", &[&["--ttl", &ttl], more].concat())
+    }
+
+    /// A grant that nobody renews, by a client that knows nothing of the lock; waits for it.
+    async fn grant(&self, ttl: Duration) -> (Token, (Locker, Grant)) {
+        let locker = self.locker().await;
+        let (env, store) = (locker.store().env().clone(), locker.store().clone());
+        let claim =
+            Claim::new(&env, LockName::new("lock").unwrap(), Ttl::new(ttl).unwrap(), Holder::this_process());
+        let granted = async {
+            loop {
+                match store.try_acquire(&claim).await.unwrap() {
+                    Verdict::Granted(grant) => return grant,
+                    Verdict::Held(held) => store.changed(&claim.name, &held).await.unwrap(),
+                    Verdict::Lost(loss) => panic!("{loss:?}"),
+                }
+            }
+        };
+        let grant = within("a grant", granted).await;
+        (grant.token, (locker, grant))
+    }
+
+    async fn release(&self, (locker, mut grant): (Locker, Grant)) {
+        locker.store().release(&mut grant, None).await.unwrap();
+    }
+
+    fn peer(&self, verb: &str, ttl: Duration, more: &[&str]) -> Process {
+        let url = StoreUrl::parse(&self.url).unwrap();
+        let lock = format!("{}/lock", url.path().trim_matches('/'));
+        let ttl = ttl.as_secs().to_string();
+        let more = [&["--ttl", &ttl], more, self.kind.options].concat();
+        self.kind.program.start(verb, &self.url, &lock, &more)
+    }
+}
+
+/// Lets a holder of theirs release, and waits for it.
+async fn release(theirs: Process) {
+    assert_eq!(theirs.end().await, (vec!["released".to_owned()], Some(0)));
+}

@@ -1,0 +1,316 @@
+//! Items that others have written, and tables of every kind, on real DynamoDB servers: what another client can do to an
+//! item is done here by hand, step by step; `interop_dynamodb.rs` has the clients themselves.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::primitives::Blob;
+use aws_sdk_dynamodb::types::{AttributeDefinition, KeySchemaElement};
+use aws_sdk_dynamodb::types::{AttributeValue, BillingMode, KeyType, ScalarAttributeType};
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::lease::{Evicted, Id, State};
+use leasehold::random::Random;
+use leasehold::{ErrorKind, LockName, Locker, Token};
+use leasehold_testkit::harness::dynamodb_client;
+use leasehold_testkit::process::within;
+use leasehold_testkit::servers::Server;
+
+type Item = HashMap<String, AttributeValue>;
+
+/// Each case on each server, as tests of their own.
+macro_rules! cases {
+    ($($case:ident)*) => {
+        mod moto { $(#[tokio::test] async fn $case() { super::$case(&super::Table::on(super::Server::DynamoDbMoto).await).await; })* }
+        mod local { $(#[tokio::test] async fn $case() { super::$case(&super::Table::on(super::Server::DynamoDbLocal).await).await; })* }
+    };
+}
+
+cases! {
+    what_others_keep_in_an_item_stays_there
+    a_token_that_another_client_brought_back_is_not_counted_on
+    a_token_that_another_client_wiped_out_is_not_forgotten
+    each_heartbeat_of_another_client_prolongs_its_lease
+    a_job_that_only_tries_succeeds_another_client_that_died
+    a_rest_keeps_another_client_waiting
+    an_item_that_is_no_lock_is_never_taken
+    another_clients_lock_can_be_evicted
+    a_record_that_was_released_by_hand_is_free
+    a_missing_table_is_named_with_what_to_do
+    a_table_is_made_by_any_number_at_once
+    a_table_with_another_key_is_refused
+}
+
+struct Table {
+    url: String,
+    client: Client,
+    table: String,
+    key: String,
+}
+
+impl Table {
+    async fn on(server: Server) -> Self {
+        let url = server.fresh_url();
+        let (client, table) = dynamodb_client(&url).await;
+        let path = leasehold::url::StoreUrl::parse(&url).unwrap().path().to_owned();
+        Self { url, client, table, key: format!("{}/lock", path.trim_matches('/')) }
+    }
+
+    /// A client that knows nothing yet.
+    async fn locker(&self) -> Locker {
+        self.with("").await
+    }
+
+    async fn with(&self, options: &str) -> Locker {
+        Locker::open(&format!("{}{options}", self.url)).await.unwrap()
+    }
+
+    /// Acquires and releases with a client that knows nothing yet.
+    async fn token(&self) -> Token {
+        let guard = self.locker().await.lock("lock").try_acquire().await.unwrap();
+        let token = guard.token().unwrap();
+        guard.release().await.unwrap();
+        token
+    }
+
+    async fn item(&self) -> Option<Item> {
+        let request = self.client.get_item().table_name(&self.table).key("key", s(&self.key));
+        request.consistent_read(true).send().await.unwrap().item
+    }
+
+    async fn put(&self, item: Item) {
+        self.client.put_item().table_name(&self.table).set_item(Some(item)).send().await.unwrap();
+    }
+
+    /// What AWS's client writes when it is granted the lock, for `lease_ms`.
+    fn theirs(&self, lease_ms: u64) -> Item {
+        Item::from([
+            ("key".to_owned(), s(&self.key)),
+            ("ownerName".to_owned(), s("ci-7_4e9d")),
+            ("leaseDuration".to_owned(), s(lease_ms.to_string())),
+            ("recordVersionNumber".to_owned(), fresh_version()),
+        ])
+    }
+
+    /// A heartbeat of AWS's client.
+    async fn heartbeat(&self) {
+        let request = self.client.update_item().table_name(&self.table).key("key", s(&self.key));
+        request
+            .update_expression("SET recordVersionNumber = :new")
+            .expression_attribute_values(":new", fresh_version())
+            .send()
+            .await
+            .unwrap();
+    }
+
+    /// A release of AWS's client, which keeps the version.
+    async fn mark_released(&self) {
+        let request = self.client.update_item().table_name(&self.table).key("key", s(&self.key));
+        request
+            .update_expression("SET isReleased = :yes")
+            .expression_attribute_values(":yes", s("1"))
+            .send()
+            .await
+            .unwrap();
+    }
+}
+
+fn s(text: impl Into<String>) -> AttributeValue {
+    AttributeValue::S(text.into())
+}
+
+fn fresh_version() -> AttributeValue {
+    s(Id::random(&Random::from_os()).to_string())
+}
+
+fn lock() -> LockName {
+    LockName::new("lock").unwrap()
+}
+
+async fn what_others_keep_in_an_item_stays_there(table: &Table) {
+    let mut theirs = table.theirs(20_000);
+    let kept =
+        [("data", AttributeValue::B(Blob::new(*b"theirs"))), ("team", s("payments")), ("isReleased", s("1"))];
+    theirs.extend(kept.clone().map(|(name, value)| (name.to_owned(), value)));
+    table.put(theirs).await;
+    // Granted by a read and a write, and then without a read; renewed in between.
+    for _ in 0..2 {
+        let locker = table.locker().await;
+        let guard = locker.lock("lock").acquire().await.unwrap();
+        let ticket = guard.into_ticket().await.unwrap();
+        locker.renew(&ticket).await.unwrap();
+        locker.release(&ticket).await.unwrap();
+    }
+    let item = table.item().await.unwrap();
+    for (name, value) in kept {
+        assert_eq!(item.get(name), Some(&value), "{name}");
+    }
+}
+
+/// The Go client copies what it read into the item that it writes, however long ago that was.
+async fn a_token_that_another_client_brought_back_is_not_counted_on(table: &Table) {
+    table.token().await;
+    let old = table.item().await.unwrap();
+    let mut last = table.token().await;
+    for released in [true, false] {
+        let mut copy = old.clone();
+        copy.extend(table.theirs(500));
+        if !released {
+            copy.remove("isReleased");
+        }
+        table.put(copy).await;
+        let locker = table.locker().await;
+        let guard = within("a grant", locker.lock("lock").acquire()).await.unwrap();
+        assert!(guard.token().unwrap() > last, "{} after {last}", guard.token().unwrap());
+        last = guard.token().unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+async fn a_token_that_another_client_wiped_out_is_not_forgotten(table: &Table) {
+    let last = table.token().await;
+    let mut theirs = table.theirs(20_000);
+    theirs.insert("isReleased".to_owned(), s("1"));
+    table.put(theirs).await;
+    assert!(table.token().await > last);
+}
+
+async fn each_heartbeat_of_another_client_prolongs_its_lease(table: &Table) {
+    const LEASE: Duration = Duration::from_millis(1_500);
+    const BEATS: usize = 12;
+    table.put(table.theirs(LEASE.as_millis() as u64)).await;
+    let locker = table.locker().await;
+    let mut waiter = tokio::spawn(async move { locker.lock("lock").acquire().await });
+    // Three leases long.
+    for _ in 0..BEATS {
+        SystemClock.sleep(LEASE / 4).await;
+        assert!(!waiter.is_finished(), "granted while it was alive");
+        table.heartbeat().await;
+    }
+    let last = SystemClock.now();
+    let guard = within("the lapse", &mut waiter).await.unwrap().unwrap();
+    assert!(SystemClock.now().longest_since(last) >= LEASE, "granted before the lease was over");
+    guard.release().await.unwrap();
+}
+
+/// As a job of cron does: a process each time, none of which watches for long. Their items say nothing of time.
+async fn a_job_that_only_tries_succeeds_another_client_that_died(table: &Table) {
+    table.put(table.theirs(1_000)).await;
+    let began = SystemClock.now();
+    let granted = async {
+        loop {
+            match table.with("&margin=0s").await.lock("lock").try_acquire().await {
+                Ok(guard) => return guard,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Held, "{error:?}"),
+            }
+            SystemClock.sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let guard = within("the lapse", granted).await;
+    assert!(SystemClock.now().longest_since(began) >= Duration::from_secs(1));
+    guard.release().await.unwrap();
+}
+
+/// AWS's client waits until it has seen no change for the item's leaseDuration, and takes what has isReleased at once.
+async fn a_rest_keeps_another_client_waiting(table: &Table) {
+    let locker = table.locker().await;
+    let env = locker.store().env().clone();
+    let ttl = leasehold::lease::Ttl::new(Duration::from_secs(2)).unwrap();
+    let claim = leasehold::lease::Claim::new(&env, lock(), ttl, leasehold::Holder::this_process());
+    let leasehold::lease::Verdict::Granted(mut grant) = locker.store().try_acquire(&claim).await.unwrap()
+    else {
+        panic!("refused")
+    };
+    locker.store().release(&mut grant, Some(Duration::from_secs(3_600))).await.unwrap();
+    let item = table.item().await.unwrap();
+    assert_eq!((item.get("leaseDuration"), item.get("isReleased")), (Some(&s("3600000")), None));
+    let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
+    assert!(error.holder().unwrap().resting, "{error:?}");
+}
+
+async fn an_item_that_is_no_lock_is_never_taken(table: &Table) {
+    let mut order = table.theirs(20_000);
+    order.remove("ownerName");
+    order.insert("isReleased".to_owned(), s("1"));
+    order.insert("amount".to_owned(), AttributeValue::N("7".to_owned()));
+    table.put(order.clone()).await;
+    for _ in 0..2 {
+        let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
+        let foreign = error.holder().and_then(|held| held.foreign.clone());
+        assert!(foreign.is_some_and(|what| what.contains("ownerName")), "{error:?}");
+    }
+    assert_eq!(table.item().await, Some(order));
+}
+
+async fn another_clients_lock_can_be_evicted(table: &Table) {
+    let last = table.token().await;
+    table.put(table.theirs(3_600_000)).await;
+    let locker = table.locker().await;
+    let State::Held(held) = locker.inspect(&lock()).await.unwrap().state else { panic!("not held") };
+    let evicted = locker.evict(&lock(), held.token.unwrap()).await.unwrap();
+    assert_eq!(evicted, Evicted::Evicted);
+    assert!(table.token().await > last);
+}
+
+/// An operator's way with AWS's client: the version stays.
+async fn a_record_that_was_released_by_hand_is_free(table: &Table) {
+    let holder = table.locker().await;
+    let ticket = holder.lock("lock").try_acquire().await.unwrap().into_ticket().await.unwrap();
+    table.mark_released().await;
+    assert_eq!(table.locker().await.inspect(&lock()).await.unwrap().state, State::Free);
+    assert!(table.token().await > ticket.token());
+    let error = holder.renew(&ticket).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+}
+
+/// The same server, another table, which is not there.
+fn elsewhere(table: &Table, name: &str) -> String {
+    table.url.replacen(&table.table, name, 1)
+}
+
+fn unused_name() -> String {
+    format!("made-{}", Id::random(&Random::from_os()))
+}
+
+async fn a_missing_table_is_named_with_what_to_do(table: &Table) {
+    let name = unused_name();
+    let locker = Locker::open(&elsewhere(table, &name)).await.unwrap();
+    let error = locker.lock("lock").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    let help = error.help().join(" ");
+    assert!(
+        help.contains(&name) && help.contains("leasehold init") && help.contains("create=true"),
+        "{help}"
+    );
+}
+
+async fn a_table_is_made_by_any_number_at_once(table: &Table) {
+    let url = elsewhere(table, &unused_name());
+    let create = format!("{url}&create=true");
+    let all = tokio::join!(Locker::open(&create), Locker::open(&create), Locker::open(&create));
+    for locker in [all.0, all.1, all.2] {
+        locker.unwrap().lock("lock").acquire().await.unwrap().release().await.unwrap();
+    }
+    let locker = Locker::open(&url).await.unwrap();
+    locker.init().await.unwrap();
+    assert_eq!(locker.inspect(&lock()).await.unwrap().history.len(), 3, "what is there stays there");
+}
+
+async fn a_table_with_another_key_is_refused(table: &Table) {
+    let name = unused_name();
+    let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap();
+    let id = AttributeDefinition::builder()
+        .attribute_name("id")
+        .attribute_type(ScalarAttributeType::S)
+        .build()
+        .unwrap();
+    let request = table.client.create_table().table_name(&name).key_schema(key).attribute_definitions(id);
+    request.billing_mode(BillingMode::PayPerRequest).send().await.unwrap();
+    let url = elsewhere(table, &name);
+    let error = Locker::open(&format!("{url}&create=true")).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("`id`"), "{error:?}");
+    let error = Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    assert!(error.help().join(" ").contains("leasehold init"), "{error:?}");
+}

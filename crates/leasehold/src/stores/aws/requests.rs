@@ -1,0 +1,124 @@
+//! The requests of one client: what they tell of the store's clock and, when one fails, how far it got.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aws_credential_types::provider::error::CredentialsError;
+use aws_smithy_runtime_api::client::result::SdkError;
+use aws_smithy_runtime_api::http::Response;
+use aws_smithy_types::error::metadata::ProvideErrorMetadata;
+
+use super::trouble::{Answer, Trouble};
+use super::watch::{Reached, Watch, date_us};
+use crate::clock::{Moment, StoreClock, StoreTime};
+use crate::env::Env;
+
+/// Signatures are good for 5 to 15 minutes, as the service has it.
+const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
+
+/// Watches every request of one client.
+#[derive(Debug)]
+pub(in crate::stores) struct Requests {
+    env: Env,
+    clock: Arc<StoreClock>,
+    /// Whether credentials were ever loaded: what fails later may pass.
+    signed_once: AtomicBool,
+}
+
+impl Requests {
+    pub(in crate::stores) fn new(env: Env) -> Self {
+        Self { env, clock: Arc::default(), signed_once: AtomicBool::new(false) }
+    }
+
+    pub(in crate::stores) fn env(&self) -> &Env {
+        &self.env
+    }
+
+    /// Bounds on the store's clock now, from the `Date` of its latest answer.
+    pub(in crate::stores) fn store_time(&self) -> Option<StoreTime> {
+        self.clock.bounds(self.env.now())
+    }
+
+    /// An observer for one request, to be given to it as an interceptor.
+    pub(in crate::stores) fn watch(&self) -> Watch {
+        Watch::new(self.env.clone(), self.clock.clone())
+    }
+
+    /// What came of the request that `watch` observed, with everything but success told apart.
+    pub(in crate::stores) fn settle<T, E>(
+        &self,
+        watch: &Watch,
+        result: Result<T, SdkError<E, Response>>,
+    ) -> Result<T, Trouble>
+    where
+        E: ProvideErrorMetadata + StdError + 'static,
+    {
+        let signed_before = match watch.reached() {
+            Reached::Nothing => self.signed_once.load(Ordering::Relaxed),
+            Reached::Signed | Reached::Sent => self.signed_once.swap(true, Ordering::Relaxed),
+        };
+        result.map_err(|error| trouble(&error, watch.reached(), signed_before, self.env.now()))
+    }
+}
+
+/// What the SDK's error is, without the SDK's types.
+fn trouble<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool, now: Moment) -> Trouble
+where
+    E: ProvideErrorMetadata + StdError + 'static,
+{
+    if let Some(response) = error.raw_response() {
+        return Trouble::Answered(answer(error, response, now));
+    }
+    let detail = chain(error);
+    match reached {
+        Reached::Sent => Trouble::NoAnswer { detail },
+        Reached::Signed => Trouble::NotConnected { detail },
+        Reached::Nothing if matches!(error, SdkError::TimeoutError(_)) => {
+            // They go on loading in the background, and the next request may find them there.
+            Trouble::Credentials { detail: "they are still being loaded".to_owned(), before: true }
+        }
+        Reached::Nothing => match about_credentials(error) {
+            Some(detail) => Trouble::Credentials { detail, before: signed_before },
+            None => Trouble::NotMade { detail },
+        },
+    }
+}
+
+fn answer<E>(error: &SdkError<E, Response>, response: &Response, now: Moment) -> Answer
+where
+    E: ProvideErrorMetadata + StdError + 'static,
+{
+    let header = |name| response.headers().get(name);
+    let service = error.as_service_error();
+    Answer {
+        status: response.status().as_u16(),
+        code: service.and_then(|error| error.code()).map(str::to_owned),
+        message: service.and_then(|error| error.message()).map(str::to_owned),
+        // The form with a date is for pages under maintenance; no store throttles with it.
+        retry_after: header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs),
+        region: header("x-amz-bucket-region").map(str::to_owned),
+        clock_is_off: date_us(response.headers())
+            .is_some_and(|us| Duration::from_micros(us.abs_diff(now.wall_us())) > SIGNATURES_LAST),
+    }
+}
+
+/// Why the credentials could not be loaded; `None` if they are not to blame.
+fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
+    let blamed = causes(error).find(|cause| cause.is::<CredentialsError>())?;
+    // Its own text is only that it was not enabled or not loaded; what is worth reading lies below.
+    let below =
+        causes(blamed).find(|cause| !cause.is::<CredentialsError>() && !cause.is::<Arc<CredentialsError>>());
+    Some(chain(below.unwrap_or(blamed)))
+}
+
+/// An error and its causes in one line: the SDK's own texts say little without them.
+pub(in crate::stores) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let texts: Vec<String> = causes(error).map(|cause| cause.to_string().replace('\n', " ")).collect();
+    texts.join(": ").chars().take(400).collect()
+}
+
+fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}

@@ -1,0 +1,120 @@
+//! Why a request to one of Amazon's services had no success, and what that means in any of them.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use crate::error::{ErrorKind, Fault};
+
+/// An answer other than success.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::stores) struct Answer {
+    pub(in crate::stores) status: u16,
+    /// The service's error code; `None` when the body was not the service's.
+    pub(in crate::stores) code: Option<String>,
+    /// The service's message.
+    pub(in crate::stores) message: Option<String>,
+    pub(in crate::stores) retry_after: Option<Duration>,
+    /// The region that the bucket is really in; only S3 says so.
+    pub(in crate::stores) region: Option<String>,
+    /// Whether the answer's `Date` says that this machine's wall clock is off, by so much that signatures are refused.
+    pub(in crate::stores) clock_is_off: bool,
+}
+
+/// Why there is no success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::stores) enum Trouble {
+    /// The store said so.
+    Answered(Answer),
+    /// The credentials could not be loaded; `before`: they could, earlier.
+    Credentials { detail: String, before: bool },
+    /// The request could not even be made.
+    NotMade { detail: String },
+    /// No connection, so nothing was sent.
+    NotConnected { detail: String },
+    /// It may have been sent, and no whole answer came.
+    NoAnswer { detail: String },
+}
+
+/// A request that got no answer.
+#[derive(Debug)]
+pub(in crate::stores) enum Unanswered {
+    /// It certainly had no effect.
+    NotSent(Fault),
+    /// It may have had its effect.
+    MaybeSent(Fault),
+}
+
+impl Trouble {
+    /// The answer, or what its lack means for a request that was to do `what` at `endpoint`.
+    pub(in crate::stores) fn answer(self, what: &dyn Display, endpoint: &str) -> Result<Answer, Unanswered> {
+        Err(match self {
+            Self::Answered(answer) => return Ok(answer),
+            Self::Credentials { detail, before } => {
+                Unanswered::NotSent(no_credentials(what, &detail, before))
+            }
+            Self::NotMade { detail } => Unanswered::NotSent(Fault::new(
+                ErrorKind::Invalid,
+                format!("{what}: the request could not be made: {detail}"),
+            )),
+            Self::NotConnected { detail } => Unanswered::NotSent(
+                Fault::unavailable(format!("no connection to {endpoint}: {detail}"))
+                    .with_help("check the endpoint, the name resolution and the network"),
+            ),
+            Self::NoAnswer { detail } => Unanswered::MaybeSent(Fault::unavailable(format!(
+                "{what}: {endpoint} gave no answer: {detail}"
+            ))),
+        })
+    }
+}
+
+impl Answer {
+    /// A fault of `kind` that quotes this answer of `endpoint` to a request that was to do `what`.
+    pub(in crate::stores) fn fault(&self, kind: ErrorKind, what: &dyn Display, endpoint: &str) -> Fault {
+        let mut message = format!("{what}: {endpoint} answered {}", self.status);
+        for part in [&self.code, &self.message].into_iter().flatten() {
+            // Another machine's text: one line, no control characters, not without end.
+            let part: String = part.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
+            message.push_str(": ");
+            message.push_str(&part);
+        }
+        let fault = Fault::new(kind, message);
+        match self.retry_after {
+            Some(wait) => fault.with_retry_after(wait),
+            None => fault,
+        }
+    }
+
+    /// What to do when the credentials are refused; `None` when they are good and a permission is missing.
+    pub(in crate::stores) fn credentials_help(&self) -> Option<&'static str> {
+        Some(match self.code.as_deref()? {
+            "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => {
+                "the session's credentials have expired: sign in again (for example: aws sso login)"
+            }
+            "InvalidAccessKeyId"
+            | "InvalidToken"
+            | "InvalidClientTokenId"
+            | "UnrecognizedClientException"
+            | "MissingAuthenticationTokenException" => {
+                "the store does not know these credentials: check AWS_PROFILE, AWS_ACCESS_KEY_ID and \
+                 AWS_SESSION_TOKEN, and that they belong to this endpoint"
+            }
+            "SignatureDoesNotMatch" | "InvalidSignatureException" | "IncompleteSignatureException" => {
+                "the secret key does not fit the access key, or a proxy changes requests: check \
+                 AWS_SECRET_ACCESS_KEY"
+            }
+            _ => return None,
+        })
+    }
+}
+
+fn no_credentials(what: &dyn Display, detail: &str, before: bool) -> Fault {
+    if before {
+        // They will often load at the next try, and a lease has time for it.
+        return Fault::unavailable(format!("{what}: the credentials could not be refreshed: {detail}"))
+            .with_help("sign in again if the session is over (for example: aws sso login)");
+    }
+    Fault::new(ErrorKind::Denied, format!("{what}: no credentials: {detail}")).with_help(
+        "no credentials found: set AWS_PROFILE (or ?profile= in the store URL), or AWS_ACCESS_KEY_ID and \
+         AWS_SECRET_ACCESS_KEY, or sign in (aws sso login), or give this machine a role",
+    )
+}

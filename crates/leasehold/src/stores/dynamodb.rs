@@ -1,0 +1,355 @@
+//! Amazon DynamoDB: one item for each lock, in the format of AWS's own lock client, so that both exclude each other.
+//!
+//! Layout, permissions and limits: `docs/stores/dynamodb.md`.
+
+mod config;
+mod dialect;
+mod errors;
+mod expression;
+mod item;
+mod table;
+#[cfg(test)]
+mod wire_tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::scan::ScanOutput;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
+use aws_smithy_runtime_api::http::Response;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use tokio::sync::OnceCell;
+
+use self::config::Location;
+use self::dialect::Dialect;
+use self::errors::{Meaning, Operation, Place, meaning};
+use self::expression::Expression;
+use self::item::{Item, KEY, VERSION};
+use super::aws::requests::Requests;
+use crate::clock::StoreTime;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::{Capabilities, Id, LeaseStore, Pace, StoreOptions};
+use crate::name::LockName;
+use crate::register::record::{Content, Record};
+use crate::register::records::{Found, Records, Refusal, Written};
+use crate::register::{Expect, RegisterLeases, Version};
+use crate::url::StoreUrl;
+
+/// A read costs $0.125 per million and some 5 ms, so a waiter costs cents a month at any of these.
+const PACE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(1) };
+
+/// No lock's key is asked for by this name; nothing is ever written under it.
+const PROBE: &str = ".leasehold-probe";
+
+/// Opens leases on the table and prefix that `url` names:
+/// `dynamodb://table/prefix?region=&endpoint=&profile=&create=&dialect=java|go&store_clock=&margin=`.
+///
+/// Sends no request to DynamoDB unless the table is to be created. Credentials are loaded with the first request.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] when the machine's metadata
+/// service was asked for the region and gave no answer; with `create=true`, what creating the table comes to.
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let location = Location::from_url(url, &mut options)?;
+    let (client, place) = location.connect(&options.env).await?;
+    let store = DynamoDb::new(client, place, &location, options.env.clone());
+    if location.create {
+        store.make_table().await?;
+    }
+    Ok(Arc::new(RegisterLeases::on(Arc::new(store), options)))
+}
+
+/// The items below one prefix of a table.
+#[derive(Debug)]
+struct DynamoDb {
+    client: Client,
+    place: Place,
+    /// Empty, or ending in `/`.
+    prefix: String,
+    dialect: Dialect,
+    requests: Requests,
+    /// Whether a store that is not Amazon's own was found to check conditions.
+    probed: OnceCell<()>,
+}
+
+impl DynamoDb {
+    fn new(client: Client, place: Place, location: &Location, env: Env) -> Self {
+        Self {
+            client,
+            place,
+            prefix: location.prefix.clone(),
+            dialect: location.dialect,
+            requests: Requests::new(env),
+            probed: OnceCell::new(),
+        }
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn found(&self, key: &str, item: &Item) -> Result<Found, Fault> {
+        item::read(item, self.dialect).map_err(|mut fault| {
+            fault.message = format!("dynamodb://{}/{key}: {}", self.place.table, fault.message);
+            fault
+        })
+    }
+}
+
+#[async_trait]
+impl Records for DynamoDb {
+    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
+        let key = self.key(name.as_str());
+        let watch = self.requests.watch();
+        let request = self
+            .client
+            .get_item()
+            .table_name(&self.place.table)
+            .key(KEY, item::s(&key))
+            // What an eventually consistent read misses may be a second old, and shows a lock free that is held.
+            .consistent_read(true);
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        let output = self
+            .requests
+            .settle(&watch, result)
+            .map_err(|trouble| failed(meaning(Operation::Read, &key, &self.place, trouble)))?;
+        output.item.map(|item| self.found(&key, &item)).transpose().map_err(Fault::not_applied)
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        expect: Expect<'_>,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let key = self.key(name.as_str());
+        let expression = expression::write(record, &key, expect, self.dialect);
+        match self.update(&key, expression, ReturnValue::None).await? {
+            Updated::Done(_) => Ok(Written::Committed {
+                record: Box::new(record.clone()),
+                version: Version::new(item::uuid(record.nonce)),
+            }),
+            // A refusal that nothing must be there, and nothing is there: this endpoint brings nothing along.
+            Updated::Refused(None) if expect == Expect::Absent => Ok(Written::Conflict(Refusal::Unexplained)),
+            Updated::Refused(there) => self.conflict(&key, there),
+        }
+    }
+
+    async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
+        let key = self.key(name.as_str());
+        let expression = expression::claim(record, self.dialect);
+        let item = match self.update(&key, expression, ReturnValue::AllNew).await? {
+            Updated::Done(item) => item,
+            Updated::Refused(there) => return self.conflict(&key, there),
+        };
+        // It is written, whatever the answer looks like: only a read can tell its token then.
+        let item = item.ok_or_else(|| unreadable(&key).maybe_applied())?;
+        let Found { content, version } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
+        match content {
+            Content::Record(record) => Ok(Written::Committed { record, version }),
+            Content::Foreign(_) => Err(unreadable(&key).maybe_applied()),
+        }
+    }
+
+    fn claims(&self) -> bool {
+        true
+    }
+
+    async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
+        let key = self.key(name.as_str());
+        let updated = self.update(&key, expression::stamp(version, seen_us), ReturnValue::None).await?;
+        Ok(matches!(updated, Updated::Done(_)))
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let pages = Pages { prefix: self.key(prefix), page: VecDeque::new(), next: Next::First };
+        let keys = stream::try_unfold(pages, |pages| self.next_listed(pages));
+        keys.filter_map(async |key| match key {
+            // What is no lock's name is no lock.
+            Ok(key) => LockName::new(key.strip_prefix(&*self.prefix)?).ok().map(Ok),
+            Err(error) => Some(Err(error)),
+        })
+        .boxed()
+    }
+
+    async fn trust(&self) -> Result<(), StoreError> {
+        if self.place.endpoint.is_none() {
+            return Ok(());
+        }
+        self.probed.get_or_try_init(|| self.probe()).await.copied()
+    }
+
+    async fn init(&self) -> Result<(), StoreError> {
+        self.make_table().await
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.requests.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.requests.env()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("DynamoDB", PACE)
+    }
+}
+
+/// The answer to a conditional update.
+enum Updated {
+    /// With what was asked to be returned.
+    Done(Option<Item>),
+    /// The condition did not hold for this item; `None` for none.
+    Refused(Option<Item>),
+}
+
+impl DynamoDb {
+    async fn update(
+        &self,
+        key: &str,
+        expression: Expression,
+        returned: ReturnValue,
+    ) -> Result<Updated, StoreError> {
+        let watch = self.requests.watch();
+        let request = self
+            .client
+            .update_item()
+            .table_name(&self.place.table)
+            .key(KEY, item::s(key))
+            .set_update_expression(expression.update)
+            .condition_expression(expression.condition)
+            .set_expression_attribute_names(Some(expression.names))
+            .set_expression_attribute_values(Some(expression.values))
+            .return_values(returned)
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        let there = result.as_ref().err().and_then(item_there);
+        match self.requests.settle(&watch, result) {
+            Ok(output) => Ok(Updated::Done(output.attributes)),
+            Err(trouble) => match meaning(Operation::Write, key, &self.place, trouble) {
+                Meaning::Conflict => Ok(Updated::Refused(there)),
+                other => Err(failed(other)),
+            },
+        }
+    }
+
+    fn conflict(&self, key: &str, there: Option<Item>) -> Result<Written, StoreError> {
+        let refusal = match there {
+            Some(item) => Refusal::Found(self.found(key, &item).map_err(Fault::not_applied)?),
+            None => Refusal::Absent,
+        };
+        Ok(Written::Conflict(refusal))
+    }
+
+    /// Makes sure that a server that only speaks DynamoDB's protocol refuses a condition that cannot hold.
+    async fn probe(&self) -> Result<(), StoreError> {
+        let never = Id::random(&self.requests.env().random);
+        match self.update(&self.key(PROBE), expression::impossible(never), ReturnValue::None).await? {
+            Updated::Refused(_) => Ok(()),
+            Updated::Done(_) => Err(Fault::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} ignores conditions: every lock would be granted to everybody",
+                    self.place.endpoint()
+                ),
+            )
+            .with_help("use Amazon DynamoDB, or a server that honours ConditionExpression")
+            .not_applied()),
+        }
+    }
+
+    async fn next_listed(&self, mut pages: Pages) -> Result<Option<(String, Pages)>, StoreError> {
+        loop {
+            if let Some(key) = pages.page.pop_front() {
+                return Ok(Some((key, pages)));
+            }
+            let start = match std::mem::replace(&mut pages.next, Next::None) {
+                Next::First => None,
+                Next::After(start) => Some(start),
+                Next::None => return Ok(None),
+            };
+            let output = self.page(&pages.prefix, start.clone()).await?;
+            pages.next = match output.last_evaluated_key {
+                None => Next::None,
+                Some(last) if Some(&last) != start.as_ref() => Next::After(last),
+                // To ask again would list the same page for ever.
+                Some(_) => return Err(endless_listing()),
+            };
+            let keys = output.items.unwrap_or_default().into_iter();
+            pages.page = keys.filter_map(|mut item| item.remove(KEY)?.as_s().ok().cloned()).collect();
+        }
+    }
+
+    async fn page(&self, prefix: &str, start: Option<Item>) -> Result<ScanOutput, StoreError> {
+        let watch = self.requests.watch();
+        let mut request = self
+            .client
+            .scan()
+            .table_name(&self.place.table)
+            .consistent_read(true)
+            .projection_expression("#key")
+            .expression_attribute_names("#key", KEY)
+            .expression_attribute_names("#version", VERSION)
+            .set_exclusive_start_key(start);
+        request = if prefix.is_empty() {
+            request.filter_expression("attribute_exists(#version)")
+        } else {
+            request
+                .filter_expression("attribute_exists(#version) AND begins_with(#key, :prefix)")
+                .expression_attribute_values(":prefix", item::s(prefix))
+        };
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        self.requests
+            .settle(&watch, result)
+            .map_err(|trouble| failed(meaning(Operation::List, prefix, &self.place, trouble)))
+    }
+}
+
+/// The item that did not fulfil a condition.
+fn item_there(error: &SdkError<UpdateItemError, Response>) -> Option<Item> {
+    match error.as_service_error()? {
+        UpdateItemError::ConditionalCheckFailedException(refused) => refused.item.clone(),
+        _ => None,
+    }
+}
+
+/// Where a listing is.
+struct Pages {
+    prefix: String,
+    page: VecDeque<String>,
+    next: Next,
+}
+
+enum Next {
+    First,
+    After(Item),
+    None,
+}
+
+fn endless_listing() -> StoreError {
+    Fault::new(ErrorKind::Corrupt, "the table's listing has more pages, but does not say where they begin")
+        .with_help("check that the endpoint is a DynamoDB endpoint")
+        .not_applied()
+}
+
+fn unreadable(key: &str) -> Fault {
+    Fault::unavailable(format!("the lock {key:?} was granted, and the answer does not show its item"))
+        .with_help("check that the endpoint is a DynamoDB endpoint")
+}
+
+fn failed(meaning: Meaning) -> StoreError {
+    match meaning {
+        Meaning::Failed(error) => error,
+        // `meaning` gives these only to the operations that take them.
+        Meaning::Conflict | Meaning::NoTable | Meaning::TableExists => {
+            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! How lease durations are written. AWS's Java client takes decimal milliseconds, its Go port Go's durations, and
+//! neither can read the other's.
+
+use crate::error::Error;
+
+/// Whose form it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// `30000`: AWS's client.
+    #[default]
+    Java,
+    /// `30s`, `1m30.5s`: cirello.io/dynamolock.
+    Go,
+}
+
+/// A century. Go counts nanoseconds in 63 bits, which is three.
+const LONGEST_MS: u64 = 100 * 365 * 86_400_000;
+
+impl Dialect {
+    /// The value of option `dialect`.
+    pub(super) fn named(name: &str) -> Result<Self, Error> {
+        match name {
+            "java" => Ok(Self::Java),
+            "go" => Ok(Self::Go),
+            other => Err(Error::invalid(format!("the option `dialect` is java or go, not {other:?}")).with_help(
+                "java: AWS's lock client and leasehold alone; go: the table is shared with cirello.io/dynamolock",
+            )),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Java => "java",
+            Self::Go => "go",
+        }
+    }
+
+    /// Who writes so, for people.
+    pub(super) fn client(self) -> &'static str {
+        match self {
+            Self::Java => "AWS's lock client for Java",
+            Self::Go => "the Go lock client dynamolock",
+        }
+    }
+
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Java => Self::Go,
+            Self::Go => Self::Java,
+        }
+    }
+
+    /// `ms` in this form.
+    pub(super) fn text(self, ms: u64) -> String {
+        let ms = ms.min(LONGEST_MS);
+        match self {
+            Self::Java => ms.to_string(),
+            Self::Go => format!("{ms}ms"),
+        }
+    }
+
+    /// Milliseconds, rounded up; `None` for what is not in this form, or negative, or longer than anybody means.
+    pub(super) fn millis(self, text: &str) -> Option<u64> {
+        let ms = match self {
+            Self::Java if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok()?,
+            Self::Java => return None,
+            Self::Go => go_millis(text)?,
+        };
+        (ms <= LONGEST_MS).then_some(ms)
+    }
+}
+
+/// As Go's `time.ParseDuration` reads it: decimal numbers, each with a unit.
+fn go_millis(text: &str) -> Option<u64> {
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(0);
+    }
+    let mut total_ns = 0_f64;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, tail) = rest.split_at(digits);
+        let unit = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit);
+        total_ns += number.parse::<f64>().ok()? * unit_ns(unit)?;
+        rest = tail;
+    }
+    // Rounded up: an f64 holds a century's milliseconds exactly, and its casts saturate.
+    (!text.is_empty()).then_some((total_ns / 1e6).ceil() as u64)
+}
+
+fn unit_ns(unit: &str) -> Option<f64> {
+    Some(match unit {
+        "ns" => 1.0,
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1e3,
+        "ms" => 1e6,
+        "s" => 1e9,
+        "m" => 60e9,
+        "h" => 3_600e9,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_dialect_reads_its_own_form_and_no_other() {
+        for (text, java, go) in [
+            ("30000", Some(30_000), None),
+            ("0", Some(0), Some(0)),
+            ("20s", None, Some(20_000)),
+            ("1m30s", None, Some(90_000)),
+            ("1h0m0.5s", None, Some(3_600_500)),
+            ("1.5s", None, Some(1_500)),
+            ("100ms", None, Some(100)),
+            ("1ns", None, Some(1)),
+            ("2\u{b5}s", None, Some(1)),
+            ("", None, None),
+            ("-1", None, None),
+            ("-1s", None, None),
+            ("s", None, None),
+            ("1.2.3s", None, None),
+            ("1d", None, None),
+            ("1s ", None, None),
+            ("99999999999999999999", None, None),
+            ("99999999999999h", None, None),
+            ("NaN", None, None),
+        ] {
+            assert_eq!((Dialect::Java.millis(text), Dialect::Go.millis(text)), (java, go), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_dialect_writes_it_reads() {
+        for dialect in [Dialect::Java, Dialect::Go] {
+            assert_eq!(Dialect::named(dialect.name()).unwrap(), dialect);
+            for ms in [0, 500, 30_000, 86_400_000] {
+                assert_eq!(dialect.millis(&dialect.text(ms)), Some(ms));
+            }
+            assert!(dialect.millis(&dialect.text(u64::MAX)).is_some());
+        }
+        assert!(Dialect::named("rust").unwrap_err().help()[0].contains("dynamolock"));
+    }
+}

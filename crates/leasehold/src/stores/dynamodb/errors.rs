@@ -1,0 +1,401 @@
+//! What an answer of DynamoDB, or the lack of one, means: a pure function, so that every row of it is tested.
+
+use std::fmt;
+
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Read,
+    /// A conditional write.
+    Write,
+    List,
+    DescribeTable,
+    CreateTable,
+}
+
+impl Operation {
+    /// Whether the request can have an effect on a lock, or on the table.
+    fn changes(self) -> bool {
+        matches!(self, Self::Write | Self::CreateTable)
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::List => "list",
+            Self::DescribeTable => "describe",
+            Self::CreateTable => "create",
+        }
+    }
+
+    fn permission(self) -> &'static str {
+        match self {
+            Self::Read => "dynamodb:GetItem",
+            Self::Write => "dynamodb:UpdateItem",
+            Self::List => "dynamodb:Scan",
+            Self::DescribeTable => "dynamodb:DescribeTable",
+            Self::CreateTable => "dynamodb:CreateTable",
+        }
+    }
+}
+
+/// Where it was asked for, for messages.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) table: String,
+    pub(super) region: String,
+    /// `None` for Amazon's own endpoint.
+    pub(super) endpoint: Option<String>,
+}
+
+impl Place {
+    pub(super) fn endpoint(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| format!("Amazon DynamoDB in {}", self.region))
+    }
+}
+
+/// What it means.
+#[derive(Debug)]
+pub(super) enum Meaning {
+    /// The condition does not hold.
+    Conflict,
+    /// There is no such table: an answer to describing it.
+    NoTable,
+    /// The table is there, or being made or deleted: an answer to creating it.
+    TableExists,
+    Failed(StoreError),
+}
+
+/// What `trouble` means for `operation` on the item `key` (empty for the whole table).
+pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
+    let case = Case { operation, key, place };
+    let answer = match trouble.answer(&case, &place.endpoint()) {
+        Ok(answer) => answer,
+        Err(Unanswered::NotSent(fault)) => return case.refused(fault),
+        Err(Unanswered::MaybeSent(fault)) => return case.unknown(fault),
+    };
+    match (operation, answer.code.as_deref()) {
+        (Operation::Write, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
+        (Operation::DescribeTable, Some("ResourceNotFoundException")) => Meaning::NoTable,
+        (Operation::CreateTable, Some("ResourceInUseException")) => Meaning::TableExists,
+        _ => case.answered(&answer),
+    }
+}
+
+struct Case<'a> {
+    operation: Operation,
+    key: &'a str,
+    place: &'a Place,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} dynamodb://{}", self.operation.verb(), self.place.table)?;
+        if self.key.is_empty() { Ok(()) } else { write!(f, "/{}", self.key) }
+    }
+}
+
+impl Case<'_> {
+    /// The request had no effect.
+    fn refused(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(fault.not_applied())
+    }
+
+    /// The request may have had its effect, if it can have one.
+    fn unknown(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(if self.operation.changes() { fault.maybe_applied() } else { fault.not_applied() })
+    }
+
+    fn answered(&self, answer: &Answer) -> Meaning {
+        let code = answer.code.as_deref().unwrap_or("");
+        match (answer.status, code) {
+            // Throttled before anything was done, or in the way of another write of the same item.
+            (
+                400,
+                "ProvisionedThroughputExceededException"
+                | "ThrottlingException"
+                | "Throttling"
+                | "RequestLimitExceeded"
+                | "LimitExceededException"
+                | "TransactionConflictException"
+                | "TransactionInProgressException"
+                | "ReplicatedWriteConflictException",
+            )
+            | (429, _) => self.refused(self.busy(answer)),
+            (501, _) | (400 | 404, "UnknownOperationException" | "SerializationException") => {
+                self.refused(self.not_implemented(answer))
+            }
+            (408 | 500..=599, _) => self.unknown(self.busy(answer)),
+            (200..=299, _) => self.unknown(self.garbled(answer)),
+            (400, "ResourceNotFoundException") => self.refused(self.no_table(answer)),
+            (400, "InvalidSignatureException" | "RequestExpired") if answer.clock_is_off => {
+                self.refused(self.skewed(answer))
+            }
+            (401 | 403, _) | (400, "AccessDeniedException") => self.refused(self.denied(answer)),
+            (400, _) if answer.credentials_help().is_some() => self.refused(self.denied(answer)),
+            (400, "ValidationException") => self.refused(self.invalid(answer)),
+            (400, "ItemCollectionSizeLimitExceededException") => self.refused(self.too_large(answer)),
+            _ => self.refused(self.unexpected(answer)),
+        }
+    }
+
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+        answer.fault(kind, self, &self.place.endpoint())
+    }
+
+    fn busy(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+    }
+
+    fn garbled(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+            .with_help("the answer is not one of DynamoDB: check the endpoint")
+    }
+
+    fn no_table(&self, answer: &Answer) -> Fault {
+        let Place { table, .. } = self.place;
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "there is no table {table:?} at {}, or it is being made: check name, region and account, or make it \
+             (leasehold init, or ?create=true in the store URL)",
+            self.place.endpoint()
+        ))
+    }
+
+    /// The SDK has learned the difference from this answer and signs the next request by the store's clock.
+    fn skewed(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer).with_help(
+            "this machine's wall clock is more than 5 minutes off, and DynamoDB refuses its signatures: set the clock",
+        )
+    }
+
+    fn denied(&self, answer: &Answer) -> Fault {
+        let fault = self.fault(ErrorKind::Denied, answer);
+        let Place { table, region, .. } = self.place;
+        match answer.credentials_help() {
+            Some(help) => fault.with_help(help),
+            None => fault.with_help(format!(
+                "allow {} on arn:aws:dynamodb:{region}:*:table/{table}; with a key of your own, kms:Decrypt on it",
+                self.operation.permission()
+            )),
+        }
+    }
+
+    fn invalid(&self, answer: &Answer) -> Fault {
+        let Place { table, .. } = self.place;
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "is the partition key of {table:?} `key`, a string, and is there no sort key? `leasehold init` checks it"
+        ))
+    }
+
+    fn too_large(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer)
+            .with_help("use a table of its own for locks, without local secondary indexes")
+    }
+
+    fn not_implemented(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unsupported, answer).with_help(format!(
+            "{} does not implement a request that leasehold needs; conditional UpdateItem, GetItem and Scan are",
+            self.place.endpoint()
+        ))
+    }
+
+    fn unexpected(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "DynamoDB does not answer so: check that {} is a DynamoDB endpoint",
+            self.place.endpoint()
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn place() -> Place {
+        Place { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
+    }
+
+    fn means(operation: Operation, trouble: Trouble) -> Meaning {
+        meaning(operation, "p/x", &place(), trouble)
+    }
+
+    fn answered(status: u16, code: &str) -> Trouble {
+        let code = (!code.is_empty()).then(|| code.to_owned());
+        Trouble::Answered(Answer { status, code, ..Answer::default() })
+    }
+
+    /// What stands before the first space is whether it was applied, what follows the kind of the fault.
+    fn short(meaning: &Meaning) -> String {
+        match meaning {
+            Meaning::Conflict => "conflict".into(),
+            Meaning::NoTable => "no table".into(),
+            Meaning::TableExists => "table exists".into(),
+            Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+            Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+        }
+    }
+
+    #[test]
+    fn every_answer_has_its_meaning_for_every_operation() {
+        use Operation::{CreateTable, DescribeTable, List, Read, Write};
+        const UNKNOWN: [&str; 5] = [
+            "not unavailable",
+            "maybe unavailable",
+            "not unavailable",
+            "not unavailable",
+            "maybe unavailable",
+        ];
+        const BUSY: [&str; 5] = ["not unavailable"; 5];
+        const DENIED: [&str; 5] = ["not denied"; 5];
+        const INVALID: [&str; 5] = ["not invalid"; 5];
+        const UNSUPPORTED: [&str; 5] = ["not unsupported"; 5];
+        let rows: &[(u16, &str, [&str; 5])] = &[
+            // status, code, [read, write, list, describe, create]
+            (
+                400,
+                "ConditionalCheckFailedException",
+                ["not invalid", "conflict", "not invalid", "not invalid", "not invalid"],
+            ),
+            (
+                400,
+                "ResourceNotFoundException",
+                ["not invalid", "not invalid", "not invalid", "no table", "not invalid"],
+            ),
+            (
+                400,
+                "ResourceInUseException",
+                ["not invalid", "not invalid", "not invalid", "not invalid", "table exists"],
+            ),
+            (400, "ProvisionedThroughputExceededException", BUSY),
+            (400, "ThrottlingException", BUSY),
+            (400, "Throttling", BUSY),
+            (400, "RequestLimitExceeded", BUSY),
+            (400, "LimitExceededException", BUSY),
+            (400, "TransactionConflictException", BUSY),
+            (400, "TransactionInProgressException", BUSY),
+            (400, "ReplicatedWriteConflictException", BUSY),
+            (429, "", BUSY),
+            (500, "InternalServerError", UNKNOWN),
+            (500, "InternalFailure", UNKNOWN),
+            (500, "", UNKNOWN),
+            (502, "", UNKNOWN),
+            (503, "ServiceUnavailable", UNKNOWN),
+            (503, "", UNKNOWN),
+            (504, "", UNKNOWN),
+            (408, "", UNKNOWN),
+            (200, "", UNKNOWN),
+            (400, "AccessDeniedException", DENIED),
+            (400, "UnrecognizedClientException", DENIED),
+            (400, "InvalidSignatureException", DENIED),
+            (400, "IncompleteSignatureException", DENIED),
+            (400, "MissingAuthenticationTokenException", DENIED),
+            (400, "ExpiredTokenException", DENIED),
+            (403, "InvalidClientTokenId", DENIED),
+            (401, "", DENIED),
+            (403, "", DENIED),
+            (400, "ValidationException", INVALID),
+            (400, "ItemCollectionSizeLimitExceededException", INVALID),
+            (400, "InvalidEndpointException", INVALID),
+            (400, "", INVALID),
+            (404, "", INVALID),
+            (413, "", INVALID),
+            (301, "", INVALID),
+            (418, "", INVALID),
+            (400, "UnknownOperationException", UNSUPPORTED),
+            (400, "SerializationException", UNSUPPORTED),
+            (501, "NotImplemented", UNSUPPORTED),
+        ];
+        for (status, code, expected) in rows {
+            for (operation, expected) in
+                [Read, Write, List, DescribeTable, CreateTable].into_iter().zip(expected)
+            {
+                let meaning = means(operation, answered(*status, code));
+                assert_eq!(short(&meaning), *expected, "{status} {code} {operation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_an_answer_it_matters_whether_the_request_was_sent() {
+        let detail = || "x".to_owned();
+        for (trouble, read, write) in [
+            (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+            (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+            (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
+            (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+            (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+        ] {
+            for operation in [Operation::Read, Operation::List, Operation::DescribeTable] {
+                assert_eq!(short(&means(operation, trouble.clone())), read, "{trouble:?}");
+            }
+            for operation in [Operation::Write, Operation::CreateTable] {
+                assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
+            }
+        }
+    }
+
+    fn fault(operation: Operation, trouble: Trouble) -> Fault {
+        match means(operation, trouble) {
+            Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        use Operation::{CreateTable, List, Read, Write};
+        for (operation, trouble, helps) in [
+            (Read, answered(400, "AccessDeniedException"), vec!["dynamodb:GetItem", "eu-west-1:*:table/tbl"]),
+            (Write, answered(400, "AccessDeniedException"), vec!["dynamodb:UpdateItem"]),
+            (List, answered(400, "AccessDeniedException"), vec!["dynamodb:Scan"]),
+            (CreateTable, answered(400, "AccessDeniedException"), vec!["dynamodb:CreateTable"]),
+            (
+                Write,
+                answered(400, "ResourceNotFoundException"),
+                vec!["\"tbl\"", "leasehold init", "create=true"],
+            ),
+            (Write, answered(400, "ValidationException"), vec!["`key`", "sort key", "leasehold init"]),
+            (Read, answered(400, "UnrecognizedClientException"), vec!["AWS_PROFILE"]),
+            (Read, answered(400, "ExpiredTokenException"), vec!["sign in again"]),
+            (Read, answered(400, "InvalidSignatureException"), vec!["AWS_SECRET_ACCESS_KEY"]),
+            (Read, answered(404, ""), vec!["DynamoDB endpoint", "http://here:9"]),
+        ] {
+            let fault = fault(operation, trouble.clone());
+            assert!(fault.message.contains("dynamodb://tbl/p/x"), "{}", fault.message);
+            let help = fault.help.unwrap();
+            for part in helps {
+                assert!(help.contains(part), "{trouble:?}: {help}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_signature_is_worth_another_try_when_the_clock_is_off() {
+        let answer = Answer {
+            status: 400,
+            code: Some("InvalidSignatureException".into()),
+            clock_is_off: true,
+            ..Answer::default()
+        };
+        let meaning = means(Operation::Write, Trouble::Answered(answer));
+        assert_eq!(short(&meaning), "not unavailable");
+    }
+
+    #[test]
+    fn throttling_may_name_its_pause() {
+        let wait = Some(Duration::from_secs(7));
+        let answer = Answer {
+            status: 400,
+            code: Some("ThrottlingException".into()),
+            retry_after: wait,
+            ..Answer::default()
+        };
+        assert_eq!(fault(Operation::Write, Trouble::Answered(answer)).retry_after, wait);
+    }
+}

@@ -1,0 +1,151 @@
+//! The four updates of an item, in DynamoDB's words. Each names the attributes that it sets and removes, so what others
+//! have put into the item stays.
+
+use std::collections::HashMap;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use super::dialect::Dialect;
+use super::item::{self, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
+use crate::lease::{Id, Token};
+use crate::register::record::{FORMAT, Record};
+use crate::register::{Expect, Version};
+
+/// One conditional UpdateItem.
+#[derive(Clone, Debug)]
+pub(super) struct Expression {
+    /// `None` when nothing is to be changed.
+    pub(super) update: Option<String>,
+    pub(super) condition: String,
+    /// `#name` stands for `name`, so no attribute can be a reserved word.
+    pub(super) names: HashMap<String, String>,
+    pub(super) values: Item,
+}
+
+/// Nothing there.
+const ABSENT: &str = "attribute_not_exists(#key)";
+
+/// What was read: every write of any client, but a release by another, gives the item a new version. A release only
+/// makes what is granted over it more free.
+const UNCHANGED: &str = "#recordVersionNumber = :seenVersion";
+
+/// A free record that we wrote and nobody has touched, of a format that we know, and of which the token counts on:
+/// that of a newborn may be lower than others that were granted before, and that of another client's item may be old.
+const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version = #recordVersionNumber \
+     AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken";
+
+/// Writes `record` over what is expected.
+pub(super) fn write(record: &Record, key: &str, expect: Expect<'_>, dialect: Dialect) -> Expression {
+    let mut set = item::attributes(record, dialect);
+    let history = item::fitting_history(record, key, &set);
+    set.push((TOKEN, n(record.token.get())));
+    set.extend(history.map(|history| (HISTORY, history)));
+    let mut expression = Draft::default();
+    expression.set_or_remove(set, &[RENEWED, RELEASED, HISTORY, SEEN]);
+    match expect {
+        Expect::Absent => expression.build(ABSENT),
+        Expect::Version(version) => {
+            expression.value(":seenVersion", s(version.as_str()));
+            expression.build(UNCHANGED)
+        }
+    }
+}
+
+/// Grants `record` over whatever free record of ours there is, whose token is counted on and whose history stays.
+///
+/// Counting alone keeps tokens rising, also across a later deletion by hand: each count takes longer than a microsecond,
+/// so a token that began at the store's time stays below it, and the record after a deletion begins at that time again.
+pub(super) fn claim(record: &Record, dialect: Dialect) -> Expression {
+    let mut expression = Draft::default();
+    expression.sets.push("#fencingToken = #fencingToken + :one".to_owned());
+    expression.value(":one", n(1));
+    expression.set_or_remove(item::attributes(record, dialect), &[RENEWED, RELEASED, SEEN]);
+    expression.value(":released", s("1"));
+    expression.value(":format", n(FORMAT));
+    expression.value(":lastToken", n(Token::LIMIT - 1));
+    expression.build(OUR_FREE_RECORD)
+}
+
+/// Notes that `version` was there at `at_us`.
+pub(super) fn stamp(version: &Version, at_us: u64) -> Expression {
+    let seen = Item::from([("version".to_owned(), s(version.as_str())), ("at".to_owned(), n(at_us))]);
+    let mut expression = Draft::default();
+    expression.set_or_remove(vec![(SEEN, AttributeValue::M(seen))], &[]);
+    expression.value(":seenVersion", s(version.as_str()));
+    expression.build(UNCHANGED)
+}
+
+/// Changes nothing, on a condition that never holds.
+pub(super) fn impossible(nonce: Id) -> Expression {
+    let mut expression = Draft::default();
+    expression.value(":seenVersion", s(item::uuid(nonce)));
+    expression.build(UNCHANGED)
+}
+
+#[derive(Default)]
+struct Draft {
+    sets: Vec<String>,
+    removes: Vec<String>,
+    values: Item,
+}
+
+impl Draft {
+    /// Sets `attributes`, and removes those of `removable` that are not among them.
+    fn set_or_remove(&mut self, attributes: Vec<(&'static str, AttributeValue)>, removable: &[&'static str]) {
+        let absent = removable.iter().filter(|name| attributes.iter().all(|(set, _)| set != *name));
+        self.removes.extend(absent.map(|name| format!("#{name}")));
+        for (name, value) in attributes {
+            self.sets.push(format!("#{name} = :{name}"));
+            self.value(&format!(":{name}"), value);
+        }
+    }
+
+    fn value(&mut self, name: &str, value: AttributeValue) {
+        self.values.insert(name.to_owned(), value);
+    }
+
+    fn build(self, condition: &str) -> Expression {
+        let clause = |word: &str, parts: &[String]| match parts {
+            [] => None,
+            parts => Some(format!("{word} {}", parts.join(", "))),
+        };
+        let clauses: Vec<String> =
+            [clause("SET", &self.sets), clause("REMOVE", &self.removes)].into_iter().flatten().collect();
+        let update = (!clauses.is_empty()).then(|| clauses.join(" "));
+        let text = format!("{} {condition}", update.as_deref().unwrap_or(""));
+        let names = text
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '#')
+            .filter_map(|word| Some((word.to_owned(), word.strip_prefix('#')?.to_owned())))
+            .collect();
+        Expression { update, condition: condition.to_owned(), names, values: self.values }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::item::{OURS, VERSION};
+    use super::*;
+
+    /// The constants above spell out the names of attributes.
+    #[test]
+    fn conditions_name_attributes_that_exist() {
+        for name in [item::KEY, VERSION] {
+            assert!(format!("{ABSENT} {UNCHANGED}").contains(&format!("#{name}")), "{name}");
+        }
+        for name in [RELEASED, OURS, VERSION, TOKEN] {
+            assert!(OUR_FREE_RECORD.contains(&format!("#{name}")), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_expression_names_what_it_uses_and_nothing_else() {
+        let stamp = stamp(&Version::new("v"), 7);
+        assert_eq!(stamp.update.as_deref(), Some("SET #lastSeen = :lastSeen"));
+        let mut names: Vec<_> = stamp.names.values().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["lastSeen", "recordVersionNumber"]);
+        assert_eq!(stamp.values.len(), 2);
+        let impossible = impossible(item::tests::record().nonce);
+        assert_eq!((impossible.update, impossible.names.len(), impossible.values.len()), (None, 1, 1));
+    }
+}

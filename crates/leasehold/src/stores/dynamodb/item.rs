@@ -1,0 +1,333 @@
+//! The item of a lock, and the record that it stands for.
+//!
+//! `key`, `ownerName`, `leaseDuration`, `recordVersionNumber` and `isReleased` are those of AWS's lock client, in its
+//! forms. The others are ours. Another client that changes an item gives it a new `recordVersionNumber` and knows
+//! nothing of ours, which may survive it, be wiped, or (the Go port copies what it read a while ago) come back: so ours
+//! count only while `leasehold.version` repeats the `recordVersionNumber`. Otherwise the item is another client's.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use serde::de::DeserializeOwned;
+
+use super::dialect::Dialect;
+use crate::error::{ErrorKind, Fault};
+use crate::lease::{End, Holder, Id, Past, Token, Ttl};
+use crate::register::Version;
+use crate::register::record::{Content, FORMAT, Record, RecordState};
+use crate::register::records::Found;
+
+pub(super) const KEY: &str = "key";
+pub(super) const OWNER: &str = "ownerName";
+pub(super) const LEASE: &str = "leaseDuration";
+pub(super) const VERSION: &str = "recordVersionNumber";
+pub(super) const RELEASED: &str = "isReleased";
+pub(super) const TOKEN: &str = "fencingToken";
+pub(super) const RENEWED: &str = "renewedAt";
+pub(super) const HOLDER: &str = "holder";
+pub(super) const HISTORY: &str = "history";
+/// A map: what else our records need, and the `recordVersionNumber` that they were written with.
+pub(super) const OURS: &str = "leasehold";
+/// A map: which `recordVersionNumber` was seen when, by somebody who found no `renewedAt`.
+pub(super) const SEEN: &str = "lastSeen";
+
+pub(super) type Item = HashMap<String, AttributeValue>;
+
+/// Reads `item`. Never guesses: what is not certainly a lock is foreign or an error.
+pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
+    let (Some(owner), Some(version)) = (text(item, OWNER), text(item, VERSION)) else {
+        let what = "an item without ownerName and recordVersionNumber, which is no lock";
+        return Ok(Found { content: Content::Foreign(what.to_owned()), version: Version::new("") });
+    };
+    let ours = map(item, OURS).filter(|ours| text(ours, "version") == Some(version));
+    let content = match ours {
+        Some(ours) => Content::Record(Box::new(own(item, ours, version)?)),
+        None => others(item, owner, version, dialect)?,
+    };
+    Ok(Found { content, version: Version::new(version) })
+}
+
+/// A record that we wrote, and that nobody has changed since but to release it.
+fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
+    let format = number(ours, "format").ok_or_else(|| corrupt("leasehold.format"))?;
+    if format > FORMAT {
+        let message = format!(
+            "the lock's item has format {format}, and this version of leasehold reads up to {FORMAT}"
+        );
+        return Err(Fault::new(ErrorKind::Unsupported, message).with_help(
+            "upgrade leasehold here; the item was written by a newer version and was left as it is",
+        ));
+    }
+    let ttl_ms = number(ours, "ttl").filter(|&ms| Ttl::from_millis(ms).is_ok());
+    let rest_ms = optional_number(ours, "rest")?;
+    Ok(Record {
+        leasehold: format,
+        state: match (item.contains_key(RELEASED), rest_ms) {
+            (true, _) => RecordState::Free,
+            (false, Some(_)) => RecordState::Resting,
+            (false, None) => RecordState::Held,
+        },
+        token: number(item, TOKEN).and_then(Token::new).ok_or_else(|| corrupt(TOKEN))?,
+        grant: text(ours, "grant")
+            .and_then(|id| id.parse().ok())
+            .ok_or_else(|| corrupt("leasehold.grant"))?,
+        // Counting on would overflow.
+        beat: number(ours, "beat")
+            .filter(|&beat| beat < Token::LIMIT)
+            .ok_or_else(|| corrupt("leasehold.beat"))?,
+        nonce: from_uuid(version).ok_or_else(|| corrupt(VERSION))?,
+        ttl_ms: ttl_ms.ok_or_else(|| corrupt("leasehold.ttl"))?,
+        lock_delay_ms: optional_number(ours, "lockDelay")?.unwrap_or(0),
+        holder: json(item, HOLDER).ok_or_else(|| corrupt(HOLDER))?,
+        granted_at_us: optional_number(ours, "grantedAt")?,
+        renewed_at_us: optional_number(item, RENEWED)?.or_else(|| seen(item, version)),
+        rest_ms,
+        newborn: ours.contains_key("newborn"),
+        history: history(item).ok_or_else(|| corrupt(HISTORY))?,
+    })
+}
+
+/// A lock of another client, for as long as its `recordVersionNumber` does not change.
+///
+/// Newborn, because its token may be missing or come from a copy that another client made a while ago: whoever is
+/// granted the lock after it takes the token from the store's clock.
+fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<Content, Fault> {
+    let lease = text(item, LEASE);
+    let Some(lease_ms) = lease.and_then(|lease| dialect.millis(lease)) else {
+        if let Some(lease) = lease
+            && dialect.other().millis(lease).is_some()
+        {
+            return Err(other_dialect(dialect.other(), lease));
+        }
+        return Ok(Content::Foreign("an item whose leaseDuration is missing or no duration".to_owned()));
+    };
+    let ttl = Duration::from_millis(lease_ms).clamp(Ttl::MIN, Ttl::MAX);
+    let ttl = Ttl::new(ttl).map_err(|_| corrupt(LEASE))?;
+    let id = id_of(version).ok_or_else(|| corrupt(VERSION))?;
+    Ok(Content::Record(Box::new(Record {
+        leasehold: FORMAT,
+        state: if item.contains_key(RELEASED) { RecordState::Free } else { RecordState::Held },
+        token: number(item, TOKEN).and_then(Token::new).unwrap_or_default(),
+        // Each of its heartbeats looks like a grant of its own: a sign of life.
+        grant: id,
+        beat: 0,
+        nonce: id,
+        ttl_ms: ttl.as_millis(),
+        // What is longer than any ttl of ours.
+        lock_delay_ms: lease_ms.saturating_sub(ttl.as_millis()),
+        holder: Holder { name: owner.to_owned(), ..Holder::default() },
+        granted_at_us: None,
+        renewed_at_us: seen(item, version),
+        rest_ms: None,
+        newborn: true,
+        history: history(item).unwrap_or_default(),
+    })))
+}
+
+/// An id for another client's `version`: 128 bits of FNV-1a, since theirs have no form that could be relied on.
+fn id_of(version: &str) -> Option<Id> {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let hash = version.bytes().fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
+    format!("{hash:032x}").parse().ok()
+}
+
+fn other_dialect(written_in: Dialect, lease: &str) -> Fault {
+    let lease: String = lease.chars().filter(|c| !crate::name::is_unprintable(*c)).take(40).collect();
+    Fault::new(
+        ErrorKind::Invalid,
+        format!("the lock was written by {}: its leaseDuration is {lease:?}", written_in.client()),
+    )
+    .with_help(format!(
+        "add ?dialect={} to the store URL: the Java client and the Go port write lease durations in forms that the \
+         other cannot read, so a table is for one of them",
+        written_in.name()
+    ))
+}
+
+/// When `version` was first seen there, by the store's clock.
+fn seen(item: &Item, version: &str) -> Option<u64> {
+    let seen = map(item, SEEN)?;
+    (text(seen, "version")? == version).then(|| number(seen, "at"))?
+}
+
+/// The attributes that `record` is written as: of theirs and of ours, but for the token and the history.
+pub(super) fn attributes(record: &Record, dialect: Dialect) -> Vec<(&'static str, AttributeValue)> {
+    let lease_ms = match record.state {
+        // Others wait until they have seen no change for the leaseDuration, and know neither delays nor rests.
+        RecordState::Resting => record.rest_ms.unwrap_or(0),
+        RecordState::Held | RecordState::Free => record.ttl_ms.saturating_add(record.lock_delay_ms),
+    };
+    let Holder { name, host, pid, .. } = &record.holder;
+    let mut attributes = vec![
+        (OWNER, s(format!("{name}@{host} {pid} {}", record.grant))),
+        (LEASE, s(dialect.text(lease_ms))),
+        (VERSION, s(uuid(record.nonce))),
+        (HOLDER, s(to_json(&record.holder))),
+        (OURS, AttributeValue::M(ours(record))),
+    ];
+    attributes.extend(record.renewed_at_us.map(|us| (RENEWED, n(us))));
+    if record.state == RecordState::Free {
+        attributes.push((RELEASED, s("1")));
+    }
+    attributes
+}
+
+fn ours(record: &Record) -> Item {
+    let required = [
+        ("format", n(record.leasehold)),
+        ("version", s(uuid(record.nonce))),
+        ("grant", s(record.grant.to_string())),
+        ("beat", n(record.beat)),
+        ("ttl", n(record.ttl_ms)),
+    ];
+    let optional = [
+        ("lockDelay", (record.lock_delay_ms != 0).then(|| n(record.lock_delay_ms))),
+        ("rest", record.rest_ms.filter(|_| record.state == RecordState::Resting).map(n)),
+        ("grantedAt", record.granted_at_us.map(n)),
+        ("newborn", record.newborn.then_some(AttributeValue::Bool(true))),
+    ];
+    let optional = optional.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    required.into_iter().chain(optional).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// DynamoDB charges for each 1,024 bytes of an item that is written.
+const WRITE_UNIT_BYTES: usize = 1_024;
+/// So many grants that are over are kept whatever they cost.
+const LEAST_HISTORY: usize = 3;
+
+/// The latest grants of `record` that are over: as many as fit into one write unit beside `attributes`.
+pub(super) fn fitting_history(
+    record: &Record,
+    key: &str,
+    attributes: &[(&'static str, AttributeValue)],
+) -> Option<AttributeValue> {
+    let token = TOKEN.len() + size(&n(record.token.get()));
+    let others: usize = attributes.iter().map(|(name, value)| name.len() + size(value)).sum();
+    let mut left =
+        WRITE_UNIT_BYTES.saturating_sub(KEY.len() + key.len() + token + others + HISTORY.len() + 3);
+    let mut kept = Vec::new();
+    for past in record.history.iter().map(past) {
+        let bytes = size(&past) + 1;
+        if bytes > left && kept.len() >= LEAST_HISTORY {
+            break;
+        }
+        left = left.saturating_sub(bytes);
+        kept.push(past);
+    }
+    (!kept.is_empty()).then_some(AttributeValue::L(kept))
+}
+
+fn past(past: &Past) -> AttributeValue {
+    let end = match past.end {
+        End::Released => "released",
+        End::Lapsed => "lapsed",
+        End::Evicted => "evicted",
+    };
+    let mut entry = Item::from([
+        ("token".to_owned(), n(past.token.get())),
+        ("grant".to_owned(), s(past.grant.to_string())),
+        ("holder".to_owned(), s(to_json(&past.holder))),
+        ("end".to_owned(), s(end)),
+    ]);
+    entry.extend(past.from_us.map(|us| ("from".to_owned(), n(us))));
+    entry.extend(past.until_us.map(|us| ("until".to_owned(), n(us))));
+    AttributeValue::M(entry)
+}
+
+/// `None` when it is damaged.
+fn history(item: &Item) -> Option<Vec<Past>> {
+    let Some(history) = item.get(HISTORY) else { return Some(Vec::new()) };
+    let entry = |value: &AttributeValue| {
+        let entry = value.as_m().ok()?;
+        Some(Past {
+            token: Token::new(number(entry, "token")?)?,
+            grant: text(entry, "grant")?.parse().ok()?,
+            holder: json(entry, "holder")?,
+            from_us: number(entry, "from"),
+            until_us: number(entry, "until"),
+            end: match text(entry, "end")? {
+                "released" => End::Released,
+                "lapsed" => End::Lapsed,
+                "evicted" => End::Evicted,
+                _ => return None,
+            },
+        })
+    };
+    history.as_l().ok()?.iter().map(entry).collect()
+}
+
+/// How many bytes DynamoDB counts for `value`, about.
+fn size(value: &AttributeValue) -> usize {
+    match value {
+        AttributeValue::S(text) => text.len(),
+        AttributeValue::N(digits) => digits.len().div_ceil(2) + 1,
+        AttributeValue::M(map) => {
+            3 + map.iter().map(|(name, value)| 1 + name.len() + size(value)).sum::<usize>()
+        }
+        AttributeValue::L(list) => 3 + list.iter().map(|value| 1 + size(value)).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+/// An id as a UUID, the form in which the Java client writes its own.
+pub(super) fn uuid(id: Id) -> String {
+    let hex = id.to_string();
+    let parts: Vec<&str> =
+        [0..8, 8..12, 12..16, 16..20, 20..32].into_iter().filter_map(|part| hex.get(part)).collect();
+    parts.join("-")
+}
+
+fn from_uuid(text: &str) -> Option<Id> {
+    let id: Id = text.replace('-', "").parse().ok()?;
+    (uuid(id) == text).then_some(id)
+}
+
+pub(super) fn s(text: impl Into<String>) -> AttributeValue {
+    AttributeValue::S(text.into())
+}
+
+pub(super) fn n(number: u64) -> AttributeValue {
+    AttributeValue::N(number.to_string())
+}
+
+fn text<'a>(item: &'a Item, name: &str) -> Option<&'a str> {
+    item.get(name)?.as_s().ok().map(String::as_str)
+}
+
+fn number(item: &Item, name: &str) -> Option<u64> {
+    item.get(name)?.as_n().ok()?.parse().ok()
+}
+
+/// `None` when it is not there; an error when it is, and is no number.
+fn optional_number(item: &Item, name: &'static str) -> Result<Option<u64>, Fault> {
+    match item.get(name) {
+        None => Ok(None),
+        Some(_) => number(item, name).map(Some).ok_or_else(|| corrupt(name)),
+    }
+}
+
+fn map<'a>(item: &'a Item, name: &str) -> Option<&'a Item> {
+    item.get(name)?.as_m().ok()
+}
+
+fn json<T: DeserializeOwned>(item: &Item, name: &str) -> Option<T> {
+    serde_json::from_str(text(item, name)?).ok()
+}
+
+fn to_json(holder: &Holder) -> String {
+    // Strings and a number: there is nothing that JSON could refuse.
+    serde_json::to_string(holder).unwrap_or_default()
+}
+
+fn corrupt(attribute: &str) -> Fault {
+    Fault::new(
+        ErrorKind::Corrupt,
+        format!("the lock's item is damaged: {attribute} is missing or not readable"),
+    )
+    .with_help("look at the item with the AWS console; delete it by hand once nobody holds the lock")
+}
+
+#[cfg(test)]
+pub(super) mod tests;

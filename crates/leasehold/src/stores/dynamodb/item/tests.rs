@@ -1,0 +1,256 @@
+//! Records to items and back, and the items of other clients.
+
+use super::*;
+use crate::register::record::parse;
+
+const GOLDEN: &[&str] = &[
+    include_str!("../../../../tests/records/1-held.json"),
+    include_str!("../../../../tests/records/1-free.json"),
+    include_str!("../../../../tests/records/1-resting.json"),
+];
+
+fn golden(json: &str) -> Record {
+    match parse(json.as_bytes()).unwrap() {
+        Content::Record(record) => *record,
+        Content::Foreign(what) => panic!("{what}"),
+    }
+}
+
+pub(in crate::stores::dynamodb) fn record() -> Record {
+    golden(GOLDEN[0])
+}
+
+/// The item as a write of `record` leaves it.
+pub(in crate::stores::dynamodb) fn item(record: &Record) -> Item {
+    let set = attributes(record, Dialect::Java);
+    let history = fitting_history(record, "deploy/prod", &set).map(|history| (HISTORY, history));
+    let more = [(KEY, s("deploy/prod")), (TOKEN, n(record.token.get()))];
+    set.into_iter().chain(more).chain(history).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn read_record(item: &Item) -> Record {
+    match read(item, Dialect::Java).unwrap().content {
+        Content::Record(record) => *record,
+        Content::Foreign(what) => panic!("{what}"),
+    }
+}
+
+/// What AWS's Java client writes when it acquires: a whole new item, with nothing of ours.
+fn java(version: &str) -> Item {
+    Item::from([
+        (KEY.to_owned(), s("deploy/prod")),
+        (OWNER.to_owned(), s("ci-7.example_4e9d")),
+        (LEASE.to_owned(), s("20000")),
+        (VERSION.to_owned(), s(version)),
+    ])
+}
+
+const THEIRS: &str = "3f2504e0-4f89-41d3-9a0c-0305e82c3301";
+
+#[test]
+fn every_record_comes_back_as_it_was() {
+    for json in GOLDEN {
+        for newborn in [false, true] {
+            let record = Record { newborn, ..golden(json) };
+            let item = item(&record);
+            let found = read(&item, Dialect::Java).unwrap();
+            assert_eq!(found.content, Content::Record(Box::new(record.clone())), "{item:?}");
+            assert_eq!(found.version.as_str(), uuid(record.nonce));
+        }
+    }
+}
+
+#[test]
+fn both_clients_find_in_our_item_what_they_require_in_the_form_they_require() {
+    let held = item(&record());
+    // The Java client parses leaseDuration with Long.parseLong, and takes any isReleased for a release.
+    assert_eq!(text(&held, LEASE), Some("31500"), "ttl and lock delay: they wait for no more than this");
+    assert!(text(&held, OWNER).unwrap().starts_with("alice@ci-7 4121 "), "{held:?}");
+    assert_eq!(text(&held, VERSION), Some("ffeeddcc-bbaa-9988-7766-554433221100"));
+    assert!(!held.contains_key(RELEASED) && !held.contains_key("data"));
+
+    let free = item(&golden(GOLDEN[1]));
+    assert_eq!(text(&free, RELEASED), Some("1"));
+
+    let resting = Record { rest_ms: Some(90_000), ..golden(GOLDEN[2]) };
+    assert_eq!(resting.state, RecordState::Resting);
+    let resting = item(&resting);
+    assert!(!resting.contains_key(RELEASED), "they would take it at once");
+    assert_eq!(text(&resting, LEASE), Some("90000"), "they wait for as long as it rests");
+
+    let go: HashMap<_, _> = attributes(&record(), Dialect::Go).into_iter().collect();
+    assert_eq!(go[LEASE], s("31500ms"));
+}
+
+#[test]
+fn another_clients_item_is_held_by_its_owner_for_its_lease_and_its_token_is_not_trusted() {
+    let theirs = read_record(&java(THEIRS));
+    assert_eq!((theirs.state, theirs.ttl_ms, theirs.lock_delay_ms), (RecordState::Held, 20_000, 0));
+    assert_eq!(theirs.holder.to_string(), "ci-7.example_4e9d");
+    assert!(theirs.newborn && theirs.renewed_at_us.is_none() && theirs.token == Token::default());
+
+    let beaten = read_record(&java("3f2504e0-4f89-41d3-9a0c-0305e82c3302"));
+    assert_ne!(theirs.grant, beaten.grant, "each heartbeat is a sign of life");
+    assert_eq!(theirs, read_record(&java(THEIRS)), "and what does not change is none");
+
+    let mut released = java(THEIRS);
+    released.insert(RELEASED.to_owned(), s("1"));
+    let free = read_record(&released);
+    assert_eq!((free.state, free.newborn), (RecordState::Free, true));
+}
+
+/// After an UpdateItem of theirs, or a PutItem of the Go client, which copies what it had read, ours are still there.
+#[test]
+fn what_survived_of_ours_does_not_count_once_another_client_has_written() {
+    let mut stale = item(&record());
+    for (name, value) in java(THEIRS) {
+        stale.insert(name, value);
+    }
+    let theirs = read_record(&stale);
+    assert_eq!((theirs.ttl_ms, theirs.lock_delay_ms), (20_000, 0));
+    assert_eq!(theirs.holder.to_string(), "ci-7.example_4e9d");
+    assert!(theirs.renewed_at_us.is_none(), "or their lease would lapse by our time of renewal");
+    assert!(theirs.newborn, "the token may be a copy of an old one");
+    assert_ne!(theirs.grant, record().grant, "or we would take it for our own lease");
+    assert_eq!(
+        (theirs.token, theirs.history),
+        (record().token, record().history),
+        "for people, and as a floor"
+    );
+}
+
+#[test]
+fn an_item_of_ours_that_was_marked_as_released_is_free() {
+    let mut marked = item(&record());
+    marked.insert(RELEASED.to_owned(), s("1"));
+    assert_eq!(read_record(&marked).state, RecordState::Free);
+}
+
+#[test]
+fn a_time_at_which_an_item_was_seen_counts_for_that_version_only() {
+    let seen = |version: &str| {
+        let seen = Item::from([("version".to_owned(), s(version)), ("at".to_owned(), n(7))]);
+        (SEEN.to_owned(), AttributeValue::M(seen))
+    };
+    for (version, renewed_at_us) in [(THEIRS, Some(7)), ("before", None)] {
+        let mut theirs = java(THEIRS);
+        theirs.extend([seen(version)]);
+        assert_eq!(read_record(&theirs).renewed_at_us, renewed_at_us);
+    }
+    let silent = Record { renewed_at_us: None, ..record() };
+    let mut ours = item(&silent);
+    ours.extend([seen(&uuid(silent.nonce))]);
+    assert_eq!(read_record(&ours).renewed_at_us, Some(7));
+    let mut ours = item(&record());
+    ours.extend([seen(&uuid(record().nonce))]);
+    assert_eq!(read_record(&ours).renewed_at_us, record().renewed_at_us, "what its holder wrote is better");
+}
+
+#[test]
+fn their_lease_durations_are_rounded_up_to_what_we_can_wait_for() {
+    for (lease, ttl_ms, delay_ms) in [
+        ("0", 500, 0),
+        ("3", 500, 0),
+        ("500", 500, 0),
+        ("86400000", 86_400_000, 0),
+        ("90000000", 86_400_000, 3_600_000),
+    ] {
+        let mut theirs = java(THEIRS);
+        theirs.insert(LEASE.to_owned(), s(lease));
+        let record = read_record(&theirs);
+        assert_eq!((record.ttl_ms, record.lock_delay_ms), (ttl_ms, delay_ms), "{lease}");
+    }
+}
+
+#[test]
+fn what_is_not_certainly_a_lock_is_never_taken_over() {
+    let without = |name: &str| {
+        let mut item = java(THEIRS);
+        item.remove(name);
+        item
+    };
+    let with = |name: &str, value: AttributeValue| {
+        let mut item = java(THEIRS);
+        item.insert(name.to_owned(), value);
+        item
+    };
+    for item in [
+        Item::new(),
+        without(OWNER),
+        without(VERSION),
+        without(LEASE),
+        with(OWNER, n(1)),
+        with(VERSION, AttributeValue::Bool(true)),
+        with(LEASE, n(20_000)),
+        with(LEASE, s("soon")),
+        with(LEASE, s("-1")),
+    ] {
+        let content = read(&item, Dialect::Java).unwrap().content;
+        assert!(matches!(content, Content::Foreign(_)), "{item:?}: {content:?}");
+    }
+}
+
+#[test]
+fn an_item_in_the_other_dialect_says_which_option_to_add() {
+    let mut go = java("1763654400000000041:ABCDEFGH");
+    go.insert(LEASE.to_owned(), s("20s"));
+    let fault = read(&go, Dialect::Java).unwrap_err();
+    assert_eq!(fault.kind, ErrorKind::Invalid);
+    assert!(fault.help.unwrap().contains("?dialect=go") && fault.message.contains("dynamolock"));
+    let Content::Record(theirs) = read(&go, Dialect::Go).unwrap().content else { panic!("foreign") };
+    assert_eq!(theirs.ttl_ms, 20_000);
+    let fault = read(&java(THEIRS), Dialect::Go).unwrap_err();
+    assert!(fault.help.unwrap().contains("?dialect=java"));
+    // Ours are read in either: only other clients read the leaseDuration.
+    assert!(read(&item(&record()), Dialect::Go).is_ok());
+}
+
+#[test]
+fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
+    let with = |change: &dyn Fn(&mut Item, &mut Item)| {
+        let mut item = item(&record());
+        let AttributeValue::M(mut ours) = item.remove(OURS).unwrap() else { panic!("no map") };
+        change(&mut item, &mut ours);
+        item.insert(OURS.to_owned(), AttributeValue::M(ours));
+        read(&item, Dialect::Java).unwrap_err()
+    };
+    let newer = with(&|_, ours| drop(ours.insert("format".to_owned(), n(2))));
+    assert_eq!(newer.kind, ErrorKind::Unsupported);
+    assert!(newer.help.unwrap().contains("upgrade"));
+    type Damage = dyn Fn(&mut Item, &mut Item);
+    let damages: [&Damage; 12] = [
+        &|item, _| drop(item.remove(TOKEN)),
+        &|item, _| drop(item.insert(TOKEN.to_owned(), n(Token::LIMIT))),
+        &|item, _| drop(item.insert(TOKEN.to_owned(), AttributeValue::N("-1".to_owned()))),
+        &|item, _| drop(item.remove(HOLDER)),
+        &|item, _| drop(item.insert(HOLDER.to_owned(), s("{"))),
+        &|item, _| drop(item.insert(RENEWED.to_owned(), s("now"))),
+        &|item, _| drop(item.insert(HISTORY.to_owned(), s("[]"))),
+        &|_, ours| drop(ours.remove("grant")),
+        &|_, ours| drop(ours.insert("beat".to_owned(), n(u64::MAX))),
+        &|_, ours| drop(ours.insert("ttl".to_owned(), n(0))),
+        &|_, ours| drop(ours.insert("rest".to_owned(), s("long"))),
+        &|_, ours| drop(ours.remove("format")),
+    ];
+    for (case, damage) in damages.into_iter().enumerate() {
+        assert_eq!(with(damage).kind, ErrorKind::Corrupt, "damage {case}");
+    }
+}
+
+#[test]
+fn history_is_kept_as_long_as_the_item_stays_within_one_write_unit() {
+    let many = |note: Option<String>| {
+        let mut record = record();
+        let mut past = record.history[0].clone();
+        past.holder.note = note;
+        record.history = vec![past; 8];
+        record
+    };
+    let bytes = |item: &Item| -> usize { item.iter().map(|(name, value)| name.len() + size(value)).sum() };
+    let fits = item(&many(None));
+    let kept = fits[HISTORY].as_l().unwrap().len();
+    assert!((LEAST_HISTORY..8).contains(&kept), "{kept}");
+    assert!(bytes(&fits) <= WRITE_UNIT_BYTES, "{}", bytes(&fits));
+    let long = item(&many(Some("x".repeat(500))));
+    assert_eq!(long[HISTORY].as_l().unwrap().len(), LEAST_HISTORY, "people are told, whatever it costs");
+}

@@ -1,0 +1,487 @@
+//! The store against a scripted server: what goes over the wire, and what comes of every kind of answer.
+//!
+//! Inside the crate because credentials can be handed in here, and environment variables cannot be set in a test.
+
+use std::sync::Mutex;
+
+use aws_credential_types::provider::SharedCredentialsProvider;
+use aws_credential_types::provider::error::CredentialsError;
+use futures_util::TryStreamExt;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::item::tests::record;
+use super::*;
+use crate::lease::{Claim, Holder, Ttl};
+use crate::stores::aws::config::careful;
+use crate::stores::aws::wire::{Reply, Seen, Server, answer, machine, test_credentials};
+
+const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
+const DATE_US: u64 = 784_111_777_000_000;
+
+fn store(endpoint: &str, credentials: SharedCredentialsProvider) -> DynamoDb {
+    let url = StoreUrl::parse("dynamodb://locks/pre/fix").unwrap();
+    let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+    let env = Env::system();
+    let sdk = careful(&machine(credentials), &env);
+    let client = Client::from_conf(config::client_config(&sdk, Some(endpoint)).build());
+    let place =
+        Place { table: "locks".into(), region: "eu-west-1".into(), endpoint: Some(endpoint.to_owned()) };
+    DynamoDb::new(client, place, &location, env)
+}
+
+impl Server {
+    fn store(&self) -> DynamoDb {
+        store(&self.url, test_credentials())
+    }
+}
+
+impl Seen {
+    fn operation(&self) -> &str {
+        let target = self.head.lines().find_map(|line| line.strip_prefix("x-amz-target: dynamodb_20120810."));
+        target.unwrap()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+fn ok(body: &Value) -> String {
+    answer("200 OK", "Content-Type: application/x-amz-json-1.0\r\n", &body.to_string())
+}
+
+fn refused_with(status: &str, headers: &str, code: &str, more: &Value) -> String {
+    let mut body = json!({"__type": format!("com.amazonaws.dynamodb.v20120810#{code}"), "message": "m"});
+    for (name, value) in more.as_object().into_iter().flatten() {
+        body[name] = value.clone();
+    }
+    answer(status, &format!("Content-Type: application/x-amz-json-1.0\r\n{headers}"), &body.to_string())
+}
+
+fn refused(status: &str, headers: &str, code: &str) -> String {
+    refused_with(status, headers, code, &json!({}))
+}
+
+fn conflict(item: &Value) -> String {
+    refused_with("400 Bad Request", "", "ConditionalCheckFailedException", item)
+}
+
+/// An item of the Java client, as it goes over the wire.
+fn java_item() -> Value {
+    json!({
+        "key": {"S": "pre/fix/x"}, "ownerName": {"S": "them"}, "leaseDuration": {"S": "20000"},
+        "recordVersionNumber": {"S": "v1"},
+    })
+}
+
+fn x() -> LockName {
+    LockName::new("x").unwrap()
+}
+
+fn v1() -> Version {
+    Version::new("v1")
+}
+
+async fn write(store: &DynamoDb) -> Result<Written, StoreError> {
+    store.write(&x(), Expect::Version(&v1()), &record()).await
+}
+
+#[tokio::test]
+async fn every_operation_is_one_request_with_the_documented_condition() {
+    let server = Server::start(|seen| {
+        Reply::Answer(ok(&match seen.operation() {
+            "getitem" => json!({"Item": java_item()}),
+            "scan" => json!({"Items": []}),
+            _ => json!({}),
+        }))
+    })
+    .await;
+    let store = server.store();
+
+    let found = store.read(&x()).await.unwrap().unwrap();
+    assert_eq!(found.version, v1());
+    let [get] = &server.requests()[..] else { panic!() };
+    assert!(get.head.contains("authorization: aws4-hmac-sha256"), "{get:?}");
+    let read = json!({"TableName": "locks", "Key": {"key": {"S": "pre/fix/x"}}, "ConsistentRead": true});
+    assert_eq!((get.operation(), get.json()), ("getitem", read));
+
+    store.write(&x(), Expect::Absent, &record()).await.unwrap();
+    let [create] = &server.requests()[..] else { panic!() };
+    assert_eq!(create.operation(), "updateitem", "a PutItem would wipe what others keep in the item");
+    assert_eq!(create.json()["ConditionExpression"], "attribute_not_exists(#key)");
+    assert_eq!(create.json()["ReturnValuesOnConditionCheckFailure"], "ALL_OLD");
+    assert_eq!(create.json()["ExpressionAttributeNames"]["#key"], "key");
+
+    let Written::Committed { version, .. } = write(&store).await.unwrap() else { panic!() };
+    assert_eq!(version.as_str(), item::uuid(record().nonce));
+    let [replace] = &server.requests()[..] else { panic!() };
+    assert_eq!(replace.json()["ConditionExpression"], "#recordVersionNumber = :seenVersion");
+    assert_eq!(replace.json()["ExpressionAttributeValues"][":seenVersion"], json!({"S": "v1"}));
+    let update = replace.json()["UpdateExpression"].as_str().unwrap().to_owned();
+    let (set, remove) = update.split_once(" REMOVE ").unwrap();
+    assert!(set.contains("#fencingToken = :fencingToken"), "{set}");
+    assert_eq!(remove, "#isReleased, #lastSeen", "held: not released");
+
+    assert!(store.stamp(&x(), &v1(), 7).await.unwrap());
+    let [stamp] = &server.requests()[..] else { panic!() };
+    assert_eq!(stamp.json()["UpdateExpression"], "SET #lastSeen = :lastSeen");
+    assert_eq!(stamp.json()["ConditionExpression"], "#recordVersionNumber = :seenVersion");
+
+    assert_eq!(store.list("a b").try_collect::<Vec<_>>().await.unwrap(), Vec::<LockName>::new());
+    let [list] = &server.requests()[..] else { panic!() };
+    assert_eq!(list.json()["ConsistentRead"], true);
+    assert_eq!(list.json()["ExpressionAttributeValues"], json!({":prefix": {"S": "pre/fix/a b"}}));
+}
+
+#[tokio::test]
+async fn a_claim_is_one_request_that_counts_on_and_takes_what_lies_there_from_the_answer() {
+    let granted = Record { token: crate::Token::new(8).unwrap(), ..record() };
+    let lies: serde_json::Map<String, Value> =
+        item::tests::item(&granted).into_iter().map(|(name, value)| (name, wire(&value))).collect();
+    let server = Server::always(ok(&json!({"Attributes": lies}))).await;
+    let Written::Committed { record: written, .. } = server.store().claim(&x(), &record()).await.unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!(*written, granted, "with the token and the history that lie there");
+    let [claim] = &server.requests()[..] else { panic!() };
+    let claim = claim.json();
+    assert_eq!(
+        claim["ConditionExpression"],
+        "#isReleased = :released AND #leasehold.#version = #recordVersionNumber AND #leasehold.#format = :format \
+         AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken"
+    );
+    let update = claim["UpdateExpression"].as_str().unwrap();
+    assert!(
+        update.contains("#fencingToken = #fencingToken + :one") && !update.contains("#history"),
+        "{update}"
+    );
+    assert_eq!(
+        (&claim["ReturnValues"], &claim["ReturnValuesOnConditionCheckFailure"]),
+        (&json!("ALL_NEW"), &json!("ALL_OLD"))
+    );
+
+    for useless in [json!({}), json!({"Attributes": {}}), json!({"Attributes": {"ownerName": {"N": "1"}}})] {
+        let server = Server::always(ok(&useless)).await;
+        let error = server.store().claim(&x(), &record()).await.unwrap_err();
+        assert!(matches!(error, StoreError::MaybeApplied(_)), "it was granted: {error:?}");
+    }
+}
+
+fn wire(value: &aws_sdk_dynamodb::types::AttributeValue) -> Value {
+    use aws_sdk_dynamodb::types::AttributeValue::{Bool, L, M, N, S};
+    match value {
+        S(text) => json!({"S": text}),
+        N(number) => json!({"N": number}),
+        Bool(yes) => json!({"BOOL": yes}),
+        L(list) => json!({"L": list.iter().map(wire).collect::<Vec<_>>()}),
+        M(map) => {
+            let map: serde_json::Map<_, _> =
+                map.iter().map(|(name, value)| (name.clone(), wire(value))).collect();
+            json!({"M": map})
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_conflict_brings_along_what_is_there() {
+    let there = Server::always(conflict(&json!({"Item": java_item()}))).await;
+    for result in [write(&there.store()).await, there.store().claim(&x(), &record()).await] {
+        let Ok(Written::Conflict(Refusal::Found(found))) = result else { panic!("{result:?}") };
+        assert_eq!(found.version, v1());
+    }
+    let nothing = Server::always(conflict(&json!({}))).await;
+    for result in [write(&nothing.store()).await, nothing.store().claim(&x(), &record()).await] {
+        assert!(matches!(result, Ok(Written::Conflict(Refusal::Absent))), "{result:?}");
+    }
+    // A server that brings nothing along must not be believed that what hindered a create is not there.
+    let result = nothing.store().write(&x(), Expect::Absent, &record()).await;
+    assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
+    assert!(!nothing.store().stamp(&x(), &v1(), 7).await.unwrap());
+}
+
+#[tokio::test]
+async fn no_trouble_is_retried_inside() {
+    type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
+    let rows: [Row; 8] = [
+        ("400 X", "", "ProvisionedThroughputExceededException", false, ErrorKind::Unavailable, None),
+        ("400 X", "Retry-After: 7\r\n", "ThrottlingException", false, ErrorKind::Unavailable, Some(7)),
+        ("400 X", "", "RequestLimitExceeded", false, ErrorKind::Unavailable, None),
+        ("400 X", "", "TransactionConflictException", false, ErrorKind::Unavailable, None),
+        ("500 X", "", "InternalServerError", true, ErrorKind::Unavailable, None),
+        ("503 X", "", "ServiceUnavailable", true, ErrorKind::Unavailable, None),
+        ("400 X", "", "AccessDeniedException", false, ErrorKind::Denied, None),
+        ("400 X", "", "ResourceNotFoundException", false, ErrorKind::Invalid, None),
+    ];
+    for (status, headers, code, maybe, kind, wait) in rows {
+        let server = Server::always(refused(status, headers, code)).await;
+        let store = server.store();
+        for error in [write(&store).await.unwrap_err(), store.claim(&x(), &record()).await.unwrap_err()] {
+            assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
+            assert_eq!(
+                (error.fault().kind, error.fault().retry_after),
+                (kind, wait.map(Duration::from_secs))
+            );
+            assert!(error.to_string().contains(code), "{error:?}");
+        }
+        assert_eq!(server.requests().len(), 2, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
+    let server = Server::start(|_| Reply::Hang).await;
+    let store = server.store();
+    let error = write(&store).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+    assert_eq!(server.requests().len(), 1, "neither the SDK nor its HTTP client sends it again");
+    let error = store.read(&x()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = write(&self::store(&format!("http://{nobody}"), test_credentials())).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    assert!(error.to_string().contains(&nobody.to_string()), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_silent_store_is_given_up() {
+    let server = Server::start(|_| Reply::Silence).await;
+    let error = write(&server.store()).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+}
+
+#[tokio::test]
+async fn every_dated_answer_tells_the_stores_time() {
+    let dated = |body: String| body.replacen("\r\n", &format!("\r\n{DATE}"), 1);
+    for reply in
+        [dated(ok(&json!({}))), dated(conflict(&json!({}))), refused("500 X", DATE, "InternalServerError")]
+    {
+        let server = Server::always(reply).await;
+        let store = server.store();
+        assert_eq!(store.store_time(), None);
+        drop(write(&store).await);
+        let time = store.store_time().unwrap();
+        assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
+    }
+    let server = Server::always(ok(&json!({}))).await;
+    let store = server.store();
+    drop(write(&store).await);
+    assert_eq!(store.store_time(), None);
+}
+
+#[tokio::test]
+async fn signatures_follow_the_stores_clock_once_it_has_refused_ours() {
+    let server = Server::always(refused("400 X", DATE, "InvalidSignatureException")).await;
+    let store = server.store();
+    let error = write(&store).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("clock"), "{error:?}");
+    drop(store.read(&x()).await);
+    let [first, second] = &server.requests()[..] else { panic!() };
+    assert!(
+        !first.head.contains("x-amz-date: 1994") && second.head.contains("x-amz-date: 19941106t"),
+        "{second:?}"
+    );
+}
+
+#[tokio::test]
+async fn answers_that_are_not_dynamodbs_are_never_taken_for_an_absent_lock() {
+    for (reply, kind) in [
+        (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
+        (answer("403 Forbidden", "", "<html>proxy"), ErrorKind::Denied),
+        (answer("502 Bad Gateway", "", "\u{0}\u{1}garbage"), ErrorKind::Unavailable),
+        (answer("200 OK", "", "not JSON"), ErrorKind::Unavailable),
+        ("garbage\r\n\r\n".to_owned(), ErrorKind::Unavailable),
+    ] {
+        let error = Server::always(reply.clone()).await.store().read(&x()).await.unwrap_err();
+        assert_eq!(error.fault().kind, kind, "{reply}: {error:?}");
+    }
+    let nothing = Server::always(ok(&json!({}))).await;
+    assert!(nothing.store().read(&x()).await.unwrap().is_none());
+}
+
+/// The token of another client's item cannot be counted on, and without a `Date` there is nothing else to go by.
+#[tokio::test]
+async fn without_the_stores_time_nothing_is_granted_over_another_clients_item() {
+    let mut free = java_item();
+    free["isReleased"] = json!({"S": "1"});
+    let server = Server::start(move |seen| {
+        // It accepts whatever is not a claim, and the probe of the endpoint.
+        let careless = seen.json()["ExpressionAttributeValues"].get(":ownerName").is_some()
+            && seen.json()["ConditionExpression"] == "#recordVersionNumber = :seenVersion";
+        Reply::Answer(if careless { ok(&json!({})) } else { conflict(&json!({"Item": free})) })
+    })
+    .await;
+    let leases = RegisterLeases::on(Arc::new(server.store()), StoreOptions::default());
+    let claim = Claim::new(leases.env(), x(), Ttl::DEFAULT, Holder::default());
+    let error = leases.try_acquire(&claim).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    assert!(error.to_string().contains("Date"), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_item_that_cannot_be_read_is_an_error_that_names_it() {
+    let mut go = java_item();
+    go["leaseDuration"]["S"] = json!("20s");
+    let server = Server::always(ok(&json!({"Item": go}))).await;
+    let error = server.store().read(&x()).await.unwrap_err();
+    assert!(error.to_string().contains("dynamodb://locks/pre/fix/x") && !error.is_transient(), "{error:?}");
+    let server = Server::always(conflict(&json!({"Item": go}))).await;
+    let error = write(&server.store()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)), "refused, whatever is there: {error:?}");
+}
+
+#[tokio::test]
+async fn listings_are_read_page_by_page() {
+    let keys = |keys: &[&str]| keys.iter().map(|key| json!({"key": {"S": key}})).collect::<Vec<_>>();
+    let last = json!({"key": {"S": "pre/fix/a"}});
+    let first = json!({"Items": keys(&["pre/fix/a", "pre/fix/no//lock"]), "LastEvaluatedKey": last});
+    let second = json!({"Items": keys(&["pre/fix/b/c"])});
+    let endless = first.clone();
+    let server = Server::start(move |seen| {
+        Reply::Answer(ok(if seen.json().get("ExclusiveStartKey").is_some() { &second } else { &first }))
+    })
+    .await;
+    let names: Vec<LockName> = server.store().list("").try_collect().await.unwrap();
+    assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "b/c"]);
+    assert_eq!(server.requests().len(), 2);
+
+    let endless = Server::always(ok(&endless)).await;
+    let error = endless.store().list("").try_collect::<Vec<_>>().await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
+    assert_eq!(endless.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_conditions_is_refused() {
+    let careless = Server::always(ok(&json!({}))).await;
+    let store = careless.store();
+    for _ in 0..2 {
+        let error = store.trust().await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    }
+    let [probe, _] = &careless.requests()[..] else { panic!() };
+    assert_eq!(probe.json()["Key"], json!({"key": {"S": "pre/fix/.leasehold-probe"}}));
+    assert_eq!(probe.json().get("UpdateExpression"), None, "even a careless server has nothing to write");
+
+    let careful = Server::always(conflict(&json!({}))).await;
+    let store = careful.store();
+    store.trust().await.unwrap();
+    store.trust().await.unwrap();
+    assert_eq!(careful.requests().len(), 1, "once for each process");
+    let amazon = DynamoDb { place: Place { endpoint: None, ..store.place.clone() }, ..careful.store() };
+    amazon.trust().await.unwrap();
+    assert_eq!(careful.requests().len(), 0, "Amazon's own is documented");
+}
+
+fn table(status: &str, change: impl FnOnce(&mut Value)) -> String {
+    let mut table = json!({
+        "TableName": "locks", "TableStatus": status,
+        "KeySchema": [{"AttributeName": "key", "KeyType": "HASH"}],
+        "AttributeDefinitions": [{"AttributeName": "key", "AttributeType": "S"}],
+    });
+    change(&mut table);
+    ok(&json!({"Table": table}))
+}
+
+#[tokio::test]
+async fn the_table_is_made_unless_it_is_there_and_waited_for() {
+    for created in [ok(&json!({})), refused("400 X", "", "ResourceInUseException")] {
+        let script = Mutex::new(vec![
+            table("ACTIVE", |_| ()),
+            table("CREATING", |_| ()),
+            created,
+            refused("400 X", "", "ResourceNotFoundException"),
+        ]);
+        let server = Server::start(move |_| Reply::Answer(script.lock().unwrap().pop().unwrap())).await;
+        server.store().init().await.unwrap();
+        let requests = server.requests();
+        let operations: Vec<_> = requests.iter().map(Seen::operation).collect();
+        assert_eq!(operations, ["describetable", "createtable", "describetable", "describetable"]);
+        let create = requests[1].json();
+        assert_eq!(create["BillingMode"], "PAY_PER_REQUEST");
+        assert_eq!(create["KeySchema"], json!([{"AttributeName": "key", "KeyType": "HASH"}]));
+    }
+    let there = Server::always(table("UPDATING", |_| ())).await;
+    there.store().init().await.unwrap();
+    assert_eq!(there.requests().len(), 1, "an existing table is only looked at");
+}
+
+#[tokio::test]
+async fn a_table_that_is_not_one_of_locks_is_refused() {
+    let sort_key = json!({"AttributeName": "at", "KeyType": "RANGE"});
+    type Change = Box<dyn FnOnce(&mut Value)>;
+    let rows: [(&str, Change, ErrorKind); 5] = [
+        ("`id`", Box::new(|t| t["KeySchema"][0]["AttributeName"] = json!("id")), ErrorKind::Invalid),
+        (
+            "`key` and `at`",
+            Box::new(move |t| t["KeySchema"].as_array_mut().unwrap().push(sort_key)),
+            ErrorKind::Invalid,
+        ),
+        (
+            "another key",
+            Box::new(|t| t["AttributeDefinitions"][0]["AttributeType"] = json!("N")),
+            ErrorKind::Invalid,
+        ),
+        (
+            "global table",
+            Box::new(|t| t["Replicas"] = json!([{"RegionName": "us-west-2"}])),
+            ErrorKind::Unsupported,
+        ),
+        (
+            "global table",
+            Box::new(|t| {
+                t["Replicas"] = json!([{"RegionName": "us-west-2"}]);
+                t["MultiRegionConsistency"] = json!("EVENTUAL");
+            }),
+            ErrorKind::Unsupported,
+        ),
+    ];
+    for (named, change, kind) in rows {
+        let error = Server::always(table("ACTIVE", change)).await.store().init().await.unwrap_err();
+        assert_eq!(error.fault().kind, kind, "{error:?}");
+        assert!(error.to_string().contains(named) && error.fault().help.is_some(), "{error:?}");
+    }
+    let strong = table("ACTIVE", |t| {
+        t["Replicas"] = json!([{"RegionName": "us-west-2"}]);
+        t["MultiRegionConsistency"] = json!("STRONG");
+    });
+    Server::always(strong).await.store().init().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_credentials_nothing_is_sent() {
+    #[derive(Debug)]
+    struct Nobody;
+    impl aws_credential_types::provider::ProvideCredentials for Nobody {
+        fn provide_credentials<'a>(&'a self) -> aws_credential_types::provider::future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            aws_credential_types::provider::future::ProvideCredentials::ready(Err(
+                CredentialsError::not_loaded("nobody home"),
+            ))
+        }
+    }
+    let server = Server::always("").await;
+    let error = write(&store(&server.url, SharedCredentialsProvider::new(Nobody))).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
+    assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
+    assert!(error.to_string().contains("nobody home"), "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("no credentials found"), "{error:?}");
+    assert!(server.requests().is_empty());
+}
+
+#[tokio::test]
+async fn credentials_are_never_shown() {
+    let server = Server::always(refused("400 X", "", "InvalidSignatureException")).await;
+    let store = server.store();
+    let error = write(&store).await.unwrap_err();
+    // `test_credentials` are these.
+    for shown in [format!("{store:?}"), format!("{error:?}"), error.to_string()] {
+        assert!(!shown.contains("\"secret\"") && !shown.contains("AWS4-HMAC"), "{shown}");
+    }
+}
