@@ -60,13 +60,14 @@ impl EtcdLeases {
                 unknown: false,
             };
             session.expect(claim.id, &contender.key, self.env.now());
-            self.claims().insert(claim.id, session.clone());
             let outcome = self.contend(&mut contender, &mut effort).await;
             let in_line = session.place(claim.id).is_some();
             if contender.unknown {
                 session.doubt(claim.id);
             }
-            if !in_line {
+            if in_line {
+                self.claims().insert(claim.id, session.clone());
+            } else {
                 session.forget(claim.id);
                 self.claims().remove(&claim.id);
                 if claim.detached && !contender.unknown {
@@ -255,6 +256,7 @@ impl EtcdLeases {
         }
         match self.try_grant_lease(self.fresh_lease(), seconds, effort).await {
             Ok((lease, kept)) => {
+                self.claims().retain(|id, session| session.place(*id).is_some());
                 let session = Arc::new(Session::granted(lease, seconds, kept, true));
                 self.sessions().push(session.clone());
                 Ok(session)

@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
 use super::client::Client;
 use super::errors::{Effect, Trouble};
 use super::requests::{self, MOST_COMPARISONS};
@@ -22,6 +24,9 @@ use crate::register::effort::Effort;
 
 /// How many keys that nobody wants any more are deleted after one beat.
 const MOST_SWEPT: usize = 16;
+
+/// How many batches of keys are looked at at once.
+const LOOKS_AT_ONCE: usize = 8;
 
 /// One lease.
 #[derive(Debug)]
@@ -219,9 +224,8 @@ impl Session {
             return Err(Trouble::NoLease);
         }
         let term = answer.header.unwrap_or_default().raft_term;
-        for batch in self.batches() {
-            self.look(client, effort, term, batch).await?;
-        }
+        let looks = stream::iter(self.batches()).map(|batch| self.look(client, effort, term, batch));
+        looks.buffer_unordered(LOOKS_AT_ONCE).try_collect::<Vec<()>>().await?;
         self.sweep(client, env, effort).await;
         Ok(Kept { sent, ttl: Duration::from_secs(seconds) })
     }
