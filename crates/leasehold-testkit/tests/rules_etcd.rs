@@ -93,6 +93,23 @@ async fn a_place_in_line_that_was_lost_is_no_grant() {
     assert_eq!(status.token, Some(grant.token), "believes in a lock that it does not have");
 }
 
+/// The same for one that has not heard of its loss, with others behind it: they are first now.
+#[tokio::test]
+async fn a_place_that_was_lost_unheard_is_not_taken_before_those_who_stood_behind_it() {
+    let (one, two) = two().await;
+    let mut first = one.granted(&one.claim("lock", TTL)).await;
+    let (lost, behind) = (two.waiting(), one.waiting());
+    two.held(&lost).await;
+    one.held(&behind).await;
+    etcdctl(&Server::Etcd.address(), &["del", &format!("{}{}", two.prefix, lost.id)]).await;
+    one.store.release(&mut first, None).await.unwrap();
+    two.held(&lost).await;
+    let mut grant = one.granted(&behind).await;
+    two.held(&lost).await;
+    one.store.release(&mut grant, None).await.unwrap();
+    two.granted(&lost).await;
+}
+
 /// Being first is written down by the first itself: until then nobody sees a token, and the token is that of the write.
 #[tokio::test]
 async fn a_turn_is_confirmed_by_a_write_that_everybody_sees() {
