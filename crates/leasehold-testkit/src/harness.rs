@@ -173,6 +173,34 @@ impl Harness for S3 {
     }
 }
 
+/// A fresh prefix of a real etcd.
+#[cfg(feature = "etcd")]
+#[derive(Debug)]
+pub struct Etcd {
+    url: String,
+}
+
+#[cfg(feature = "etcd")]
+impl Default for Etcd {
+    fn default() -> Self {
+        Self { url: crate::servers::Server::Etcd.fresh_url() }
+    }
+}
+
+#[cfg(feature = "etcd")]
+#[async_trait]
+impl Harness for Etcd {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        open(&self.url).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
+        let prefix = format!("{}/{name}/", url.path().trim_matches('/'));
+        crate::etcd::etcdctl(url.authority().unwrap(), &["del", "--prefix", &prefix]).await;
+    }
+}
+
 /// A fresh prefix of a bucket on a real server.
 #[cfg(feature = "gcs")]
 #[derive(Debug)]
@@ -281,7 +309,7 @@ pub async fn dynamodb_client(url: &str) -> (aws_sdk_dynamodb::Client, String) {
     (aws_sdk_dynamodb::Client::from_conf(config), url.authority().unwrap().to_owned())
 }
 
-#[cfg(any(feature = "sqlite", feature = "s3", feature = "gcs", feature = "dynamodb"))]
+#[cfg(any(feature = "sqlite", feature = "s3", feature = "gcs", feature = "dynamodb", feature = "etcd"))]
 async fn open(url: &str) -> Arc<dyn LeaseStore> {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
     leasehold::stores::open(url, StoreOptions::default()).await.unwrap()

@@ -3,8 +3,11 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use leasehold::lease::{Claim, Grant, Held, Verdict};
+use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName, Locker, lease};
+use leasehold_testkit::harness::dynamodb_client;
 use leasehold_testkit::proxy::{Harm, Proxy, Seen};
 use leasehold_testkit::servers::{self, Server};
 
@@ -79,6 +82,26 @@ async fn each_step_of_a_lock_costs_what_the_documentation_says() {
     let cold = granted(&other).await;
     assert_eq!(operations(&proxy), ["UpdateItem"], "a cold acquisition");
     assert!(grant.token < warm.token && warm.token < cold.token);
+}
+
+/// Its token cannot be counted on, so the item is granted over as it was read; the refusal has brought it along.
+#[tokio::test]
+async fn a_lock_that_another_client_released_costs_no_read() {
+    let url = SERVER.fresh_url();
+    let (client, table) = dynamodb_client(&url).await;
+    let path = StoreUrl::parse(&url).unwrap().path().trim_matches('/').to_owned();
+    let attributes = [
+        ("key", format!("{path}/lock")),
+        ("ownerName", "them".to_owned()),
+        ("leaseDuration", "20000".to_owned()),
+        ("recordVersionNumber", "v1".to_owned()),
+        ("isReleased", "1".to_owned()),
+    ];
+    let item = attributes.map(|(name, text)| (name.to_owned(), AttributeValue::S(text)));
+    client.put_item().table_name(table).set_item(Some(item.into())).send().await.unwrap();
+    let (proxy, locker) = counted(&url).await;
+    granted(&locker).await;
+    assert_eq!(operations(&proxy), ["UpdateItem", "UpdateItem"]);
 }
 
 #[tokio::test]

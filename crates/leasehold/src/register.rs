@@ -2,7 +2,7 @@
 //!
 //! [`Register`] is the trait that a store implements; [`RegisterLeases`] runs the lease protocol on it.
 
-mod effort;
+pub(crate) mod effort;
 mod known;
 mod leases;
 mod probe;

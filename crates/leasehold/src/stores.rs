@@ -4,6 +4,8 @@
 mod aws;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(feature = "gcs")]
 pub mod gcs;
 pub mod memory;
@@ -75,6 +77,14 @@ pub const SCHEMES: &[Scheme] = &[
         built_in: cfg!(feature = "gcs"),
     },
     Scheme {
+        scheme: "etcd",
+        store: "etcd cluster",
+        can: "fencing tokens, rests, waiters told of a release, waiters in order of arrival",
+        example: "etcd://host:2379,host2:2379/prefix/",
+        feature: Some("etcd"),
+        built_in: cfg!(feature = "etcd"),
+    },
+    Scheme {
         scheme: "mem",
         store: "memory of this process, for tests",
         can: "fencing tokens, rests, history",
@@ -100,6 +110,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         "s3" => s3::open(url, options).await,
         #[cfg(feature = "gcs")]
         "gs" => gcs::open(url, options),
+        #[cfg(feature = "etcd")]
+        "etcd" => etcd::open(url, options).await,
         other => Err(not_built_in(other)),
     }
 }
