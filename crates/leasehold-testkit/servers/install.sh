@@ -55,7 +55,7 @@ together() {
 # --- Debian packages -------------------------------------------------------------------------------------------------
 
 need_packages() {
-    need curl curl ca-certificates && need python3 python3 && need go golang-go ca-certificates &&
+    need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
         need javac default-jdk-headless && need mvn maven || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }

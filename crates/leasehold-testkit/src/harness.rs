@@ -18,12 +18,18 @@ use crate::conformance::Harness;
 pub struct OnRegister {
     register: Arc<dyn Register>,
     options: StoreOptions,
+    by_existence: bool,
 }
 
 impl OnRegister {
     /// Leases on `register`.
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
-        Self { register, options }
+        Self { register, options, by_existence: false }
+    }
+
+    /// The same storage with the protocol of simple clients: a lock is held while its object exists.
+    pub fn by_existence(self) -> Self {
+        Self { by_existence: true, ..self }
     }
 
     /// Leases on a fresh [`MemoryRegister`] that runs on `env`.
@@ -38,18 +44,29 @@ impl OnRegister {
 #[async_trait]
 impl Harness for OnRegister {
     async fn open(&self) -> Arc<dyn LeaseStore> {
-        Arc::new(RegisterLeases::new(self.register.clone(), self.options.clone()))
+        let leases = if self.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
+        Arc::new(leases(self.register.clone(), self.options.clone()))
     }
 
     async fn delete_record(&self, name: &LockName) {
-        delete_record(&*self.register, name).await;
+        delete_record(&*self.register, &object(name, self.by_existence)).await;
     }
 }
 
-async fn delete_record(register: &dyn Register, name: &LockName) {
-    let key = format!("{name}.lock");
-    let cell = register.read(&key).await.unwrap().expect("there is a record to delete");
-    assert_eq!(register.delete(&key, &cell.version).await.unwrap(), Deleted::Deleted);
+async fn delete_record(register: &dyn Register, key: &str) {
+    let cell = register.read(key).await.unwrap().expect("there is a record to delete");
+    assert_eq!(register.delete(key, &cell.version).await.unwrap(), Deleted::Deleted);
+}
+
+/// The key of a lock's object.
+fn object(name: &LockName, by_existence: bool) -> String {
+    if by_existence { name.to_string() } else { format!("{name}.lock") }
+}
+
+/// Whether `url` asks for the protocol of simple clients.
+#[cfg(any(feature = "s3", feature = "gcs"))]
+fn is_by_existence(url: &str) -> bool {
+    url.contains("protocol=existence")
 }
 
 /// A fresh SQLite file, opened anew for each client.
@@ -114,6 +131,11 @@ impl S3 {
         Self { url: server.fresh_url() }
     }
 
+    /// The same with the protocol of simple clients: a lock is held while its object exists.
+    pub fn by_existence(self) -> Self {
+        Self { url: format!("{}&protocol=existence", self.url) }
+    }
+
     /// Its store URL, for other processes.
     pub fn url(&self) -> &str {
         &self.url
@@ -137,11 +159,83 @@ impl Harness for S3 {
             .region(aws_sdk_s3::config::Region::new(url.take("region").unwrap()))
             .force_path_style(true)
             .build();
-        let key = format!("{}/{name}.lock", url.path().trim_matches('/'));
+        let object = object(name, is_by_existence(&self.url));
+        let key = format!("{}/{object}", url.path().trim_matches('/'));
         let client = aws_sdk_s3::Client::from_conf(config);
         let bucket = url.authority().unwrap();
         client.head_object().bucket(bucket).key(&key).send().await.expect("there is a record to delete");
         client.delete_object().bucket(bucket).key(&key).send().await.unwrap();
+    }
+
+    fn rounds(&self) -> usize {
+        // Waiters ask a server only a few times a second.
+        2
+    }
+}
+
+/// A fresh prefix of a real etcd.
+#[cfg(feature = "etcd")]
+#[derive(Debug)]
+pub struct Etcd {
+    url: String,
+}
+
+#[cfg(feature = "etcd")]
+impl Default for Etcd {
+    fn default() -> Self {
+        Self { url: crate::servers::Server::Etcd.fresh_url() }
+    }
+}
+
+#[cfg(feature = "etcd")]
+#[async_trait]
+impl Harness for Etcd {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        open(&self.url).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
+        let prefix = format!("{}/{name}/", url.path().trim_matches('/'));
+        crate::etcd::etcdctl(url.authority().unwrap(), &["del", "--prefix", &prefix]).await;
+    }
+}
+
+/// A fresh prefix of a bucket on a real server.
+#[cfg(feature = "gcs")]
+#[derive(Debug)]
+pub struct Gcs {
+    url: String,
+}
+
+#[cfg(feature = "gcs")]
+impl Gcs {
+    /// A fresh prefix on `server`.
+    ///
+    /// # Panics
+    /// When `./test` has not started the server.
+    pub fn on(server: crate::servers::Server) -> Self {
+        Self { url: server.fresh_url() }
+    }
+
+    /// The same with the protocol of simple clients: a lock is held while its object exists.
+    pub fn by_existence(self) -> Self {
+        Self { url: format!("{}&protocol=existence", self.url) }
+    }
+}
+
+#[cfg(feature = "gcs")]
+#[async_trait]
+impl Harness for Gcs {
+    async fn open(&self) -> Arc<dyn LeaseStore> {
+        // Without a margin, inspection tells of a lapse within the limit of a case. The servers run on this machine.
+        open(&format!("{}&margin=0s", self.url)).await
+    }
+
+    async fn delete_record(&self, name: &LockName) {
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
+        let register = leasehold::stores::gcs::GcsRegister::open(url, Env::system()).unwrap();
+        delete_record(&register, &object(name, is_by_existence(&self.url))).await;
     }
 
     fn rounds(&self) -> usize {
@@ -219,7 +313,7 @@ pub async fn dynamodb_client(url: &str) -> (aws_sdk_dynamodb::Client, String) {
     (aws_sdk_dynamodb::Client::from_conf(config), url.authority().unwrap().to_owned())
 }
 
-#[cfg(any(feature = "sqlite", feature = "s3", feature = "dynamodb"))]
+#[cfg(any(feature = "sqlite", feature = "s3", feature = "gcs", feature = "dynamodb", feature = "etcd"))]
 async fn open(url: &str) -> Arc<dyn LeaseStore> {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
     leasehold::stores::open(url, StoreOptions::default()).await.unwrap()

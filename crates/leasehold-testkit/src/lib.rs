@@ -7,7 +7,9 @@
 //! - [`servers`]: the real servers that `./test` starts.
 //! - [`peers`]: programs that take locks with other clients, and etcd's own programs.
 //! - [`process`]: a running program that says lines.
+//! - `etcd`, with the feature of that name: clusters of etcd that a test starts, kills and stops.
 //! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
+//! - [`gcs_double`]: the same for GCS; takes one write a second for each object.
 //! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
 //! - [`simulation`]: many machines, one store, a bad network, and a checker; replayable from a seed.
 
@@ -15,7 +17,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod conformance;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod fault;
+pub mod gcs_double;
 pub mod harness;
 mod http;
 pub mod machine;

@@ -53,6 +53,8 @@ pub struct Plan {
     pub rate_error: f64,
     /// Whether an operator deletes records by hand. Exclusion is then given up for; tokens are not.
     pub deletions: bool,
+    /// Whether a lock is held while its object exists, as simple clients have it: a release deletes.
+    pub by_existence: bool,
 }
 
 impl Plan {
@@ -67,6 +69,7 @@ impl Plan {
             harm: [0.0, 0.01, 0.03, 0.08][random.usize(..4)],
             rate_error: leasehold::clock::RATE_ERROR,
             deletions: random.u8(..4) == 0,
+            by_existence: false,
         }
     }
 }
@@ -104,7 +107,8 @@ pub fn run(plan: &Plan) -> Result<History, String> {
 async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     let store_clock = Arc::new(TestClock::default());
     let memory = Arc::new(MemoryRegister::new(Env::seeded(store_clock.clone(), plan.seed)));
-    let register = Arc::new(Witness { inner: memory.clone(), checker: checker.clone() });
+    let by_existence = plan.by_existence;
+    let register = Arc::new(Witness { inner: memory.clone(), checker: checker.clone(), by_existence });
     let mut machines = tokio::task::JoinSet::new();
     let mut networks = Vec::new();
     for n in 0..plan.machines {
@@ -113,7 +117,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         networks.push(player.network.clone());
         machines.spawn(async move { player.play().await });
     }
-    let fate = fate(plan, &memory, &networks);
+    let fate = fate(plan, &memory, &networks, &checker);
     let end = leasehold::clock::timeout(&*store_clock, plan.length, fate).await;
     debug_assert!(end.is_none(), "fate never ends");
     machines.shutdown().await;
@@ -125,7 +129,9 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     let last =
         Player::new(&Plan { harm: 0.0, ..plan.clone() }, plan.seed ^ 0xdead, register, checker.clone());
     last.calm();
-    let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3);
+    // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release deletes.
+    let late = if plan.by_existence { plan.ttl } else { Duration::ZERO };
+    let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
     match last.locker.lock(LOCK).ttl(plan.ttl).acquire_within(bound).await {
         Ok(guard) => checker.believed(guard.token().unwrap().get()),
         Err(error) => checker.violated(format!("I7: not free within {bound:?} of the end: {error}")),
@@ -133,9 +139,9 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
 }
 
 /// What happens to all: held-back requests that arrive at some time, and an operator who deletes.
-async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister]) {
+async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister], checker: &Checker) {
     let mut random = fastrand::Rng::with_seed(plan.seed ^ 0xfa7e);
-    let name = format!("{LOCK}.lock");
+    let name = if plan.by_existence { LOCK.to_owned() } else { format!("{LOCK}.lock") };
     loop {
         memory.env().sleep(Duration::from_millis(random.u64(50..1_500))).await;
         networks[random.usize(..networks.len())].deliver().await;
@@ -148,6 +154,9 @@ async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister])
                 && let Ok(Some(cell)) = memory.read(&name).await
             {
                 let _ = memory.delete(&name, &cell.version).await;
+                if plan.by_existence {
+                    checker.lock().deleted = true;
+                }
             }
         }
     }
@@ -184,7 +193,8 @@ impl Player {
             } else {
                 skew_us
             });
-        let locker = Locker::new(Arc::new(RegisterLeases::new(Arc::new(machine), options)));
+        let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
+        let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
         Self { locker, network, clock, env, random, plan: plan.clone(), register, checker }
     }
 
@@ -336,6 +346,7 @@ impl Checker {
 struct Witness {
     inner: Arc<MemoryRegister>,
     checker: Arc<Checker>,
+    by_existence: bool,
 }
 
 #[async_trait]
@@ -346,6 +357,7 @@ impl Register for Witness {
 
     async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
         if expect == Expect::Absent
+            && !self.by_existence
             && self.inner.read(key).await?.is_none()
             && self.checker.lock().committed > 0
         {
@@ -353,10 +365,14 @@ impl Register for Witness {
             self.checker.lock().deleted = true;
         }
         let written = self.inner.write(key, expect, value.clone()).await;
-        if let Ok(Write::Committed(_)) = &written
+        if let Ok(Write::Committed(version)) = &written
             && LockName::new(key).is_ok()
-            && let Ok(record) = serde_json::from_slice(&value)
+            && let Ok(mut record) = serde_json::from_slice::<serde_json::Value>(&value)
         {
+            if self.by_existence && record["token"] == 0 {
+                // The token of the grant that created an object is the object's own generation.
+                record["token"] = version.as_str().parse::<u64>().unwrap().into();
+            }
             self.checker.committed(&record);
         }
         written

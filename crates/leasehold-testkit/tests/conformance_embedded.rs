@@ -15,6 +15,12 @@ fn memory_on_paused_time() -> OnRegister {
 
 conformance!(memory_paused, memory_on_paused_time(), (start_paused = true));
 conformance!(memory, OnRegister::memory(Env::system()), (flavor = "multi_thread", worker_threads = 4));
+conformance!(existence_paused, memory_on_paused_time().by_existence(), (start_paused = true));
+conformance!(
+    existence,
+    OnRegister::memory(Env::system()).by_existence(),
+    (flavor = "multi_thread", worker_threads = 4)
+);
 conformance!(sqlite, Sqlite::default(), (flavor = "multi_thread", worker_threads = 4));
 
 #[tokio::test]

@@ -1,33 +1,75 @@
 //! A store that ignores preconditions would grant every lock to everybody: it is refused before anything is granted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
-use leasehold::{ErrorKind, Locker};
-use leasehold_testkit::s3_double::{Preconditions, S3Double};
+#[cfg(feature = "s3")]
+mod s3 {
+    use futures_util::TryStreamExt;
+    use leasehold::{ErrorKind, Locker};
+    use leasehold_testkit::s3_double::{Preconditions, S3Double};
+    use leasehold_testkit::servers::Server;
 
-async fn locker(server: &S3Double) -> Locker {
-    Locker::open(&server.url()).await.unwrap()
-}
-
-#[tokio::test]
-async fn a_server_that_ignores_preconditions_is_refused_and_nothing_is_granted() {
-    let server = S3Double::start(Preconditions::Ignored).await;
-    let locker = locker(&server).await;
-    for attempt in 0..2 {
-        let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "attempt {attempt}: {error:?}");
-        assert!(!error.help().is_empty(), "{error:?}");
+    async fn locker(server: &S3Double) -> Locker {
+        Locker::open(&server.url()).await.unwrap()
     }
-    let records: Vec<_> = server.paths().into_iter().filter(|path| path.ends_with(".lock")).collect();
-    assert!(records.is_empty(), "{records:?}");
+
+    #[tokio::test]
+    async fn a_server_that_ignores_preconditions_is_refused_and_nothing_is_granted() {
+        let server = S3Double::start(Preconditions::Ignored).await;
+        let locker = locker(&server).await;
+        for attempt in 0..2 {
+            let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "attempt {attempt}: {error:?}");
+            assert!(!error.help().is_empty(), "{error:?}");
+        }
+        let records: Vec<_> = server.paths().into_iter().filter(|path| path.ends_with(".lock")).collect();
+        assert!(records.is_empty(), "{records:?}");
+    }
+
+    /// The same server with preconditions is accepted: it is refused for what it ignores and for nothing else.
+    #[tokio::test]
+    async fn the_same_server_is_accepted_once_it_honours_them() {
+        let server = S3Double::start(Preconditions::Honoured).await;
+        let locker = locker(&server).await;
+        let guard = locker.lock("deploy/prod").try_acquire().await.unwrap();
+        assert_eq!(locker.lock("deploy/prod").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
+        guard.release().await.unwrap();
+        locker.lock("deploy/prod").try_acquire().await.unwrap().release().await.unwrap();
+    }
+
+    /// MinIO ignores `If-Match` on deletes, and with this protocol a release deletes. It is refused before it grants
+    /// anything, not when the first holder wants to be rid of its lock.
+    #[tokio::test]
+    async fn a_server_that_ignores_the_preconditions_of_deletes_is_refused_where_a_release_deletes() {
+        let url = format!("{}&protocol=existence", Server::MinIo.fresh_url());
+        let locker = Locker::open(&url).await.unwrap();
+        for attempt in 0..2 {
+            let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "attempt {attempt}: {error:?}");
+            assert!(error.help()[0].contains("leave out ?protocol"), "{error:?}");
+        }
+        assert_eq!(locker.list("").try_collect::<Vec<_>>().await.unwrap(), []);
+    }
 }
 
-/// The same server with preconditions is accepted: it is refused for what it ignores and for nothing else.
-#[tokio::test]
-async fn the_same_server_is_accepted_once_it_honours_them() {
-    let server = S3Double::start(Preconditions::Honoured).await;
-    let locker = locker(&server).await;
-    let guard = locker.lock("deploy/prod").try_acquire().await.unwrap();
-    assert_eq!(locker.lock("deploy/prod").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
-    guard.release().await.unwrap();
-    locker.lock("deploy/prod").try_acquire().await.unwrap().release().await.unwrap();
+#[cfg(feature = "gcs")]
+mod gcs {
+    use futures_util::TryStreamExt;
+    use leasehold::{ErrorKind, Locker};
+    use leasehold_testkit::servers::Server;
+
+    /// gcp-storage-emulator ignores the preconditions of uploads that carry metadata.
+    #[tokio::test]
+    async fn an_emulator_that_ignores_preconditions_is_refused_and_nothing_is_granted() {
+        let url = Server::BadGcs.fresh_url();
+        let locker = Locker::open(&url).await.unwrap();
+        for attempt in 0..2 {
+            let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "attempt {attempt}: {error:?}");
+            // The second time, the object that was examined tells no generation when it is read.
+            let reason = ["precondition", "generation"][attempt];
+            assert!(error.to_string().contains(reason), "{error:?}");
+            assert!(!error.help().is_empty(), "{error:?}");
+        }
+        assert_eq!(locker.list("").try_collect::<Vec<_>>().await.unwrap(), []);
+    }
 }

@@ -1,11 +1,11 @@
-//! Distributed locks on the storage you already have: a local file, S3, and more, with one promise on all of them.
+//! Distributed locks on the storage you already have: a local file, S3, Google Cloud Storage, with one promise on all of them.
 //!
 //! ```
 //! use std::time::Duration;
 //! use leasehold::Locker;
 //!
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
-//! let locker = Locker::open("mem:").await?; // sqlite:locks.db, s3://bucket/prefix, ...
+//! let locker = Locker::open("mem:").await?; // sqlite:locks.db, s3://bucket/prefix, gs://...
 //! let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(30)).note("make deploy");
 //!
 //! let guard = lock.acquire().await?; // waits; try_acquire() and acquire_within() do not, or not for ever

@@ -2,7 +2,7 @@
 //!
 //! [`Register`] is the trait that a store implements; [`RegisterLeases`] runs the lease protocol on it.
 
-mod effort;
+pub(crate) mod effort;
 mod known;
 mod leases;
 mod probe;
@@ -153,6 +153,8 @@ pub struct RegisterTraits {
     pub store: &'static str,
     /// Whether its preconditions are known to be enforced. Otherwise they are [probed](probe) before the first write.
     pub trusted: bool,
+    /// Whether versions are numbers that rise with every write of a key, also when it was deleted in between.
+    pub generations: bool,
     /// How often a waiter may read.
     pub pace: Pace,
 }

@@ -4,9 +4,18 @@
 mod aws;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "etcd")]
+pub mod etcd;
+#[cfg(feature = "gcs")]
+pub mod gcs;
 pub mod memory;
+#[cfg(any(feature = "gcs", feature = "s3"))]
+mod objects;
 #[cfg(feature = "s3")]
 pub mod s3;
+#[cfg(test)]
+#[cfg(any(feature = "dynamodb", feature = "gcs", feature = "s3"))]
+mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -60,6 +69,22 @@ pub const SCHEMES: &[Scheme] = &[
         built_in: cfg!(feature = "dynamodb"),
     },
     Scheme {
+        scheme: "gs",
+        store: "Google Cloud Storage",
+        can: "fencing tokens, rests, history",
+        example: "gs://bucket/prefix",
+        feature: Some("gcs"),
+        built_in: cfg!(feature = "gcs"),
+    },
+    Scheme {
+        scheme: "etcd",
+        store: "etcd cluster",
+        can: "fencing tokens, rests, waiters told of a release, waiters in order of arrival",
+        example: "etcd://host:2379,host2:2379/prefix/",
+        feature: Some("etcd"),
+        built_in: cfg!(feature = "etcd"),
+    },
+    Scheme {
         scheme: "mem",
         store: "memory of this process, for tests",
         can: "fencing tokens, rests, history",
@@ -83,6 +108,10 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         "dynamodb" => dynamodb::open(url, options).await,
         #[cfg(feature = "s3")]
         "s3" => s3::open(url, options).await,
+        #[cfg(feature = "gcs")]
+        "gs" => gcs::open(url, options),
+        #[cfg(feature = "etcd")]
+        "etcd" => etcd::open(url, options).await,
         other => Err(not_built_in(other)),
     }
 }

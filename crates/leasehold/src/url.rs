@@ -215,14 +215,18 @@ impl fmt::Display for StoreUrl {
         // So that it can be read back: tickets and environments carry it.
         utf8_percent_encode(&self.path, PATH).fmt(f)?;
         for (n, (key, value)) in self.options.iter().enumerate() {
-            let secret =
-                ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word));
-            let value = if secret { "***" } else { value };
+            let value = if is_secret(key, value) { "***" } else { value };
             write!(f, "{}", if n == 0 { '?' } else { '&' })?;
             write!(f, "{}={}", utf8_percent_encode(key, OPTION), utf8_percent_encode(value, OPTION))?;
         }
         Ok(())
     }
+}
+
+fn is_secret(key: &str, value: &str) -> bool {
+    // Where credentials are, and not they themselves: needed by whoever reads the URL back.
+    let says_where = key == "credentials" && (value == "anonymous" || value.starts_with('/'));
+    !says_where && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
 }
 
 impl fmt::Debug for StoreUrl {
@@ -257,8 +261,13 @@ mod tests {
 
     #[test]
     fn what_is_shown_can_be_read_back() {
-        for text in ["sqlite:/a%3Fb%2520c.db", "s3://b/p%25?endpoint=http%3A%2F%2Fx%26y%3D%25", "sqlite:é/x"]
-        {
+        for text in [
+            "gs://b/p?credentials=anonymous",
+            "gs://b/p?credentials=/etc/key.json",
+            "sqlite:/a%3Fb%2520c.db",
+            "s3://b/p%25?endpoint=http%3A%2F%2Fx%26y%3D%25",
+            "sqlite:é/x",
+        ] {
             let url = StoreUrl::parse(text).unwrap();
             assert_eq!(StoreUrl::parse(&url.to_string()).unwrap(), url, "{url}");
         }
@@ -270,6 +279,8 @@ mod tests {
         for shown in [url.to_string(), format!("{url:?}")] {
             assert!(!shown.contains("hunter2") && shown.contains("region=x"), "{shown}");
         }
+        let url = StoreUrl::parse("gs://bucket?credentials={hunter2}").unwrap();
+        assert!(!url.to_string().contains("hunter2"), "{url}");
         for secret in ["hunter2", "etcd://user:hun/hunter2@host", "etcd://user:hun?hunter2@host"] {
             let error = StoreUrl::parse(secret).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::{ErrorKind, Locker};
+use leasehold::{ErrorKind, Guard, Locker, Token};
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -72,7 +72,7 @@ fn say(line: std::fmt::Arguments<'_>) {
     out.flush().unwrap();
 }
 
-/// Prints token and the time between which the lock was held, on the machine's clock, in nanoseconds: for each addition.
+/// Prints token (0 without one) and the time between which the lock was held, on the machine's clock, in nanoseconds: for each addition.
 async fn increment(locker: &Locker, options: &Options) {
     let file = std::path::Path::new(options.text("file"));
     let lock = locker.lock(options.text("lock"));
@@ -84,14 +84,19 @@ async fn increment(locker: &Locker, options: &Options) {
         std::fs::write(file, (number + 1).to_string()).unwrap();
         let until = SystemClock.now().since_boot().as_nanos();
         guard.check().unwrap();
-        say(format_args!("{} {from} {until}", guard.token().unwrap()));
+        say(format_args!("{} {from} {until}", token(&guard)));
         guard.release().await.unwrap();
     }
 }
 
+/// The token; 0 where the store has none.
+fn token(guard: &Guard) -> u64 {
+    guard.token().map_or(0, Token::get)
+}
+
 async fn hold(locker: &Locker, options: &Options) {
     let guard = options.lock(locker).acquire().await.unwrap();
-    say(format_args!("granted {}", guard.token().unwrap()));
+    say(format_args!("granted {}", token(&guard)));
     let loss = guard.lost().await;
     say(format_args!("lost {loss}"));
 }
@@ -104,7 +109,7 @@ async fn leave(locker: &Locker, options: &Options) {
 async fn attempt(locker: &Locker, options: &Options) -> ExitCode {
     match locker.lock(options.text("lock")).try_acquire().await {
         Ok(guard) => {
-            say(format_args!("granted {}", guard.token().unwrap()));
+            say(format_args!("granted {}", token(&guard)));
             guard.release().await.unwrap();
             ExitCode::SUCCESS
         }

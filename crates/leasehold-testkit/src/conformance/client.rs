@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::clock::{Deadline, timeout};
 use leasehold::env::Env;
 use leasehold::lease::{Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl, Verdict};
-use leasehold::{Held, Holder, LockName, Loss, Status, Token};
+use leasehold::{ErrorKind, Guard, Held, Holder, LockName, Loss, LossReason, Status, Token};
 
 use super::Harness;
 
@@ -140,6 +140,27 @@ impl Client {
         let status = self.inspect(name).await;
         assert_eq!(status.token, Some(grant.token));
         assert!(matches!(status.state, State::Held(_)), "{status:?}");
+    }
+
+    /// Of two grants one after the other, the later one has the higher token, where the store has tokens.
+    pub(super) fn assert_rises(&self, earlier: Token, later: Token) {
+        let rises = earlier < later || !self.store.capabilities().tokens;
+        assert!(rises, "token {later} after {earlier}");
+    }
+
+    /// The guard's token; `None` where the store has none, and says so.
+    pub(super) fn token(&self, guard: &Guard) -> Option<Token> {
+        if self.store.capabilities().tokens {
+            return Some(guard.token().unwrap());
+        }
+        assert_eq!(guard.token().unwrap_err().kind(), ErrorKind::Unsupported);
+        None
+    }
+
+    /// Lost to an operator. A store that remembers nothing cannot tell an eviction from a deletion by hand.
+    pub(super) fn assert_ended(&self, loss: &Loss) {
+        let forgetful = !self.store.capabilities().history && loss.reason == LossReason::Deleted;
+        assert!(loss.reason == LossReason::Ended || forgetful, "{loss}");
     }
 
     /// The deadline that a holder was promised must have passed by now: somebody else was granted the lock.

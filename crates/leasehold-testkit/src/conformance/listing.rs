@@ -72,7 +72,8 @@ pub async fn listing_goes_by_prefix(harness: &dyn Harness) {
     assert_eq!(listed(&client, "").await, set(&[]));
     for lock in ["a", "a/b", "a/b/c", "ab", "b", "a%", "ä/x"] {
         let mut grant = client.granted(&name(lock), LONG).await;
-        if lock == "ab" {
+        // A lock whose record stays when it is released is listed as before.
+        if lock == "ab" && client.store.capabilities().history {
             client.release(&mut grant).await;
         }
     }

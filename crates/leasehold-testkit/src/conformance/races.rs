@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
-use leasehold::LockName;
 use leasehold::lease::{Grant, Verdict};
+use leasehold::{LockName, Token};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
@@ -59,7 +59,7 @@ pub async fn one_of_many_racing_takeovers_succeeds(harness: &dyn Harness) {
     drop(won);
     let winner = clients[0].within("a takeover", winners.recv()).await.unwrap();
     clients[0].assert_passed(first.deadline);
-    assert!(winner.token > first.token);
+    clients[0].assert_rises(first.token, winner.token);
     // Whoever else was let in by the same lapse has as good as arrived when a further client has asked twice.
     for client in &clients {
         assert_eq!(client.refused(&lock).await.token, Some(winner.token));
@@ -80,7 +80,7 @@ pub async fn a_counter_under_the_lock_is_exact_and_tokens_rise_with_it(harness: 
         tokio::spawn(async move {
             for _ in 0..rounds {
                 let mut grant = client.wait(&lock, LONG).await;
-                counter.add_one_carelessly(&grant).await;
+                counter.add_one_carelessly(&client, &grant).await;
                 client.release(&mut grant).await;
             }
         })
@@ -100,13 +100,13 @@ struct Counter {
 
 impl Counter {
     /// Reads, lets others run, writes: two holders at once lose an addition.
-    async fn add_one_carelessly(&self, grant: &Grant) {
+    async fn add_one_carelessly(&self, client: &Client, grant: &Grant) {
         let value = self.value.load(Ordering::Relaxed);
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         let before = self.token.swap(grant.token.get(), Ordering::Relaxed);
-        assert!(before < grant.token.get(), "token {} after token {before}", grant.token);
+        client.assert_rises(Token::new(before).unwrap(), grant.token);
         self.value.store(value + 1, Ordering::Relaxed);
     }
 }

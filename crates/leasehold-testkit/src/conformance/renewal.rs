@@ -51,7 +51,7 @@ pub async fn renewal_after_an_eviction_is_lost(harness: &dyn Harness) {
     let mut first = one.granted(&lock, LONG).await;
     assert_eq!(two.evict(&lock, first.token).await, Evicted::Evicted);
     let loss = one.lost(&mut first).await;
-    assert_eq!(loss.reason, LossReason::Ended);
+    two.assert_ended(&loss);
     one.assert_free(&lock).await;
     let mut second = two.granted(&lock, LONG).await;
     one.lost(&mut first).await;

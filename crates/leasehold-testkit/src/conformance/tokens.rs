@@ -6,8 +6,10 @@ use leasehold::lease::Evicted;
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-fn assert_rising(tokens: &[Token]) {
-    assert!(tokens.is_sorted_by(|one, next| one < next), "tokens do not rise: {tokens:?}");
+/// Where a store has no tokens, the number of a grant only says which grant is meant.
+fn assert_rising(client: &Client, tokens: &[Token]) {
+    let rise = tokens.is_sorted_by(|one, next| one < next);
+    assert!(rise || !client.store.capabilities().tokens, "tokens do not rise: {tokens:?}");
 }
 
 /// Across releases, by one client and by several.
@@ -22,7 +24,7 @@ pub async fn tokens_rise_from_grant_to_grant(harness: &dyn Harness) {
         tokens.push(grant.token);
         client.release(&mut grant).await;
     }
-    assert_rising(&tokens);
+    assert_rising(&clients[0], &tokens);
 }
 
 /// Across lapses.
@@ -32,7 +34,7 @@ pub async fn tokens_rise_when_a_lease_lapses(harness: &dyn Harness) {
     let mut tokens = vec![one.granted(&lock, harness.ttl()).await.token];
     tokens.push(two.wait(&lock, harness.ttl()).await.token);
     tokens.push(one.wait(&lock, harness.ttl()).await.token);
-    assert_rising(&tokens);
+    assert_rising(&one, &tokens);
 }
 
 /// Across evictions.
@@ -44,7 +46,7 @@ pub async fn tokens_rise_when_a_grant_is_evicted(harness: &dyn Harness) {
         assert_eq!(two.evict(&lock, tokens[tokens.len() - 1]).await, Evicted::Evicted);
         tokens.push(client.granted(&lock, LONG).await.token);
     }
-    assert_rising(&tokens);
+    assert_rising(&one, &tokens);
 }
 
 /// Across deletion of the record, while held and while free, for clients that saw it before and for those that did not.
@@ -54,10 +56,12 @@ pub async fn tokens_rise_when_the_record_is_deleted_by_hand(harness: &dyn Harnes
     let mut grant = one.granted(&lock, LONG).await;
     let mut tokens = vec![grant.token];
     one.release(&mut grant).await;
-    harness.delete_record(&lock).await;
+    if one.store.capabilities().history {
+        harness.delete_record(&lock).await;
+    }
     let other = Client::open(harness, "other").await;
     tokens.push(other.granted(&lock, LONG).await.token);
     harness.delete_record(&lock).await;
     tokens.push(one.granted(&lock, LONG).await.token);
-    assert_rising(&tokens);
+    assert_rising(&one, &tokens);
 }

@@ -21,7 +21,7 @@ pub async fn a_waiter_is_woken_by_a_release(harness: &dyn Harness) {
         one.release(&mut grant).await
     };
     let (next, _) = two.within("waking up", futures_util::future::join(woken, released)).await;
-    assert!(next.token > grant.token);
+    two.assert_rises(grant.token, next.token);
 }
 
 /// A release between being refused and beginning to wait is noticed.
@@ -47,5 +47,5 @@ pub async fn a_waiter_is_woken_by_an_eviction(harness: &dyn Harness) {
     };
     let (next, evicted) = futures_util::future::join(two.wait(&lock, harness.ttl()), evicted).await;
     assert_eq!(evicted, Evicted::Evicted);
-    assert!(next.token > grant.token);
+    two.assert_rises(grant.token, next.token);
 }

@@ -72,7 +72,7 @@ impl Register for MapRegister {
 
     fn traits(&self) -> RegisterTraits {
         let pace = Pace { first: Duration::from_millis(10), most: Duration::from_millis(100) };
-        RegisterTraits { store: "map", trusted: true, pace }
+        RegisterTraits { store: "map", trusted: true, generations: true, pace }
     }
 }
 

@@ -19,7 +19,7 @@ const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 
 /// The time and the tries that one operation may still take.
 #[derive(Debug)]
-pub(super) struct Effort<'a> {
+pub(crate) struct Effort<'a> {
     env: &'a Env,
     began: Moment,
     limit: Duration,
@@ -29,7 +29,7 @@ pub(super) struct Effort<'a> {
 
 impl<'a> Effort<'a> {
     /// An operation that may take `limit` in all and `attempt_limit` for each request.
-    pub(super) fn new(env: &'a Env, limit: Duration, attempt_limit: Duration) -> Self {
+    pub(crate) fn new(env: &'a Env, limit: Duration, attempt_limit: Duration) -> Self {
         Self { env, began: env.now(), limit, attempt_limit, failures: 0 }
     }
 
@@ -38,12 +38,12 @@ impl<'a> Effort<'a> {
     }
 
     /// Gives `more` time: what has passed was not the store's doing.
-    pub(super) fn extend(&mut self, more: Duration) {
+    pub(crate) fn extend(&mut self, more: Duration) {
         self.limit += more;
     }
 
     /// Awaits one request, but not for ever. A request that was given up on may still have its effect.
-    pub(super) async fn request<T>(
+    pub(crate) async fn request<T>(
         &self,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
@@ -58,7 +58,7 @@ impl<'a> Effort<'a> {
     }
 
     /// After `error`: waits before the next try, or gives the error back when another try would be pointless.
-    pub(super) async fn pause_after(&mut self, error: StoreError) -> Result<(), StoreError> {
+    pub(crate) async fn pause_after(&mut self, error: StoreError) -> Result<(), StoreError> {
         if !error.is_transient() {
             return Err(error);
         }
@@ -74,7 +74,7 @@ impl<'a> Effort<'a> {
 
     /// After a conflict: the first costs nothing, since it means that somebody else went on. A store that only ever
     /// conflicts must not be hammered.
-    pub(super) async fn pause_after_conflict(&mut self) -> Result<(), StoreError> {
+    pub(crate) async fn pause_after_conflict(&mut self) -> Result<(), StoreError> {
         if self.failures == 0 {
             self.failures = 1;
             return Ok(());

@@ -1,6 +1,7 @@
 //! The lease protocol on lock records: the driver that sends what the [rules](super::protocol) say.
 
 mod acquire;
+mod ghosts;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::effort::Effort;
 use super::known::{Known, Sighting};
 use super::protocol::{self, Attempt, Availability, Freed, Rules, Settled};
 use super::record::{Content, Record, RecordState};
-use super::records::{Found, JsonRecords, Records, Refusal, Written};
+use super::records::{ExistenceRecords, Found, JsonRecords, Records, Refusal, Written};
 use super::{Expect, Register, Version};
 use crate::clock::{Moment, StoreTime};
 use crate::env::Env;
@@ -57,6 +58,14 @@ struct Memo {
     confirmed: bool,
     /// Renewals and releases that were sent since `record` and may still land.
     attempts: Vec<Attempt>,
+    /// The nonces of creates that were never answered and may land once the record is deleted.
+    ghosts: Vec<Id>,
+}
+
+impl Memo {
+    fn new(version: Version, record: Record, confirmed: bool) -> Self {
+        Self { version, record, confirmed, attempts: Vec::new(), ghosts: Vec::new() }
+    }
 }
 
 /// What was read, and when the answer had arrived.
@@ -88,6 +97,16 @@ impl RegisterLeases {
     /// Leases on `register`.
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self::on(Arc::new(JsonRecords::new(register)), options)
+    }
+
+    /// Leases on `register` by the protocol of simple clients: a lock is held while an object with its name, as it is,
+    /// exists; a release deletes the object. Objects that leasehold did not write are held by an unknown holder, and
+    /// never taken over.
+    ///
+    /// Grants carry fencing tokens only where the register's [versions are generations](crate::register::RegisterTraits::generations);
+    /// inspection tells of no grants that are over, and no lock can rest.
+    pub fn by_existence(register: Arc<dyn Register>, options: StoreOptions) -> Self {
+        Self::on(Arc::new(ExistenceRecords::new(register)), options)
     }
 
     /// Leases on `records`.
@@ -165,8 +184,12 @@ impl RegisterLeases {
         attempts: &mut Vec<Attempt>,
         effort: &mut Effort<'_>,
     ) -> Result<Sent, StoreError> {
-        let (token, nonce) = (record.token, record.nonce);
-        let created = matches!(how, Send::Over(None));
+        let nonce = record.nonce;
+        // Where the store gives the tokens, that of this attempt is not known yet: lower than any, since whoever has the
+        // lock after a lost answer may have it after us (rule 10). Nor is there any doubt about that of a late create.
+        let counts = self.records.counts_tokens();
+        let token = if counts { record.token } else { Token::default() };
+        let created = counts && matches!(how, Send::Over(None));
         // Before the send, and unknown until its answer is here: this future may be dropped at any await.
         attempts.push(Attempt { nonce, sent, token, created, unknown: true });
         let answer = match how {
@@ -226,9 +249,7 @@ impl RegisterLeases {
         Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier => match sight.sighting {
-                Some(Sighting { record, version, .. }) => {
-                    Ok(Memo { version, record, confirmed: false, attempts: Vec::new() })
-                }
+                Some(Sighting { record, version, .. }) => Ok(Memo::new(version, record, false)),
                 None => Err(LossReason::Deleted),
             },
         })
@@ -260,6 +281,10 @@ impl RegisterLeases {
                         (memo.record, memo.version) = (record, version);
                     }
                     match settled {
+                        // Nothing, and then a create of ours that came late: what was granted is over.
+                        Settled::Earlier if self.records.deletes() && memo.record.token != grant.token => {
+                            return Ok(lost(grant, LossReason::Ended));
+                        }
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
                         // The old deadline stands until a write of ours is known to have landed.
                         Settled::Earlier => None,
@@ -303,6 +328,10 @@ impl RegisterLeases {
                     let sight = self.resolve(&grant.name, brought, effort).await?;
                     match protocol::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
                         Freed::Landed => return Ok(Released::Released),
+                        // A delete leaves nothing to know it by. Nobody else deletes what was ours until now.
+                        Freed::Gone if self.may_have_deleted(&memo.attempts) => {
+                            return Ok(Released::Released);
+                        }
                         Freed::Gone => return Ok(Released::AlreadyLost),
                         Freed::StillOurs => {
                             if let Some(Sighting { record, version, .. }) = sight.sighting {
@@ -320,7 +349,9 @@ impl RegisterLeases {
 impl LeaseStore for RegisterLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
         let mut attempts = Vec::new();
-        match self.contend(claim, &mut attempts).await {
+        let mut outcome = self.contend(claim, &mut attempts).await;
+        self.leave_no_ghosts(&claim.name, &attempts, &mut outcome);
+        match outcome {
             // Whatever ended the effort: what was sent earlier and never answered may still land.
             Err(StoreError::NotApplied(fault)) if attempts.iter().any(|attempt| attempt.unknown) => {
                 Err(fault.maybe_applied())
@@ -351,6 +382,7 @@ impl LeaseStore for RegisterLeases {
             return Ok(Released::AlreadyLost);
         };
         let outcome = self.release_with(grant, &mut memo, rest, &mut effort).await;
+        self.look_for_ghosts(&grant.name, std::mem::take(&mut memo.ghosts));
         grant.memo = Some(Box::new(memo));
         outcome
     }
@@ -362,6 +394,7 @@ impl LeaseStore for RegisterLeases {
         loop {
             let Sighting { record, version, .. } = match self.look(name, &mut effort).await? {
                 Sight { sighting: Some(sighting), .. } => sighting,
+                Sight { found: None, .. } if self.may_have_deleted(&attempts) => return Ok(Evicted::Evicted),
                 Sight { found: None, .. } => return Ok(Evicted::Changed),
                 Sight { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
             };
@@ -434,6 +467,11 @@ impl LeaseStore for RegisterLeases {
 }
 
 impl RegisterLeases {
+    /// Whether one of these attempts to free a record may have deleted it without our hearing of it.
+    fn may_have_deleted(&self, attempts: &[Attempt]) -> bool {
+        self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
+    }
+
     /// Whether what was seen last has lapsed by now: then no read is needed, since the write over it is conditional.
     fn lapsed_meanwhile(&self, name: &LockName) -> bool {
         self.known.recall(name).is_some_and(|sighting| {

@@ -368,7 +368,7 @@ mod tests {
 
         fn traits(&self) -> RegisterTraits {
             let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
-            RegisterTraits { store: "flawed", trusted: false, pace }
+            RegisterTraits { store: "flawed", trusted: false, generations: false, pace }
         }
     }
 

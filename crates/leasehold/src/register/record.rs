@@ -121,6 +121,15 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     Ok(Content::Record(Box::new(record)))
 }
 
+/// The protocol that an object of ours is marked with; `None` for that of records that stay.
+pub(crate) fn protocol(bytes: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Tag {
+        protocol: Option<String>,
+    }
+    serde_json::from_slice::<Tag>(bytes).ok()?.protocol
+}
+
 /// A foreign object in a few printable words.
 fn describe(bytes: &[u8]) -> String {
     const MOST: usize = 32;

@@ -1,5 +1,6 @@
 //! Where lock records lie: as JSON objects in a register, or as a store's own items. The lease protocol stands on this.
 
+mod existence;
 mod json;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ use std::fmt;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
+pub(crate) use self::existence::ExistenceRecords;
 pub(crate) use self::json::JsonRecords;
 use super::record::{Content, Record};
 use super::{Expect, Version};
@@ -60,6 +62,11 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Whether tokens are counted from the record before, or the store's clock, and not given by the store in its answers.
     fn counts_tokens(&self) -> bool {
         true
+    }
+
+    /// Whether a free record is none: a release deletes. Then nothing tells of a grant once it is over.
+    fn deletes(&self) -> bool {
+        false
     }
 
     /// The names of the locks that have a record, those starting with `prefix`, page by page.

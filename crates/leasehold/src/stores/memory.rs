@@ -108,6 +108,6 @@ impl Register for MemoryRegister {
 
     fn traits(&self) -> RegisterTraits {
         let pace = Pace { first: Duration::from_millis(1), most: Duration::from_millis(20) };
-        RegisterTraits { store: "memory", trusted: true, pace }
+        RegisterTraits { store: "memory", trusted: true, generations: true, pace }
     }
 }

@@ -4,7 +4,6 @@
 
 mod config;
 mod errors;
-mod keys;
 #[cfg(test)]
 mod wire_tests;
 
@@ -26,17 +25,15 @@ use tokio::sync::OnceCell;
 
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
-use self::keys::Keys;
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::requests::{Requests, chain};
 use super::aws::watch::Watch;
+use super::objects::Keys;
 use crate::clock::{self, StoreTime};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
-use crate::register::{
-    Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterLeases, RegisterTraits, Version, Write,
-};
+use crate::register::{Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write};
 use crate::url::StoreUrl;
 
 /// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on
@@ -50,7 +47,7 @@ const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
 const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
 
 /// Opens leases on the bucket and prefix that `url` names:
-/// `s3://bucket/prefix?region=&endpoint=&path_style=on|off&profile=&store_clock=&margin=`.
+/// `s3://bucket/prefix?region=&endpoint=&path_style=on|off&profile=&protocol=lease|existence&store_clock=&margin=`.
 ///
 /// Sends no request to S3. Credentials are loaded with the first request.
 ///
@@ -58,8 +55,10 @@ const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
 /// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] when the machine's metadata
 /// service was asked for the region and gave no answer.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let register = S3Register::connect(Location::from_url(url, &mut options)?, options.env.clone()).await?;
-    Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
+    let location = Location::from_url(url, &mut options)?;
+    let protocol = location.protocol;
+    let register = Arc::new(S3Register::connect(location, options.env.clone()).await?);
+    Ok(protocol.leases(register, options))
 }
 
 /// The objects below one prefix of a bucket, as a [`Register`].
@@ -101,7 +100,7 @@ impl S3Register {
         Self {
             client,
             place,
-            keys: Keys::below(&location.prefix),
+            keys: location.protocol.keys(&location.prefix),
             requests: Requests::new(env),
             delete_checked: OnceCell::new(),
         }
@@ -169,7 +168,7 @@ impl Register for S3Register {
     }
 
     fn traits(&self) -> RegisterTraits {
-        RegisterTraits { store: "S3", trusted: self.place.is_trusted(), pace: PACE }
+        RegisterTraits { store: "S3", trusted: self.place.is_trusted(), generations: false, pace: PACE }
     }
 }
 

@@ -20,6 +20,8 @@ pub const KEY: &str = "x.lock";
 pub struct World {
     pub register: Arc<MemoryRegister>,
     pub clock: Arc<TestClock>,
+    /// Whether a lock is held while its object exists.
+    pub by_existence: bool,
 }
 
 /// A machine with its network and its clock.
@@ -33,7 +35,13 @@ pub struct Client {
 impl World {
     pub fn new() -> Self {
         let clock = Arc::new(TestClock::default());
-        Self { register: Arc::new(MemoryRegister::new(Env::seeded(clock.clone(), 0))), clock }
+        let register = Arc::new(MemoryRegister::new(Env::seeded(clock.clone(), 0)));
+        Self { register, clock, by_existence: false }
+    }
+
+    /// One in which a lock is held while its object exists.
+    pub fn by_existence() -> Self {
+        Self { by_existence: true, ..Self::new() }
     }
 
     /// A machine that judges lapses by observation alone.
@@ -54,7 +62,8 @@ impl World {
         options.env = env.clone();
         options.store_clock = store_clock;
         let machine = Machine::new(Arc::new(network.clone()), env.clone());
-        Client { leases: Arc::new(RegisterLeases::new(Arc::new(machine), options)), network, clock, env }
+        let leases = if self.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
+        Client { leases: Arc::new(leases(Arc::new(machine), options)), network, clock, env }
     }
 
     /// What lies in the store, past every network.

@@ -231,7 +231,7 @@ impl RegisterLeases {
             id: claim.id,
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, attempt.sent),
-            memo: Some(Box::new(Memo { version, record, confirmed: true, attempts: Vec::new() })),
+            memo: Some(Box::new(Memo::new(version, record, true))),
         }
     }
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::sync::OnceCell;
 
-use super::super::record::{Record, parse};
+use super::super::record::{Content, Record, parse, protocol};
 use super::super::{Expect, Register, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::{StoreTime, timeout};
@@ -42,7 +42,11 @@ impl Records for JsonRecords {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
         let key = key(name);
         let Some(cell) = self.register.read(&key).await? else { return Ok(None) };
-        let content = parse(&cell.value).map_err(|fault| at_key(fault, &key).not_applied())?;
+        let mut content = parse(&cell.value).map_err(|fault| at_key(fault, &key).not_applied())?;
+        if let (Content::Record(_), Some(protocol)) = (&content, protocol(&cell.value)) {
+            // Its clients take it for free when it is not there, and would not understand a free record.
+            content = Content::Foreign(format!("a lock of leasehold's protocol={protocol}"));
+        }
         Ok(Some(Found { content, version: cell.version }))
     }
 

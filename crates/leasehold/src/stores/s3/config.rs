@@ -9,6 +9,7 @@ use crate::env::Env;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::aws::config::{Access, Service};
+use crate::stores::objects::{Protocol, checked_prefix};
 use crate::url::StoreUrl;
 
 const SERVICE: Service = Service {
@@ -16,10 +17,6 @@ const SERVICE: Service = Service {
     article: "an",
     no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores take us-east-1",
 };
-
-/// The longest prefix, in bytes: an S3 key has at most 1,024, of which `/`, a percent-encoded name of 256 and `.lock`
-/// take 774.
-const MAX_PREFIX_BYTES: usize = 250;
 
 /// What a store URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +26,7 @@ pub(super) struct Location {
     pub(super) prefix: String,
     access: Access,
     path_style: Option<bool>,
+    pub(super) protocol: Protocol,
 }
 
 impl Location {
@@ -36,8 +34,10 @@ impl Location {
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let access = Access::take(&mut url, SERVICE)?;
         let bucket = checked_bucket(url.authority().unwrap_or(""))?;
-        let prefix = checked_prefix(url.path())?;
-        let location = Self { bucket, prefix, access, path_style: url.take_switch("path_style")? };
+        let prefix = checked_prefix(url.path(), "s3://my-bucket/team/locks")?;
+        let path_style = url.take_switch("path_style")?;
+        let protocol = Protocol::take(&mut url)?;
+        let location = Self { bucket, prefix, access, path_style, protocol };
         url.take_common(options)?;
         url.finish()?;
         Ok(location)
@@ -84,28 +84,6 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
     ))
 }
 
-fn checked_prefix(path: &str) -> Result<String, Error> {
-    let prefix = path.strip_prefix('/').unwrap_or(path);
-    let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
-    let flaw = if prefix.is_empty() {
-        None
-    } else if prefix.len() > MAX_PREFIX_BYTES {
-        Some("is longer than 250 bytes")
-    } else if prefix.chars().any(crate::name::is_unprintable) {
-        Some("contains a control or invisible character")
-    } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        // Clients, proxies and stores disagree on what they mean.
-        Some("has an empty, `.` or `..` segment")
-    } else {
-        None
-    };
-    match flaw {
-        None => Ok(prefix.to_owned()),
-        Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}"))
-            .with_help("an S3 store is s3://bucket/prefix, for example s3://my-bucket/team/locks")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -121,7 +99,7 @@ mod tests {
     fn a_url_says_where_and_how() {
         let mut options = StoreOptions::default();
         let url = "s3://my-bucket/team/locks/?region=eu-west-1&endpoint=http%3A%2F%2F127.0.0.1:9000&path_style=off\
-                   &profile=ci&store_clock=off&margin=9s";
+                   &profile=ci&protocol=existence&store_clock=off&margin=9s";
         let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut options).unwrap();
         assert_eq!(
             location,
@@ -134,6 +112,7 @@ mod tests {
                     profile: Some("ci".into()),
                 },
                 path_style: Some(false),
+                protocol: Protocol::Existence,
             }
         );
         assert!(!options.store_clock && options.margin == Duration::from_secs(9));

@@ -13,7 +13,8 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::register::probe;
 use crate::stores::aws::config::careful;
-use crate::stores::aws::wire::{Reply, Server, answer, machine, test_credentials};
+use crate::stores::aws::wire::{machine, test_credentials};
+use crate::stores::scripted::{Reply, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;

@@ -9,25 +9,38 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 
 /// The keys below one prefix of a bucket.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
+pub(in crate::stores) struct Keys {
     /// Empty, or ending in `/`. As the user wrote it: it may exist already and stand in policies, so it is not encoded.
     base: String,
+    encoded: bool,
 }
 
 impl Keys {
     /// The keys below `prefix`, which has no `/` at either end; empty for the whole bucket.
-    pub(super) fn below(prefix: &str) -> Self {
-        Self { base: if prefix.is_empty() { String::new() } else { format!("{prefix}/") } }
+    pub(in crate::stores) fn below(prefix: &str) -> Self {
+        Self { base: if prefix.is_empty() { String::new() } else { format!("{prefix}/") }, encoded: true }
+    }
+
+    /// The same with object keys that are register keys as they are, for sharing objects with others.
+    pub(in crate::stores) fn verbatim(prefix: &str) -> Self {
+        Self { encoded: false, ..Self::below(prefix) }
     }
 
     /// The object key of register key `key`, or what the object keys of all keys with that beginning start with.
-    pub(super) fn object(&self, key: &str) -> String {
-        format!("{}{}", self.base, utf8_percent_encode(key, ENCODED))
+    pub(in crate::stores) fn object(&self, key: &str) -> String {
+        if self.encoded {
+            format!("{}{}", self.base, utf8_percent_encode(key, ENCODED))
+        } else {
+            format!("{}{key}", self.base)
+        }
     }
 
     /// The register key of object key `object`; `None` for one that [`object`](Self::object) never gives.
-    pub(super) fn register(&self, object: &str) -> Option<String> {
+    pub(in crate::stores) fn register(&self, object: &str) -> Option<String> {
         let encoded = object.strip_prefix(&self.base)?;
+        if !self.encoded {
+            return Some(encoded.to_owned());
+        }
         let key = percent_decode_str(encoded).decode_utf8().ok()?;
         // `%61` decodes as well, but is not how we write `a`: two objects must not claim one key.
         (utf8_percent_encode(&key, ENCODED).to_string() == encoded).then(|| key.into_owned())
@@ -52,6 +65,16 @@ mod tests {
             assert_eq!(keys.register(object).as_deref(), Some(key));
         }
         assert_eq!(Keys::below("").object("a.lock"), "a.lock");
+    }
+
+    #[test]
+    fn verbatim_keys_are_left_as_they_are() {
+        let keys = Keys::verbatim("p");
+        for key in ["x.lock", "a b%20", "ü/x"] {
+            assert_eq!(keys.object(key), format!("p/{key}"));
+            assert_eq!(keys.register(&keys.object(key)).as_deref(), Some(key));
+        }
+        assert_eq!(keys.register("q/x"), None);
     }
 
     #[test]

@@ -1,0 +1,306 @@
+//! etcd for tests: clusters that a test starts itself, and etcd's own tool.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::process::Stdio;
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::peers::Program;
+use crate::process::within;
+
+/// Runs etcd's own tool on `endpoint`, and gives what it says.
+///
+/// # Panics
+/// When it fails.
+pub async fn etcdctl(endpoint: &str, arguments: &[&str]) -> String {
+    try_etcdctl(endpoint, arguments).await.unwrap_or_else(|error| panic!("etcdctl {arguments:?}: {error}"))
+}
+
+async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(Program::EtcdCtl.path())
+        .args(["--endpoints", endpoint])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .unwrap();
+    if output.status.success() {
+        return Ok(String::from_utf8(output.stdout).unwrap());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Waits until `count` keys begin with `prefix`: so many hold or wait.
+pub async fn in_line(endpoint: &str, prefix: &str, count: usize) {
+    let standing = async {
+        loop {
+            let keys = etcdctl(endpoint, &["get", "--prefix", "--keys-only", prefix]).await;
+            if keys.lines().filter(|line| !line.is_empty()).count() == count {
+                return;
+            }
+            SystemClock.sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within(&format!("{count} to stand in line"), standing).await;
+}
+
+/// A way to a member on which answers can be held up, and lost.
+#[derive(Debug)]
+pub struct Wire {
+    address: SocketAddr,
+    answers: watch::Sender<Answers>,
+    task: JoinHandle<()>,
+}
+
+/// What becomes of a member's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// They arrive.
+    Arrive,
+    /// They arrive so much later.
+    ArriveAfter(Duration),
+    /// They are lost, until the connections are cut by letting answers arrive again.
+    AreLost,
+}
+
+impl Wire {
+    /// Forwards connections to `member`.
+    ///
+    /// # Panics
+    /// When there is no port to listen on.
+    pub async fn to(member: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, member) = (listener.local_addr().unwrap(), member.to_owned());
+        let (answers, how) = watch::channel(Answers::Arrive);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = TcpStream::connect(&member).await else { continue };
+                tokio::spawn(forward(client, server, how.clone()));
+            }
+        });
+        Self { address, answers, task }
+    }
+
+    /// Where to connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What becomes of answers from now on.
+    pub fn let_answers(&self, how: Answers) {
+        self.answers.send_replace(how);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<Answers>) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let asked = tokio::io::copy(&mut from_client, &mut to_server);
+    let answered = async {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let count = from_server.read(&mut bytes).await.unwrap_or(0);
+            let now = *how.borrow();
+            match now {
+                _ if count == 0 => return,
+                Answers::Arrive => {}
+                Answers::ArriveAfter(delay) => SystemClock.sleep(delay).await,
+                // What was lost leaves a gap that no client may see: the connection is cut.
+                Answers::AreLost => {
+                    let _ = how.wait_for(|how| *how != Answers::AreLost).await;
+                    return;
+                }
+            }
+            if to_client.write_all(&bytes[..count]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        _ = asked => {}
+        () = answered => {}
+    }
+}
+
+/// A cluster on this machine, with its data in a temporary folder. Its processes are killed when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    folder: TempDir,
+    scheme: &'static str,
+    members: Vec<Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    clients: String,
+    peers: String,
+    process: Option<Child>,
+}
+
+impl Cluster {
+    /// Starts `members` members, and waits until they have a leader. `options` are further options of etcd's.
+    ///
+    /// # Panics
+    /// When they do not start.
+    pub async fn start(members: usize, options: &[&str]) -> Self {
+        // All at once, or two would be the same.
+        let sockets: Vec<_> = (0..members * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let address = |n: usize| sockets[n].local_addr().unwrap().to_string();
+        let members = (0..members)
+            .map(|n| Member { clients: address(2 * n), peers: address(2 * n + 1), process: None })
+            .collect();
+        drop(sockets);
+        let scheme = if options.contains(&"--cert-file") { "https" } else { "http" };
+        let mut cluster = Self { folder: tempfile::tempdir().unwrap(), scheme, members };
+        for n in 0..cluster.members.len() {
+            cluster.run(n, options);
+        }
+        // Without TLS the tool can ask; with it, whoever asks first waits.
+        if scheme == "http" {
+            cluster.leader().await;
+        }
+        cluster
+    }
+
+    fn run(&mut self, n: usize, options: &[&str]) {
+        let all: Vec<_> = self
+            .members
+            .iter()
+            .enumerate()
+            .map(|(n, member)| format!("m{n}=http://{}", member.peers))
+            .collect();
+        let member = &mut self.members[n];
+        let (clients, peers) =
+            (format!("{}://{}", self.scheme, member.clients), format!("http://{}", member.peers));
+        let log = std::fs::File::create(self.folder.path().join(format!("m{n}.log"))).unwrap();
+        let process = Command::new(Program::EtcdServer.path())
+            .args(["--name", &format!("m{n}"), "--log-level", "error"])
+            .arg("--data-dir")
+            .arg(self.folder.path().join(format!("m{n}")))
+            .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
+            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
+            .args(["--initial-cluster", &all.join(",")])
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        member.process = Some(process);
+    }
+
+    /// The store URL of all members.
+    pub fn url(&self) -> String {
+        let members: Vec<_> = self.members.iter().map(|member| member.clients.as_str()).collect();
+        format!("etcd://{}/tests/", members.join(","))
+    }
+
+    /// The store URL that names member `n` first.
+    pub fn url_from(&self, n: usize) -> String {
+        let count = self.members.len();
+        let members: Vec<_> = (n..n + count).map(|n| self.members[n % count].clients.as_str()).collect();
+        format!("etcd://{}/tests/", members.join(","))
+    }
+
+    /// Where clients reach member `n`.
+    pub fn address(&self, n: usize) -> &str {
+        &self.members[n].clients
+    }
+
+    /// The member that leads now, as those that answer say; waits until there is one.
+    ///
+    /// # Panics
+    /// When there is none for a minute.
+    pub async fn leader(&self) -> usize {
+        for _ in 0..300 {
+            for (n, member) in self.members.iter().enumerate() {
+                if member.process.is_some() && self.leads(n).await {
+                    return n;
+                }
+            }
+            SystemClock.sleep(Duration::from_millis(200)).await;
+        }
+        panic!("the cluster has no leader");
+    }
+
+    async fn leads(&self, n: usize) -> bool {
+        let asked = try_etcdctl(
+            &self.members[n].clients,
+            &["--command-timeout=2s", "endpoint", "status", "-w", "json"],
+        );
+        let Ok(status) = asked.await else { return false };
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let status = &status[0]["Status"];
+        status["leader"]
+            .as_u64()
+            .is_some_and(|leader| leader != 0 && Some(leader) == status["header"]["member_id"].as_u64())
+    }
+
+    /// `kill -9` of a member.
+    pub async fn kill(&mut self, n: usize) {
+        self.members[n].process.take().unwrap().kill().await.unwrap();
+    }
+
+    /// Starts a member again that was killed.
+    pub fn restart(&mut self, n: usize) {
+        self.run(n, &[]);
+    }
+
+    /// Stops a member: it holds its connections, and answers nobody.
+    pub async fn stop(&self, n: usize) {
+        self.signal(n, "-STOP").await;
+    }
+
+    /// Lets a stopped member go on, as if no time had passed.
+    pub async fn go_on(&self, n: usize) {
+        self.signal(n, "-CONT").await;
+    }
+
+    async fn signal(&self, n: usize, signal: &str) {
+        let id = self.members[n].process.as_ref().unwrap().id().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
+    }
+
+    /// How many requests of each kind member `n` has been sent, by its own count: `Txn`, `LeaseKeepAlive`, ...; and as
+    /// `Watch`, the messages on streams of watches.
+    pub async fn requests(&self, n: usize) -> BTreeMap<String, u64> {
+        let metrics = self.metrics(n).await;
+        let counted = metrics.lines().filter_map(|line| {
+            let (name, count) = line.rsplit_once(' ')?;
+            let method = name.split("grpc_method=\"").nth(1)?.split('"').next()?;
+            let counts = if method == "Watch" {
+                "grpc_server_msg_received_total"
+            } else {
+                "grpc_server_started_total"
+            };
+            let count: f64 = count.parse().ok()?;
+            (name.starts_with(counts) && name.contains("etcdserverpb") && count > 0.0)
+                .then(|| (method.to_owned(), count as u64))
+        });
+        counted.collect()
+    }
+
+    async fn metrics(&self, n: usize) -> String {
+        let mut connection = TcpStream::connect(&self.members[n].clients).await.unwrap();
+        connection.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+}

@@ -1,0 +1,121 @@
+//! Users, passwords and certificates of etcd.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::{ErrorKind, LockName, Locker};
+use leasehold_testkit::etcd::{Cluster, etcdctl};
+use leasehold_testkit::process::within;
+use tokio::process::Command;
+
+const ROLE: &[&[&str]] = &[
+    &["user", "add", "root:secret"],
+    &["user", "grant-role", "root", "root"],
+    &["role", "add", "leasehold"],
+    &["role", "grant-permission", "leasehold", "readwrite", "tests/", "--prefix=true"],
+    &["user", "add", "deploy:p@ss/word"],
+    &["user", "grant-role", "deploy", "leasehold"],
+    &["auth", "enable"],
+];
+
+/// The whole life of a lock, and of one that waits for it.
+async fn holds_and_waits(url: &str, ttl: Duration) {
+    let (one, two) = (Locker::open(url).await.unwrap(), Locker::open(url).await.unwrap());
+    let guard = one.lock("a/lock").ttl(ttl).acquire().await.unwrap();
+    let name: LockName = "a/lock".parse().unwrap();
+    assert_eq!(two.inspect(&name).await.unwrap().token, Some(guard.token().unwrap()));
+    assert_eq!(two.list("").try_collect::<Vec<_>>().await.unwrap(), [name]);
+    let waiting = tokio::spawn({
+        let lock = two.lock("a/lock").ttl(ttl);
+        async move { lock.acquire().await }
+    });
+    SystemClock.sleep(ttl).await;
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    within("the turn", waiting).await.unwrap().unwrap().into_ticket().await.unwrap();
+}
+
+/// Logins expire every second here, and are made again; the role of the documentation is enough.
+#[tokio::test]
+async fn a_user_needs_the_documented_role_and_logs_in_again_when_the_login_expires() {
+    let cluster = Cluster::start(1, &["--auth-token-ttl", "1"]).await;
+    for command in ROLE {
+        etcdctl(cluster.address(0), command).await;
+    }
+    let url = |login: &str, prefix: &str| format!("etcd://{login}{}/{prefix}/", cluster.address(0));
+    holds_and_waits(&url("deploy:p%40ss%2Fword@", "tests"), Duration::from_secs(4)).await;
+
+    for (login, prefix, help) in [
+        ("", "tests", "etcd://user:password@"),
+        ("deploy:hunter2@", "tests", "password"),
+        ("nobody:hunter2@", "tests", "password"),
+        ("deploy:p%40ss%2Fword@", "others", "grant-permission"),
+    ] {
+        let locker = Locker::open(&url(login, prefix)).await.unwrap();
+        let error = locker.lock("lock").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{login}{prefix}: {error:?}");
+        assert!(error.help().join(" ").contains(help), "{login}{prefix}: {error:?}");
+        let shown = format!("{error} {error:?} {locker:?} {:?}", locker.store());
+        assert!(!shown.contains("hunter2") && !shown.contains("p@ss"), "{shown}");
+    }
+}
+
+/// A login that nobody asks for is no error: users may be switched on later.
+#[tokio::test]
+async fn a_cluster_without_users_takes_any_login() {
+    let cluster = Cluster::start(1, &[]).await;
+    let url = format!("etcd://deploy:secret@{}/tests/", cluster.address(0));
+    Locker::open(&url).await.unwrap().lock("lock").acquire().await.unwrap().release().await.unwrap();
+}
+
+async fn openssl(folder: &Path, arguments: &str) {
+    let arguments = arguments.split(' ');
+    let output = Command::new("openssl").args(arguments).current_dir(folder).output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// An authority, and certificates by it for a member and for a client.
+async fn certificates(folder: &Path) {
+    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
+    openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
+    for (name, names) in [("member", "IP:127.0.0.1"), ("client", "DNS:client")] {
+        let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
+        let usage = "-addext extendedKeyUsage=serverAuth,clientAuth";
+        let to =
+            format!("-keyout {name}.key -out {name}.pem -subj /CN={name} -addext subjectAltName={names}");
+        openssl(folder, &format!("{NEW} {by} {usage} {to}")).await;
+    }
+}
+
+#[tokio::test]
+async fn both_sides_show_certificates() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path()).await;
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (certificate, key, authority) = (file("member.pem"), file("member.key"), file("ca.pem"));
+    let options = [
+        "--cert-file",
+        &certificate,
+        "--key-file",
+        &key,
+        "--trusted-ca-file",
+        &authority,
+        "--client-cert-auth",
+    ];
+    let cluster = Cluster::start(1, &options).await;
+    let url = format!("etcd://{}/tests/", cluster.address(0));
+    let (cert, key) = (file("client.pem"), file("client.key"));
+    holds_and_waits(&format!("{url}?ca={authority}&cert={cert}&key={key}"), Duration::from_secs(3)).await;
+
+    for (options, said) in [("?tls=on", "etcd at"), (&format!("?ca={authority}"), "etcd at"), ("", "etcd at")]
+    {
+        let locker = Locker::open(&format!("{url}{options}")).await.unwrap();
+        let lock = locker.lock("lock").patience(Duration::from_millis(500));
+        let error = lock.try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{options}: {error:?}");
+        assert!(error.to_string().contains(said), "{options}: {error:?}");
+    }
+}

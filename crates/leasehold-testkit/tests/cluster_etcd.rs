@@ -1,0 +1,141 @@
+//! A cluster of three whose members are killed and stopped while locks are held and contended.
+#![allow(dead_code, reason = "not every test starts every worker")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+mod workers;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::{ErrorKind, Guard, Locker};
+use leasehold_testkit::etcd::Cluster;
+use leasehold_testkit::process::within;
+
+const TTL: Duration = Duration::from_secs(6);
+
+async fn acquired(url: &str) -> Guard {
+    let locker = Locker::open(url).await.unwrap();
+    within("a grant", locker.lock("lock").ttl(TTL).acquire()).await.unwrap()
+}
+
+/// Held for so long, checked all the while.
+async fn stays_held(guard: &Guard, how_long: Duration) {
+    let start = SystemClock.now();
+    while SystemClock.now().longest_since(start) < how_long {
+        guard.check().unwrap();
+        SystemClock.sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// 16 processes count under one lock while leaders are killed and members stopped: the sum is exact, no two held the
+/// lock at once, tokens rise.
+#[tokio::test]
+async fn a_counter_stays_exact_while_leaders_are_killed_and_members_stopped() {
+    let mut cluster = Cluster::start(3, &[]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let url = cluster.url();
+    let sabotaging = AtomicBool::new(true);
+    let counting = async {
+        while sabotaging.load(Ordering::Relaxed) {
+            workers::count_exactly(&url, folder.path()).await;
+        }
+    };
+    let sabotage = async {
+        for _ in 0..2 {
+            let leader = cluster.leader().await;
+            cluster.kill(leader).await;
+            let next = cluster.leader().await;
+            cluster.restart(leader);
+            SystemClock.sleep(Duration::from_secs(3)).await;
+            cluster.stop(next).await;
+            SystemClock.sleep(Duration::from_secs(4)).await;
+            cluster.go_on(next).await;
+            SystemClock.sleep(Duration::from_secs(3)).await;
+        }
+        sabotaging.store(false, Ordering::Relaxed);
+    };
+    futures_util::future::join(counting, sabotage).await;
+}
+
+/// A holder keeps its lock while the leader dies and comes back; the next grant's token is higher.
+#[tokio::test]
+async fn a_holder_outlives_the_leader() {
+    let mut cluster = Cluster::start(3, &[]).await;
+    let guard = acquired(&cluster.url()).await;
+    let waiting = tokio::spawn({
+        let url = cluster.url();
+        async move { acquired(&url).await }
+    });
+    let leader = cluster.leader().await;
+    cluster.kill(leader).await;
+    stays_held(&guard, TTL * 2).await;
+    assert!(!waiting.is_finished());
+    cluster.restart(leader);
+    stays_held(&guard, TTL).await;
+    let token = guard.token().unwrap();
+    guard.release().await.unwrap();
+    let next = waiting.await.unwrap();
+    assert!(next.token().unwrap() > token);
+    next.release().await.unwrap();
+}
+
+/// The member that a client talks to hangs, and takes its requests without answering: the client goes on to another.
+#[tokio::test]
+async fn a_member_that_hangs_costs_no_lock() {
+    let cluster = Cluster::start(3, &[]).await;
+    // Not the leader, or an election would be what takes the time.
+    let member = (cluster.leader().await + 1) % 3;
+    let guard = acquired(&cluster.url_from(member)).await;
+    cluster.stop(member).await;
+    stays_held(&guard, TTL * 2).await;
+    cluster.go_on(member).await;
+    guard.release().await.unwrap();
+    acquired(&cluster.url_from(member)).await.release().await.unwrap();
+}
+
+/// A holder that knows the old leader only, which hangs, has lost its lock before the others elect a new one and grant it
+/// again; and the old leader's awakening gives it nothing back.
+#[tokio::test]
+async fn a_holder_cut_off_with_the_old_leader_knows_first() {
+    let cluster = Cluster::start(3, &[]).await;
+    let leader = cluster.leader().await;
+    let alone = format!("etcd://{}/tests/", cluster.address(leader));
+    let guard = acquired(&alone).await;
+    let waiting = tokio::spawn({
+        let url = cluster.url_from((leader + 1) % 3);
+        async move { acquired(&url).await }
+    });
+    cluster.stop(leader).await;
+    let next = within("the successor", waiting).await.unwrap();
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost, "two hold the lock");
+    assert!(next.token().unwrap() > guard.token().unwrap());
+    cluster.go_on(leader).await;
+    stays_held(&next, TTL).await;
+    assert!(guard.check().is_err());
+    next.release().await.unwrap();
+}
+
+/// Without a majority nothing is granted and nothing prolonged: the holder knows in time, and those who wait go on when
+/// the members are back.
+#[tokio::test]
+async fn without_a_majority_a_lock_is_lost_in_time_and_granted_again_afterwards() {
+    let mut cluster = Cluster::start(3, &[]).await;
+    let guard = acquired(&cluster.url()).await;
+    let token = guard.token().unwrap();
+    let waiting = tokio::spawn({
+        let url = cluster.url();
+        async move { acquired(&url).await }
+    });
+    let leader = cluster.leader().await;
+    cluster.kill(leader).await;
+    cluster.stop((leader + 1) % 3).await;
+    let loss = within("the loss", guard.lost()).await;
+    assert_eq!(loss.token, token);
+    assert!(!waiting.is_finished());
+    cluster.restart(leader);
+    cluster.go_on((leader + 1) % 3).await;
+    let next = within("the successor", waiting).await.unwrap();
+    assert!(next.token().unwrap() > token);
+    next.release().await.unwrap();
+}

@@ -1,0 +1,89 @@
+//! Where credentials come from when the store URL says nothing of them: each in a process of its own, since only that has
+//! an environment of its own. Nothing but loopback is asked.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::process::Stdio;
+
+use leasehold_testkit::gcs_double::GcsDouble;
+use tokio::process::Command;
+
+/// A worker that tries for a lock in the store at `url`, with an empty home and nothing in its environment but `set`.
+async fn try_with(url: &str, set: &[(&str, String)]) -> (bool, String) {
+    let home = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_leasehold-testkit-worker"))
+        .args(["try", "--store", url, "--lock", "lock"])
+        .env_clear()
+        .env("HOME", home.path())
+        // Never the machine's own.
+        .env("GCE_METADATA_HOST", "127.0.0.1:9")
+        .envs(set.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+fn endpoint(server: &GcsDouble) -> String {
+    format!("gs://bucket/locks?endpoint=http%3A%2F%2F{}", server.address())
+}
+
+fn bearer() -> Vec<Option<String>> {
+    vec![Some("Bearer double".to_owned())]
+}
+
+#[tokio::test]
+async fn the_metadata_server_is_asked_on_a_machine_of_googles() {
+    let server = GcsDouble::start().await;
+    let metadata = ("GCE_METADATA_HOST", server.address().to_string());
+    let (granted, said) = try_with(&endpoint(&server), &[metadata]).await;
+    assert!(granted, "{said}");
+    assert_eq!(Vec::from_iter(server.callers()), bearer());
+}
+
+#[tokio::test]
+async fn a_key_file_is_named_by_the_environment_or_the_url() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key.json").display().to_string();
+    for in_url in [false, true] {
+        let server = GcsDouble::start().await;
+        let key = serde_json::json!({
+            "type": "authorized_user",
+            "client_id": "id",
+            "client_secret": "hunter2",
+            "refresh_token": "hunter2",
+            "token_uri": format!("http://{}/token", server.address()),
+        });
+        std::fs::write(&path, key.to_string()).unwrap();
+        let (url, set) = if in_url {
+            (format!("{}&credentials={path}", endpoint(&server)), vec![])
+        } else {
+            (endpoint(&server), vec![("GOOGLE_APPLICATION_CREDENTIALS", path.clone())])
+        };
+        let (granted, said) = try_with(&url, &set).await;
+        assert!(granted, "{said}");
+        assert_eq!(Vec::from_iter(server.callers()), bearer());
+    }
+}
+
+#[tokio::test]
+async fn the_variable_of_the_emulators_says_where_and_that_nobody_has_to_sign_in() {
+    let server = GcsDouble::start().await;
+    let (granted, said) =
+        try_with("gs://bucket/locks", &[("STORAGE_EMULATOR_HOST", server.address().to_string())]).await;
+    assert!(granted, "{said}");
+    assert_eq!(Vec::from_iter(server.callers()), [None]);
+}
+
+#[tokio::test]
+async fn without_credentials_the_error_says_what_to_do() {
+    let server = GcsDouble::start().await;
+    let (granted, said) = try_with(&endpoint(&server), &[]).await;
+    assert!(!granted);
+    assert!(
+        said.contains("no credentials") && said.contains("gcloud auth application-default login"),
+        "{said}"
+    );
+    assert!(server.callers().is_empty(), "nothing was sent");
+}

@@ -1,0 +1,209 @@
+//! `?protocol=existence` beside the clients that people write themselves: create the object if it is not there, delete it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+#[allow(dead_code, reason = "each test file uses its own part")]
+mod workers;
+
+use std::path::Path;
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::env::Env;
+use leasehold::url::StoreUrl;
+use leasehold::{ErrorKind, Locker};
+use leasehold_testkit::proxy::Proxy;
+use leasehold_testkit::servers::{self, Server};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use self::workers::Worker;
+
+/// The stores, each with a prefix of its own.
+fn stores() -> [Plain; 2] {
+    [Server::FakeGcs, Server::Moto].map(Plain::on)
+}
+
+/// A client that knows nothing but HTTP, the lock's name and the documentation of the store.
+#[derive(Clone, Debug)]
+struct Plain {
+    server: Server,
+    /// Of the same objects for leasehold.
+    url: String,
+    prefix: String,
+}
+
+impl Plain {
+    fn on(server: Server) -> Self {
+        let url = format!("{}&protocol=existence", server.fresh_url());
+        let prefix = StoreUrl::parse(&url).unwrap().path().trim_matches('/').to_owned();
+        Self { server, url, prefix }
+    }
+
+    /// Creates the lock's object if there is none: 200, or 412.
+    async fn create(&self, lock: &str) -> u16 {
+        let Self { prefix, .. } = self;
+        let request = match self.server {
+            Server::FakeGcs => format!(
+                "POST /upload/storage/v1/b/leasehold-test/o?uploadType=media&ifGenerationMatch=0&name={}%2F{lock} ",
+                prefix.replace('/', "%2F")
+            ),
+            _ => format!("PUT /leasehold-test/{prefix}/{lock} "),
+        };
+        self.send(&request, "If-None-Match: *\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\n1")
+            .await
+    }
+
+    /// Deletes it, whoever made it.
+    async fn delete(&self, lock: &str) -> u16 {
+        let Self { prefix, .. } = self;
+        let request = match self.server {
+            Server::FakeGcs => {
+                format!("DELETE /storage/v1/b/leasehold-test/o/{}%2F{lock} ", prefix.replace('/', "%2F"))
+            }
+            _ => format!("DELETE /leasehold-test/{prefix}/{lock} "),
+        };
+        self.send(&request, "Content-Length: 0\r\n\r\n").await
+    }
+
+    async fn send(&self, request: &str, rest: &str) -> u16 {
+        let address = self.server.address();
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        // moto wants to know who asks, and does not check.
+        let who = "AWS4-HMAC-SHA256 Credential=plain/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+        let head = format!(
+            "{request}HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAuthorization: {who}\r\n{rest}"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    async fn acquire(&self, lock: &str) {
+        let env = Env::system();
+        while self.create(lock).await != 200 {
+            env.sleep(env.random.jittered(Duration::from_millis(60), 0.8)).await;
+        }
+    }
+
+    async fn release(&self, lock: &str) {
+        assert!([200, 204].contains(&self.delete(lock).await));
+    }
+}
+
+#[tokio::test]
+async fn theirs_holds_and_ours_waits_until_they_delete() {
+    for plain in stores() {
+        plain.acquire("deploy/prod").await;
+        let proxy = Proxy::start(plain.server.address()).await;
+        let locker = Locker::open(&servers::through(&plain.url, proxy.address())).await.unwrap();
+        let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(1));
+        let refused = lock.try_acquire().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Held);
+        assert!(refused.to_string().contains("unknown holder"), "{refused}");
+        assert!(refused.holder().unwrap().foreign.is_some());
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        // For longer than any lease of ours, by the number of its questions.
+        proxy.until(|log| log.iter().filter(|seen| seen.method == "GET").count() >= 5).await;
+        assert!(!waiter.is_finished());
+        plain.release("deploy/prod").await;
+        workers::within("ours", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn ours_holds_and_theirs_is_refused_until_we_release() {
+    for plain in stores() {
+        let locker = Locker::open(&plain.url).await.unwrap();
+        let guard = locker.lock("deploy/prod").acquire().await.unwrap();
+        assert_eq!(plain.create("deploy/prod").await, 412);
+        guard.release().await.unwrap();
+        assert_eq!(plain.create("deploy/prod").await, 200);
+        assert_eq!(locker.lock("deploy/prod").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
+        plain.release("deploy/prod").await;
+    }
+}
+
+/// A plain client that deletes our object takes our lock away: we are told at the next renewal, and put nothing back.
+#[tokio::test]
+async fn ours_is_deleted_by_them_and_we_are_told() {
+    for plain in stores() {
+        let locker = Locker::open(&plain.url).await.unwrap();
+        let guard = locker.lock("x.lock").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+        plain.release("x.lock").await;
+        assert_eq!(plain.create("x.lock").await, 200, "theirs now");
+        workers::within("the loss", guard.lost()).await;
+        guard.release().await.unwrap();
+        assert_eq!(plain.create("x.lock").await, 412, "and still");
+    }
+}
+
+/// A holder of ours that was killed is succeeded by ours, without a moment in which theirs could get in between.
+#[tokio::test]
+async fn a_dead_holder_of_ours_is_succeeded_by_ours_and_not_by_theirs() {
+    for plain in stores() {
+        let mut holder = Worker::start("hold", &plain.url, "lock", &["--ttl", "2"]);
+        let first = holder.granted().await;
+        holder.kill().await;
+        let theirs = tokio::spawn({
+            let plain = plain.clone();
+            async move { plain.acquire("lock").await }
+        });
+        let mut next = Worker::start("hold", &plain.url, "lock", &["--ttl", "2"]);
+        let second = next.granted().await;
+        assert!(second > first || plain.server != Server::FakeGcs, "{second} after {first}");
+        assert!(!theirs.is_finished(), "they never time out");
+        next.kill().await;
+        plain.release("lock").await;
+        workers::within("theirs", theirs).await.unwrap();
+    }
+}
+
+/// 4 processes with leasehold and 4 plain clients add to one number that nothing but the lock protects.
+#[tokio::test]
+async fn four_of_ours_and_four_of_theirs_count_exactly() {
+    const EACH: usize = 15;
+    for plain in stores() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("counter");
+        std::fs::write(&file, "0").unwrap();
+        let times = EACH.to_string();
+        let more = ["--file", file.to_str().unwrap(), "--times", &times];
+        let ours: Vec<_> = (0..4).map(|_| Worker::start("increment", &plain.url, "counter", &more)).collect();
+        let theirs = (0..4).map(|_| {
+            let (plain, file) = (plain.clone(), file.clone());
+            tokio::spawn(async move {
+                let mut held = Vec::new();
+                for _ in 0..EACH {
+                    plain.acquire("counter").await;
+                    held.push(add_one_carelessly(&file));
+                    plain.release("counter").await;
+                }
+                held
+            })
+        });
+        let mut held = Vec::new();
+        for client in theirs.collect::<Vec<_>>() {
+            held.extend(workers::within("a plain client", client).await.unwrap());
+        }
+        for worker in ours {
+            let (said, code) = worker.end().await;
+            assert_eq!(code, Some(0), "a worker failed");
+            held.extend(said.iter().map(|line| {
+                let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+                (numbers[1], numbers[2])
+            }));
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), (8 * EACH).to_string());
+        held.sort_unstable();
+        assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {held:?}");
+    }
+}
+
+/// Reads, writes, and says between which moments.
+fn add_one_carelessly(file: &Path) -> (u128, u128) {
+    let from = SystemClock.now().since_boot().as_nanos();
+    let number: u64 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
+    std::fs::write(file, (number + 1).to_string()).unwrap();
+    (from, SystemClock.now().since_boot().as_nanos())
+}

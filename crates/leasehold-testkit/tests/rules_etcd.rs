@@ -1,0 +1,330 @@
+//! The rules that make locks on etcd safe, each against a real member: take one out, and its test is red.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::env::Env;
+use leasehold::lease::{Claim, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl, Verdict};
+use leasehold::url::StoreUrl;
+use leasehold::{Holder, LockName};
+use leasehold_testkit::etcd::{Answers, Cluster, Wire, etcdctl, in_line};
+use leasehold_testkit::process::within;
+use leasehold_testkit::servers::Server;
+
+const TTL: Duration = Duration::from_secs(3);
+
+struct Client {
+    store: Arc<dyn LeaseStore>,
+    prefix: String,
+}
+
+impl Client {
+    async fn open(url: &str) -> Self {
+        let url = StoreUrl::parse(url).unwrap();
+        let prefix = format!("{}/lock/", url.path().trim_matches('/'));
+        Self { store: leasehold::stores::open(url, StoreOptions::default()).await.unwrap(), prefix }
+    }
+
+    fn env(&self) -> &Env {
+        self.store.env()
+    }
+
+    fn claim(&self, name: &str, ttl: Duration) -> Claim {
+        let name = LockName::new(name).unwrap();
+        Claim::new(self.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process())
+    }
+
+    fn waiting(&self) -> Claim {
+        let mut claim = self.claim("lock", TTL);
+        claim.waits = true;
+        claim
+    }
+
+    async fn granted(&self, claim: &Claim) -> Grant {
+        match self.store.try_acquire(claim).await.unwrap() {
+            Verdict::Granted(grant) => grant,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn held(&self, claim: &Claim) -> leasehold::Held {
+        match self.store.try_acquire(claim).await.unwrap() {
+            Verdict::Held(held) => held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn renewed(&self, grant: &mut Grant) {
+        assert!(matches!(self.store.renew(grant).await.unwrap(), Renewal::Renewed));
+    }
+
+    async fn stand(&self, count: usize) {
+        in_line(&Server::Etcd.address(), &self.prefix, count).await;
+    }
+
+    fn remaining(&self, grant: &Grant) -> Duration {
+        grant.deadline.remaining(self.env().now())
+    }
+}
+
+async fn two() -> (Client, Client) {
+    let url = Server::Etcd.fresh_url();
+    (Client::open(&url).await, Client::open(&url).await)
+}
+
+/// Fault 28: the key of a claim in line expires with its lease. Whoever believes that it is its turn, because nobody is
+/// before it, believes in a key that is not there.
+#[tokio::test]
+async fn a_place_in_line_that_was_lost_is_no_grant() {
+    let (one, two) = two().await;
+    let mut first = one.granted(&one.claim("lock", TTL)).await;
+    let claim = two.waiting();
+    let seen = two.held(&claim).await;
+    two.stand(2).await;
+    etcdctl(&Server::Etcd.address(), &["del", &format!("{}{}", two.prefix, claim.id)]).await;
+    within("hearing of the loss", two.store.turn(&claim, &seen)).await.unwrap();
+    two.held(&claim).await;
+    two.stand(2).await;
+    etcdctl(&Server::Etcd.address(), &["del", &format!("{}{}", two.prefix, claim.id)]).await;
+    one.store.release(&mut first, None).await.unwrap();
+    let grant = two.granted(&claim).await;
+    let status = one.store.inspect(&grant.name).await.unwrap();
+    assert_eq!(status.token, Some(grant.token), "believes in a lock that it does not have");
+}
+
+/// The same for one that has not heard of its loss, with others behind it: they are first now.
+#[tokio::test]
+async fn a_place_that_was_lost_unheard_is_not_taken_before_those_who_stood_behind_it() {
+    let (one, two) = two().await;
+    let mut first = one.granted(&one.claim("lock", TTL)).await;
+    let (lost, behind) = (two.waiting(), one.waiting());
+    two.held(&lost).await;
+    one.held(&behind).await;
+    etcdctl(&Server::Etcd.address(), &["del", &format!("{}{}", two.prefix, lost.id)]).await;
+    one.store.release(&mut first, None).await.unwrap();
+    two.held(&lost).await;
+    let mut grant = one.granted(&behind).await;
+    two.held(&lost).await;
+    one.store.release(&mut grant, None).await.unwrap();
+    two.granted(&lost).await;
+}
+
+/// Being first is written down by the first itself: until then nobody sees a token, and the token is that of the write.
+#[tokio::test]
+async fn a_turn_is_confirmed_by_a_write_that_everybody_sees() {
+    let (one, two) = two().await;
+    let mut first = one.granted(&one.claim("lock", TTL)).await;
+    let claim = two.waiting();
+    let seen = two.held(&claim).await;
+    one.store.release(&mut first, None).await.unwrap();
+    within("the turn", two.store.turn(&claim, &seen)).await.unwrap();
+    let State::Held(held) = one.store.inspect(&claim.name).await.unwrap().state else { panic!() };
+    assert_eq!((held.holder.is_some(), held.token), (true, None), "in line, and not granted yet");
+    let grant = two.granted(&claim).await;
+    assert_eq!(one.store.inspect(&claim.name).await.unwrap().token, Some(grant.token));
+    assert!(grant.token > first.token);
+}
+
+/// One that asks before its turn is told who holds the lock, however often, and stays where it stands.
+#[tokio::test]
+async fn nobody_is_granted_a_lock_before_its_turn() {
+    let (one, two) = two().await;
+    let first = one.granted(&one.claim("lock", Duration::from_secs(60))).await;
+    let (earlier, later) = (two.waiting(), two.waiting());
+    for claim in [&earlier, &later, &earlier, &later] {
+        assert_eq!(two.held(claim).await.token, Some(first.token));
+    }
+    two.stand(3).await;
+    assert_eq!(two.store.evict(&first.name, first.token).await.unwrap(), leasehold::Evicted::Evicted);
+    two.held(&later).await;
+    let mut grant = two.granted(&earlier).await;
+    two.held(&later).await;
+    two.store.release(&mut grant, None).await.unwrap();
+    two.granted(&later).await;
+}
+
+/// A claim that gives up gives up its place, and the one behind it is next.
+#[tokio::test]
+async fn a_claim_that_is_withdrawn_leaves_the_line() {
+    let (one, two) = two().await;
+    let mut first = one.granted(&one.claim("lock", TTL)).await;
+    let (earlier, later) = (two.waiting(), two.waiting());
+    two.held(&earlier).await;
+    let seen = two.held(&later).await;
+    let mut given_up = Grant {
+        name: earlier.name.clone(),
+        token: leasehold::Token::default(),
+        id: earlier.id,
+        ttl: earlier.ttl,
+        deadline: first.deadline,
+        memo: None,
+    };
+    two.store.release(&mut given_up, None).await.unwrap();
+    two.stand(2).await;
+    one.store.release(&mut first, None).await.unwrap();
+    within("the turn", two.store.turn(&later, &seen)).await.unwrap();
+    two.granted(&later).await;
+}
+
+/// The lease was kept alive before the key was put on it: that is what the deadline counts from.
+#[tokio::test]
+async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
+    let (one, _) = two().await;
+    let first = one.granted(&one.claim("lock", TTL)).await;
+    one.env().sleep(TTL / 5).await;
+    let second = one.granted(&one.claim("other", TTL)).await;
+    assert_eq!(second.deadline, first.deadline);
+}
+
+/// However late the answer to a keep-alive: the deadline counts from before it was sent.
+#[tokio::test]
+async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
+    const DELAY: Duration = Duration::from_millis(200);
+    let url = Server::Etcd.fresh_url();
+    let wire = Wire::to(&Server::Etcd.address()).await;
+    let client = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let mut grant = client.granted(&client.claim("lock", TTL)).await;
+    wire.let_answers(Answers::ArriveAfter(DELAY));
+    let sent = client.env().now();
+    client.renewed(&mut grant).await;
+    let passed = client.env().now().longest_since(sent);
+    assert!(passed >= DELAY);
+    assert!(client.remaining(&grant) + passed <= grant.ttl.holder_span() + Duration::from_millis(50));
+}
+
+/// A lease that others keep alive does not keep what nobody renews; and nothing is taken away too early.
+#[tokio::test]
+async fn a_grant_that_is_not_renewed_lapses_although_its_lease_lives_on() {
+    let (one, two) = two().await;
+    let mut kept = one.granted(&one.claim("other", TTL)).await;
+    let forgotten = one.granted(&one.claim("lock", TTL)).await;
+    let seen = two.held(&two.claim("lock", TTL)).await;
+    let renewing = async {
+        loop {
+            one.env().sleep(TTL / 4).await;
+            one.renewed(&mut kept).await;
+        }
+    };
+    tokio::select! {
+        () = renewing => {}
+        changed = within("the lapse", two.store.changed(&forgotten.name, &seen)) => changed.unwrap(),
+    }
+    assert!(forgotten.deadline.passed(two.env().now()));
+    two.granted(&two.claim("lock", TTL)).await;
+    one.renewed(&mut kept).await;
+}
+
+/// A write whose answer was lost is found by its key: granted once, renewed, released.
+#[tokio::test]
+async fn an_answer_that_is_lost_is_resolved() {
+    let url = Server::Etcd.fresh_url();
+    let wire = Wire::to(&Server::Etcd.address()).await;
+    let one = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let two = Client::open(&url).await;
+    let ttl = Duration::from_secs(60);
+    // Connections are there, and so is the lease.
+    one.granted(&one.claim("other", ttl)).await;
+
+    wire.let_answers(Answers::AreLost);
+    let claim = one.claim("lock", ttl);
+    let asked = one.granted(&claim);
+    let heard = async {
+        one.stand(1).await;
+        wire.let_answers(Answers::Arrive);
+    };
+    let (mut grant, ()) = within("the grant", futures_util::future::join(asked, heard)).await;
+    assert_eq!(two.held(&two.claim("lock", ttl)).await.token, Some(grant.token));
+    one.renewed(&mut grant).await;
+
+    wire.let_answers(Answers::AreLost);
+    let released = one.store.release(&mut grant, None);
+    let heard = async {
+        two.stand(0).await;
+        wire.let_answers(Answers::Arrive);
+    };
+    let (released, ()) = within("the release", futures_util::future::join(released, heard)).await;
+    assert_eq!(released.unwrap(), Released::Released);
+}
+
+/// A place in line whose answer was lost is found when its turn has come; it is no grant before that is written down.
+#[tokio::test]
+async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
+    let url = Server::Etcd.fresh_url();
+    let wire = Wire::to(&Server::Etcd.address()).await;
+    let one = Client::open(&url).await;
+    let two = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let ttl = Duration::from_secs(60);
+    two.granted(&two.claim("other", ttl)).await;
+    let mut first = one.granted(&one.claim("lock", ttl)).await;
+    wire.let_answers(Answers::AreLost);
+    let mut claim = two.claim("lock", ttl);
+    claim.waits = true;
+    let asked = two.granted(&claim);
+    let released = async {
+        one.stand(2).await;
+        one.store.release(&mut first, None).await.unwrap();
+        wire.let_answers(Answers::Arrive);
+    };
+    let (grant, ()) = within("the grant", futures_util::future::join(asked, released)).await;
+    let State::Held(held) = one.store.inspect(&claim.name).await.unwrap().state else { panic!() };
+    assert_eq!(held.token, Some(grant.token), "believes in a lock that nobody sees it have");
+}
+
+/// A request that was given up may be granted later. Nobody believes in that grant, and it ends by itself although
+/// others live on the same client.
+#[tokio::test]
+async fn a_grant_that_comes_too_late_for_anybody_ends_by_itself() {
+    let (url, ttl) = (Server::Etcd.fresh_url(), Duration::from_secs(4));
+    let wire = Wire::to(&Server::Etcd.address()).await;
+    let one = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let mut kept = one.granted(&one.claim("other", ttl)).await;
+    let mut claim = one.claim("lock", ttl);
+    claim.patience = Duration::from_millis(300);
+    wire.let_answers(Answers::AreLost);
+    let error = one.store.try_acquire(&claim).await.unwrap_err();
+    assert!(matches!(error, leasehold::error::StoreError::MaybeApplied(_)), "{error:?}");
+    one.stand(1).await;
+    wire.let_answers(Answers::Arrive);
+    let renewing = async {
+        loop {
+            one.renewed(&mut kept).await;
+            one.env().sleep(ttl / 4).await;
+        }
+    };
+    let two = Client::open(&url).await;
+    let next = async {
+        let mut wanted = two.claim("lock", TTL);
+        wanted.waits = true;
+        loop {
+            match two.store.try_acquire(&wanted).await.unwrap() {
+                Verdict::Granted(grant) => return grant,
+                Verdict::Held(held) => two.store.turn(&wanted, &held).await.unwrap(),
+                Verdict::Lost(loss) => panic!("{loss}"),
+            }
+        }
+    };
+    tokio::select! {
+        () = renewing => {}
+        _ = within("the lock", next) => {}
+    }
+}
+
+/// What comes after a revision may be forgotten by etcd before anybody asks for it: then waiters look again.
+#[tokio::test]
+async fn a_waiter_is_not_left_behind_by_a_compaction() {
+    let cluster = Cluster::start(1, &[]).await;
+    let (one, two) = (Client::open(&cluster.url()).await, Client::open(&cluster.url()).await);
+    let mut first = one.granted(&one.claim("lock", TTL)).await;
+    let claim = two.waiting();
+    let seen = two.held(&claim).await;
+    one.store.release(&mut first, None).await.unwrap();
+    for _ in 0..5 {
+        etcdctl(cluster.address(0), &["put", "x", "y"]).await;
+    }
+    let revision: serde_json::Value =
+        serde_json::from_str(&etcdctl(cluster.address(0), &["get", "x", "-w", "json"]).await).unwrap();
+    etcdctl(cluster.address(0), &["compact", &revision["header"]["revision"].to_string()]).await;
+    within("the turn", two.store.turn(&claim, &seen)).await.unwrap();
+    two.granted(&claim).await;
+}

@@ -1,0 +1,80 @@
+//! One write a second for each object is all that GCS promises to take: locks that change hands faster are slowed down to
+//! that, and nothing worse becomes of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::{ErrorKind, Locker};
+use leasehold_testkit::gcs_double::GcsDouble;
+
+async fn locker(server: &GcsDouble, protocol: &str) -> Locker {
+    Locker::open(&format!("{}&protocol={protocol}", server.url())).await.unwrap()
+}
+
+/// Acquired and released at once, over and over: each write is refused now and then, and tried again about a second
+/// later; not more often than the store can take.
+#[tokio::test]
+async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
+    const TIMES: usize = 3;
+    for protocol in ["lease", "existence"] {
+        let server = GcsDouble::start().await;
+        let locker = locker(&server, protocol).await;
+        for _ in 0..TIMES {
+            let guard = locker.lock("lock").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+        }
+        let writes = server.writes();
+        assert_eq!((writes.done, writes.conflicts), (TIMES * 2, 0), "{writes:?}");
+        // Between half a second and a second after each refusal: two of them at most for one write.
+        assert!(writes.throttled <= writes.done * 2, "{protocol}: {writes:?}");
+    }
+}
+
+/// Many processes wait: they read, so the holder's renewals are never among too many writes.
+#[tokio::test]
+async fn waiters_do_not_get_in_the_way_of_renewals() {
+    let ttl = Duration::from_secs(6);
+    let server = GcsDouble::start().await;
+    let holder = locker(&server, "lease").await;
+    let guard = holder.lock("lock").ttl(ttl).acquire().await.unwrap();
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let waiter = locker(&server, "lease").await;
+        waiters.spawn(async move { waiter.lock("lock").acquire().await });
+    }
+    SystemClock.sleep(ttl * 2).await;
+    guard.check().unwrap();
+    let writes = server.writes();
+    assert!(writes.done > 3 && writes.conflicts == 0, "{writes:?}");
+    // A renewal of a lease that was created and written once more within a second, at most.
+    assert!(writes.throttled <= 1, "{writes:?}");
+}
+
+/// They all see the release at about the same time, and all write: one is granted, the others find out and go on
+/// waiting; in the end each of them had it, and none met with an error.
+#[tokio::test]
+async fn those_who_wait_are_served_one_after_the_other() {
+    const PROCESSES: usize = 4;
+    let server = GcsDouble::start().await;
+    let holding = Arc::new(AtomicUsize::new(0));
+    let mut processes = tokio::task::JoinSet::new();
+    for _ in 0..PROCESSES {
+        let locker = locker(&server, "lease").await;
+        let holding = holding.clone();
+        processes.spawn(async move {
+            let guard = locker.lock("lock").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+            assert_eq!(holding.fetch_add(1, Ordering::SeqCst), 0);
+            assert_eq!(locker.lock("lock").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
+            assert_eq!(holding.fetch_sub(1, Ordering::SeqCst), 1);
+            guard.release().await.unwrap();
+        });
+    }
+    while let Some(process) = processes.join_next().await {
+        process.unwrap();
+    }
+    assert_eq!(server.writes().done, PROCESSES * 2, "{:?}", server.writes());
+}

@@ -1,0 +1,400 @@
+//! Records that are there only while they are held: a lock is an object, and its release deletes it, as simple clients
+//! have it. Other objects than ours are held by somebody unknown.
+//!
+//! Rule 3 of the lease protocol (a release deletes nothing) keeps late requests from bringing back what is over. Here
+//! the following does:
+//!
+//! - Every write and every delete expects a version, and no version comes twice: generations never do, and ETags of
+//!   ours have a fresh nonce in what they are computed from. So a late renewal, takeover or delete finds the version
+//!   that it expects, and is not late, or has no effect.
+//! - A late create expects nothing, and may find that. What it leaves is an object that nobody believes in: its claim is
+//!   over. Whoever sent it looks for it for a while and deletes it (see `leases/ghosts.rs`); else it lapses.
+//! - Nothing tells the second grant of a claim from its first but what is in the record, so the beats of each object
+//!   start at a random number (rule 8).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::future::join_all;
+use futures_util::stream::{BoxStream, StreamExt};
+use serde::Serialize;
+use tokio::sync::OnceCell;
+
+use super::super::record::{Content, Record, RecordState, parse, protocol};
+use super::super::{Cell, Deleted, Expect, Register, Version, Write, probe};
+use super::{Found, Records, Refusal, Written};
+use crate::clock::{StoreTime, timeout};
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Capabilities, Id, Token};
+use crate::name::LockName;
+
+/// What objects of this protocol are marked with, so that nobody takes them for records of the other.
+const PROTOCOL: &str = "existence";
+
+/// The version of a record that was released: there is nothing.
+const GONE: &str = "gone";
+
+/// Objects that are no locks: those with which the store is examined.
+const NO_LOCKS: &str = ".leasehold-probe";
+
+/// How long the check of the store's preconditions may take: some eighty requests, the first time.
+const PROBE_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often that is tried when the store is busy, and the pause in between.
+const PROBE_TRIES: usize = 5;
+const PROBE_PAUSE: Duration = Duration::from_millis(500);
+
+/// How many writes and how many deletes race for one version, and how often.
+const RACERS: usize = 4;
+const RACES: usize = 4;
+
+/// The objects in a register.
+#[derive(Debug)]
+pub(crate) struct ExistenceRecords {
+    register: Arc<dyn Register>,
+    /// Whether the register was found to enforce its preconditions, those of deletes too.
+    probed: OnceCell<()>,
+}
+
+impl ExistenceRecords {
+    /// Those in `register`, whose keys are the locks' names.
+    pub(crate) fn new(register: Arc<dyn Register>) -> Self {
+        Self { register, probed: OnceCell::new() }
+    }
+
+    /// Whether the version of an object can be the token of the grant that created it.
+    fn has_tokens(&self) -> bool {
+        self.register.traits().generations
+    }
+
+    fn content(&self, cell: &Cell) -> Result<(Content, Token), Fault> {
+        let content = match parse(&cell.value)? {
+            Content::Record(record)
+                if protocol(&cell.value).as_deref() != Some(PROTOCOL)
+                    || record.state != RecordState::Held =>
+            {
+                // Its clients would not understand that it is deleted.
+                let about = "a lock record of leasehold's other protocol (protocol=lease)";
+                return Ok((Content::Foreign(about.to_owned()), Token::default()));
+            }
+            other => other,
+        };
+        let Content::Record(mut record) = content else { return Ok((content, Token::default())) };
+        if self.has_tokens() && record.token == Token::default() {
+            record.token = generation(&cell.version)?;
+        }
+        let token = record.token;
+        Ok((Content::Record(record), token))
+    }
+
+    async fn create(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
+        let mut record = stored(record);
+        record.beat = u64::from(self.register.env().random.bits() as u32);
+        if self.has_tokens() {
+            // Not known yet: that of the object itself.
+            record.token = Token::default();
+        } else if record.token == Token::default() {
+            let fault = Fault::new(
+                ErrorKind::Unsupported,
+                "the store's answers carry no time (no `Date`), so two grants of a lock cannot be told apart",
+            );
+            return Err(fault
+                .with_help("use a store, or a proxy before it, that sends the Date header")
+                .not_applied());
+        }
+        self.put(name, Expect::Absent, record).await
+    }
+
+    /// Over an object of ours: a renewal, which has its token, or another grant, whose token is counted.
+    async fn replace(
+        &self,
+        name: &LockName,
+        version: &Version,
+        before: Token,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let mut record = stored(record);
+        if record.token != before && self.has_tokens() {
+            // Below the generation that this very write is given, if generations rise: and so below the next token.
+            record.token = Token::new(before.get() + 1).ok_or_else(|| used_up().not_applied())?;
+        }
+        self.put(name, Expect::Version(version), record).await
+    }
+
+    async fn put(
+        &self,
+        name: &LockName,
+        expect: Expect<'_>,
+        mut record: Record,
+    ) -> Result<Written, StoreError> {
+        let object = Object { protocol: PROTOCOL, record: &record };
+        let bytes = serde_json::to_vec(&object).map(Bytes::from).map_err(|error| {
+            Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
+                .not_applied()
+        })?;
+        let version = match self.register.write(name.as_str(), expect, bytes).await? {
+            Write::Conflict => return Ok(Written::Conflict(Refusal::Unexplained)),
+            Write::Committed(version) => version,
+        };
+        if self.has_tokens() && record.token == Token::default() {
+            record.token = generation(&version).map_err(Fault::maybe_applied)?;
+        }
+        let version = Tagged { token: record.token, version }.to_version();
+        Ok(Written::Committed { record: Box::new(record), version })
+    }
+
+    async fn delete(
+        &self,
+        name: &LockName,
+        version: &Version,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        Ok(match self.register.delete(name.as_str(), version).await? {
+            Deleted::Deleted => {
+                Written::Committed { record: Box::new(stored(record)), version: Version::new(GONE) }
+            }
+            Deleted::Conflict => Written::Conflict(Refusal::Unexplained),
+        })
+    }
+}
+
+#[async_trait]
+impl Records for ExistenceRecords {
+    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
+        let Some(cell) = self.register.read(name.as_str()).await? else { return Ok(None) };
+        let (content, token) = self.content(&cell).map_err(|mut fault| {
+            fault.message = format!("{name}: {}", fault.message);
+            fault.not_applied()
+        })?;
+        Ok(Some(Found { content, version: Tagged { token, version: cell.version }.to_version() }))
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        expect: Expect<'_>,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        if name.as_str().starts_with(NO_LOCKS) {
+            let message =
+                format!("lock name \"{name}\" is that of an object leasehold examines the store with");
+            return Err(Fault::new(ErrorKind::Invalid, message).with_help("use another name").not_applied());
+        }
+        let known = match expect {
+            Expect::Absent => None,
+            Expect::Version(version) if version.as_str() == GONE => None,
+            Expect::Version(version) => Some(Tagged::from_version(version)?),
+        };
+        match (record.state, known) {
+            (RecordState::Held, None) => self.create(name, record).await,
+            (RecordState::Held, Some(known)) => self.replace(name, &known.version, known.token, record).await,
+            (RecordState::Free, Some(known)) => self.delete(name, &known.version, record).await,
+            // Never asked for: what is not there is free.
+            (RecordState::Free, None) => Ok(Written::Conflict(Refusal::Absent)),
+            (RecordState::Resting, _) => Err(Fault::new(
+                ErrorKind::Unsupported,
+                "a lock that is an object (protocol=existence) cannot rest: released, it is not there",
+            )
+            .with_help("release it without a rest, or use the default protocol")
+            .not_applied()),
+        }
+    }
+
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
+    fn deletes(&self) -> bool {
+        true
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let names = self.register.list(prefix).filter_map(async |key| match key {
+            Ok(key) if key.starts_with(NO_LOCKS) => None,
+            Ok(key) => LockName::new(key).ok().map(Ok),
+            Err(error) => Some(Err(error)),
+        });
+        names.boxed()
+    }
+
+    async fn trust(&self) -> Result<(), StoreError> {
+        if self.register.traits().trusted {
+            return Ok(());
+        }
+        let checked = self.probed.get_or_try_init(async || {
+            probe(&*self.register).await?;
+            probe_deletes(&*self.register).await
+        });
+        match timeout(&*self.register.env().clock, PROBE_LIMIT, checked).await {
+            Some(outcome) => outcome.copied(),
+            None => {
+                let message =
+                    format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}");
+                Err(Fault::unavailable(message).not_applied())
+            }
+        }
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.register.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.register.env()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let traits = self.register.traits();
+        let mut capabilities = Capabilities::new(traits.store, traits.pace);
+        capabilities.tokens = traits.generations;
+        capabilities.history = false;
+        capabilities.rests = false;
+        capabilities
+    }
+}
+
+/// What is stored.
+#[derive(Serialize)]
+struct Object<'a> {
+    protocol: &'static str,
+    #[serde(flatten)]
+    record: &'a Record,
+}
+
+/// A version, with the token of the record that has it: a write over it has to know both.
+struct Tagged {
+    token: Token,
+    version: Version,
+}
+
+impl Tagged {
+    fn to_version(&self) -> Version {
+        Version::new(format!("{} {}", self.token, self.version.as_str()))
+    }
+
+    fn from_version(tagged: &Version) -> Result<Self, StoreError> {
+        let parts = tagged.as_str().split_once(' ').and_then(|(token, version)| {
+            Some(Self { token: Token::new(token.parse().ok()?)?, version: Version::new(version) })
+        });
+        parts.ok_or_else(|| Fault::new(ErrorKind::Invalid, "a version of another store").not_applied())
+    }
+}
+
+/// `record` without what nobody could tell later.
+fn stored(record: &Record) -> Record {
+    Record { newborn: false, history: Vec::new(), ..record.clone() }
+}
+
+fn generation(version: &Version) -> Result<Token, Fault> {
+    version.as_str().parse().ok().and_then(Token::new).ok_or_else(|| {
+        Fault::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the generation {:?} of the object is no fencing token: it is not below 2^53",
+                version.as_str()
+            ),
+        )
+        .with_help("use the default protocol, whose tokens do not depend on generations")
+    })
+}
+
+fn used_up() -> Fault {
+    Fault::new(ErrorKind::Corrupt, "the fencing tokens of this lock are used up")
+        .with_help("look at the object's token; tokens stay below 2^53")
+}
+
+/// Whether deletes are conditional, and exclude writes: asked with objects of its own, whose names nobody else knows.
+async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
+    let env = register.env();
+    let mut tries = 1..PROBE_TRIES;
+    loop {
+        let key = format!("{NO_LOCKS}-{}", Id::random(&env.random));
+        match examine_deletes(register, &key).await {
+            Err(error) if error.is_transient() && tries.next().is_some() => {
+                let wait = env.random.jittered(PROBE_PAUSE, 0.5);
+                env.sleep(wait.max(error.fault().retry_after.unwrap_or_default())).await;
+            }
+            Err(StoreError::NotApplied(fault)) if fault.kind == ErrorKind::Unsupported => {
+                return Err(no_deletes(fault.message));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+async fn examine_deletes(register: &dyn Register, key: &str) -> Result<(), StoreError> {
+    let mut version = written(register, key, Expect::Absent).await?;
+    for _ in 0..RACES {
+        let outdated = version;
+        version = written(register, key, Expect::Version(&outdated)).await?;
+        if register.delete(key, &outdated).await? == Deleted::Deleted {
+            return Err(no_deletes("this store ignores the version in a delete".to_owned()));
+        }
+        version = match race(register, key, &version).await? {
+            Some(version) => version,
+            None => written(register, key, Expect::Absent).await?,
+        };
+    }
+    match register.delete(key, &version).await? {
+        Deleted::Deleted => Ok(()),
+        Deleted::Conflict => {
+            Err(no_deletes("this store refuses deletes that expect the current version".to_owned()))
+        }
+    }
+}
+
+async fn written(register: &dyn Register, key: &str, expect: Expect<'_>) -> Result<Version, StoreError> {
+    match register.write(key, expect, marker(register)).await? {
+        Write::Committed(version) => Ok(version),
+        Write::Conflict => {
+            Err(Fault::unavailable(format!("the object {key} is not as it was left")).not_applied())
+        }
+    }
+}
+
+/// Writes and deletes that all expect `version`. The version that it has then; `None` if it was deleted.
+async fn race(register: &dyn Register, key: &str, version: &Version) -> Result<Option<Version>, StoreError> {
+    let deletes = join_all((0..RACERS).map(|_| register.delete(key, version)));
+    let writes =
+        join_all((0..RACERS).map(|_| register.write(key, Expect::Version(version), marker(register))));
+    let (deletes, writes) = futures_util::future::join(deletes, writes).await;
+    let mut winners = Vec::new();
+    for delete in deletes {
+        if delete? == Deleted::Deleted {
+            winners.push(None);
+        }
+    }
+    for write in writes {
+        if let Write::Committed(version) = write? {
+            winners.push(Some(version));
+        }
+    }
+    match (winners.len(), winners.pop()) {
+        (1, Some(winner)) => Ok(winner),
+        (0, _) => Err(Fault::unavailable("the store refused all of several writes").not_applied()),
+        (accepted, _) => Err(no_deletes(format!(
+            "this store does not check atomically: of writes and deletes that raced for one version, it accepted \
+             {accepted}"
+        ))),
+    }
+}
+
+fn marker(register: &dyn Register) -> Bytes {
+    format!(
+        "{{\"about\":\"leasehold checks with this object that deletes are conditional\",\"nonce\":\"{}\"}}",
+        Id::random(&register.env().random)
+    )
+    .into()
+}
+
+fn no_deletes(message: String) -> StoreError {
+    Fault::new(ErrorKind::Unsupported, message)
+        .with_help(
+            "with protocol=existence a release deletes an object, which might by then be another's, so nothing was \
+             locked: use the default protocol (leave out ?protocol), or Amazon S3 or Google Cloud Storage",
+        )
+        .not_applied()
+}

@@ -1,0 +1,363 @@
+//! Acquiring: one transaction when nobody is there, a place in line and a confirmation otherwise.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::EtcdLeases;
+use super::errors::{Effect, Trouble};
+use super::hold::Memo;
+use super::keys::Keyspace;
+use super::requests::{self, Own};
+use super::rules::{self, Place, Step};
+use super::session::{Kept, Session, limited};
+use super::value::{self, Standing, Value, whole_seconds};
+use super::wire::{TxnRequest, TxnResponse};
+use crate::clock::Deadline;
+use crate::error::{Fault, StoreError};
+use crate::lease::{Claim, Grant, Held, Ttl, Verdict};
+use crate::register::effort::Effort;
+
+/// What one claim is asked with.
+struct Contender<'a> {
+    claim: &'a Claim,
+    session: &'a Session,
+    line: Keyspace,
+    key: Vec<u8>,
+    granted: Vec<u8>,
+    waiting: Vec<u8>,
+    /// Whether a request was sent that may be granted later, without anybody's hearing of it.
+    unknown: bool,
+}
+
+/// How a try ended.
+enum Outcome {
+    /// In this revision.
+    Granted(i64),
+    Held(Held),
+    /// The lease was gone.
+    NoLease,
+}
+
+impl Contender<'_> {
+    fn own(&self) -> Own<'_> {
+        Own { key: &self.key, lease: self.session.lease, granted: &self.granted, waiting: &self.waiting }
+    }
+}
+
+impl EtcdLeases {
+    pub(super) async fn acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+        let mut effort = self.effort(claim.patience, claim.ttl);
+        loop {
+            let (session, kept) = self.session_for(claim, &mut effort).await?;
+            let mut contender = Contender {
+                claim,
+                session: &session,
+                line: self.keys.line(&claim.name),
+                key: self.keys.of_claim(&claim.name, claim.id),
+                granted: Value::of(claim, Standing::Granted).to_bytes()?,
+                waiting: Value::of(claim, Standing::Waiting).to_bytes()?,
+                unknown: false,
+            };
+            session.expect(claim.id, &contender.key, self.env.now());
+            let outcome = self.contend(&mut contender, &mut effort).await;
+            let in_line = session.place(claim.id).is_some();
+            if contender.unknown {
+                session.doubt(claim.id);
+            }
+            if in_line {
+                self.claims().insert(claim.id, session.clone());
+            } else {
+                session.forget(claim.id);
+                self.claims().remove(&claim.id);
+                if claim.detached && !contender.unknown {
+                    // Its own, and of no use to anybody.
+                    let (client, lease) = (self.client.clone(), session.lease);
+                    tokio::spawn(async move { client.revoke(lease).await });
+                }
+            }
+            match outcome? {
+                Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
+                Outcome::Held(held) => return Ok(Verdict::Held(held)),
+                Outcome::NoLease => session.end(),
+            }
+        }
+    }
+
+    /// Asks until there is an answer.
+    async fn contend(
+        &self,
+        contender: &mut Contender<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Outcome, StoreError> {
+        let (claim, session) = (contender.claim, contender.session);
+        loop {
+            let request = match session.place(claim.id) {
+                None => requests::ask(&contender.line, contender.own(), claim.waits),
+                Some(place) => {
+                    requests::confirm(&contender.line, contender.own(), place.create, place.revision)
+                }
+            };
+            let answer = match self.write(&request, contender, effort).await? {
+                Some(Ok(answer)) => answer,
+                Some(Err(())) => return Ok(Outcome::NoLease),
+                None => continue,
+            };
+            match rules::step(&self.keys, claim, answer)? {
+                Step::Granted(revision) => return Ok(granted_in(session, claim, revision)),
+                Step::Held(held, place) => {
+                    self.stand_or_leave(contender, place, effort).await?;
+                    return Ok(Outcome::Held(held));
+                }
+                Step::Confirm(place) => session.put(claim.id, place),
+                Step::Again => {
+                    session.unput(claim.id);
+                    effort.pause_after_conflict().await?;
+                }
+                Step::Crowded(place) => {
+                    if let Some(outcome) = self.contend_in_crowd(contender, place, effort).await? {
+                        return Ok(outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Keys of other locks lie among ours, so no condition on the whole range can say that nobody is before us. But once
+    /// our own key is there, those before it only ever become fewer: when none is left, none will come.
+    async fn contend_in_crowd(
+        &self,
+        contender: &mut Contender<'_>,
+        place: Option<Place>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Outcome>, StoreError> {
+        let (claim, session) = (contender.claim, contender.session);
+        let place = match place {
+            Some(place) => place,
+            None => {
+                let request = requests::stand(contender.own());
+                match self.write(&request, contender, effort).await? {
+                    Some(Ok(answer)) if answer.succeeded => {
+                        let revision = answer.header.unwrap_or_default().revision;
+                        Place { create: revision, revision, before: None }
+                    }
+                    Some(Err(())) => return Ok(Some(Outcome::NoLease)),
+                    Some(Ok(_)) | None => return Ok(None),
+                }
+            }
+        };
+        session.put(claim.id, place.clone());
+        let before = self.line_until(&claim.name, place.create - 1, effort).await?;
+        let (Some(first), Some(last)) = (before.first(), before.last()) else {
+            let request =
+                requests::confirm_alone(&contender.line, contender.own(), place.create, place.revision);
+            return Ok(match self.write(&request, contender, effort).await? {
+                Some(Ok(answer)) if answer.succeeded => {
+                    Some(granted_in(session, claim, answer.header.unwrap_or_default().revision))
+                }
+                Some(Err(())) => Some(Outcome::NoLease),
+                Some(Ok(_)) | None => None,
+            });
+        };
+        let (Some(first), revision) = self.key(&first.key, effort).await? else { return Ok(None) };
+        let place = Place { before: Some((last.key.clone(), place.revision.min(revision))), ..place };
+        self.stand_or_leave(contender, Some(place), effort).await?;
+        Ok(Some(Outcome::Held(value::held(&first))))
+    }
+
+    /// Whoever waits keeps its place in line; whoever does not leaves none.
+    async fn stand_or_leave(
+        &self,
+        contender: &Contender<'_>,
+        place: Option<Place>,
+        effort: &mut Effort<'_>,
+    ) -> Result<(), StoreError> {
+        let (claim, session) = (contender.claim, contender.session);
+        match place {
+            Some(place) if claim.waits => session.put(claim.id, place),
+            Some(place) => {
+                session.put(claim.id, place);
+                self.withdraw(session, claim.id, &contender.key, effort).await?;
+            }
+            None => session.unput(claim.id),
+        }
+        Ok(())
+    }
+
+    /// Sends one request. `None` when it is to be put together anew: it was not answered, and the next answer will tell.
+    async fn write(
+        &self,
+        request: &TxnRequest,
+        contender: &mut Contender<'_>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Result<TxnResponse, ()>>, StoreError> {
+        match limited(effort, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
+            Ok(answer) => Ok(Some(Ok(answer))),
+            Err(Trouble::NoLease) => Ok(Some(Err(()))),
+            Err(trouble) => {
+                let error = trouble.into_error();
+                contender.unknown |= matches!(error, StoreError::MaybeApplied(_));
+                match effort.pause_after(error).await {
+                    Ok(()) => Ok(None),
+                    Err(StoreError::NotApplied(fault)) if contender.unknown => Err(fault.maybe_applied()),
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// A lease to stand on that is live and will be for a while, and the beat that says so.
+    async fn session_for(
+        &self,
+        claim: &Claim,
+        effort: &mut Effort<'_>,
+    ) -> Result<(Arc<Session>, Kept), StoreError> {
+        loop {
+            let known = self.claims().get(&claim.id).cloned();
+            let session = match known.filter(|session| !session.is_gone()) {
+                Some(session) => session,
+                None => match self.open_session(claim, effort).await {
+                    Ok(session) => session,
+                    Err(error) => {
+                        effort.pause_after(error).await?;
+                        continue;
+                    }
+                },
+            };
+            match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, effort).await {
+                Ok(Ok(kept)) => return Ok((session, kept)),
+                Ok(Err(_)) => {
+                    self.claims().remove(&claim.id);
+                    self.sessions().retain(|other| !Arc::ptr_eq(other, &session));
+                }
+                Err(error) => effort.pause_after(error).await?,
+            }
+        }
+    }
+
+    /// The lease for such a claim, granted if there is none: one attempt.
+    async fn open_session(&self, claim: &Claim, effort: &Effort<'_>) -> Result<Arc<Session>, StoreError> {
+        let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
+        if claim.detached {
+            let (lease, kept) = self.try_grant_lease(self.fresh_lease(), seconds, effort).await?;
+            return Ok(Arc::new(Session::granted(lease, seconds, kept, false)));
+        }
+        if let Some(session) = self.shared(seconds) {
+            return Ok(session);
+        }
+        let failures = self.failed_openings.load(Ordering::Relaxed);
+        // One at a time: those who come meanwhile share its lease, or its failure.
+        let _opening = self.opening.lock().await;
+        if let Some(session) = self.shared(seconds) {
+            return Ok(session);
+        }
+        if failures != self.failed_openings.load(Ordering::Relaxed) {
+            return Err(Fault::unavailable("etcd granted no lease in time").not_applied());
+        }
+        match self.try_grant_lease(self.fresh_lease(), seconds, effort).await {
+            Ok((lease, kept)) => {
+                self.claims().retain(|id, session| session.place(*id).is_some());
+                let session = Arc::new(Session::granted(lease, seconds, kept, true));
+                self.sessions().push(session.clone());
+                Ok(session)
+            }
+            Err(error) => {
+                self.failed_openings.fetch_add(1, Ordering::Relaxed);
+                // A lease without keys is nothing that anybody has to know of.
+                let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = error;
+                Err(fault.not_applied())
+            }
+        }
+    }
+
+    /// The lease that claims like this one share. One that has not been kept alive for a while is left to expire.
+    fn shared(&self, seconds: i64) -> Option<Arc<Session>> {
+        let now = self.env.now();
+        let mut sessions = self.sessions();
+        sessions.retain(|session| {
+            let lasts = Duration::from_secs(u64::try_from(session.seconds).unwrap_or(0));
+            !session.is_gone() && session.kept().is_some_and(|kept| now.longest_since(kept.sent) < lasts)
+        });
+        sessions.iter().find(|session| session.seconds == seconds).cloned()
+    }
+
+    /// 63 bits, and not 0, which would leave the choice to etcd.
+    fn fresh_lease(&self) -> i64 {
+        i64::try_from(self.env.random.bits() >> 65).unwrap_or(i64::MAX).max(1)
+    }
+
+    /// A lease of an id of our own choice: when the answer is lost, asking again tells.
+    pub(super) async fn grant_lease(
+        &self,
+        seconds: i64,
+        effort: &mut Effort<'_>,
+    ) -> Result<(i64, Kept), StoreError> {
+        let (lease, sent) = (self.fresh_lease(), self.env.now());
+        loop {
+            match self.try_grant_lease(lease, seconds, effort).await {
+                Ok((lease, kept)) => return Ok((lease, Kept { sent, ..kept })),
+                Err(error) => effort.pause_after(error).await?,
+            }
+        }
+    }
+
+    async fn try_grant_lease(
+        &self,
+        lease: i64,
+        seconds: i64,
+        effort: &Effort<'_>,
+    ) -> Result<(i64, Kept), StoreError> {
+        let sent = self.env.now();
+        let granted = match limited(effort, Effect::Writes, self.client.grant(lease, seconds)).await {
+            Ok(answer) => answer.ttl,
+            Err(Trouble::LeaseExists) => seconds,
+            Err(trouble) => return Err(trouble.into_error()),
+        };
+        Ok((lease, Kept { sent, ttl: Duration::from_secs(u64::try_from(granted).unwrap_or(0)) }))
+    }
+
+    /// The grant, unless its deadline passed before it was here. Then it is released.
+    async fn granted(
+        &self,
+        claim: &Claim,
+        session: &Arc<Session>,
+        kept: Kept,
+        revision: i64,
+    ) -> Result<Verdict, StoreError> {
+        // By the beat that was known when the key was written: what came later may not have seen it.
+        let mut grant = Grant {
+            name: claim.name.clone(),
+            token: rules::token_of(revision)?,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, kept),
+            memo: Some(Box::new(Memo::new(session.clone(), kept, Value::of(claim, Standing::Granted)))),
+        };
+        if !grant.deadline.passed(self.env.now()) {
+            return Ok(Verdict::Granted(grant));
+        }
+        let mut effort = self.effort(super::PATIENCE, claim.ttl);
+        match self.give_up(&mut grant, None, &mut effort).await {
+            Ok(_) => {
+                let message = format!("lock `{}` was granted too late to be used, and released", grant.name);
+                Err(Fault::unavailable(message).not_applied())
+            }
+            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
+                Err(fault.maybe_applied())
+            }
+        }
+    }
+}
+
+fn granted_in(session: &Session, claim: &Claim, revision: i64) -> Outcome {
+    let create = session.place(claim.id).map_or(revision, |place| place.create);
+    session.put(claim.id, Place { create, revision, before: None });
+    Outcome::Granted(revision)
+}
+
+/// How long a holder may believe in its grant: from before the keep-alive was sent, and for no longer than etcd promised
+/// then, should that be less than was asked for.
+pub(super) fn deadline(ttl: Ttl, kept: Kept) -> Deadline {
+    let promised = Ttl::new(kept.ttl.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or(ttl);
+    Deadline::new(kept.sent, ttl.min(promised).holder_span())
+}

@@ -1,0 +1,281 @@
+//! Requests to a cluster: the members in turn, the login, and what etcd wants to be told with each request.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::stream::{self, Stream, StreamExt};
+use prost::Message;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::config::{Location, Login};
+use super::errors::{Effect, Trouble, trouble};
+use super::wire::{
+    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
+    LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, RangeRequest, RangeResponse, TxnRequest,
+    TxnResponse, WatchRequest, WatchResponse,
+};
+use crate::error::{Error, Fault};
+
+/// A page of a listing, or of a long line, is far below this.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// A cluster. Requests go to one member until it fails.
+pub(super) struct Client {
+    members: Vec<Member>,
+    /// The member that is asked first. Only ever grows; taken modulo their number.
+    current: AtomicUsize,
+    login: Option<Login>,
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+}
+
+#[derive(Clone)]
+struct Member {
+    address: Arc<str>,
+    channel: Channel,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let members: Vec<_> = self.members.iter().map(|member| &member.address).collect();
+        f.debug_struct("Client").field("members", &members).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Sends nothing yet. Must be called inside a tokio runtime.
+    pub(super) fn new(location: &Location) -> Result<Self, Error> {
+        let members = location.endpoints()?.into_iter();
+        Ok(Self {
+            members: members
+                .map(|(address, endpoint)| Member {
+                    address: address.into(),
+                    channel: endpoint.connect_lazy(),
+                })
+                .collect(),
+            current: AtomicUsize::new(0),
+            login: location.login.clone(),
+            token: Mutex::default(),
+        })
+    }
+
+    /// Linearizable.
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Trouble> {
+        self.unary("/etcdserverpb.KV/Range", Effect::None, &request).await
+    }
+
+    /// Linearizable, also when it only reads.
+    pub(super) async fn txn(&self, effect: Effect, request: &TxnRequest) -> Result<TxnResponse, Trouble> {
+        self.unary("/etcdserverpb.KV/Txn", effect, request).await
+    }
+
+    pub(super) async fn grant(&self, id: i64, ttl: i64) -> Result<LeaseGrantResponse, Trouble> {
+        let request = LeaseGrantRequest { ttl, id };
+        self.unary("/etcdserverpb.Lease/LeaseGrant", Effect::Writes, &request).await
+    }
+
+    pub(super) async fn revoke(&self, id: i64) -> Result<LeaseRevokeResponse, Trouble> {
+        let request = LeaseRevokeRequest { id };
+        self.unary("/etcdserverpb.Lease/LeaseRevoke", Effect::Writes, &request).await
+    }
+
+    /// One keep-alive: a stream of one message.
+    pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
+        self.on_some_member(Effect::None, |member, metadata| async move {
+            let asked = stream::iter([LeaseKeepAliveRequest { id }]);
+            let mut answers: Streaming<LeaseKeepAliveResponse> =
+                member.stream("/etcdserverpb.Lease/LeaseKeepAlive", metadata, asked).await?;
+            answers
+                .message()
+                .await?
+                .ok_or_else(|| Status::unavailable("the keep-alive ended without an answer"))
+        })
+        .await
+    }
+
+    /// Opens a stream of watches. `asked` must have its first message ready: etcd says nothing before that. It is
+    /// made anew for each member that is tried.
+    pub(super) async fn watch<S>(
+        &self,
+        asked: impl Fn() -> S + Send + Sync,
+    ) -> Result<Streaming<WatchResponse>, Trouble>
+    where
+        S: Stream<Item = WatchRequest> + Send + 'static,
+    {
+        self.on_some_member(Effect::None, |member, metadata| {
+            let asked = asked();
+            async move { member.stream("/etcdserverpb.Watch/Watch", metadata, asked).await }
+        })
+        .await
+    }
+
+    async fn unary<Q, A>(&self, path: &'static str, effect: Effect, request: &Q) -> Result<A, Trouble>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        self.on_some_member(effect, |member, metadata| {
+            let request = request.clone();
+            async move { member.unary(path, metadata, request).await }
+        })
+        .await
+    }
+
+    /// Asks the current member; another only when it is certain that this one did nothing. One that does not answer is
+    /// not the first to be asked the next time, also when the caller lost patience and dropped this future.
+    async fn on_some_member<A, F>(
+        &self,
+        effect: Effect,
+        ask: impl Fn(Member, MetadataMap) -> F + Send + Sync,
+    ) -> Result<A, Trouble>
+    where
+        F: Future<Output = Result<A, Status>> + Send,
+    {
+        let (mut tried, mut logins) = (0, 0);
+        loop {
+            let (turn, member) = self.member();
+            let hung = NextMember { client: self, turn, answered: false };
+            let token = self.token(member).await?;
+            let answer = ask(member.clone(), metadata(token.as_ref())).await;
+            let trouble = match answer {
+                Ok(answer) => {
+                    hung.answered();
+                    return Ok(answer);
+                }
+                Err(status) => trouble(&member.address, effect, &status),
+            };
+            match trouble {
+                Trouble::LogInAgain | Trouble::NoUser if self.login.is_some() && logins < 2 => {
+                    logins += 1;
+                    hung.answered();
+                    self.forget(token.as_ref());
+                }
+                Trouble::NotSent(_) | Trouble::NotHere(_) if tried + 1 < self.members.len() => tried += 1,
+                Trouble::NotSent(_) | Trouble::NotHere(_) => return Err(trouble),
+                Trouble::Failed(ref error) if error.is_transient() => return Err(trouble),
+                _ => {
+                    hung.answered();
+                    return Err(trouble);
+                }
+            }
+        }
+    }
+
+    fn member(&self) -> (usize, &Member) {
+        let turn = self.current.load(Ordering::Relaxed);
+        (turn, &self.members[turn % self.members.len()])
+    }
+
+    /// What to show as a login; `None` without users. Asked for once, and again when it has expired.
+    async fn token(&self, member: &Member) -> Result<Option<MetadataValue<Ascii>>, Trouble> {
+        let Some(login) = &self.login else { return Ok(None) };
+        if let Some(token) = &*self.known_token() {
+            return Ok(Some(token.clone()));
+        }
+        let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
+        let answer: Result<AuthenticateResponse, _> =
+            member.clone().unary("/etcdserverpb.Auth/Authenticate", metadata(None), request).await;
+        let answer = match answer.map_err(|status| trouble(&member.address, Effect::None, &status)) {
+            // A cluster without users asks for no login.
+            Err(Trouble::NoLogin) => return Ok(None),
+            answer => answer?,
+        };
+        let mut token = MetadataValue::try_from(answer.token.as_str()).map_err(|_| {
+            Trouble::Failed(
+                Fault::unavailable("etcd answered the login with a token that is no text").not_applied(),
+            )
+        })?;
+        token.set_sensitive(true);
+        *self.known_token() = Some(token.clone());
+        Ok(Some(token))
+    }
+
+    /// Unless another task has already logged in again.
+    fn forget(&self, expired: Option<&MetadataValue<Ascii>>) {
+        let mut token = self.known_token();
+        if token.as_ref() == expired {
+            *token = None;
+        }
+    }
+
+    fn known_token(&self) -> std::sync::MutexGuard<'_, Option<MetadataValue<Ascii>>> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Passes on to the next member when dropped, unless this one has answered.
+struct NextMember<'a> {
+    client: &'a Client,
+    turn: usize,
+    answered: bool,
+}
+
+impl NextMember<'_> {
+    fn answered(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for NextMember<'_> {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        // Once, however many requests were waiting for it.
+        let next = self.turn.wrapping_add(1);
+        let _ = self.client.current.compare_exchange(self.turn, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+impl Member {
+    async fn unary<Q, A>(self, path: &'static str, metadata: MetadataMap, message: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = self.ready().await?;
+        let request = Request::from_parts(metadata, Default::default(), message);
+        let codec: ProstCodec<Q, A> = ProstCodec::default();
+        let answer = grpc.unary(request, PathAndQuery::from_static(path), codec).await?;
+        Ok(answer.into_inner())
+    }
+
+    async fn stream<Q, A, S>(
+        self,
+        path: &'static str,
+        metadata: MetadataMap,
+        asked: S,
+    ) -> Result<Streaming<A>, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+        S: Stream<Item = Q> + Send + 'static,
+    {
+        let mut grpc = self.ready().await?;
+        let request = Request::from_parts(metadata, Default::default(), asked.boxed());
+        let codec: ProstCodec<Q, A> = ProstCodec::default();
+        let answer = grpc.streaming(request, PathAndQuery::from_static(path), codec).await?;
+        Ok(answer.into_inner())
+    }
+
+    async fn ready(&self) -> Result<Grpc<Channel>, Status> {
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES);
+        grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+        Ok(grpc)
+    }
+}
+
+/// Served only by a member that knows a leader: one that was cut off from the others says so instead of waiting.
+fn metadata(token: Option<&MetadataValue<Ascii>>) -> MetadataMap {
+    let mut metadata = MetadataMap::new();
+    metadata.insert("hasleader", MetadataValue::from_static("true"));
+    if let Some(token) = token {
+        metadata.insert("token", token.clone());
+    }
+    metadata
+}

@@ -1,0 +1,350 @@
+//! What etcd's refusals mean: whether the request can have had its effect, and what to do about it.
+//!
+//! etcd tells its errors apart by text only: gRPC knows 16 codes, and `Unavailable` alone stands for ten of them. The
+//! texts are constants of `api/v3rpc/rpctypes/error.go` and have not changed since 3.0; one that is not known here is
+//! judged by its code, which never says "not applied" of a write that may have been.
+
+use tonic::{Code, Status};
+
+use crate::error::{ErrorKind, Fault, StoreError};
+
+/// What kind of request it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// It changes nothing, or nothing that matters: reads, watches, keep-alives, logins.
+    None,
+    /// It writes.
+    Writes,
+}
+
+/// What an answer that is no result means.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// There is no such lease (any more). Nothing was written.
+    NoLease,
+    /// A lease of that id exists already: an earlier attempt has made it.
+    LeaseExists,
+    /// The token has expired, or the cluster's users have changed: log in again. Nothing was written.
+    LogInAgain,
+    /// The cluster has no users: no login is needed.
+    NoLogin,
+    /// The cluster has users, and the request named none. Nothing was written.
+    NoUser,
+    /// Nothing was sent to this member: another may be asked at once.
+    NotSent(Fault),
+    /// This member cannot serve now. Nothing was written; another may be asked at once.
+    NotHere(Fault),
+    /// Everything else.
+    Failed(StoreError),
+}
+
+impl Trouble {
+    /// For those who can do nothing special about it.
+    pub(super) fn into_error(self) -> StoreError {
+        match self {
+            Self::NoLease => Fault::unavailable("etcd: the lease is gone").not_applied(),
+            Self::LeaseExists => Fault::unavailable("etcd: the lease exists already").not_applied(),
+            Self::LogInAgain => denied("etcd does not accept its own token of our login").not_applied(),
+            Self::NoLogin => denied("etcd has no users").not_applied(),
+            Self::NoUser => denied("etcd wants to know the user")
+                .with_help("name the user: etcd://user:password@host:2379/prefix/")
+                .not_applied(),
+            Self::NotSent(fault) | Self::NotHere(fault) => fault.not_applied(),
+            Self::Failed(error) => error,
+        }
+    }
+}
+
+/// What is said of one text or code.
+enum Verdict {
+    NoLease,
+    LeaseExists,
+    LogInAgain,
+    NoLogin,
+    NoUser,
+    NotHere,
+    /// Certainly without effect.
+    Not(ErrorKind, Option<&'static str>),
+    /// A write may have had its effect, now or later.
+    Maybe(ErrorKind, Option<&'static str>),
+}
+
+/// What `status` means, which `member` (host and port) gave to a request with `effect`.
+pub(super) fn trouble(member: &str, effect: Effect, status: &Status) -> Trouble {
+    if let Some(why) = connect_error(status) {
+        return Trouble::NotSent(
+            Fault::unavailable(format!("etcd at {member} cannot be reached: {why}"))
+                .with_help("is etcd running there, and is the scheme right (tls=on for a cluster with TLS)?"),
+        );
+    }
+    let fault = |kind, help: Option<&str>| {
+        let fault = Fault::new(kind, format!("etcd at {member}: {}", words(status)));
+        match help {
+            Some(help) => fault.with_help(help),
+            None => fault,
+        }
+    };
+    match by_text(status.message()).unwrap_or_else(|| by_code(status.code())) {
+        Verdict::NoLease => Trouble::NoLease,
+        Verdict::LeaseExists => Trouble::LeaseExists,
+        Verdict::LogInAgain => Trouble::LogInAgain,
+        Verdict::NoLogin => Trouble::NoLogin,
+        Verdict::NoUser => Trouble::NoUser,
+        Verdict::NotHere => Trouble::NotHere(fault(ErrorKind::Unavailable, None)),
+        Verdict::Not(kind, help) => Trouble::Failed(fault(kind, help).not_applied()),
+        Verdict::Maybe(kind, help) if effect == Effect::Writes => {
+            Trouble::Failed(fault(kind, help).maybe_applied())
+        }
+        Verdict::Maybe(kind, help) => Trouble::Failed(fault(kind, help).not_applied()),
+    }
+}
+
+const LEARNER: &str = "name the voting members in the store URL";
+const PERMISSION: &str = "grant a role with read and write permission on the prefix: etcdctl role grant-permission ROLE readwrite PREFIX --prefix=true";
+const SPACE: &str =
+    "compact and defragment etcd, then clear the alarm: etcdctl compact, defrag, alarm disarm";
+
+/// etcd's own words, without the leading `etcdserver: `.
+fn by_text(text: &str) -> Option<Verdict> {
+    use ErrorKind::{Corrupt, Denied, Invalid, Unavailable};
+    let text = text.strip_prefix("etcdserver: ").unwrap_or(text);
+    Some(match text {
+        "requested lease not found" => Verdict::NoLease,
+        "lease already exists" => Verdict::LeaseExists,
+        "invalid auth token" | "revision of auth store is old" => Verdict::LogInAgain,
+        "authentication is not enabled" => Verdict::NoLogin,
+        // Refused before anything was proposed to the others.
+        "no leader" => Verdict::NotHere,
+        "rpc not supported for learner" => Verdict::Not(Unavailable, Some(LEARNER)),
+        "too many requests" => Verdict::Not(Unavailable, None),
+        "mvcc: database space exceeded" => Verdict::Not(Unavailable, Some(SPACE)),
+        "mvcc: required revision has been compacted" | "mvcc: required revision is a future revision" => {
+            Verdict::Not(Unavailable, None)
+        }
+        "request is too large"
+        | "key is not provided"
+        | "too many operations in txn request"
+        | "duplicate key given in txn request"
+        | "too large lease TTL" => Verdict::Not(Invalid, None),
+        "permission denied" => Verdict::Not(Denied, Some(PERMISSION)),
+        "user name is empty" => Verdict::NoUser,
+        "authentication failed, invalid user ID or password" => {
+            Verdict::Not(Denied, Some("check the user and the (percent-encoded) password in the store URL"))
+        }
+        "corrupt cluster" | "corrupt alarm" => {
+            Verdict::Maybe(Corrupt, Some("etcd has found its members' data to differ: restore it"))
+        }
+        // A proposal that nobody answered in time may still be carried out.
+        "request timed out"
+        | "request timed out, possibly due to previous leader failure"
+        | "request timed out, possibly due to connection lost"
+        | "request timed out, waiting for the applied index took too long"
+        | "leader changed"
+        | "server stopped"
+        | "raft proposal dropped"
+        | "unhealthy cluster" => Verdict::Maybe(Unavailable, None),
+        _ => return None,
+    })
+}
+
+fn by_code(code: Code) -> Verdict {
+    use ErrorKind::{Corrupt, Denied, Invalid, Unavailable, Unsupported};
+    match code {
+        Code::PermissionDenied => Verdict::Not(Denied, Some(PERMISSION)),
+        Code::Unauthenticated => Verdict::Not(Denied, None),
+        Code::Unimplemented => Verdict::Not(Unsupported, Some("leasehold needs etcd 3.4 or later")),
+        Code::InvalidArgument | Code::OutOfRange => Verdict::Not(Invalid, None),
+        Code::ResourceExhausted => Verdict::Maybe(Unavailable, None),
+        Code::DataLoss => Verdict::Maybe(Corrupt, None),
+        Code::Ok
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::Internal
+        | Code::Unavailable => Verdict::Maybe(Unavailable, None),
+    }
+}
+
+fn denied(message: &str) -> Fault {
+    Fault::new(ErrorKind::Denied, message)
+}
+
+/// Why no connection could be made, if that is what happened: then nothing was sent.
+fn connect_error(status: &Status) -> Option<String> {
+    let mut source = std::error::Error::source(status);
+    let mut connecting = None;
+    while let Some(error) = source {
+        if error.is::<tonic::ConnectError>() {
+            connecting = Some(error.to_string());
+        } else if connecting.is_some() {
+            // The innermost says it best: connection refused, invalid certificate.
+            connecting = Some(error.to_string());
+        }
+        source = error.source();
+    }
+    connecting.map(|why| one_line(&why))
+}
+
+fn words(status: &Status) -> String {
+    match status.message() {
+        "" => status.code().description().to_owned(),
+        message => one_line(message),
+    }
+}
+
+/// What another machine said: on one line, without control characters, cut.
+fn one_line(text: &str) -> String {
+    let clean = text.chars().map(|c| if crate::name::is_unprintable(c) { ' ' } else { c });
+    clean.take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn short(trouble: &Trouble) -> String {
+        match trouble {
+            Trouble::NoLease => "no lease".into(),
+            Trouble::LeaseExists => "lease exists".into(),
+            Trouble::LogInAgain => "log in".into(),
+            Trouble::NoLogin => "no login".into(),
+            Trouble::NoUser => "no user".into(),
+            Trouble::NotSent(_) => "not sent".into(),
+            Trouble::NotHere(_) => "not here".into(),
+            Trouble::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+            Trouble::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+        }
+    }
+
+    /// Texts and codes as etcd 3.4 to 3.6 sends them, and every code without a text that is known.
+    const ANSWERS: &[(Code, &str, &str, &str)] = &[
+        // code, text, what it means for a read, for a write
+        (Code::NotFound, "etcdserver: requested lease not found", "no lease", "no lease"),
+        (Code::FailedPrecondition, "etcdserver: lease already exists", "lease exists", "lease exists"),
+        (Code::Unauthenticated, "etcdserver: invalid auth token", "log in", "log in"),
+        (Code::InvalidArgument, "etcdserver: revision of auth store is old", "log in", "log in"),
+        (Code::FailedPrecondition, "etcdserver: authentication is not enabled", "no login", "no login"),
+        (Code::Unavailable, "etcdserver: no leader", "not here", "not here"),
+        (
+            Code::Unavailable,
+            "etcdserver: rpc not supported for learner",
+            "not unavailable",
+            "not unavailable",
+        ),
+        (Code::ResourceExhausted, "etcdserver: too many requests", "not unavailable", "not unavailable"),
+        (
+            Code::ResourceExhausted,
+            "etcdserver: mvcc: database space exceeded",
+            "not unavailable",
+            "not unavailable",
+        ),
+        (
+            Code::OutOfRange,
+            "etcdserver: mvcc: required revision has been compacted",
+            "not unavailable",
+            "not unavailable",
+        ),
+        (
+            Code::OutOfRange,
+            "etcdserver: mvcc: required revision is a future revision",
+            "not unavailable",
+            "not unavailable",
+        ),
+        (Code::InvalidArgument, "etcdserver: request is too large", "not invalid", "not invalid"),
+        (Code::InvalidArgument, "etcdserver: key is not provided", "not invalid", "not invalid"),
+        (
+            Code::InvalidArgument,
+            "etcdserver: too many operations in txn request",
+            "not invalid",
+            "not invalid",
+        ),
+        (
+            Code::InvalidArgument,
+            "etcdserver: duplicate key given in txn request",
+            "not invalid",
+            "not invalid",
+        ),
+        (Code::OutOfRange, "etcdserver: too large lease TTL", "not invalid", "not invalid"),
+        (Code::PermissionDenied, "etcdserver: permission denied", "not denied", "not denied"),
+        (Code::InvalidArgument, "etcdserver: user name is empty", "no user", "no user"),
+        (
+            Code::InvalidArgument,
+            "etcdserver: authentication failed, invalid user ID or password",
+            "not denied",
+            "not denied",
+        ),
+        (Code::DataLoss, "etcdserver: corrupt cluster", "not corrupt", "maybe corrupt"),
+        (Code::Unavailable, "etcdserver: leader changed", "not unavailable", "maybe unavailable"),
+        (Code::Unavailable, "etcdserver: request timed out", "not unavailable", "maybe unavailable"),
+        (
+            Code::Unavailable,
+            "etcdserver: request timed out, possibly due to previous leader failure",
+            "not unavailable",
+            "maybe unavailable",
+        ),
+        (
+            Code::Unavailable,
+            "etcdserver: request timed out, possibly due to connection lost",
+            "not unavailable",
+            "maybe unavailable",
+        ),
+        (Code::Unavailable, "etcdserver: server stopped", "not unavailable", "maybe unavailable"),
+        (Code::Unavailable, "etcdserver: unhealthy cluster", "not unavailable", "maybe unavailable"),
+        (Code::Unknown, "raft proposal dropped", "not unavailable", "maybe unavailable"),
+        (Code::Ok, "", "not unavailable", "maybe unavailable"),
+        (Code::Cancelled, "context canceled", "not unavailable", "maybe unavailable"),
+        (
+            Code::Unknown,
+            "h2 protocol error: error reading a body from connection",
+            "not unavailable",
+            "maybe unavailable",
+        ),
+        (Code::InvalidArgument, "another", "not invalid", "not invalid"),
+        (Code::DeadlineExceeded, "context deadline exceeded", "not unavailable", "maybe unavailable"),
+        (Code::NotFound, "another", "not unavailable", "maybe unavailable"),
+        (Code::AlreadyExists, "another", "not unavailable", "maybe unavailable"),
+        (Code::PermissionDenied, "another", "not denied", "not denied"),
+        (Code::ResourceExhausted, "another", "not unavailable", "maybe unavailable"),
+        (Code::FailedPrecondition, "another", "not unavailable", "maybe unavailable"),
+        (Code::Aborted, "another", "not unavailable", "maybe unavailable"),
+        (Code::OutOfRange, "another", "not invalid", "not invalid"),
+        (Code::Unimplemented, "unknown service etcdserverpb.KV", "not unsupported", "not unsupported"),
+        (Code::Internal, "stream terminated", "not unavailable", "maybe unavailable"),
+        (Code::Unavailable, "error reading server preface", "not unavailable", "maybe unavailable"),
+        (Code::DataLoss, "another", "not corrupt", "maybe corrupt"),
+        (Code::Unauthenticated, "another", "not denied", "not denied"),
+    ];
+
+    #[test]
+    fn every_answer_means_what_it_should() {
+        for (code, text, read, write) in ANSWERS {
+            let status = Status::new(*code, *text);
+            assert_eq!(short(&trouble("h:1", Effect::None, &status)), *read, "{code:?} {text}");
+            assert_eq!(short(&trouble("h:1", Effect::Writes, &status)), *write, "{code:?} {text}");
+        }
+        for code in 0..=16 {
+            let known = ANSWERS.iter().any(|(known, ..)| *known == Code::from_i32(code));
+            assert!(known, "no answer with {:?} is in the table", Code::from_i32(code));
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do_and_what_etcd_said_on_one_line() {
+        for (text, help) in [
+            ("etcdserver: permission denied", "grant-permission"),
+            ("etcdserver: user name is empty", "etcd://user:password@"),
+            ("etcdserver: mvcc: database space exceeded", "defrag"),
+        ] {
+            let error = trouble("h:1", Effect::Writes, &Status::new(Code::Unknown, text)).into_error();
+            let told = error.fault().help.clone().unwrap_or_default();
+            assert!(told.contains(help), "{text}: {told}");
+        }
+        let status = Status::new(Code::Unknown, format!("a\n\u{1b}[31m{}", "x".repeat(999)));
+        let message = trouble("h:1", Effect::None, &status).into_error().to_string();
+        assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
+    }
+}

@@ -1,0 +1,356 @@
+//! Holding: renewals, releases, and grants that are handed on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::EtcdLeases;
+use super::acquire::deadline;
+use super::errors::{Effect, Trouble};
+use super::requests;
+use super::rules::{self, Place, next_key};
+use super::session::{Kept, Session, limited};
+use super::value::{self, Standing, Value, whole_seconds};
+use super::wire::{KeyValue, TxnRequest};
+use crate::clock::Moment;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, attempt_limit};
+use crate::register::effort::Effort;
+
+/// What a grant remembers.
+#[derive(Clone, Debug)]
+pub(super) struct Memo {
+    session: Arc<Session>,
+    /// Before the keep-alive was sent that the grant's deadline counts from; `None` when none is known.
+    known: Option<Moment>,
+    /// What lies under its key.
+    value: Arc<Value>,
+    /// How it ended.
+    over: Option<Released>,
+    /// Whether a release was sent that was not answered.
+    unsure: bool,
+}
+
+impl Memo {
+    pub(super) fn new(session: Arc<Session>, kept: Kept, value: Value) -> Self {
+        Self { session, known: Some(kept.sent), value: Arc::new(value), over: None, unsure: false }
+    }
+}
+
+/// What became of a key that was to be written.
+enum Written {
+    /// In this revision.
+    Done(i64),
+    /// It was not there any more.
+    Absent,
+    /// Something else is there: look at it, and write again or not.
+    Found(Box<KeyValue>),
+    /// The lease to write it with is gone.
+    NoLease,
+}
+
+impl EtcdLeases {
+    pub(super) fn memo(grant: &Grant) -> Option<&Memo> {
+        grant.memo.as_ref()?.downcast_ref()
+    }
+
+    pub(super) fn session_of(grant: &Grant) -> Option<Arc<Session>> {
+        Some(Self::memo(grant)?.session.clone())
+    }
+
+    pub(super) async fn prolong(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        let left = grant.deadline.remaining(self.env.now());
+        if left.is_zero() {
+            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+        }
+        // Not until the deadline: the keeper is to hear of trouble before that, and goes on at its own pace.
+        let mut effort = self.effort(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
+        let mut memo = match Self::memo(grant).cloned() {
+            Some(memo) => memo,
+            None => match self.look_up(grant, &mut effort).await? {
+                Some(memo) => memo,
+                None => return Ok(Renewal::Lost(self.loss_of(grant, &mut effort).await)),
+            },
+        };
+        loop {
+            memo.session.touch(grant.id, self.env.now());
+            let most = grant.ttl.get() / 6;
+            let kept = match memo.session.keep(&self.client, &self.env, memo.known, most, &effort).await {
+                Ok(Ok(kept)) => kept,
+                Ok(Err(_)) => return Ok(self.lose(grant, &memo, &mut effort).await),
+                Err(error) => {
+                    effort.pause_after(error).await?;
+                    continue;
+                }
+            };
+            if memo.session.place(grant.id).is_some() {
+                memo.known = Some(kept.sent);
+                return Ok(prolonged(grant, kept, memo, self.env.now()));
+            }
+            // Not as it should be there: perhaps it was moved to another lease, or the look at it came too late.
+            match self.look_up(grant, &mut effort).await? {
+                None => return Ok(self.lose(grant, &memo, &mut effort).await),
+                Some(found) if found.session.lease == memo.session.lease => {}
+                Some(found) => memo = found,
+            }
+        }
+    }
+
+    /// Finds the key of a grant, and the lease that it stands on. `None` when it is not there, or not that grant's any
+    /// more.
+    async fn look_up(&self, grant: &Grant, effort: &mut Effort<'_>) -> Result<Option<Memo>, StoreError> {
+        let key = self.keys.of_claim(&grant.name, grant.id);
+        let (Some(kv), _) = self.key(&key, effort).await? else { return Ok(None) };
+        let value = rules::own_value(grant.id, &kv)?;
+        if value.state != Standing::Granted || value::token(&kv, &value) != Some(grant.token) {
+            return Ok(None);
+        }
+        let ours = Self::session_of(grant).filter(|session| session.lease == kv.lease);
+        let ours = ours.or_else(|| self.sessions().iter().find(|session| session.lease == kv.lease).cloned());
+        let session = ours.unwrap_or_else(|| Arc::new(Session::found(kv.lease, value.lease_seconds())));
+        session.expect(grant.id, &key, self.env.now());
+        session.put(grant.id, Place { create: kv.create_revision, revision: kv.mod_revision, before: None });
+        Ok(Some(Memo { session, known: None, value: Arc::new(value), over: None, unsure: false }))
+    }
+
+    async fn lose(&self, grant: &Grant, memo: &Memo, effort: &mut Effort<'_>) -> Renewal {
+        self.forget(memo, grant.id);
+        Renewal::Lost(self.loss_of(grant, effort).await)
+    }
+
+    /// How a grant was lost that certainly is.
+    async fn loss_of(&self, grant: &Grant, effort: &mut Effort<'_>) -> Loss {
+        let line = self.keys.line(&grant.name);
+        match self.read(requests::post_mortem(&self.keys.mark(grant.id), &line), effort).await {
+            Ok(answer) => rules::loss(&self.keys, &grant.name, grant.token, answer),
+            Err(error) => {
+                let reason = LossReason::Expired { last_error: Some(error.to_string()) };
+                Loss::new(grant.name.clone(), grant.token, reason)
+            }
+        }
+    }
+
+    fn forget(&self, memo: &Memo, id: Id) {
+        memo.session.forget(id);
+        self.claims().remove(&id);
+    }
+
+    /// Ends a grant, or the claim of that id that waits in line.
+    pub(super) async fn give_up(
+        &self,
+        grant: &mut Grant,
+        rest: Option<Duration>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Released, StoreError> {
+        let mut memo = Self::memo(grant).cloned();
+        if let Some(over) = memo.as_ref().and_then(|memo| memo.over) {
+            return Ok(over);
+        }
+        let outcome = match rest {
+            None => self.remove(grant, &mut memo, effort).await,
+            Some(rest) => self.lay_to_rest(grant, &mut memo, rest, effort).await,
+        };
+        if let Ok(released) = outcome {
+            let standing = memo.as_ref().map(|memo| memo.session.clone());
+            if let Some(session) = standing.or_else(|| self.claims().get(&grant.id).cloned()) {
+                session.forget(grant.id);
+            }
+            self.claims().remove(&grant.id);
+            if let Some(memo) = &mut memo {
+                memo.over = Some(released);
+            }
+        }
+        if let Some(memo) = memo {
+            grant.memo = Some(Box::new(memo));
+        }
+        outcome
+    }
+
+    async fn remove(
+        &self,
+        grant: &Grant,
+        memo: &mut Option<Memo>,
+        effort: &mut Effort<'_>,
+    ) -> Result<Released, StoreError> {
+        let key = self.keys.of_claim(&grant.name, grant.id);
+        let session = memo.as_ref().map(|memo| memo.session.clone());
+        let session = session.or_else(|| self.claims().get(&grant.id).cloned());
+        let place = session.as_ref().and_then(|session| session.place(grant.id));
+        // With what is known here; of a ticket that is nothing.
+        let mut revision = place.map(|place| place.revision);
+        let mut mark = None;
+        let mut unsure = memo.as_ref().is_some_and(|memo| memo.unsure);
+        loop {
+            let Some(known) = revision else {
+                let (Some(kv), _) = self.key(&key, effort).await? else { return Ok(gone(unsure)) };
+                let value = rules::own_value(grant.id, &kv)?;
+                if value.state == Standing::Resting {
+                    return Ok(gone(unsure));
+                }
+                // Whoever holds it by this ticket, or waits, is not told by us: the mark tells.
+                mark = Some((self.keys.mark(grant.id), kv.lease)).filter(|_| memo.is_none() && kv.lease != 0);
+                revision = Some(kv.mod_revision);
+                continue;
+            };
+            let marked = mark.as_ref().map(|(key, lease)| (key.as_slice(), *lease));
+            let request = requests::end(&key, known, marked);
+            match self.write_once(&request, &mut unsure, effort).await {
+                Ok(Some(Written::Done(_))) => return Ok(Released::Released),
+                Ok(Some(Written::Absent)) => return Ok(gone(unsure)),
+                Ok(Some(Written::Found(_) | Written::NoLease) | None) => revision = None,
+                Err(error) => {
+                    if let Some(memo) = memo {
+                        memo.unsure = unsure;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Ends a grant and leaves its key, on a lease that lasts as long as the rest: for other clients' eyes it is held.
+    async fn lay_to_rest(
+        &self,
+        grant: &Grant,
+        memo: &mut Option<Memo>,
+        rest: Duration,
+        effort: &mut Effort<'_>,
+    ) -> Result<Released, StoreError> {
+        if memo.is_none() {
+            *memo = self.look_up(grant, effort).await?;
+        }
+        let Some(memo) = memo else { return Ok(Released::AlreadyLost) };
+        let (lease, _) = self.grant_lease(whole_seconds(rest), effort).await?;
+        let value = Value::clone(&memo.value).resting(grant.token, rest);
+        Ok(match self.move_to(grant, memo, &value, lease, effort).await? {
+            Some(_) => Released::Released,
+            None => gone(memo.unsure),
+        })
+    }
+
+    /// Writes a grant's key again, with another value and on another lease. `None` when it was gone.
+    async fn move_to(
+        &self,
+        grant: &Grant,
+        memo: &mut Memo,
+        value: &Value,
+        lease: i64,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<i64>, StoreError> {
+        let key = self.keys.of_claim(&grant.name, grant.id);
+        let value = value.to_bytes()?;
+        let mut revision = memo.session.place(grant.id).map(|place| place.revision);
+        loop {
+            let Some(known) = revision else {
+                match self.key(&key, effort).await?.0 {
+                    None => return Ok(None),
+                    Some(kv) if kv.lease == lease => return Ok(Some(kv.mod_revision)),
+                    Some(kv) => {
+                        rules::own_value(grant.id, &kv)?;
+                        revision = Some(kv.mod_revision);
+                        continue;
+                    }
+                }
+            };
+            let request = requests::rewrite(&key, known, &value, lease);
+            match self.write_once(&request, &mut memo.unsure, effort).await? {
+                Some(Written::Done(revision)) => return Ok(Some(revision)),
+                Some(Written::Absent) => return Ok(None),
+                Some(Written::Found(kv)) if kv.lease == lease => return Ok(Some(kv.mod_revision)),
+                Some(Written::Found(_)) | None => revision = None,
+                Some(Written::NoLease) => {
+                    return Err(Fault::unavailable("etcd ended a lease before it was used").not_applied());
+                }
+            }
+        }
+    }
+
+    /// Gives a grant a lease of its own, which another process can keep alive.
+    pub(super) async fn set_apart(&self, grant: &mut Grant) -> Result<(), StoreError> {
+        let Some(mut memo) = Self::memo(grant).cloned().filter(|memo| memo.session.shared) else {
+            return Ok(());
+        };
+        let mut effort = self.effort(super::PATIENCE, grant.ttl);
+        let seconds = memo.session.seconds;
+        let (lease, kept) = self.grant_lease(seconds, &mut effort).await?;
+        let value = Value::clone(&memo.value).with_token(grant.token);
+        let Some(revision) = self.move_to(grant, &mut memo, &value, lease, &mut effort).await? else {
+            self.forget(&memo, grant.id);
+            let loss = self.loss_of(grant, &mut effort).await;
+            return Err(Fault::new(ErrorKind::Lost, loss.to_string()).not_applied());
+        };
+        let session = Arc::new(Session::granted(lease, seconds, kept, false));
+        session.expect(grant.id, &self.keys.of_claim(&grant.name, grant.id), self.env.now());
+        session.put(grant.id, Place { create: revision, revision, before: None });
+        self.forget(&memo, grant.id);
+        grant.deadline = deadline(grant.ttl, kept);
+        grant.memo = Some(Box::new(Memo::new(session, kept, value)));
+        Ok(())
+    }
+
+    /// Deletes the key of a claim that does not wait.
+    pub(super) async fn withdraw(
+        &self,
+        session: &Session,
+        id: Id,
+        key: &[u8],
+        effort: &mut Effort<'_>,
+    ) -> Result<(), StoreError> {
+        let mut unsure = false;
+        while let Some(place) = session.place(id) {
+            let request = requests::end(key, place.revision, None);
+            match self.write_once(&request, &mut unsure, effort).await? {
+                Some(Written::Found(kv)) => {
+                    session.put(id, Place { revision: kv.mod_revision, ..place });
+                }
+                Some(Written::Done(_) | Written::Absent | Written::NoLease) => session.unput(id),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one write under one key. `None` when it was not answered, or is to be tried again: look first.
+    async fn write_once(
+        &self,
+        request: &TxnRequest,
+        unsure: &mut bool,
+        effort: &mut Effort<'_>,
+    ) -> Result<Option<Written>, StoreError> {
+        match limited(effort, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
+            Ok(answer) if answer.succeeded => {
+                Ok(Some(Written::Done(answer.header.unwrap_or_default().revision)))
+            }
+            Ok(answer) => Ok(Some(match next_key(&mut answer.responses.into_iter()) {
+                None => Written::Absent,
+                Some(kv) => Written::Found(Box::new(kv)),
+            })),
+            Err(Trouble::NoLease) => Ok(Some(Written::NoLease)),
+            Err(trouble) => {
+                let error = trouble.into_error();
+                *unsure |= matches!(error, StoreError::MaybeApplied(_));
+                effort.pause_after(error).await?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// A key that is not there: by our doing, if we asked for it.
+fn gone(unsure: bool) -> Released {
+    if unsure { Released::Released } else { Released::AlreadyLost }
+}
+
+/// An answer later than the lease that it prolongs prolongs nothing.
+fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal {
+    let prolonged = deadline(grant.ttl, kept);
+    if grant.deadline.passed(now) || prolonged.passed(now) {
+        return lost(grant, LossReason::Expired { last_error: None });
+    }
+    grant.deadline = prolonged;
+    grant.memo = Some(Box::new(memo));
+    Renewal::Renewed
+}
+
+fn lost(grant: &Grant, reason: LossReason) -> Renewal {
+    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
+}

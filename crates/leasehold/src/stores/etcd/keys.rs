@@ -1,0 +1,176 @@
+//! Where locks lie: `<prefix><name>/<claim id>`, the layout of etcd's own lock recipes.
+//!
+//! All of these recipes (`client/v3/concurrency`, the lock service, `etcdctl lock`) order the keys below `<name>/` by
+//! their create revision and end their keys in the id of their lease. Ours end in the id of the claim: any number of
+//! claims then shares one lease, and a ticket finds its key by its id.
+
+use crate::lease::Id;
+use crate::name::LockName;
+
+/// The longest ending of a lock's key: 32 digits are ours, up to 16 a lease's.
+const MOST_DIGITS: usize = 32;
+
+/// The first key after all those that begin with `prefix`; etcd's sign for "no end" when there is none.
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    vec![0]
+}
+
+/// All keys from `key` on, those before `end`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Keyspace {
+    pub(super) key: Vec<u8>,
+    pub(super) end: Vec<u8>,
+}
+
+impl Keyspace {
+    fn beginning_with(prefix: Vec<u8>) -> Self {
+        let end = end_of(&prefix);
+        // An empty key is no key; the first one is a single zero byte.
+        Self { key: if prefix.is_empty() { vec![0] } else { prefix }, end }
+    }
+}
+
+/// The keys of one store.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    pub(super) fn new(prefix: String) -> Self {
+        Self { prefix }
+    }
+
+    /// The key of one claim.
+    pub(super) fn of_claim(&self, name: &LockName, id: Id) -> Vec<u8> {
+        format!("{}{name}/{id}", self.prefix).into_bytes()
+    }
+
+    /// The keys of everybody who holds `name` or waits for it, and of those of the locks whose names begin with
+    /// `name/`, which cannot be told apart by a range.
+    pub(super) fn line(&self, name: &LockName) -> Keyspace {
+        Keyspace::beginning_with(format!("{}{name}/", self.prefix).into_bytes())
+    }
+
+    /// Whether `key`, one of [`line`](Self::line), stands for `name` itself. Whatever else may be there counts: nobody
+    /// is granted a lock that may be somebody's.
+    pub(super) fn is_in_line(&self, name: &LockName, key: &[u8]) -> bool {
+        let rest = key.get(self.prefix.len() + name.as_str().len() + 1..);
+        rest.is_some_and(|rest| !rest.contains(&b'/'))
+    }
+
+    /// Where it is written that the claim `id` was ended by another. No lock's name begins with `./`.
+    pub(super) fn mark(&self, id: Id) -> Vec<u8> {
+        format!("{}./{id}", self.prefix).into_bytes()
+    }
+
+    /// The keys of all locks whose names begin with `prefix`, and more.
+    pub(super) fn of_locks(&self, prefix: &str) -> Keyspace {
+        Keyspace::beginning_with(format!("{}{prefix}", self.prefix).into_bytes())
+    }
+
+    /// Whose key it is, if it is a lock's.
+    pub(super) fn lock_of(&self, key: &[u8]) -> Option<LockName> {
+        let (name, ending) = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?.rsplit_once('/')?;
+        let digits = ending.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        let is_id = digits && (1..=MOST_DIGITS).contains(&ending.len());
+        LockName::new(name).ok().filter(|_| is_id)
+    }
+}
+
+/// The key right after `key`.
+pub(super) fn after(key: &[u8]) -> Vec<u8> {
+    let mut next = key.to_vec();
+    next.push(0);
+    next
+}
+
+/// Gives each name of a sorted listing of keys once, remembering no more than the names that can still come back:
+/// `a/1`, `a/b/2`, `a/c` are keys of `a`, `a/b`, `a`.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    open: Vec<LockName>,
+}
+
+impl Names {
+    /// `name`, unless it was given before. `key` is its key without the store's prefix.
+    pub(super) fn fresh(&mut self, name: LockName) -> Option<LockName> {
+        let is_below = |above: &LockName| {
+            name.as_str()
+                .strip_prefix(above.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.open.retain(is_below);
+        if self.open.contains(&name) {
+            return None;
+        }
+        self.open.push(name.clone());
+        Some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    fn name(text: &str) -> LockName {
+        LockName::new(text).unwrap()
+    }
+
+    #[test]
+    fn the_layout_is_that_of_the_recipes() {
+        let keys = Keys::new("app/".into());
+        let id = Id::random(&Random::seeded(1));
+        assert_eq!(keys.of_claim(&name("a/b"), id), format!("app/a/b/{id}").into_bytes());
+        let line = keys.line(&name("a"));
+        assert_eq!((line.key.as_slice(), line.end.as_slice()), (&b"app/a/"[..], &b"app/a0"[..]));
+        assert!(keys.is_in_line(&name("a"), b"app/a/694d"));
+        assert!(keys.is_in_line(&name("a"), b"app/a/anything else"));
+        assert!(!keys.is_in_line(&name("a"), b"app/a/b/694d"), "another lock's");
+    }
+
+    #[test]
+    fn a_range_ends_after_its_prefix() {
+        assert_eq!(end_of(b"a"), b"b");
+        assert_eq!(end_of(b"a\xff"), b"b");
+        assert_eq!(end_of(b"\xff\xff"), b"\0");
+        assert_eq!(Keys::new(String::new()).of_locks("").key, b"\0");
+    }
+
+    #[test]
+    fn keys_are_read_back_as_names_and_others_are_not() {
+        let keys = Keys::new("app/".into());
+        for (key, of) in [
+            ("app/a/694d81", Some("a")),
+            ("app/a/b/0", Some("a/b")),
+            ("app/a/xyz", None),
+            ("app/a/", None),
+            ("app/a", None),
+            ("app/./694d", None),
+            ("app//694d", None),
+            ("other/a/694d", None),
+        ] {
+            assert_eq!(keys.lock_of(key.as_bytes()).as_ref().map(LockName::as_str), of, "{key}");
+        }
+        assert!(keys.lock_of(&keys.mark(Id::random(&Random::seeded(1)))).is_none());
+    }
+
+    #[test]
+    fn each_name_is_given_once_also_when_others_come_between() {
+        let mut names = Names::default();
+        let given: Vec<_> = ["a", "a/b", "a/b/c", "a/b", "a", "a-", "b", "b"]
+            .into_iter()
+            .filter_map(|text| names.fresh(name(text)))
+            .map(|name| name.to_string())
+            .collect();
+        assert_eq!(given, ["a", "a/b", "a/b/c", "a-", "b"]);
+    }
+}

@@ -1,0 +1,301 @@
+//! The rules: an answer of etcd in, what it means for a claim out. No input or output.
+
+use super::keys::Keys;
+use super::value::{self, Standing, Value, Who};
+use super::wire::{Answer, KeyValue, ResponseOp, TxnResponse};
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Claim, Held, Id, Loss, LossReason, Token};
+use crate::name::LockName;
+
+/// A claim's place in line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// When it got in line: the revision that created its key.
+    pub(super) create: i64,
+    /// The revision that its key was written in last.
+    pub(super) revision: i64,
+    /// The key just before it, and the revision at which it was there; `None` when that is not known.
+    pub(super) before: Option<(Vec<u8>, i64)>,
+}
+
+/// What an answer to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm) means.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Granted in this revision.
+    Granted(i64),
+    /// It is our turn, or may be: confirm it.
+    Confirm(Place),
+    /// Somebody is before us; with our place if we are in line.
+    Held(Held, Option<Place>),
+    /// Keys of other locks stand in the way of seeing who is before us; with our place if we are in line.
+    Crowded(Option<Place>),
+    /// We are not in line any more, or what was there has gone: ask again.
+    Again,
+}
+
+/// What the answer to a claim's request means.
+pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<Step, StoreError> {
+    let revision = answer.header.unwrap_or_default().revision;
+    if answer.succeeded {
+        return Ok(Step::Granted(revision));
+    }
+    let mut answers = answer.responses.into_iter();
+    let first = next_key(&mut answers);
+    let own = next_key(&mut answers);
+    let last = next_key(&mut answers);
+    let stood =
+        matches!(answers.next(), Some(ResponseOp { answer: Some(Answer::Txn(txn)) }) if txn.succeeded);
+    let place = match own {
+        Some(own) => match own_standing(claim.id, &own)? {
+            Standing::Resting => return Ok(Step::Held(value::held(&own), None)),
+            Standing::Waiting | Standing::Granted => {
+                Some(Place { create: own.create_revision, revision: own.mod_revision, before: None })
+            }
+        },
+        None => stood.then_some(Place { create: revision, revision, before: None }),
+    };
+    Ok(behind(keys, claim, first, last, place, revision))
+}
+
+fn behind(
+    keys: &Keys,
+    claim: &Claim,
+    first: Option<KeyValue>,
+    last: Option<KeyValue>,
+    place: Option<Place>,
+    revision: i64,
+) -> Step {
+    let in_line = |kv: &KeyValue| keys.is_in_line(&claim.name, &kv.key);
+    let Some(first) = first else { return Step::Again };
+    let Some(mut place) = place else {
+        return if in_line(&first) { Step::Held(value::held(&first), None) } else { Step::Crowded(None) };
+    };
+    if first.create_revision == place.create {
+        return Step::Confirm(place);
+    }
+    match last {
+        _ if !in_line(&first) => Step::Crowded(Some(place)),
+        Some(last) if last.create_revision < place.create && !in_line(&last) => Step::Crowded(Some(place)),
+        last => {
+            place.before =
+                last.filter(|last| last.create_revision < place.create).map(|last| (last.key, revision));
+            Step::Held(value::held(&first), Some(place))
+        }
+    }
+}
+
+/// What our own key says. Nobody else has reason to write there.
+pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, StoreError> {
+    Ok(own_value(claim, own)?.state)
+}
+
+pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> {
+    match value::read(own) {
+        Who::Ours(value) if value.claim == claim => Ok(*value),
+        Who::Ours(_) | Who::Foreign(_) => {
+            Err(Fault::new(ErrorKind::Corrupt, "somebody has overwritten our key in etcd")
+                .with_help("nothing but leasehold and other lock clients may write below a lock's name")
+                .not_applied())
+        }
+    }
+}
+
+/// The token of a grant that was made in `revision`.
+pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
+    u64::try_from(revision).ok().and_then(Token::new).ok_or_else(|| {
+        Fault::new(
+            ErrorKind::Corrupt,
+            format!("etcd's revision {revision} is no fencing token: they are below 2^53"),
+        )
+        .not_applied()
+    })
+}
+
+/// How a grant whose key is gone was lost: told by its mark, and by who is first now.
+pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnResponse) -> Loss {
+    let mut answers = answer.responses.into_iter();
+    let mark = next_key(&mut answers);
+    let first = next_key(&mut answers).filter(|first| keys.is_in_line(name, &first.key));
+    let reason = match first.map(|first| value::held(&first)) {
+        _ if mark.is_some() => LossReason::Ended,
+        Some(held) if !held.resting => LossReason::TakenOver { by: held },
+        Some(_) | None => LossReason::Deleted,
+    };
+    Loss::new(name.clone(), token, reason)
+}
+
+/// The key of the next answer, which is to a range of at most one.
+pub(super) fn next_key(answers: &mut impl Iterator<Item = ResponseOp>) -> Option<KeyValue> {
+    match answers.next()?.answer? {
+        Answer::Range(range) => range.kvs.into_iter().next(),
+        Answer::Put(_) | Answer::DeleteRange(_) | Answer::Txn(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::wire::{RangeResponse, ResponseHeader};
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::env::Env;
+    use crate::lease::{Holder, Ttl};
+
+    const NOW: i64 = 100;
+
+    fn claim() -> Claim {
+        let env = Env::seeded(Arc::new(SystemClock), 1);
+        Claim::new(
+            &env,
+            LockName::new("a").unwrap(),
+            Ttl::DEFAULT,
+            Holder { name: "me".into(), ..Holder::default() },
+        )
+    }
+
+    fn keys() -> Keys {
+        Keys::new("p/".into())
+    }
+
+    fn key(path: &str, create_revision: i64, value: Vec<u8>) -> KeyValue {
+        KeyValue { key: path.into(), create_revision, mod_revision: create_revision, value, lease: 7 }
+    }
+
+    fn own(create_revision: i64, state: Standing) -> KeyValue {
+        let key = keys().of_claim(&claim().name, claim().id);
+        let value = Value::of(&claim(), state).to_bytes().unwrap();
+        KeyValue { key, create_revision, mod_revision: create_revision, value, lease: 7 }
+    }
+
+    fn range(kv: Option<KeyValue>) -> ResponseOp {
+        let range = RangeResponse { kvs: kv.into_iter().collect(), ..RangeResponse::default() };
+        ResponseOp { answer: Some(Answer::Range(range)) }
+    }
+
+    /// The answer to a request whose condition did not hold.
+    fn refused(first: Option<KeyValue>, own: Option<KeyValue>, last: Option<KeyValue>, stood: bool) -> Step {
+        let nested = TxnResponse { succeeded: stood, ..TxnResponse::default() };
+        let answer = TxnResponse {
+            header: Some(ResponseHeader { revision: NOW, raft_term: 1 }),
+            succeeded: false,
+            responses: vec![
+                range(first),
+                range(own),
+                range(last),
+                ResponseOp { answer: Some(Answer::Txn(nested)) },
+            ],
+        };
+        step(&keys(), &claim(), answer).unwrap()
+    }
+
+    fn foreign(create: i64) -> KeyValue {
+        key("p/a/694d", create, Vec::new())
+    }
+
+    #[test]
+    fn a_condition_that_held_is_a_grant_with_the_revision_as_its_token() {
+        let header = Some(ResponseHeader { revision: NOW, raft_term: 1 });
+        let answer = TxnResponse { header, succeeded: true, responses: Vec::new() };
+        assert_eq!(step(&keys(), &claim(), answer).unwrap(), Step::Granted(NOW));
+        assert_eq!(token_of(NOW).unwrap().get(), 100);
+        assert!(token_of(1 << 53).is_err() && token_of(-1).is_err());
+    }
+
+    #[test]
+    fn who_does_not_wait_leaves_nothing_and_is_told_who_is_first() {
+        let Step::Held(held, None) = refused(Some(foreign(5)), None, Some(foreign(9)), false) else {
+            panic!()
+        };
+        assert!(held.foreign.unwrap().contains("p/a/694d"));
+    }
+
+    #[test]
+    fn who_waits_stands_behind_whoever_was_last() {
+        let last = key("p/a/7", 9, Vec::new());
+        let Step::Held(_, Some(place)) = refused(Some(foreign(5)), None, Some(last.clone()), true) else {
+            panic!()
+        };
+        assert_eq!(place, Place { create: NOW, revision: NOW, before: Some((last.key, NOW)) });
+    }
+
+    #[test]
+    fn being_first_is_not_enough_it_must_be_confirmed() {
+        for state in [Standing::Waiting, Standing::Granted] {
+            let step = refused(Some(own(5, state)), Some(own(5, state)), None, false);
+            assert_eq!(step, Step::Confirm(Place { create: 5, revision: 5, before: None }), "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_place_in_line_is_found_again_and_those_behind_it_do_not_count() {
+        let mine = own(8, Standing::Waiting);
+        let behind = key("p/a/9", 9, Vec::new());
+        let found = refused(Some(foreign(5)), Some(mine.clone()), Some(behind), false);
+        let Step::Held(_, Some(place)) = found else { panic!() };
+        assert_eq!(
+            (place.create, place.before),
+            (8, None),
+            "who is before us is not known from the last of all"
+        );
+        let found = refused(Some(foreign(5)), Some(mine), Some(foreign(5)), false);
+        let Step::Held(_, Some(place)) = found else { panic!() };
+        assert_eq!(place.before, Some((foreign(5).key, NOW)));
+    }
+
+    #[test]
+    fn our_own_rest_holds_as_anybody_elses() {
+        let resting = KeyValue {
+            value: Value::of(&claim(), Standing::Granted)
+                .resting(token_of(5).unwrap(), std::time::Duration::from_secs(60))
+                .to_bytes()
+                .unwrap(),
+            ..own(5, Standing::Granted)
+        };
+        let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
+            panic!()
+        };
+        assert!(held.resting);
+    }
+
+    #[test]
+    fn keys_of_other_locks_are_never_taken_for_this_ones() {
+        let other = key("p/a/b/694d", 3, Vec::new());
+        assert_eq!(refused(Some(other.clone()), None, Some(other.clone()), false), Step::Crowded(None));
+        let place = Place { create: 8, revision: 8, before: None };
+        let mine = own(8, Standing::Waiting);
+        let step = refused(Some(other.clone()), Some(mine.clone()), Some(foreign(5)), false);
+        assert_eq!(step, Step::Crowded(Some(place.clone())), "somebody may still be before us");
+        let step = refused(Some(foreign(2)), Some(mine), Some(other), false);
+        assert_eq!(step, Step::Crowded(Some(place)), "nor is another lock's key watched");
+    }
+
+    #[test]
+    fn a_key_that_somebody_overwrote_is_no_grant() {
+        for value in [Vec::new(), b"x".to_vec(), Value::of(&another(), Standing::Granted).to_bytes().unwrap()]
+        {
+            let kv = KeyValue { value, ..own(5, Standing::Granted) };
+            let error = own_standing(claim().id, &kv).unwrap_err();
+            assert_eq!(error.fault().kind, ErrorKind::Corrupt);
+        }
+        assert_eq!(refused(None, None, None, false), Step::Again);
+    }
+
+    fn another() -> Claim {
+        let env = Env::seeded(Arc::new(SystemClock), 2);
+        Claim::new(&env, claim().name, Ttl::DEFAULT, Holder::default())
+    }
+
+    #[test]
+    fn a_loss_says_why() {
+        let told = |mark: Option<KeyValue>, first: Option<KeyValue>| {
+            let answer = TxnResponse { responses: vec![range(mark), range(first)], ..TxnResponse::default() };
+            loss(&keys(), &claim().name, token_of(5).unwrap(), answer).reason
+        };
+        let mark = key("p/./1", 9, Vec::new());
+        assert_eq!(told(Some(mark), Some(foreign(9))), LossReason::Ended);
+        assert!(matches!(told(None, Some(foreign(9))), LossReason::TakenOver { .. }));
+        assert_eq!(told(None, Some(key("p/a/b/1", 9, Vec::new()))), LossReason::Deleted);
+        assert_eq!(told(None, None), LossReason::Deleted);
+    }
+}

@@ -1,0 +1,380 @@
+//! A lease of etcd's, kept alive once for all the claims that stand on it.
+//!
+//! What a holder may believe follows from one *beat*: a keep-alive, and after it a linearizable look at the claims' keys.
+//! The deadline counts from before the keep-alive was sent. The look says that the keys are still there; and that it is
+//! answered in the same raft term says that the leader who took the keep-alive was the leader indeed: one that has been
+//! replaced without knowing goes on to prolong leases on its own, while its successor lets them expire.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use super::client::Client;
+use super::errors::{Effect, Trouble};
+use super::requests::{self, MOST_COMPARISONS};
+use super::rules::{Place, next_key};
+use super::wire::TxnResponse;
+use crate::clock::Moment;
+use crate::env::Env;
+use crate::error::{Fault, StoreError};
+use crate::lease::Id;
+use crate::register::effort::Effort;
+
+/// How many keys that nobody wants any more are deleted after one beat.
+const MOST_SWEPT: usize = 16;
+
+/// How many batches of keys are looked at at once.
+const LOOKS_AT_ONCE: usize = 8;
+
+/// One lease.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) lease: i64,
+    /// The time to live that was asked for, in seconds.
+    pub(super) seconds: i64,
+    /// Whether several claims may stand on it.
+    pub(super) shared: bool,
+    state: Mutex<State>,
+    beating: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Before the keep-alive was sent that was confirmed last, and for how long it was promised.
+    kept: Option<Kept>,
+    gone: bool,
+    places: HashMap<Id, Entry>,
+    /// How many beats were begun.
+    begun: u64,
+    /// The latest beat that failed, and how.
+    failed: Option<(u64, StoreError)>,
+}
+
+/// A beat that was confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// Before its keep-alive was sent.
+    pub(super) sent: Moment,
+    /// What etcd granted then.
+    pub(super) ttl: Duration,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: Vec<u8>,
+    /// `None` while the key is not known to be there: it should not be, but a late request may still write it.
+    place: Option<Place>,
+    /// Whether a request was sent that was not answered, and may be carried out whenever nobody stands in line.
+    doubtful: bool,
+    /// When anybody last asked about it.
+    touched: Moment,
+}
+
+/// The lease is no more, and neither are the keys on it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+impl Session {
+    /// A lease that was granted by a request sent at `sent`.
+    pub(super) fn granted(lease: i64, seconds: i64, kept: Kept, shared: bool) -> Self {
+        let state = State { kept: Some(kept), ..State::default() };
+        Self { lease, seconds, shared, state: Mutex::new(state), beating: tokio::sync::Mutex::default() }
+    }
+
+    /// A lease that another granted, of which nothing is known yet.
+    pub(super) fn found(lease: i64, seconds: i64) -> Self {
+        Self {
+            lease,
+            seconds,
+            shared: false,
+            state: Mutex::default(),
+            beating: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last confirmed beat.
+    pub(super) fn kept(&self) -> Option<Kept> {
+        self.state().kept
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.state().gone
+    }
+
+    pub(super) fn end(&self) {
+        self.state().gone = true;
+    }
+
+    /// Counts `id` among those that stand here, before anything is sent: what lands late is then found, and deleted.
+    pub(super) fn expect(&self, id: Id, key: &[u8], now: Moment) {
+        let mut state = self.state();
+        let entry = state.places.entry(id).or_insert_with(|| Entry {
+            key: key.to_vec(),
+            place: None,
+            doubtful: false,
+            touched: now,
+        });
+        entry.touched = now;
+    }
+
+    pub(super) fn put(&self, id: Id, place: Place) {
+        if let Some(entry) = self.state().places.get_mut(&id) {
+            entry.place = Some(place);
+        }
+    }
+
+    /// Its place is gone, or not known.
+    pub(super) fn unput(&self, id: Id) {
+        if let Some(entry) = self.state().places.get_mut(&id) {
+            entry.place = None;
+        }
+    }
+
+    pub(super) fn place(&self, id: Id) -> Option<Place> {
+        self.state().places.get(&id)?.place.clone()
+    }
+
+    pub(super) fn touch(&self, id: Id, now: Moment) {
+        if let Some(entry) = self.state().places.get_mut(&id) {
+            entry.touched = now;
+        }
+    }
+
+    pub(super) fn doubt(&self, id: Id) {
+        if let Some(entry) = self.state().places.get_mut(&id) {
+            entry.doubtful = true;
+        }
+    }
+
+    /// The claim does not stand here any more. One that may yet do so is looked for a while longer.
+    pub(super) fn forget(&self, id: Id) {
+        let mut state = self.state();
+        match state.places.get_mut(&id) {
+            Some(entry) if entry.doubtful => entry.place = None,
+            _ => drop(state.places.remove(&id)),
+        }
+    }
+
+    /// Whether no claim stands here, but for one that a late request may bring.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state().places.values().all(|entry| entry.doubtful && entry.place.is_none())
+    }
+
+    /// A confirmed beat that was sent after `known` and is no older than `most`: another's, or one of our own. Tasks that
+    /// ask at once share one beat, and its failure.
+    ///
+    /// Cancel safe.
+    pub(super) async fn keep(
+        &self,
+        client: &Client,
+        env: &Env,
+        known: Option<Moment>,
+        most: Duration,
+        effort: &Effort<'_>,
+    ) -> Result<Result<Kept, Gone>, StoreError> {
+        let begun = self.state().begun;
+        let _turn = self.beating.lock().await;
+        {
+            let mut state = self.state();
+            if state.gone {
+                return Ok(Err(Gone));
+            }
+            if let Some(kept) = state.kept
+                && known.is_none_or(|known| kept.sent.since_boot() > known.since_boot())
+                && env.now().longest_since(kept.sent) <= most
+            {
+                return Ok(Ok(kept));
+            }
+            if let Some((number, error)) = &state.failed
+                && *number > begun
+            {
+                return Err(again(error));
+            }
+            state.begun += 1;
+        }
+        match self.beat(client, env, effort).await {
+            Ok(kept) => {
+                self.state().kept = Some(kept);
+                Ok(Ok(kept))
+            }
+            Err(Trouble::NoLease) => {
+                self.end();
+                Ok(Err(Gone))
+            }
+            Err(trouble) => {
+                let error = trouble.into_error();
+                let mut state = self.state();
+                state.failed = Some((state.begun, again(&error)));
+                Err(error)
+            }
+        }
+    }
+
+    async fn beat(&self, client: &Client, env: &Env, effort: &Effort<'_>) -> Result<Kept, Trouble> {
+        let sent = env.now();
+        let answer = limited(effort, Effect::None, client.keep_alive(self.lease)).await?;
+        let seconds = u64::try_from(answer.ttl).unwrap_or(0);
+        if seconds == 0 {
+            return Err(Trouble::NoLease);
+        }
+        let term = answer.header.unwrap_or_default().raft_term;
+        let looks = stream::iter(self.batches()).map(|batch| self.look(client, effort, term, batch));
+        looks.buffer_unordered(LOOKS_AT_ONCE).try_collect::<Vec<()>>().await?;
+        self.sweep(client, env, effort).await;
+        Ok(Kept { sent, ttl: Duration::from_secs(seconds) })
+    }
+
+    /// The keys that stand here, and how each should be; at least one batch, for the term is to be asked for.
+    fn batches(&self) -> Vec<Vec<Seen>> {
+        let state = self.state();
+        let seen = |(id, entry): (&Id, &Entry)| Seen {
+            id: *id,
+            key: entry.key.clone(),
+            revision: entry.place.as_ref().map_or(0, |place| place.revision),
+        };
+        let all: Vec<Seen> = state.places.iter().map(seen).collect();
+        if all.is_empty() {
+            return vec![Vec::new()];
+        }
+        all.chunks(MOST_COMPARISONS).map(<[Seen]>::to_vec).collect()
+    }
+
+    async fn look(
+        &self,
+        client: &Client,
+        effort: &Effort<'_>,
+        term: u64,
+        batch: Vec<Seen>,
+    ) -> Result<(), Trouble> {
+        let request = if batch.is_empty() {
+            // Any linearizable read will do.
+            let nothing: [(&[u8], i64); 1] = [(b"\0", 0)];
+            requests::check(nothing.into_iter())
+        } else {
+            requests::check(batch.iter().map(|seen| (seen.key.as_slice(), seen.revision)))
+        };
+        let answer = limited(effort, Effect::None, client.txn(Effect::None, &request)).await?;
+        in_term(&answer, term)?;
+        if !answer.succeeded && !batch.is_empty() {
+            self.take_in(batch, answer);
+        }
+        Ok(())
+    }
+
+    /// Some key is not as it should be.
+    fn take_in(&self, batch: Vec<Seen>, answer: TxnResponse) {
+        let mut answers = answer.responses.into_iter();
+        let mut state = self.state();
+        for seen in batch {
+            let found = next_key(&mut answers);
+            let Some(entry) = state.places.get_mut(&seen.id) else { continue };
+            // Written again since the question was put together: by us, who know more than this answer.
+            if entry.place.as_ref().map_or(0, |place| place.revision) != seen.revision {
+                continue;
+            }
+            entry.place = found.filter(|found| found.lease == self.lease).map(|found| Place {
+                create: found.create_revision,
+                revision: found.mod_revision,
+                before: entry.place.take().and_then(|place| place.before),
+            });
+        }
+    }
+
+    /// Deletes the keys of those who have not asked about them for as long as a lease lasts: others would keep them
+    /// alive for ever.
+    async fn sweep(&self, client: &Client, env: &Env, effort: &Effort<'_>) {
+        for (id, key, revision) in self.stale(env.now()) {
+            tracing::debug!("a claim that nobody asks about any more is withdrawn");
+            let request = requests::end(&key, revision, None);
+            let answer = limited(effort, Effect::Writes, client.txn(Effect::Writes, &request)).await;
+            if answer.is_ok_and(|answer| answer.succeeded) {
+                self.unput(id);
+            }
+        }
+    }
+
+    fn stale(&self, now: Moment) -> Vec<(Id, Vec<u8>, i64)> {
+        let lasts = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
+        let mut state = self.state();
+        // What has not landed after twice that time will not any more.
+        state
+            .places
+            .retain(|_, entry| entry.place.is_some() || now.shortest_since(entry.touched) <= lasts * 2);
+        let stale = state.places.iter().filter(|(_, entry)| now.shortest_since(entry.touched) > lasts);
+        let keyed =
+            stale.filter_map(|(id, entry)| Some((*id, entry.key.clone(), entry.place.as_ref()?.revision)));
+        keyed.take(MOST_SWEPT).collect()
+    }
+}
+
+/// A look that is answered in another term than the keep-alive confirms nothing: the leader that took the keep-alive may
+/// have been replaced by then.
+fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
+    if answer.header.unwrap_or_default().raft_term == term {
+        return Ok(());
+    }
+    let fault = Fault::unavailable("etcd's leader changed while the lease was kept alive");
+    Err(Trouble::Failed(fault.not_applied()))
+}
+
+/// A key that stands on a lease, as it should be.
+#[derive(Clone, Debug)]
+struct Seen {
+    id: Id,
+    key: Vec<u8>,
+    revision: i64,
+}
+
+/// Awaits one request for as long as one may take.
+pub(super) async fn limited<T>(
+    effort: &Effort<'_>,
+    effect: Effect,
+    request: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Trouble> {
+    match effort.request(async { Ok(request.await) }).await {
+        Ok(answer) => answer,
+        Err(StoreError::MaybeApplied(fault)) if effect == Effect::None => {
+            Err(Trouble::Failed(fault.not_applied()))
+        }
+        Err(error) => Err(Trouble::Failed(error)),
+    }
+}
+
+/// The same error, for a task that waited for the same request.
+fn again(error: &StoreError) -> StoreError {
+    let fault = error.fault();
+    let mut copy = Fault::new(fault.kind, fault.message.clone());
+    copy.help.clone_from(&fault.help);
+    copy.retry_after = fault.retry_after;
+    match error {
+        StoreError::NotApplied(_) => copy.not_applied(),
+        StoreError::MaybeApplied(_) => copy.maybe_applied(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::ResponseHeader;
+    use super::*;
+
+    #[test]
+    fn a_keep_alive_is_confirmed_within_its_term_only() {
+        let answer = |raft_term| TxnResponse {
+            header: Some(ResponseHeader { revision: 1, raft_term }),
+            ..TxnResponse::default()
+        };
+        assert!(in_term(&answer(7), 7).is_ok());
+        for other in [6, 8, 0] {
+            assert!(
+                in_term(&answer(other), 7).is_err_and(|trouble| trouble.into_error().is_transient()),
+                "{other}"
+            );
+        }
+    }
+}

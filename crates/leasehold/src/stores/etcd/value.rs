@@ -1,0 +1,232 @@
+//! What lies under our keys: JSON, readable with `etcdctl get`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::wire::KeyValue;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Claim, Held, Holder, Id, Token, Ttl};
+
+/// The format that this version writes, and the newest that it reads.
+const FORMAT: u64 = 1;
+
+/// One claim's value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Value {
+    /// The format.
+    pub(super) leasehold: u64,
+    pub(super) state: Standing,
+    /// The id of the claim.
+    pub(super) claim: Id,
+    /// The token, when the key has been written again since the grant; else it is the key's mod revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) token: Option<Token>,
+    pub(super) ttl_ms: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) lock_delay_ms: u64,
+    pub(super) holder: Holder,
+    /// When resting: for how long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rest_ms: Option<u64>,
+}
+
+/// What a claim's key says of it. Being first in line is not enough to hold the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Standing {
+    /// In line, and it has not been told that it is its turn.
+    Waiting,
+    /// Its holder has the lock.
+    Granted,
+    /// Released, and nobody is to have the lock yet.
+    Resting,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Value {
+    pub(super) fn of(claim: &Claim, state: Standing) -> Self {
+        Self {
+            leasehold: FORMAT,
+            state,
+            claim: claim.id,
+            token: None,
+            ttl_ms: claim.ttl.as_millis(),
+            lock_delay_ms: millis(claim.lock_delay),
+            holder: claim.holder.clone(),
+            rest_ms: None,
+        }
+    }
+
+    /// Granted with `token`, under a key that is written again.
+    pub(super) fn with_token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Released with `token`, not to be granted for `rest`.
+    pub(super) fn resting(mut self, token: Token, rest: Duration) -> Self {
+        self.state = Standing::Resting;
+        self.token = Some(token);
+        self.rest_ms = Some(millis(rest));
+        self
+    }
+
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, StoreError> {
+        serde_json::to_vec(self).map_err(|error| {
+            Fault::new(ErrorKind::Invalid, format!("the lock's value cannot be written: {error}"))
+                .not_applied()
+        })
+    }
+
+    /// How long the lock may be somebody's from when it was read, unless it is renewed.
+    fn lasts(&self) -> Duration {
+        let lease = Duration::from_millis(self.ttl_ms.saturating_add(self.lock_delay_ms));
+        self.rest_ms.map_or(lease, Duration::from_millis)
+    }
+
+    /// How long the lease of this claim is to live.
+    pub(super) fn lease_seconds(&self) -> i64 {
+        whole_seconds(self.lasts())
+    }
+
+    pub(super) fn ttl(&self) -> Option<Ttl> {
+        Ttl::from_millis(self.ttl_ms).ok()
+    }
+}
+
+/// Whole seconds, as etcd counts, rounded up; at least one.
+pub(super) fn whole_seconds(duration: Duration) -> i64 {
+    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    i64::try_from(seconds).unwrap_or(i64::MAX).max(1)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Who stands under a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    Ours(Box<Value>),
+    /// Another client's, or written by something newer: described for people.
+    Foreign(String),
+}
+
+/// Reads a key in a lock's line.
+pub(super) fn read(kv: &KeyValue) -> Who {
+    #[derive(Deserialize)]
+    struct Tag {
+        leasehold: u64,
+    }
+    match serde_json::from_slice::<Tag>(&kv.value) {
+        Ok(Tag { leasehold }) if leasehold > FORMAT => {
+            Who::Foreign(format!("a key of leasehold's format {leasehold}, newer than this version reads"))
+        }
+        Ok(_) => match serde_json::from_slice::<Value>(&kv.value) {
+            Ok(value) if value.ttl().is_some() => Who::Ours(Box::new(value)),
+            _ => Who::Foreign(format!("a damaged key of leasehold, {}", shown(&kv.key))),
+        },
+        Err(_) if kv.value.is_empty() => {
+            Who::Foreign(format!("another etcd client's key, {}", shown(&kv.key)))
+        }
+        Err(_) => Who::Foreign(format!("a key that is not leasehold's, {}", shown(&kv.key))),
+    }
+}
+
+fn shown(key: &[u8]) -> String {
+    let text = String::from_utf8_lossy(key);
+    text.chars().map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c }).take(300).collect()
+}
+
+/// The token of the grant under `kv`, if it is one, or was one and rests.
+pub(super) fn token(kv: &KeyValue, value: &Value) -> Option<Token> {
+    match value.state {
+        Standing::Waiting => None,
+        Standing::Granted | Standing::Resting => {
+            value.token.or_else(|| u64::try_from(kv.mod_revision).ok().and_then(Token::new))
+        }
+    }
+}
+
+/// What to show of whoever is first in line.
+pub(super) fn held(kv: &KeyValue) -> Held {
+    let mut held = Held::default();
+    match read(kv) {
+        Who::Foreign(what) => held.foreign = Some(what),
+        Who::Ours(value) => {
+            held.token = token(kv, &value);
+            held.lapses_within = Some(value.lasts());
+            held.resting = value.state == Standing::Resting;
+            held.holder = Some(value.holder).filter(|_| value.state != Standing::Resting);
+        }
+    }
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::Env;
+    use crate::name::LockName;
+
+    /// The golden value of format 1: keys with it must stay readable for ever.
+    const GOLDEN: &str = r#"{"leasehold":1,"state":"granted","claim":"000102030405060708090a0b0c0d0e0f","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}}"#;
+
+    fn kv(value: &str) -> KeyValue {
+        KeyValue {
+            key: b"a/000102030405060708090a0b0c0d0e0f".to_vec(),
+            create_revision: 5,
+            mod_revision: 7,
+            value: value.into(),
+            lease: 9,
+        }
+    }
+
+    #[test]
+    fn the_golden_value_is_read_and_written() {
+        let Who::Ours(value) = read(&kv(GOLDEN)) else { panic!() };
+        assert_eq!(String::from_utf8(value.to_bytes().unwrap()).unwrap(), GOLDEN);
+        let held = held(&kv(GOLDEN));
+        assert_eq!(held.holder.unwrap().name, "alice");
+        assert_eq!(held.token, Token::new(7), "the mod revision, where no other token is written");
+        assert_eq!(held.lapses_within, Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn what_is_not_ours_is_an_unknown_holder() {
+        let newer = GOLDEN.replace("\"leasehold\":1", "\"leasehold\":2");
+        for (value, says) in [
+            ("", "another etcd client"),
+            ("x", "not leasehold's"),
+            ("{}", "not leasehold's"),
+            (r#"{"leasehold":1}"#, "damaged"),
+            (&GOLDEN.replace("30000", "1"), "damaged"),
+            (&newer, "newer"),
+        ] {
+            let held = held(&kv(value));
+            assert!(held.foreign.as_ref().is_some_and(|what| what.contains(says)), "{value}: {held:?}");
+            assert!(held.token.is_none() && held.holder.is_none(), "{held:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_and_leases_follow_the_state() {
+        let env = Env::seeded(std::sync::Arc::new(crate::clock::SystemClock), 1);
+        let ttl = Ttl::from_millis(1_500).unwrap();
+        let mut claim = Claim::new(&env, LockName::new("a").unwrap(), ttl, Holder::default());
+        claim.lock_delay = Duration::from_millis(1_501);
+        let waiting = Value::of(&claim, Standing::Waiting);
+        assert_eq!(token(&kv(""), &waiting), None);
+        assert_eq!(waiting.lease_seconds(), 4, "3.001 s, rounded up");
+        let granted = Value::of(&claim, Standing::Granted).with_token(Token::new(3).unwrap());
+        assert_eq!(token(&kv(""), &granted), Token::new(3), "what is written rules");
+        let resting = granted.resting(Token::new(3).unwrap(), Duration::from_secs(60));
+        let shown = held(&kv(std::str::from_utf8(&resting.to_bytes().unwrap()).unwrap()));
+        assert!(shown.resting && shown.holder.is_none(), "{shown:?}");
+        assert_eq!(shown.lapses_within, Some(Duration::from_secs(60)));
+    }
+}

@@ -1,0 +1,109 @@
+//! Waiting: for one's turn in line, for a lock that others have, for the end of one's own grant.
+
+use std::time::Duration;
+
+use super::EtcdLeases;
+use super::rules::Place;
+use super::session::Session;
+use super::value;
+use super::watch::Fired;
+use super::{PACE, PATIENCE};
+use crate::error::StoreError;
+use crate::lease::{Claim, Grant, Held, Ttl, attempt_limit};
+use crate::name::LockName;
+
+/// After a watch that broke: the store is looked at, but not in a storm.
+const AFTER_TROUBLE: Duration = Duration::from_secs(1);
+
+impl EtcdLeases {
+    /// Waits for the key just before the claim's own, and keeps its place in line meanwhile.
+    pub(super) async fn until_turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
+        let session = self.claims().get(&claim.id).cloned();
+        let Some((session, place)) = session.and_then(|session| {
+            let place = session.place(claim.id)?;
+            Some((session, place))
+        }) else {
+            return self.until_changed(&claim.name, seen).await;
+        };
+        tokio::select! {
+            fired = self.until_before(&place) => self.calm(fired).await,
+            fired = self.until_own_gone(claim, &place) => {
+                session.unput(claim.id);
+                self.calm(fired).await;
+            }
+            kept = self.stay(claim, &session) => return kept,
+            () = self.env.sleep(self.env.random.jittered(PACE.most, 0.25)) => {}
+        }
+        Ok(())
+    }
+
+    async fn until_before(&self, place: &Place) -> Fired {
+        match &place.before {
+            Some((key, revision)) => self.watcher.deleted(&self.client, key, revision + 1).await,
+            // Not known: the next try says.
+            None => Fired::Lost,
+        }
+    }
+
+    async fn until_own_gone(&self, claim: &Claim, place: &Place) -> Fired {
+        let key = self.keys.of_claim(&claim.name, claim.id);
+        let fired = self.watcher.deleted(&self.client, &key, place.revision + 1).await;
+        if fired == Fired::Lost { std::future::pending().await } else { fired }
+    }
+
+    /// Keeps the lease of a waiting claim alive. Completes when its place in line is lost.
+    async fn stay(&self, claim: &Claim, session: &Session) -> Result<(), StoreError> {
+        let ttl = claim.ttl.get();
+        loop {
+            session.touch(claim.id, self.env.now());
+            self.env.sleep(self.env.random.jittered(ttl / 3, 0.1)).await;
+            let effort = self.effort(2 * attempt_limit(claim.ttl), claim.ttl);
+            match session.keep(&self.client, &self.env, None, ttl / 6, &effort).await {
+                Ok(Ok(_)) if session.place(claim.id).is_some() => {}
+                Ok(_) => return Ok(()),
+                Err(error) if error.is_transient() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until nobody has the lock any more, or another than was `seen`.
+    pub(super) async fn until_changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        loop {
+            let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+            let (Some(first), revision) = self.first(name, &mut effort).await? else { return Ok(()) };
+            let held = value::held(&first);
+            if held.token != seen.token || held.resting != seen.resting {
+                return Ok(());
+            }
+            tokio::select! {
+                fired = self.watcher.deleted(&self.client, &first.key, revision + 1) => self.calm(fired).await,
+                () = self.env.sleep(self.env.random.jittered(PACE.most, 0.25)) => {}
+            }
+        }
+    }
+
+    /// Waits until the key of `grant` is deleted. The next renewal then looks for it.
+    pub(super) async fn until_ended(&self, grant: &Grant) {
+        let Some(session) = Self::session_of(grant) else { return std::future::pending().await };
+        let Some(place) = session.place(grant.id) else { return };
+        let key = self.keys.of_claim(&grant.name, grant.id);
+        let mut from = place.revision + 1;
+        while self.watcher.deleted(&self.client, &key, from).await == Fired::Lost {
+            self.calm(Fired::Lost).await;
+            // etcd may have forgotten what came after that revision.
+            match self.key(&key, &mut self.effort(PATIENCE, grant.ttl)).await {
+                Ok((Some(_), revision)) => from = revision + 1,
+                Ok((None, _)) => break,
+                Err(error) => tracing::debug!(%error, "the key of a lock was not watched for a while"),
+            }
+        }
+        session.unput(grant.id);
+    }
+
+    async fn calm(&self, fired: Fired) {
+        if fired == Fired::Lost {
+            self.env.sleep(self.env.random.jittered(AFTER_TROUBLE, 0.5)).await;
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! One stream of watches for all who wait for a key to be deleted.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_util::stream::{self, Stream};
+use tokio::sync::{mpsc, oneshot};
+use tonic::Streaming;
+
+use super::client::Client;
+use super::wire::{
+    WatchAsk, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchRequest, WatchResponse,
+};
+use crate::clock::timeout;
+use crate::env::Env;
+
+/// How long a member may take to open a stream.
+const OPENING_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fired {
+    /// The key was deleted, or has been since the revision that was given.
+    Deleted,
+    /// The stream broke, or etcd has forgotten what came after that revision: look again.
+    Lost,
+}
+
+/// Starts the stream with the first wait, in a task that ends with this value.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    env: Env,
+    commands: OnceLock<mpsc::UnboundedSender<Command>>,
+    next: AtomicI64,
+}
+
+#[derive(Debug)]
+enum Command {
+    Watch { id: i64, key: Vec<u8>, from: i64, fired: oneshot::Sender<Fired> },
+    Forget(i64),
+}
+
+impl Watcher {
+    pub(super) fn new(env: Env) -> Self {
+        Self { env, commands: OnceLock::new(), next: AtomicI64::new(0) }
+    }
+
+    /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
+    pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
+        let commands = self.commands.get_or_init(|| {
+            let (sender, commands) = mpsc::unbounded_channel();
+            tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
+            sender
+        });
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let (fired, answer) = oneshot::channel();
+        if commands.send(Command::Watch { id, key: key.to_vec(), from, fired }).is_err() {
+            return Fired::Lost;
+        }
+        let _forget = Forget { commands, id };
+        answer.await.unwrap_or(Fired::Lost)
+    }
+}
+
+/// Ends a watch that nobody waits for any more.
+struct Forget<'a> {
+    commands: &'a mpsc::UnboundedSender<Command>,
+    id: i64,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Forget(self.id));
+    }
+}
+
+/// The task's own.
+struct Watches {
+    client: Arc<Client>,
+    env: Env,
+    waiting: HashMap<i64, oneshot::Sender<Fired>>,
+    open: Option<Open>,
+}
+
+/// A stream in both directions.
+struct Open {
+    asks: mpsc::UnboundedSender<WatchRequest>,
+    answers: Streaming<WatchResponse>,
+}
+
+impl Watches {
+    fn new(client: Arc<Client>, env: Env) -> Self {
+        Self { client, env, waiting: HashMap::new(), open: None }
+    }
+
+    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        loop {
+            let command = match &mut self.open {
+                None => commands.recv().await,
+                Some(open) => tokio::select! {
+                    command = commands.recv() => command,
+                    answer = open.answers.message() => {
+                        self.take_in(answer.ok().flatten());
+                        continue;
+                    }
+                },
+            };
+            match command {
+                None => return,
+                Some(Command::Watch { id, key, from, fired }) => self.watch(id, key, from, fired).await,
+                Some(Command::Forget(id)) => self.forget(id),
+            }
+        }
+    }
+
+    async fn watch(&mut self, id: i64, key: Vec<u8>, from: i64, fired: oneshot::Sender<Fired>) {
+        if fired.is_closed() {
+            return;
+        }
+        self.waiting.insert(id, fired);
+        let create = WatchCreateRequest {
+            key,
+            start_revision: from,
+            filters: vec![WatchFilter::NoPut.into()],
+            watch_id: id,
+        };
+        let ask = WatchRequest { ask: Some(WatchAsk::Create(create)) };
+        match &self.open {
+            Some(open) => {
+                if open.asks.send(ask).is_err() {
+                    self.take_in(None);
+                }
+            }
+            None => self.begin(ask).await,
+        }
+    }
+
+    /// Opens the stream.
+    async fn begin(&mut self, first: WatchRequest) {
+        let latest = std::sync::Mutex::new(None);
+        let asked = || {
+            let (asks, requests) = mpsc::unbounded_channel();
+            let _ = asks.send(first.clone());
+            *latest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(asks);
+            received(requests)
+        };
+        let answers = timeout(&*self.env.clock, OPENING_LIMIT, self.client.watch(asked)).await;
+        let asks = latest.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match (asks, answers) {
+            (Some(asks), Some(Ok(answers))) => self.open = Some(Open { asks, answers }),
+            (_, Some(Ok(_)) | None) => self.take_in(None),
+            (_, Some(Err(trouble))) => {
+                tracing::debug!(error = %trouble.into_error(), "no watch could be opened");
+                self.take_in(None);
+            }
+        }
+    }
+
+    /// One message of etcd's; `None` when the stream has broken.
+    fn take_in(&mut self, answer: Option<WatchResponse>) {
+        let Some(answer) = answer else {
+            self.open = None;
+            for (_, fired) in self.waiting.drain() {
+                let _ = fired.send(Fired::Lost);
+            }
+            return;
+        };
+        let fired = if answer.canceled {
+            tracing::debug!(reason = answer.cancel_reason, "etcd ended a watch");
+            Fired::Lost
+        } else if answer.events.is_empty() {
+            // Made known, or a sign of life.
+            return;
+        } else {
+            Fired::Deleted
+        };
+        if let Some(waiting) = self.waiting.remove(&answer.watch_id) {
+            let _ = waiting.send(fired);
+            if fired == Fired::Deleted {
+                self.cancel(answer.watch_id);
+            }
+        }
+    }
+
+    fn forget(&mut self, id: i64) {
+        if self.waiting.remove(&id).is_some() {
+            self.cancel(id);
+        }
+    }
+
+    fn cancel(&self, watch_id: i64) {
+        if let Some(open) = &self.open {
+            let _ =
+                open.asks.send(WatchRequest { ask: Some(WatchAsk::Cancel(WatchCancelRequest { watch_id })) });
+        }
+    }
+}
+
+fn received<T: Send + 'static>(
+    receiver: mpsc::UnboundedReceiver<T>,
+) -> impl Stream<Item = T> + Send + 'static {
+    stream::unfold(receiver, async |mut receiver| receiver.recv().await.map(|item| (item, receiver)))
+}

@@ -1,0 +1,318 @@
+//! The messages of etcd's gRPC interface, version 3, as far as they are used here: field numbers are those of
+//! `etcdserver/etcdserverpb/rpc.proto` and `mvcc/mvccpb/kv.proto`, names those of the protocol.
+//!
+//! By hand, because the generator needs a protobuf compiler, which a fresh machine has not.
+
+use prost::{Enumeration, Message, Oneof};
+
+/// What every answer begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct ResponseHeader {
+    /// The store's revision when the request was carried out; of a write, the revision that it made.
+    #[prost(int64, tag = "3")]
+    pub(super) revision: i64,
+    /// The term of the leader that the answering member followed.
+    #[prost(uint64, tag = "4")]
+    pub(super) raft_term: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct KeyValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(int64, tag = "2")]
+    pub(super) create_revision: i64,
+    #[prost(int64, tag = "3")]
+    pub(super) mod_revision: i64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(super) value: Vec<u8>,
+    #[prost(int64, tag = "6")]
+    pub(super) lease: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct RangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) limit: i64,
+    #[prost(enumeration = "SortOrder", tag = "5")]
+    pub(super) sort_order: i32,
+    #[prost(enumeration = "SortTarget", tag = "6")]
+    pub(super) sort_target: i32,
+    #[prost(bool, tag = "8")]
+    pub(super) keys_only: bool,
+    #[prost(int64, tag = "13")]
+    pub(super) max_create_revision: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum SortOrder {
+    None = 0,
+    Ascend = 1,
+    Descend = 2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum SortTarget {
+    Key = 0,
+    Create = 2,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct RangeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) kvs: Vec<KeyValue>,
+    #[prost(bool, tag = "3")]
+    pub(super) more: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct PutRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) value: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) lease: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct PutResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct DeleteRangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct DeleteRangeResponse {
+    #[prost(int64, tag = "2")]
+    pub(super) deleted: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct RequestOp {
+    #[prost(oneof = "Op", tags = "1, 2, 3, 4")]
+    pub(super) op: Option<Op>,
+}
+
+#[derive(Clone, PartialEq, Eq, Oneof)]
+pub(super) enum Op {
+    #[prost(message, tag = "1")]
+    Range(RangeRequest),
+    #[prost(message, tag = "2")]
+    Put(PutRequest),
+    #[prost(message, tag = "3")]
+    DeleteRange(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct ResponseOp {
+    #[prost(oneof = "Answer", tags = "1, 2, 3, 4")]
+    pub(super) answer: Option<Answer>,
+}
+
+#[derive(Clone, PartialEq, Eq, Oneof)]
+pub(super) enum Answer {
+    #[prost(message, tag = "1")]
+    Range(RangeResponse),
+    #[prost(message, tag = "2")]
+    Put(PutResponse),
+    #[prost(message, tag = "3")]
+    DeleteRange(DeleteRangeResponse),
+    #[prost(message, tag = "4")]
+    Txn(TxnResponse),
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Compare {
+    #[prost(enumeration = "CompareResult", tag = "1")]
+    pub(super) result: i32,
+    #[prost(enumeration = "CompareTarget", tag = "2")]
+    pub(super) target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) key: Vec<u8>,
+    #[prost(oneof = "CompareWith", tags = "5, 6")]
+    pub(super) with: Option<CompareWith>,
+    /// With it, every key of the range must compare so. A range without keys compares as one key of revision 0.
+    #[prost(bytes = "vec", tag = "64")]
+    pub(super) range_end: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum CompareResult {
+    Equal = 0,
+    Greater = 1,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum CompareTarget {
+    Version = 0,
+    Create = 1,
+    Mod = 2,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Oneof)]
+pub(super) enum CompareWith {
+    #[prost(int64, tag = "5")]
+    CreateRevision(i64),
+    #[prost(int64, tag = "6")]
+    ModRevision(i64),
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct TxnRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) success: Vec<RequestOp>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) failure: Vec<RequestOp>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct TxnResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
+    #[prost(bool, tag = "2")]
+    pub(super) succeeded: bool,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) responses: Vec<ResponseOp>,
+}
+
+/// `ttl` in seconds; `id` chosen by the client.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct LeaseGrantRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) ttl: i64,
+    #[prost(int64, tag = "2")]
+    pub(super) id: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct LeaseGrantResponse {
+    #[prost(int64, tag = "3")]
+    pub(super) ttl: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct LeaseRevokeRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) id: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct LeaseRevokeResponse {}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct LeaseKeepAliveRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) id: i64,
+}
+
+/// `ttl` in seconds; 0 when there is no such lease.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct LeaseKeepAliveResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
+    #[prost(int64, tag = "3")]
+    pub(super) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct WatchRequest {
+    #[prost(oneof = "WatchAsk", tags = "1, 2")]
+    pub(super) ask: Option<WatchAsk>,
+}
+
+#[derive(Clone, PartialEq, Eq, Oneof)]
+pub(super) enum WatchAsk {
+    #[prost(message, tag = "1")]
+    Create(WatchCreateRequest),
+    #[prost(message, tag = "2")]
+    Cancel(WatchCancelRequest),
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct WatchCreateRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) start_revision: i64,
+    #[prost(enumeration = "WatchFilter", repeated, tag = "5")]
+    pub(super) filters: Vec<i32>,
+    /// Chosen by the client.
+    #[prost(int64, tag = "7")]
+    pub(super) watch_id: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum WatchFilter {
+    NoPut = 0,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct WatchCancelRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) watch_id: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct WatchResponse {
+    #[prost(int64, tag = "2")]
+    pub(super) watch_id: i64,
+    #[prost(bool, tag = "4")]
+    pub(super) canceled: bool,
+    #[prost(string, tag = "6")]
+    pub(super) cancel_reason: String,
+    #[prost(message, repeated, tag = "11")]
+    pub(super) events: Vec<Event>,
+}
+
+/// What changed does not matter: whoever waits looks again.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct Event {}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+#[prost(skip_debug)]
+pub(super) struct AuthenticateRequest {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) password: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+#[prost(skip_debug)]
+pub(super) struct AuthenticateResponse {
+    #[prost(string, tag = "2")]
+    pub(super) token: String,
+}
+
+impl std::fmt::Debug for AuthenticateRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthenticateRequest").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for AuthenticateResponse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthenticateResponse").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,363 @@
+//! Google Cloud Storage: a register of objects, by generation preconditions of the JSON API.
+//!
+//! Layout, roles and limits: `docs/stores/gcs.md`.
+
+mod config;
+mod credentials;
+mod errors;
+mod wire;
+#[cfg(test)]
+mod wire_tests;
+
+use std::collections::VecDeque;
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use reqwest::{Response, StatusCode};
+use tokio::sync::OnceCell;
+
+use self::config::{Location, REQUEST_LIMIT};
+use self::credentials::Credentials;
+use self::errors::{Meaning, Operation, Place, Trouble, meaning};
+use self::wire::{Listing, Request, Written};
+use super::objects::Keys;
+use crate::clock::{self, StoreClock, StoreTime};
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::{Id, LeaseStore, Pace, StoreOptions};
+use crate::register::{Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write};
+use crate::url::StoreUrl;
+
+/// Reads of one object are not limited as its writes are, and cost $0.0004 per 1,000. But since GCS takes about one
+/// write a second for an object, a lock changes hands every two seconds at best, and to ask more often finds nothing.
+const PACE: Pace = Pace { first: Duration::from_millis(500), most: Duration::from_secs(2) };
+
+/// GCS takes about one write a second for one object, and bursts now and then. What is refused for that is tried again
+/// after about as long, or retries would be what keeps the object busy.
+const BETWEEN_WRITES: Duration = Duration::from_secs(1);
+
+/// Checked before the first delete: is the delete conditional?
+const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
+
+/// No object's generation: they count microseconds since 1970.
+const NOBODYS_GENERATION: &str = "1";
+
+/// Opens leases on the bucket and prefix that `url` names:
+/// `gs://bucket/prefix?endpoint=&credentials=&protocol=lease|existence&store_clock=&margin=`.
+///
+/// Sends no request. Credentials are loaded with the first request.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for a bad URL; [`ErrorKind::Unavailable`] on a machine without root certificates.
+pub fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let location = Location::from_url(url, &mut options, environment)?;
+    let protocol = location.protocol;
+    let register = Arc::new(GcsRegister::new(location, options.env.clone())?);
+    Ok(protocol.leases(register, options))
+}
+
+/// The objects below one prefix of a bucket, as a [`Register`].
+///
+/// ```no_run
+/// # use leasehold::{env::Env, register::Register, stores::gcs::GcsRegister, url::StoreUrl};
+/// # async fn example() -> leasehold::Result<()> {
+/// let register = GcsRegister::open(StoreUrl::parse("gs://my-bucket/settings")?, Env::system())?;
+/// let current = register.read("limits.json").await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct GcsRegister {
+    client: reqwest::Client,
+    place: Place,
+    keys: Keys,
+    credentials: Credentials,
+    env: Env,
+    clock: StoreClock,
+    delete_checked: OnceCell<()>,
+}
+
+impl GcsRegister {
+    /// Opens the bucket and prefix that `url` names; see [`open`] for its options.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
+        let mut options = StoreOptions { env, ..StoreOptions::default() };
+        let location = Location::from_url(url, &mut options, environment)?;
+        Self::new(location, options.env)
+    }
+
+    fn new(location: Location, env: Env) -> Result<Self, Error> {
+        Ok(Self {
+            client: config::client()?,
+            keys: location.protocol.keys(&location.prefix),
+            credentials: Credentials::new(location.source, env.clone()),
+            place: location.place,
+            env,
+            clock: StoreClock::default(),
+            delete_checked: OnceCell::new(),
+        })
+    }
+}
+
+#[async_trait]
+impl Register for GcsRegister {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        let object = self.keys.object(key);
+        match self.ask(Operation::Read, &object, wire::read(&self.place, &object)).await {
+            Ok((version, value)) => {
+                let version = self.version(version.as_deref()).map_err(Fault::not_applied)?;
+                Ok(Some(Cell { value, version }))
+            }
+            Err(Meaning::Absent) => Ok(None),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        let object = self.keys.object(key);
+        let (operation, generation) = match expect {
+            Expect::Absent => (Operation::Create, "0"),
+            Expect::Version(version) => (Operation::Replace, known_generation(version)?),
+        };
+        let boundary = Id::random(&self.env.random);
+        let request = wire::write(&self.place, &object, generation, &value, boundary);
+        match self.ask(operation, &object, request).await {
+            Ok((_, body)) => {
+                let written =
+                    serde_json::from_slice(&body).ok().and_then(|Written { generation }| generation);
+                // The object is there, but could never be replaced by its generation.
+                self.version(written.as_deref()).map(Write::Committed).map_err(Fault::maybe_applied)
+            }
+            Err(Meaning::Conflict) => Ok(Write::Conflict),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        if !self.place.is_trusted() {
+            self.delete_checked.get_or_try_init(|| self.check_delete()).await?;
+        }
+        self.delete_unchecked(key, version).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        let pages = Pages { prefix: self.keys.object(prefix), page: VecDeque::new(), next: Next::First };
+        stream::try_unfold(pages, |pages| self.next_listed(pages)).boxed()
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.clock.bounds(self.env.now())
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        RegisterTraits { store: "GCS", trusted: self.place.is_trusted(), generations: true, pace: PACE }
+    }
+}
+
+impl GcsRegister {
+    async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        let object = self.keys.object(key);
+        let request = wire::delete(&self.place, &object, known_generation(version)?);
+        match self.ask(Operation::Delete, &object, request).await {
+            Ok(_) => Ok(Deleted::Deleted),
+            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    /// Some stores check the preconditions of writes and ignore those of deletes: a sweep could delete a held lock.
+    async fn check_delete(&self) -> Result<(), StoreError> {
+        // There, now or already: either will do.
+        self.write(DELETE_PROBE_KEY, Expect::Absent, Bytes::from_static(b"{}")).await?;
+        match self.delete_unchecked(DELETE_PROBE_KEY, &Version::new(NOBODYS_GENERATION)).await? {
+            Deleted::Conflict => Ok(()),
+            Deleted::Deleted => Err(Fault::new(
+                ErrorKind::Unsupported,
+                "this store ignores the generation in a delete: a record could be deleted while its lock is held",
+            )
+            .with_help("use Google Cloud Storage itself, or an emulator that honours `generation` in deletes")
+            .not_applied()),
+        }
+    }
+
+    /// One request: the generation in the headers of its answer and the body, with everything but success explained.
+    async fn ask(
+        &self,
+        operation: Operation,
+        object: &str,
+        request: Request,
+    ) -> Result<(Option<String>, Bytes), Meaning> {
+        let explain = |trouble| meaning(operation, object, &self.place, trouble);
+        let headers =
+            self.credentials.headers().await.map_err(|error| {
+                explain(Trouble::Credentials { detail: error.detail, before: error.before })
+            })?;
+        let mut builder = self.client.request(request.method, request.url).headers(headers);
+        if let Some((kind, body)) = request.content {
+            builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
+        }
+        let answer = async {
+            let response = self.timed(builder).await.map_err(|error| explain(wire::trouble(error)))?;
+            let signed_before = match response.status() {
+                StatusCode::UNAUTHORIZED => self.credentials.refused(),
+                status if !status.is_server_error() => self.credentials.accepted(),
+                _ => true,
+            };
+            if response.status().is_success() {
+                return self.content(operation, object, response).await;
+            }
+            let mut answer = wire::refusal(response).await;
+            answer.pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
+            Err(explain(Trouble::Answered { answer, signed_before }))
+        };
+        match clock::timeout(&*self.env.clock, REQUEST_LIMIT, answer).await {
+            Some(outcome) => outcome,
+            None => Err(explain(Trouble::NoAnswer { detail: format!("within {REQUEST_LIMIT:?}") })),
+        }
+    }
+
+    /// Sends a request, and takes the store's time from its answer.
+    async fn timed(&self, request: reqwest::RequestBuilder) -> Result<Response, reqwest::Error> {
+        let sent = self.env.now();
+        let response = request.send().await?;
+        let received = self.env.now();
+        if let Some(date_us) = wire::date_us(response.headers()) {
+            self.clock.observe(date_us, wire::DATE_RESOLUTION, sent, received);
+        }
+        Ok(response)
+    }
+
+    async fn content(
+        &self,
+        operation: Operation,
+        object: &str,
+        response: Response,
+    ) -> Result<(Option<String>, Bytes), Meaning> {
+        let most = if operation == Operation::Read { MAX_VALUE_BYTES } else { MOST_ANSWER_BYTES };
+        let generation = wire::generation(response.headers()).map(str::to_owned);
+        match wire::body(response, most).await {
+            Ok(Some(body)) => Ok((generation, body)),
+            Ok(None) if operation == Operation::Read => Err(Meaning::Failed(too_large(object))),
+            Ok(None) => Err(Meaning::Failed(
+                Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied(),
+            )),
+            Err(error) => Err(meaning(operation, object, &self.place, wire::trouble(error))),
+        }
+    }
+
+    /// The version that an answer names.
+    fn version(&self, generation: Option<&str>) -> Result<Version, Fault> {
+        match generation {
+            Some(generation) if is_generation(generation) => Ok(Version::new(generation)),
+            _ => Err(Fault::new(
+                ErrorKind::Unsupported,
+                "the store answered without a generation, so the object has no version to compare",
+            )
+            .with_help(format!("check that {} is an endpoint of Google Cloud Storage", self.place.endpoint))),
+        }
+    }
+
+    async fn next_listed(&self, mut pages: Pages) -> Result<Option<(String, Pages)>, StoreError> {
+        loop {
+            while let Some(object) = pages.page.pop_front() {
+                // What does not decode was not put there by us.
+                if let Some(key) = self.keys.register(&object) {
+                    return Ok(Some((key, pages)));
+                }
+            }
+            let token = match std::mem::replace(&mut pages.next, Next::None) {
+                Next::First => None,
+                Next::After(token) => Some(token),
+                Next::None => return Ok(None),
+            };
+            let request = wire::list(&self.place, &pages.prefix, token.as_deref());
+            let (_, body) = self.ask(Operation::List, &pages.prefix, request).await.map_err(failed)?;
+            let listing: Listing = serde_json::from_slice(&body).map_err(|_| no_listing().not_applied())?;
+            pages.next = next_page(listing.next_page_token, token)?;
+            pages.page = listing.items.into_iter().map(|item| item.name).collect();
+        }
+    }
+}
+
+/// A page has at most 1,000 names of 1,024 bytes, which JSON can make six times as long.
+const MOST_ANSWER_BYTES: usize = 8 << 20;
+
+/// Where a listing is.
+struct Pages {
+    prefix: String,
+    page: VecDeque<String>,
+    next: Next,
+}
+
+enum Next {
+    First,
+    After(String),
+    None,
+}
+
+fn next_page(token: Option<String>, asked: Option<String>) -> Result<Next, StoreError> {
+    match token.filter(|token| !token.is_empty()) {
+        None => Ok(Next::None),
+        Some(token) if Some(&token) != asked.as_ref() => Ok(Next::After(token)),
+        // To ask again would list the same page for ever.
+        Some(_) => Err(no_listing().not_applied()),
+    }
+}
+
+fn no_listing() -> Fault {
+    Fault::new(ErrorKind::Corrupt, "the store's listing cannot be read, or does not end")
+        .with_help("check that the endpoint is one of Google Cloud Storage")
+}
+
+/// `version` as a generation. Zero would say that nothing is there, and nothing else is one of GCS's.
+fn known_generation(version: &Version) -> Result<&str, StoreError> {
+    Some(version.as_str()).filter(|text| is_generation(text)).ok_or_else(|| {
+        let version = version.as_str();
+        Fault::new(ErrorKind::Invalid, format!("{version:?} is no generation of an object of GCS"))
+            .not_applied()
+    })
+}
+
+/// Whether this is a generation of an object that exists.
+fn is_generation(text: &str) -> bool {
+    text.parse::<u64>().is_ok_and(|generation| generation > 0)
+}
+
+fn too_large(object: &str) -> StoreError {
+    Fault::new(
+        ErrorKind::Corrupt,
+        format!("the object {object:?} has more than {MAX_VALUE_BYTES} bytes; lock records have about 1,000"),
+    )
+    .with_help("it is not a record of leasehold: look at it, and move it away if it is not needed")
+    .not_applied()
+}
+
+fn failed(meaning: Meaning) -> StoreError {
+    match meaning {
+        Meaning::Failed(error) => error,
+        // `meaning` gives these only to the operations that take them.
+        Meaning::Absent | Meaning::Conflict => {
+            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
+        }
+    }
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// An error and its causes in one line.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let texts: Vec<String> = causes.map(|cause| cause.to_string().replace('\n', " ")).collect();
+    texts.join(": ").chars().take(400).collect()
+}

@@ -1,0 +1,215 @@
+//! Who we are to GCS: Google's own library finds and refreshes the credentials, and this file outlives its troubles.
+//!
+//! The library loads and refreshes tokens in a task of its own, so a load goes on when the request that asked for it is
+//! given up, as a request of a short lease soon is. But that task ends for ever at an error that the library takes for
+//! a lasting one, and with the runtime that it was started in; and it counts a token's time on a clock that stops in
+//! suspend. So the library is started anew after every trouble.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use google_cloud_auth::credentials::{
+    AccessTokenCredentials, Builder, CacheableResource, CredentialsProvider, external_account, impersonated,
+    service_account, user_account,
+};
+use reqwest::header::HeaderMap;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+use crate::clock::{self, Moment};
+use crate::env::Env;
+
+/// The limit of one load: below the patience of a claim (15 s), so that its error can say what is missing.
+const LOAD_LIMIT: Duration = Duration::from_secs(12);
+
+/// Enough for objects; what the roles allow within it is the administrator's to say.
+const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
+
+/// Where credentials come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Application Default Credentials: `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's file, the metadata server.
+    Default,
+    /// A key file: a service account's, a user's, a workload identity's.
+    File(PathBuf),
+    /// None, for emulators.
+    Anonymous,
+}
+
+/// Why there are no credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NotLoaded {
+    /// What the library says, in one line.
+    pub(super) detail: String,
+    /// Whether there were some before.
+    pub(super) before: bool,
+}
+
+/// The credentials of one store.
+pub(super) struct Credentials {
+    source: Source,
+    env: Env,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    library: Option<Library>,
+    /// Since when requests have been waiting for headers in vain.
+    waiting_since: Option<Moment>,
+    /// Whether headers were ever given out.
+    loaded_before: bool,
+    /// Whether the store has accepted headers since the library was started.
+    accepted: bool,
+}
+
+/// The library, started.
+struct Library {
+    credentials: AccessTokenCredentials,
+    /// Ends with the runtime, as the library's own task does.
+    alive: JoinHandle<()>,
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        self.alive.abort();
+    }
+}
+
+impl Credentials {
+    pub(super) fn new(source: Source, env: Env) -> Self {
+        Self { source, env, state: Mutex::default() }
+    }
+
+    /// The headers that say who we are. Cancel safe: what was begun goes on.
+    pub(super) async fn headers(&self) -> Result<HeaderMap, NotLoaded> {
+        if self.source == Source::Anonymous {
+            return Ok(HeaderMap::new());
+        }
+        let (credentials, left) = self.started()?;
+        let answer = clock::timeout(&*self.env.clock, left, credentials.headers(Default::default())).await;
+        let trouble = match answer {
+            Some(Ok(CacheableResource::New { data, .. })) => {
+                self.change(|state| (state.waiting_since, state.loaded_before) = (None, true));
+                return Ok(data);
+            }
+            // We ask for headers whatever they were before.
+            Some(Ok(CacheableResource::NotModified)) => "the library gave none".to_owned(),
+            Some(Err(error)) => in_one_line(&error),
+            None => format!("they did not load within {LOAD_LIMIT:?}"),
+        };
+        Err(self.forget(trouble))
+    }
+
+    /// The store has accepted the headers. Gives what it says of them: that they were good.
+    pub(super) fn accepted(&self) -> bool {
+        self.change(|state| state.accepted = true);
+        true
+    }
+
+    /// The store has refused the headers (401): the next request asks for new ones. Whether it had accepted them before.
+    pub(super) fn refused(&self) -> bool {
+        self.change(|state| {
+            state.library = None;
+            std::mem::take(&mut state.accepted)
+        })
+    }
+
+    /// The library, started if it is not running, and how long a load may still take.
+    fn started(&self) -> Result<(AccessTokenCredentials, Duration), NotLoaded> {
+        let now = self.env.now();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = state.library.as_ref().filter(|library| !library.alive.is_finished());
+        let credentials = match running {
+            Some(library) => library.credentials.clone(),
+            None => {
+                let credentials =
+                    self.start().map_err(|detail| NotLoaded { detail, before: state.loaded_before })?;
+                let alive = tokio::spawn(std::future::pending());
+                state.library = Some(Library { credentials: credentials.clone(), alive });
+                state.accepted = false;
+                credentials
+            }
+        };
+        let since = *state.waiting_since.get_or_insert(now);
+        Ok((credentials, LOAD_LIMIT.saturating_sub(now.longest_since(since))))
+    }
+
+    fn start(&self) -> Result<AccessTokenCredentials, String> {
+        match &self.source {
+            Source::File(path) => from_file(path),
+            _ => Builder::default()
+                .with_scopes([SCOPE])
+                .build_access_token_credentials()
+                .map_err(|error| in_one_line(&error)),
+        }
+    }
+
+    fn forget(&self, detail: String) -> NotLoaded {
+        let detail = match &self.source {
+            Source::File(path) => format!("{}: {detail}", path.display()),
+            _ => detail,
+        };
+        self.change(|state| {
+            state.library = None;
+            state.waiting_since = None;
+            NotLoaded { detail, before: state.loaded_before }
+        })
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl fmt::Debug for Credentials {
+    /// Nothing of what was loaded.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+fn from_file(path: &Path) -> Result<AccessTokenCredentials, String> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+    // What the parser says of it could repeat a secret.
+    let key: Value = serde_json::from_str(&text).map_err(|_| format!("{shown} is not JSON"))?;
+    let kind = key.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let built = match kind.as_str() {
+        "service_account" => service_account::Builder::new(key)
+            .with_access_specifier(service_account::AccessSpecifier::from_scopes([SCOPE]))
+            .build_access_token_credentials(),
+        "authorized_user" => {
+            user_account::Builder::new(key).with_scopes([SCOPE]).build_access_token_credentials()
+        }
+        "external_account" => {
+            external_account::Builder::new(key).with_scopes([SCOPE]).build_access_token_credentials()
+        }
+        "impersonated_service_account" => {
+            impersonated::Builder::new(key).with_scopes([SCOPE]).build_access_token_credentials()
+        }
+        _ => {
+            return Err(format!(
+                "{shown} is not a key file: its `type` is none of service_account, authorized_user, \
+                 external_account and impersonated_service_account"
+            ));
+        }
+    };
+    built.map_err(|error| format!("{shown}: {}", in_one_line(&error)))
+}
+
+/// An error and its causes in one line, without what the library quotes of a token server's answer.
+fn in_one_line(error: &(dyn StdError + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let texts: Vec<String> = causes
+        .map(|cause| {
+            let text = cause.to_string();
+            let text = text.split(", body=<").next().unwrap_or_default();
+            text.chars().filter(|c| !crate::name::is_unprintable(*c)).collect()
+        })
+        .collect();
+    texts.join(": ").chars().take(400).collect()
+}

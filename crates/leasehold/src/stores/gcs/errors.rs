@@ -1,0 +1,504 @@
+//! What an answer of GCS, or the lack of one, means: a pure function, so that every row of it is tested.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{ErrorKind, Fault, StoreError};
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Read,
+    /// A write that expects nothing there.
+    Create,
+    /// A write that expects a generation.
+    Replace,
+    Delete,
+    List,
+}
+
+impl Operation {
+    /// Whether the request can have an effect.
+    pub(super) fn changes(self) -> bool {
+        matches!(self, Self::Create | Self::Replace | Self::Delete)
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Create | Self::Replace => "write",
+            Self::Delete => "delete",
+            Self::List => "list",
+        }
+    }
+
+    fn permission(self) -> &'static str {
+        match self {
+            Self::Read => {
+                "storage.objects.get, and storage.objects.list: without the latter GCS answers 403 also for \
+                           an object that does not exist yet"
+            }
+            Self::Create => "storage.objects.create",
+            // An overwrite deletes the object that was there.
+            Self::Replace => {
+                "storage.objects.create and storage.objects.delete: overwriting an object needs both"
+            }
+            Self::Delete => "storage.objects.delete",
+            Self::List => "storage.objects.list",
+        }
+    }
+}
+
+/// Where it was asked for, for messages.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) bucket: String,
+    /// The endpoint, without `/` at its end.
+    pub(super) endpoint: String,
+}
+
+impl Place {
+    /// Whether it is known to honour preconditions, as Google documents of its own endpoints.
+    pub(super) fn is_trusted(&self) -> bool {
+        let host = self.endpoint.strip_prefix("https://").unwrap_or("");
+        host == "storage.googleapis.com" || (host.ends_with(".googleapis.com") && !host.contains('/'))
+    }
+}
+
+/// An answer other than success.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    /// GCS's reason, like `rateLimitExceeded`; `None` when the body was not GCS's JSON.
+    pub(super) reason: Option<String>,
+    /// GCS's message, or the text of the body.
+    pub(super) message: Option<String>,
+    pub(super) retry_after: Option<Duration>,
+    /// How long to wait when the store has had too many requests and does not say how long.
+    pub(super) pause: Duration,
+}
+
+/// Why there is no success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// The store said so. `signed_before`: it had accepted the same credentials earlier.
+    Answered { answer: Answer, signed_before: bool },
+    /// The credentials could not be loaded; `before`: they could, earlier.
+    Credentials { detail: String, before: bool },
+    /// The request could not even be made.
+    NotMade { detail: String },
+    /// No connection, so nothing was sent.
+    NotConnected { detail: String },
+    /// It may have been sent, and no whole answer came.
+    NoAnswer { detail: String },
+}
+
+/// What it means.
+#[derive(Debug)]
+pub(super) enum Meaning {
+    /// There is nothing at that key.
+    Absent,
+    /// The precondition does not hold.
+    Conflict,
+    Failed(StoreError),
+}
+
+/// What `trouble` means for `operation` on object `key`.
+pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
+    let case = Case { operation, key, place };
+    let (answer, signed_before) = match trouble {
+        Trouble::Answered { answer, signed_before } => (answer, signed_before),
+        Trouble::Credentials { detail, before } => return case.refused(case.no_credentials(&detail, before)),
+        Trouble::NotMade { detail } => {
+            return case.refused(Fault::new(
+                ErrorKind::Invalid,
+                format!("{case}: the request could not be made: {detail}"),
+            ));
+        }
+        Trouble::NotConnected { detail } => {
+            let fault = Fault::unavailable(format!("no connection to {}: {detail}", place.endpoint));
+            return case.refused(fault.with_help("check the endpoint, the name resolution and the network"));
+        }
+        Trouble::NoAnswer { detail } => {
+            return case
+                .unknown(Fault::unavailable(format!("{case}: {} gave no answer: {detail}", place.endpoint)));
+        }
+    };
+    match (operation, answer.status) {
+        (Operation::Read, 404) if names_no_bucket(&answer) => Meaning::Absent,
+        (Operation::Delete, 404) if names_no_bucket(&answer) => Meaning::Conflict,
+        (Operation::Create | Operation::Replace | Operation::Delete, 412) => Meaning::Conflict,
+        _ => case.answered(&answer, signed_before),
+    }
+}
+
+/// Whether a 404 is about the object. GCS gives bucket and object one reason, and only its text tells which of the two
+/// is missing. To take a missing bucket for a missing object is safe: the write that follows finds out.
+fn names_no_bucket(answer: &Answer) -> bool {
+    !is_page(answer) && !answer.message.as_deref().unwrap_or("").contains("bucket does not exist")
+}
+
+/// Whether the answer is a page of some web server, which is none of GCS's.
+fn is_page(answer: &Answer) -> bool {
+    answer.message.as_deref().is_some_and(|text| text.trim_start().starts_with('<'))
+}
+
+struct Case<'a> {
+    operation: Operation,
+    key: &'a str,
+    place: &'a Place,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} gs://{}/{}", self.operation.verb(), self.place.bucket, self.key)
+    }
+}
+
+impl Case<'_> {
+    /// The request had no effect.
+    fn refused(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(fault.not_applied())
+    }
+
+    /// The request may have had its effect, if it can have one.
+    fn unknown(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(if self.operation.changes() { fault.maybe_applied() } else { fault.not_applied() })
+    }
+
+    fn answered(&self, answer: &Answer, signed_before: bool) -> Meaning {
+        let reason = answer.reason.as_deref().unwrap_or("");
+        match (answer.status, reason) {
+            // Refused at the door: quotas, and one write a second for one object.
+            (429, _) | (403, "rateLimitExceeded" | "userRateLimitExceeded" | "quotaExceeded") => {
+                let wait = answer.retry_after.unwrap_or(answer.pause);
+                self.refused(self.fault(ErrorKind::Unavailable, answer).with_retry_after(wait))
+            }
+            // GCS asks to try these again, and does not say that nothing was done: a front end may give up waiting for
+            // a back end that goes on. That includes 503, and 409, which is not documented for objects.
+            (408 | 409 | 499 | 500 | 502..=599, _) => self.unknown(self.busy(answer)),
+            (501, _) => self.refused(self.not_implemented(answer)),
+            (401, _) if signed_before => self.refused(self.expired(answer)),
+            (401, _) | (403, "required" | "authError") => self.refused(self.not_signed_in(answer)),
+            (403, "retentionPolicyNotMet" | "objectUnderActiveHold") => self.refused(self.retained(answer)),
+            (403, "accountDisabled" | "UserProjectAccountProblem")
+            | (400, "userProjectMissing" | "required") => self.refused(self.billing(answer)),
+            (403, _) => self.refused(self.denied(answer)),
+            (404, _) if !is_page(answer) => self.refused(self.no_bucket(answer)),
+            (200..=299, _) => self.unknown(self.garbled(answer)),
+            _ => self.refused(self.unexpected(answer)),
+        }
+    }
+
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+        let mut message = format!("{self}: {} answered {}", self.place.endpoint, answer.status);
+        for part in [&answer.reason, &answer.message].into_iter().flatten() {
+            // Another machine's text: one line, no control characters, not without end.
+            let part: String = part.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
+            message.push_str(": ");
+            message.push_str(&part);
+        }
+        Fault::new(kind, message)
+    }
+
+    fn busy(&self, answer: &Answer) -> Fault {
+        let fault = self.fault(ErrorKind::Unavailable, answer);
+        match answer.retry_after {
+            Some(wait) => fault.with_retry_after(wait),
+            None => fault,
+        }
+    }
+
+    fn not_implemented(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unsupported, answer).with_help(
+            "this store does not implement a request that leasehold needs: use Google Cloud Storage itself",
+        )
+    }
+
+    fn no_bucket(&self, answer: &Answer) -> Fault {
+        let bucket = &self.place.bucket;
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "there is no bucket {bucket:?} at {}: check the store URL, or create it \
+             (gcloud storage buckets create gs://{bucket})",
+            self.place.endpoint
+        ))
+    }
+
+    /// Access tokens live for an hour. This one was taken for good until now, on a clock that stops in suspend.
+    fn expired(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer).with_help(
+            "the access token is not accepted any more; a new one is asked for with the next request",
+        )
+    }
+
+    fn not_signed_in(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Denied, answer)
+            .with_help(format!("GCS does not accept these credentials: {SIGN_IN}"))
+    }
+
+    fn denied(&self, answer: &Answer) -> Fault {
+        let bucket = &self.place.bucket;
+        self.fault(ErrorKind::Denied, answer).with_help(format!(
+            "allow {} on the bucket: gcloud storage buckets add-iam-policy-binding gs://{bucket} \
+             --role=roles/storage.objectUser --member=...",
+            self.operation.permission()
+        ))
+    }
+
+    fn retained(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unsupported, answer).with_help(
+            "the bucket keeps its objects from being overwritten (a retention policy, a retention lock or a hold), and \
+             a lock is overwritten with every renewal: use a bucket without",
+        )
+    }
+
+    fn billing(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Denied, answer).with_help(
+            "the project that pays for the request is missing or cannot be billed: for a bucket whose requesters pay, \
+             name yours in GOOGLE_CLOUD_QUOTA_PROJECT",
+        )
+    }
+
+    fn no_credentials(&self, detail: &str, before: bool) -> Fault {
+        if before {
+            // They will often load at the next try, and a lease has time for it.
+            return Fault::unavailable(format!("{self}: the credentials could not be refreshed: {detail}"))
+                .with_help(format!("if this goes on: {SIGN_IN}"));
+        }
+        Fault::new(ErrorKind::Denied, format!("{self}: no credentials: {detail}"))
+            .with_help(format!("no credentials found: {SIGN_IN}"))
+    }
+
+    fn garbled(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+            .with_help("the answer is not one of GCS: check the endpoint")
+    }
+
+    fn unexpected(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "if the answer does not say what is wrong: check that {} is an endpoint of Google Cloud Storage",
+            self.place.endpoint
+        ))
+    }
+}
+
+const SIGN_IN: &str = "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run `gcloud auth application-default login`, or \
+                       give this machine a service account, or name a key file in the store URL \
+                       (?credentials=/path/to/key.json)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(endpoint: &str) -> Place {
+        Place { bucket: "bkt".into(), endpoint: endpoint.into() }
+    }
+
+    #[test]
+    fn only_googles_own_endpoints_are_trusted() {
+        for trusted in [
+            "https://storage.googleapis.com",
+            "https://storage.europe-west3.rep.googleapis.com",
+            "https://www.googleapis.com",
+        ] {
+            assert!(place(trusted).is_trusted(), "{trusted}");
+        }
+        for other in [
+            "http://storage.googleapis.com",
+            "http://127.0.0.1:4443",
+            "https://gcs.example.com",
+            "https://evilgoogleapis.com",
+            "https://example.com/.googleapis.com",
+            "https://storage.googleapis.com.example.com",
+        ] {
+            assert!(!place(other).is_trusted(), "{other}");
+        }
+    }
+
+    fn means(operation: Operation, trouble: Trouble) -> Meaning {
+        meaning(operation, "p/x.lock", &place("http://here:9"), trouble)
+    }
+
+    fn answered(status: u16, reason: &str, message: &str) -> Trouble {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let answer = Answer { status, reason: some(reason), message: some(message), ..Answer::default() };
+        Trouble::Answered { answer, signed_before: false }
+    }
+
+    /// `absent`, `conflict`, or `not`/`maybe` with the kind of the fault.
+    fn short(meaning: &Meaning) -> String {
+        match meaning {
+            Meaning::Absent => "absent".into(),
+            Meaning::Conflict => "conflict".into(),
+            Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+            Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+        }
+    }
+
+    const NO_BUCKET: &str = "The specified bucket does not exist.";
+    const UNKNOWN: [&str; 5] =
+        ["not unavailable", "maybe unavailable", "maybe unavailable", "maybe unavailable", "not unavailable"];
+    const BUSY: [&str; 5] = ["not unavailable"; 5];
+    const DENIED: [&str; 5] = ["not denied"; 5];
+    const INVALID: [&str; 5] = ["not invalid"; 5];
+
+    #[test]
+    fn every_answer_has_its_meaning_for_every_operation() {
+        use Operation::{Create, Delete, List, Read, Replace};
+        let rows: &[(u16, &str, &str, [&str; 5])] = &[
+            // status, reason, message, [read, create, replace, delete, list]
+            (
+                404,
+                "notFound",
+                "No such object: bkt/p/x.lock",
+                ["absent", "not invalid", "not invalid", "conflict", "not invalid"],
+            ),
+            // What a read is answered by GCS, and by an emulator.
+            (
+                404,
+                "",
+                "No such object: bkt/p/x.lock",
+                ["absent", "not invalid", "not invalid", "conflict", "not invalid"],
+            ),
+            (404, "", "Not Found", ["absent", "not invalid", "not invalid", "conflict", "not invalid"]),
+            (404, "notFound", NO_BUCKET, INVALID),
+            (404, "", NO_BUCKET, INVALID),
+            (404, "", "<html>nginx</html>", INVALID),
+            (412, "conditionNotMet", "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (412, "", "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (304, "notModified", "", INVALID),
+            (307, "", "", INVALID),
+            (308, "", "", INVALID),
+            (400, "invalid", "The maximum object length is 1024 characters", INVALID),
+            (400, "parseError", "", INVALID),
+            (400, "required", "Bucket is a requester pays bucket but no user project provided.", DENIED),
+            (401, "authError", "Invalid Credentials", DENIED),
+            (401, "required", "Anonymous caller does not have storage.objects.get access", DENIED),
+            (403, "forbidden", "", DENIED),
+            (403, "", "<html>proxy", DENIED),
+            (403, "accountDisabled", "", DENIED),
+            (403, "rateLimitExceeded", "", BUSY),
+            (403, "userRateLimitExceeded", "", BUSY),
+            (403, "quotaExceeded", "", BUSY),
+            (403, "retentionPolicyNotMet", "", ["not unsupported"; 5]),
+            (403, "objectUnderActiveHold", "", ["not unsupported"; 5]),
+            (405, "methodNotAllowed", "", INVALID),
+            (408, "", "", UNKNOWN),
+            (409, "conflict", "", UNKNOWN),
+            (410, "", "", INVALID),
+            (411, "", "", INVALID),
+            (413, "uploadTooLarge", "", INVALID),
+            (416, "", "", INVALID),
+            (418, "", "", INVALID),
+            (
+                429,
+                "rateLimitExceeded",
+                "The object exceeded the rate limit for object mutation operations",
+                BUSY,
+            ),
+            (429, "", "", BUSY),
+            (499, "", "Client Closed Request", UNKNOWN),
+            (500, "internalError", "", UNKNOWN),
+            (501, "notImplemented", "", ["not unsupported"; 5]),
+            (502, "badGateway", "", UNKNOWN),
+            (503, "backendError", "", UNKNOWN),
+            (503, "", "", UNKNOWN),
+            (504, "gatewayTimeout", "", UNKNOWN),
+            (200, "", "", UNKNOWN),
+        ];
+        for (status, reason, message, expected) in rows {
+            for (operation, expected) in [Read, Create, Replace, Delete, List].into_iter().zip(expected) {
+                let meaning = means(operation, answered(*status, reason, message));
+                assert_eq!(short(&meaning), *expected, "{status} {reason} {message} {operation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_an_answer_it_matters_whether_the_request_was_sent() {
+        let detail = || "x".to_owned();
+        for (trouble, read, write) in [
+            (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+            (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+            (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
+            (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+            (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+        ] {
+            assert_eq!(short(&means(Operation::Read, trouble.clone())), read, "{trouble:?}");
+            for operation in [Operation::Create, Operation::Replace, Operation::Delete] {
+                assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
+            }
+        }
+    }
+
+    fn fault(operation: Operation, trouble: Trouble) -> Fault {
+        match means(operation, trouble) {
+            Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        use Operation::{Create, Delete, List, Read, Replace};
+        for (operation, trouble, helps) in [
+            (
+                Read,
+                answered(403, "forbidden", ""),
+                vec!["storage.objects.get", "storage.objects.list", "gs://bkt"],
+            ),
+            (
+                Create,
+                answered(403, "forbidden", ""),
+                vec!["storage.objects.create", "roles/storage.objectUser"],
+            ),
+            (
+                Replace,
+                answered(403, "forbidden", ""),
+                vec!["storage.objects.create", "storage.objects.delete"],
+            ),
+            (Delete, answered(403, "forbidden", ""), vec!["storage.objects.delete"]),
+            (List, answered(403, "forbidden", ""), vec!["storage.objects.list"]),
+            (Read, answered(401, "required", ""), vec!["GOOGLE_APPLICATION_CREDENTIALS", "gcloud auth"]),
+            (
+                Create,
+                answered(404, "notFound", NO_BUCKET),
+                vec!["\"bkt\"", "http://here:9", "buckets create"],
+            ),
+            (Replace, answered(403, "retentionPolicyNotMet", ""), vec!["retention"]),
+            (Create, answered(403, "accountDisabled", ""), vec!["GOOGLE_CLOUD_QUOTA_PROJECT"]),
+            (
+                Read,
+                Trouble::Credentials { detail: String::new(), before: false },
+                vec!["no credentials found", "?credentials=/path/to/key.json"],
+            ),
+        ] {
+            let help = fault(operation, trouble.clone()).help.unwrap();
+            for part in helps {
+                assert!(help.contains(part), "{trouble:?}: {help}");
+            }
+        }
+        let refused = fault(Read, Trouble::NotConnected { detail: "refused".into() });
+        assert!(refused.message.contains("http://here:9") && refused.message.contains("refused"));
+    }
+
+    #[test]
+    fn a_token_that_was_good_before_has_expired_and_throttling_names_its_pause() {
+        let answer = Answer { status: 401, ..Answer::default() };
+        let expired = means(Operation::Create, Trouble::Answered { answer, signed_before: true });
+        assert_eq!(short(&expired), "not unavailable");
+        let (named, ours) = (Some(Duration::from_secs(7)), Duration::from_millis(700));
+        for (retry_after, wait) in [(named, named), (None, Some(ours))] {
+            let answer = Answer { status: 429, retry_after, pause: ours, ..Answer::default() };
+            let throttled = fault(Operation::Create, Trouble::Answered { answer, signed_before: true });
+            assert_eq!(throttled.retry_after, wait);
+        }
+    }
+
+    #[test]
+    fn the_stores_own_words_are_shown_on_one_line_and_cut() {
+        let message = format!("a\n\u{1b}[31m{}", "x".repeat(999));
+        let message = fault(Operation::Read, answered(418, "", &message)).message;
+        assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
+    }
+}

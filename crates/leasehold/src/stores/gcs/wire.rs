@@ -1,0 +1,254 @@
+//! Requests and answers of the JSON API, without what they mean.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
+use reqwest::{Method, Response};
+use serde::{Deserialize, Serialize};
+
+use super::errors::{Answer, Place, Trouble};
+use crate::lease::Id;
+
+/// In a path or a query everything but these is percent-encoded: an object's name is one segment, slashes and all.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// More of an error's text is not shown.
+const MOST_ERROR_BYTES: usize = 4_096;
+
+/// A `Date` header is rounded down to whole seconds.
+pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
+
+/// A request, but for who sends it.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    pub(super) url: String,
+    pub(super) content: Option<(String, Bytes)>,
+}
+
+/// The content and the generation of an object.
+pub(super) fn read(place: &Place, object: &str) -> Request {
+    Request { method: Method::GET, url: format!("{}?alt=media", object_url(place, object)), content: None }
+}
+
+/// Writes `value` if the object has `generation` now; 0 for none.
+///
+/// A multipart upload, because only that takes metadata along: without `no-store`, Google's caches keep an object that
+/// everybody may read for an hour. The preconditions are checked once for all of it, when the upload is complete.
+pub(super) fn write(place: &Place, object: &str, generation: &str, value: &[u8], boundary: Id) -> Request {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata<'a> {
+        name: &'a str,
+        content_type: &'a str,
+        cache_control: &'a str,
+    }
+    let metadata = Metadata { name: object, content_type: "application/json", cache_control: "no-store" };
+    // A struct of strings always serializes.
+    let metadata = serde_json::to_string(&metadata).unwrap_or_default();
+    let mut body = BytesMut::new();
+    for (kind, part) in
+        [("application/json; charset=UTF-8", metadata.as_bytes()), ("application/json", value)]
+    {
+        body.extend_from_slice(format!("--{boundary}\r\nContent-Type: {kind}\r\n\r\n").as_bytes());
+        body.extend_from_slice(part);
+        body.extend_from_slice(b"\r\n");
+    }
+    body.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
+    Request {
+        method: Method::POST,
+        url: format!(
+            "{}/upload/storage/v1/b/{}/o?uploadType=multipart&ifGenerationMatch={}&fields=generation",
+            place.endpoint,
+            encoded(&place.bucket),
+            encoded(generation),
+        ),
+        content: Some((format!("multipart/related; boundary={boundary}"), body.freeze())),
+    }
+}
+
+/// Deletes the object if it has `generation` now. Said twice, because either is enough for some: the emulator
+/// fake-gcs-server ignores the precondition, and Google documents both together.
+pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
+    let generation = encoded(generation);
+    Request {
+        method: Method::DELETE,
+        url: format!("{}?generation={generation}&ifGenerationMatch={generation}", object_url(place, object)),
+        content: None,
+    }
+}
+
+/// A page of the names that start with `prefix`.
+pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
+    let mut url = format!(
+        "{}/storage/v1/b/{}/o?prefix={}&fields=items(name)%2CnextPageToken",
+        place.endpoint,
+        encoded(&place.bucket),
+        encoded(prefix)
+    );
+    if let Some(page) = page {
+        // Writing to a string does not fail.
+        let _ = write!(url, "&pageToken={}", encoded(page));
+    }
+    Request { method: Method::GET, url, content: None }
+}
+
+fn object_url(place: &Place, object: &str) -> String {
+    format!("{}/storage/v1/b/{}/o/{}", place.endpoint, encoded(&place.bucket), encoded(object))
+}
+
+fn encoded(text: &str) -> impl std::fmt::Display {
+    utf8_percent_encode(text, SEGMENT)
+}
+
+/// What a write answers.
+#[derive(Debug, Deserialize)]
+pub(super) struct Written {
+    pub(super) generation: Option<String>,
+}
+
+/// What a listing answers.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Listing {
+    #[serde(default)]
+    pub(super) items: Vec<Item>,
+    pub(super) next_page_token: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Item {
+    pub(super) name: String,
+}
+
+/// The generation that an answer's headers name; `None` if they name none.
+pub(super) fn generation(headers: &HeaderMap) -> Option<&str> {
+    headers.get("x-goog-generation")?.to_str().ok()
+}
+
+/// The `Date` of an answer in microseconds since the Unix epoch; `None` if it has none that tells the store's time now.
+pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
+    // With `Age` the answer comes from a cache, and its date from the past.
+    if headers.contains_key("age") {
+        return None;
+    }
+    let date =
+        jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(headers.get(DATE)?.to_str().ok()?).ok()?;
+    u64::try_from(date.as_second()).ok()?.checked_mul(1_000_000)
+}
+
+/// The body of an answer, up to `most` bytes; `None` if it is longer.
+pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<Bytes>, reqwest::Error> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > most {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body.freeze()))
+}
+
+/// An answer other than success, with what its body says.
+pub(super) async fn refusal(response: Response) -> Answer {
+    let status = response.status().as_u16();
+    // The form with a date is for pages under maintenance; no store throttles with it.
+    let retry_after = response
+        .headers()
+        .get(RETRY_AFTER)
+        .and_then(|text| text.to_str().ok()?.trim().parse().ok())
+        .map(Duration::from_secs);
+    let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
+    let (reason, message) = explanation(&text);
+    Answer { status, reason, message, retry_after, ..Answer::default() }
+}
+
+/// Reason and message of an error's body: GCS's JSON, or plain text, which downloads answer with.
+fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
+    #[derive(Deserialize)]
+    struct Body {
+        error: Details,
+    }
+    #[derive(Deserialize)]
+    struct Details {
+        #[serde(default)]
+        message: Option<String>,
+        #[serde(default)]
+        errors: Vec<Reason>,
+    }
+    #[derive(Deserialize)]
+    struct Reason {
+        reason: Option<String>,
+    }
+    match serde_json::from_slice(text) {
+        Ok(Body { error }) => (error.errors.into_iter().next().and_then(|first| first.reason), error.message),
+        Err(_) => {
+            let text = String::from_utf8_lossy(text).trim().to_owned();
+            (None, Some(text).filter(|text| !text.is_empty()))
+        }
+    }
+}
+
+/// Why a request has no answer.
+pub(super) fn trouble(error: reqwest::Error) -> Trouble {
+    // Without the URL: messages name the object themselves.
+    let error = error.without_url();
+    let detail = super::chain(&error);
+    if error.is_builder() {
+        Trouble::NotMade { detail }
+    } else if error.is_connect() {
+        Trouble::NotConnected { detail }
+    } else {
+        Trouble::NoAnswer { detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_date_is_read_unless_the_answer_is_from_a_cache() {
+        let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(date_us(&headers(&[date])), Some(784_111_777_000_000));
+        assert_eq!(date_us(&headers(&[date, ("age", "0")])), None);
+        assert_eq!(date_us(&headers(&[])), None);
+        for bad in ["", "yesterday", "1994-11-06T08:49:37Z", "Tue, 06 Nov 1894 08:49:37 GMT"] {
+            assert_eq!(date_us(&headers(&[("date", bad)])), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_are_one_segment_each() {
+        let place = Place { bucket: "b".into(), endpoint: "http://h".into() };
+        assert_eq!(
+            read(&place, "p/a%20ü?.lock").url,
+            "http://h/storage/v1/b/b/o/p%2Fa%2520%C3%BC%3F.lock?alt=media"
+        );
+        assert_eq!(
+            list(&place, "p/ü", Some("a+b=")).url,
+            "http://h/storage/v1/b/b/o?prefix=p%2F%C3%BC&fields=items(name)%2CnextPageToken&pageToken=a%2Bb%3D"
+        );
+        let request = write(&place, "p/\"x\"", "7", b"{}", Id::random(&crate::random::Random::seeded(1)));
+        let body = String::from_utf8(request.content.unwrap().1.to_vec()).unwrap();
+        assert!(body.contains("{\"name\":\"p/\\\"x\\\"\",\"contentType\""), "{body}");
+    }
+
+    #[test]
+    fn errors_are_read_in_every_form() {
+        let json = br#"{"error":{"code":412,"message":"m","errors":[{"domain":"global","reason":"conditionNotMet"}]}}"#;
+        assert_eq!(explanation(json), (Some("conditionNotMet".into()), Some("m".into())));
+        assert_eq!(explanation(b"{\"error\":{\"code\":412}}"), (None, None));
+        assert_eq!(explanation(b"No such object: b/x\n"), (None, Some("No such object: b/x".into())));
+        assert_eq!(explanation(b""), (None, None));
+        assert_eq!(explanation(b"{\"error\":\"invalid\"}").0, None);
+        assert!(explanation(&[0xff; 10]).1.is_some());
+    }
+}

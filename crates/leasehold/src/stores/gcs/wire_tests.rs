@@ -1,0 +1,522 @@
+//! The register against a scripted server: what goes over the wire, and what comes of every kind of answer.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use futures_util::TryStreamExt;
+use tokio::net::TcpListener;
+
+use super::credentials::Source;
+use super::*;
+use crate::clock::micros;
+use crate::register::probe;
+use crate::stores::objects::Protocol;
+use crate::stores::scripted::{Reply, Server, answer};
+
+const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
+const DATE_US: u64 = 784_111_777_000_000;
+const GENERATION: &str = "X-Goog-Generation: 1795234395579324\r\n";
+
+fn register_at(endpoint: &str, source: Source) -> GcsRegister {
+    let location = Location {
+        place: Place { bucket: "bucket".into(), endpoint: endpoint.to_owned() },
+        prefix: "pre/fix".into(),
+        source,
+        protocol: Protocol::Lease,
+    };
+    GcsRegister::new(location, Env::system()).unwrap()
+}
+
+fn register(server: &Server) -> GcsRegister {
+    register_at(&server.url, Source::Anonymous)
+}
+
+fn refused(status: &str, headers: &str, reason: &str) -> String {
+    let body = format!(
+        "{{\"error\":{{\"code\":0,\"message\":\"m\",\"errors\":[{{\"domain\":\"global\",\"reason\":\"{reason}\"}}]}}}}"
+    );
+    answer(status, headers, &body)
+}
+
+fn written() -> String {
+    answer("200 OK", "", "{\"kind\":\"storage#object\",\"generation\":\"1795234395579324\"}")
+}
+
+fn value() -> Bytes {
+    Bytes::from_static(b"{\"a\":1}")
+}
+
+fn v1() -> Version {
+    Version::new("1795234395579324")
+}
+
+#[tokio::test]
+async fn every_operation_is_one_request_with_the_documented_preconditions() {
+    let server = Server::start(|seen| {
+        Reply::Answer(match seen.line.split(' ').next() {
+            Some("GET") if seen.line.contains("prefix=") => answer("200 OK", "", "{}"),
+            Some("GET") => answer("200 OK", GENERATION, "{\"a\":1}"),
+            Some("DELETE") if seen.line.contains("=5") => refused("412 X", "", "conditionNotMet"),
+            Some("DELETE") => answer("204 No Content", "", "").replace("Content-Length: 0\r\n", ""),
+            _ => written(),
+        })
+    })
+    .await;
+    let register = register(&server);
+    register.delete_checked.set(()).unwrap();
+
+    let cell = register.read("a b.lock").await.unwrap().unwrap();
+    assert_eq!((cell.value, cell.version), (value(), v1()));
+    let [get] = &server.requests()[..] else { panic!() };
+    assert_eq!(get.line, "GET /storage/v1/b/bucket/o/pre%2Ffix%2Fa%2520b.lock?alt=media");
+    assert!(!get.head.contains("authorization") && !get.head.contains("accept-encoding"), "{get:?}");
+
+    assert_eq!(register.write("x.lock", Expect::Absent, value()).await.unwrap(), Write::Committed(v1()));
+    let [create] = &server.requests()[..] else { panic!() };
+    let upload = "POST /upload/storage/v1/b/bucket/o?uploadType=multipart&ifGenerationMatch=";
+    assert_eq!(create.line, format!("{upload}0&fields=generation"));
+    assert!(create.head.contains("content-type: multipart/related; boundary="), "{create:?}");
+    let body = String::from_utf8(create.body.clone()).unwrap();
+    assert!(body.contains(
+        "{\"name\":\"pre/fix/x.lock\",\"contentType\":\"application/json\",\"cacheControl\":\"no-store\"}"
+    ));
+    assert!(body.contains("\r\n\r\n{\"a\":1}\r\n--"), "{body}");
+
+    register.write("x.lock", Expect::Version(&v1()), value()).await.unwrap();
+    let [replace] = &server.requests()[..] else { panic!() };
+    assert_eq!(replace.line, format!("{upload}1795234395579324&fields=generation"));
+
+    assert_eq!(register.delete("x.lock", &v1()).await.unwrap(), Deleted::Deleted);
+    assert_eq!(register.delete("x.lock", &Version::new("5")).await.unwrap(), Deleted::Conflict);
+    let [delete, _] = &server.requests()[..] else { panic!() };
+    assert_eq!(
+        delete.line,
+        "DELETE /storage/v1/b/bucket/o/pre%2Ffix%2Fx.lock?generation=1795234395579324&ifGenerationMatch=1795234395579324"
+    );
+
+    assert_eq!(register.list("a b").try_collect::<Vec<_>>().await.unwrap(), Vec::<String>::new());
+    let [list] = &server.requests()[..] else { panic!() };
+    assert!(list.line.starts_with("GET /storage/v1/b/bucket/o?prefix=pre%2Ffix%2Fa%2520b&"), "{list:?}");
+
+    for nobodys in ["0", "", "\"etag\"", "1&x=2"] {
+        let error =
+            register.write("x.lock", Expect::Version(&Version::new(nobodys)), value()).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Invalid, "{nobodys}");
+        assert!(register.delete("x.lock", &Version::new(nobodys)).await.is_err(), "{nobodys}");
+    }
+    assert!(server.requests().is_empty());
+}
+
+#[tokio::test]
+async fn no_trouble_is_retried_inside() {
+    type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
+    let rows: [Row; 6] = [
+        ("429 X", "Retry-After: 7\r\n", "rateLimitExceeded", false, ErrorKind::Unavailable, Some(7)),
+        ("503 X", "Retry-After: 7\r\n", "backendError", true, ErrorKind::Unavailable, Some(7)),
+        ("500 X", "", "internalError", true, ErrorKind::Unavailable, None),
+        ("403 X", "", "forbidden", false, ErrorKind::Denied, None),
+        ("308 X", "Location: /elsewhere\r\n", "", false, ErrorKind::Invalid, None),
+        ("307 X", "Location: /elsewhere\r\n", "", false, ErrorKind::Invalid, None),
+    ];
+    for (status, headers, reason, maybe, kind, wait) in rows {
+        let server = Server::always(refused(status, headers, reason)).await;
+        let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
+        assert_eq!((error.fault().kind, error.fault().retry_after), (kind, wait.map(Duration::from_secs)));
+        assert!(error.to_string().contains(reason), "{error:?}");
+        assert_eq!(server.requests().len(), 1, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_refused_as_too_much_is_tried_again_after_about_a_second() {
+    let server = Server::always(refused("429 X", "", "rateLimitExceeded")).await;
+    let register = register(&server);
+    let mut pauses = Vec::new();
+    for _ in 0..20 {
+        let error = register.write("x.lock", Expect::Version(&v1()), value()).await.unwrap_err();
+        pauses.push(micros(error.fault().retry_after.unwrap()));
+    }
+    assert!(pauses.iter().all(|pause| (500_000..=1_000_000).contains(pause)), "{pauses:?}");
+    pauses.dedup();
+    assert!(pauses.len() > 15, "those who were refused together do not come back together: {pauses:?}");
+}
+
+#[tokio::test]
+async fn conflicts_and_absence_are_values() {
+    for missing in [answer("404 X", "", "No such object: bucket/x"), refused("404 X", "", "notFound")] {
+        let server = Server::always(missing).await;
+        assert_eq!(register(&server).read("x.lock").await.unwrap(), None);
+    }
+    let server = Server::always(refused("412 X", "", "conditionNotMet")).await;
+    for expect in [Expect::Absent, Expect::Version(&v1())] {
+        assert_eq!(register(&server).write("x.lock", expect, value()).await.unwrap(), Write::Conflict);
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
+    let server = Server::start(|_| Reply::Hang).await;
+    let hung = register(&server);
+    let error = hung.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+    assert_eq!(server.requests().len(), 1, "neither the client nor its connections send it again");
+    let error = hung.delete_unchecked("x.lock", &v1()).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+    let error = hung.read("x.lock").await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    for endpoint in [format!("http://{nobody}"), "http://no-such-host.invalid".to_owned()] {
+        let register = register_at(&endpoint, Source::Anonymous);
+        let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+        assert!(error.to_string().contains(&endpoint), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_silent_store_is_given_up() {
+    let server = Server::start(|_| Reply::Silence).await;
+    let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+}
+
+#[tokio::test]
+async fn connections_are_used_again_and_may_be_closed() {
+    let server = Server::always(written().replace("200 OK\r\n", "200 OK\r\nConnection: close\r\n")).await;
+    let register = register(&server);
+    for _ in 0..3 {
+        register.write("x.lock", Expect::Absent, value()).await.unwrap();
+    }
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn every_dated_answer_tells_the_stores_time() {
+    let ok = |headers: &str| answer("200 OK", &format!("{GENERATION}{headers}"), "");
+    for (reply, dated) in [
+        (ok(DATE), true),
+        (refused("404 X", DATE, "notFound"), true),
+        (refused("503 X", DATE, "backendError"), true),
+        (ok(""), false),
+        (ok(&format!("{DATE}Age: 3\r\n")), false),
+        (ok("Date: today\r\n"), false),
+    ] {
+        let server = Server::always(reply.clone()).await;
+        let register = register(&server);
+        assert_eq!(register.store_time(), None);
+        drop(register.read("x.lock").await);
+        let time = register.store_time();
+        assert_eq!(time.is_some(), dated, "{reply}");
+        if let Some(time) = time {
+            assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_huge_or_broken_body_is_an_error() {
+    let server = Server::always(answer("200 OK", GENERATION, &"x".repeat(MAX_VALUE_BYTES + 1))).await;
+    let error = register(&server).read("x.lock").await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
+
+    for end in ["Connection: close\r\n", ""] {
+        let cut = format!("HTTP/1.1 200 OK\r\n{GENERATION}{end}Content-Length: 9\r\n\r\nabc");
+        let server = Server::always(cut).await;
+        let error = register(&server).read("x.lock").await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+        let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn answers_that_are_not_of_gcs_are_never_taken_for_an_absent_lock() {
+    for (reply, kind) in [
+        (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
+        (answer("404 Not Found", "", "The specified bucket does not exist."), ErrorKind::Invalid),
+        (answer("403 Forbidden", "", "<html>proxy"), ErrorKind::Denied),
+        (answer("502 Bad Gateway", "", "\u{0}\u{1}garbage"), ErrorKind::Unavailable),
+        (answer("200 OK", "", "no generation"), ErrorKind::Unsupported),
+        ("garbage\r\n\r\n".to_owned(), ErrorKind::Unavailable),
+    ] {
+        let server = Server::always(reply.clone()).await;
+        let error = register(&server).read("x.lock").await.unwrap_err();
+        assert_eq!(error.fault().kind, kind, "{reply}: {error:?}");
+    }
+    for body in ["{}", "{\"generation\":\"0\"}", "<html>"] {
+        let server = Server::always(answer("200 OK", "", body)).await;
+        let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        assert!(matches!(error, StoreError::MaybeApplied(_)), "it may be there: {error:?}");
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported);
+    }
+    let listing = Server::always(answer("200 OK", "", "<html>")).await;
+    assert!(register(&listing).list("").try_collect::<Vec<_>>().await.is_err());
+}
+
+#[tokio::test]
+async fn listings_are_read_page_by_page() {
+    let page = |name: &str, more: &str| {
+        let body = format!(
+            "{{\"items\":[{{\"name\":\"pre/fix/{name}\"}},{{\"name\":\"pre/fix/not ours\"}}]{more}}}"
+        );
+        answer("200 OK", "", &body)
+    };
+    let truncated = ",\"nextPageToken\":\"t1\"";
+    let (first, last) = (page("a%20b.lock", truncated), page("c.lock", ""));
+    let server = Server::start(move |seen| {
+        Reply::Answer(if seen.line.contains("pageToken=t1") { last.clone() } else { first.clone() })
+    })
+    .await;
+    assert_eq!(register(&server).list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
+    assert_eq!(server.requests().len(), 2);
+
+    let endless = Server::always(page("a.lock", truncated)).await;
+    let error = register(&endless).list("").try_collect::<Vec<_>>().await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
+    assert_eq!(endless.requests().len(), 2);
+}
+
+/// A GCS that accepts every write, whatever its preconditions, and deletes whatever it is asked to.
+async fn careless() -> Server {
+    let objects: Mutex<HashMap<String, u64>> = Mutex::default();
+    Server::start(move |seen| {
+        let mut objects = objects.lock().unwrap();
+        let (method, target) = seen.line.split_once(' ').unwrap();
+        let body = String::from_utf8_lossy(&seen.body);
+        Reply::Answer(match method {
+            "POST" => {
+                let name = body.split("\"name\":\"pre/fix/").nth(1).unwrap().split('"').next().unwrap();
+                let generation = objects.get(name).map_or(100, |generation| generation + 1);
+                objects.insert(name.to_owned(), generation);
+                answer("200 OK", "", &format!("{{\"generation\":\"{generation}\"}}"))
+            }
+            "DELETE" => answer("200 OK", "", "null"),
+            _ => {
+                let name = target.rsplit("%2F").next().unwrap().split('?').next().unwrap();
+                match objects.get(name) {
+                    Some(generation) => {
+                        answer("200 OK", &format!("X-Goog-Generation: {generation}\r\n"), "{}")
+                    }
+                    None => answer("404 X", "", "Not Found"),
+                }
+            }
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_from_it() {
+    let server = careless().await;
+    let register = register(&server);
+    assert!(!register.traits().trusted);
+    for _ in 0..2 {
+        let error = probe(&register).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    }
+    server.requests();
+    register.write("x.lock", Expect::Absent, value()).await.unwrap();
+    let error = register.delete("x.lock", &v1()).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    let deletes = server.requests().into_iter().filter(|seen| seen.line.starts_with("DELETE"));
+    assert!(deletes.into_iter().all(|delete| delete.line.contains(DELETE_PROBE_KEY)));
+}
+
+/// A key file in a folder of its own. It can be written without its token server running.
+fn key_file(key: serde_json::Value) -> (tempfile::TempDir, Source) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key.json");
+    std::fs::write(&path, key.to_string()).unwrap();
+    (folder, Source::File(path))
+}
+
+fn user(token_server: &str) -> serde_json::Value {
+    serde_json::json!({
+        "type": "authorized_user",
+        "client_id": "client",
+        "client_secret": "hunter2-client",
+        "refresh_token": "hunter2-refresh",
+        "token_uri": format!("{token_server}/token"),
+    })
+}
+
+/// A GCS, and the token server beside it, which gives out `token-1`, `token-2` and so on.
+async fn signing_in(store: impl Fn(&str) -> String + Send + Sync + 'static) -> Server {
+    let tokens = std::sync::atomic::AtomicUsize::new(0);
+    Server::start(move |seen| {
+        Reply::Answer(if seen.line.ends_with("/token") {
+            let n = tokens.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+            answer(
+                "200 OK",
+                "Content-Type: application/json\r\n",
+                &format!(
+                    "{{\"access_token\":\"token-{n}\",\"expires_in\":3600,\"token_type\":\"Bearer\",\
+                     \"issued_token_type\":\"urn:ietf:params:oauth:token-type:access_token\"}}"
+                ),
+            )
+        } else {
+            let bearer = seen.head.lines().find_map(|line| line.strip_prefix("authorization: bearer "));
+            store(bearer.unwrap_or_default())
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn requests_carry_the_token_of_a_key_file_and_nothing_shows_a_secret() {
+    let server = signing_in(|_| written()).await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    for _ in 0..2 {
+        register.write("x.lock", Expect::Absent, value()).await.unwrap();
+    }
+    let [token, first, second] = &server.requests()[..] else { panic!() };
+    assert_eq!(token.line, "POST /token");
+    for write in [first, second] {
+        assert!(write.has("authorization: bearer token-1"), "{write:?}");
+    }
+    let shown = format!("{register:?}");
+    assert!(!shown.contains("hunter2") && !shown.contains("token-1"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_workload_identity_exchanges_its_token() {
+    let server = signing_in(|_| written()).await;
+    let (folder, source) = key_file(serde_json::Value::Null);
+    let subject = folder.path().join("subject");
+    std::fs::write(&subject, "hunter2-subject").unwrap();
+    let key = serde_json::json!({
+        "type": "external_account",
+        "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": format!("{}/token", server.url),
+        "credential_source": { "file": subject },
+    });
+    let Source::File(path) = &source else { panic!() };
+    std::fs::write(path, key.to_string()).unwrap();
+    register_at(&server.url, source).write("x.lock", Expect::Absent, value()).await.unwrap();
+    let [exchange, write] = &server.requests()[..] else { panic!() };
+    assert!(String::from_utf8_lossy(&exchange.body).contains("hunter2-subject"), "{exchange:?}");
+    assert!(write.has("authorization: bearer token-1"), "{write:?}");
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_error() {
+    // As after a suspend, which the library's clock does not notice.
+    let uses = std::sync::atomic::AtomicUsize::new(0);
+    let server =
+        signing_in(move |token| match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
+            ("token-1", 1..) => refused("401 X", "", "authError"),
+            _ => written(),
+        })
+        .await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    let write = async || register.write("x.lock", Expect::Absent, value()).await;
+    write().await.unwrap();
+    let error = write().await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    write().await.unwrap();
+
+    let server = signing_in(|_| refused("401 X", "", "authError")).await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    for _ in 0..2 {
+        let error = register.read("x.lock").await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
+    }
+    assert_eq!(server.requests().len(), 4, "each time with a new token");
+}
+
+#[tokio::test]
+async fn without_credentials_nothing_is_sent_and_no_secret_is_told() {
+    let server = Server::always(answer(
+        "401 X",
+        "Content-Type: application/json\r\n",
+        "{\"error\":\"invalid_grant\",\"error_description\":\"hunter2\"}",
+    ))
+    .await;
+    let unknown_type = serde_json::json!({"type": "hunter2", "private_key": "hunter2"});
+    let broken = serde_json::json!({"type": "service_account", "private_key": "hunter2", "client_email": "a@b",
+        "private_key_id": "i", "project_id": "p"});
+    for (key, named) in [
+        (user(&server.url), "token"),
+        (unknown_type, "not a key file"),
+        (broken, "key.json"),
+        (serde_json::json!({}), "not a key file"),
+    ] {
+        let (_folder, source) = key_file(key);
+        let register = register_at(&server.url, source);
+        let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
+        assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
+        assert!(error.to_string().contains(named), "{named}: {error:?}");
+        assert!(error.fault().help.as_ref().unwrap().contains("no credentials found"), "{error:?}");
+        assert!(!format!("{error:?} {register:?}").contains("hunter2"), "{error:?}");
+    }
+    assert!(server.requests().iter().all(|seen| seen.line == "POST /token"));
+    let nowhere = Source::File("/nowhere/key.json".into());
+    let error = register_at(&server.url, nowhere).read("x.lock").await.unwrap_err();
+    assert!(error.to_string().contains("/nowhere/key.json"), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_begun_in() {
+    let (go, gone) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let token_server = format!("http://{}", listener.local_addr().unwrap());
+    let loads = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (signal, told, count) = (go.clone(), gone.clone(), loads.clone());
+    tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut buffer = vec![0; 4_096];
+            assert!(stream.read(&mut buffer).await.unwrap() > 0);
+            count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            told.notify_one();
+            signal.notified().await;
+            let body = "{\"access_token\":\"t\",\"expires_in\":3600,\"token_type\":\"Bearer\"}";
+            let head = "Content-Type: application/json\r\nConnection: close\r\n";
+            stream.write_all(answer("200 OK", head, body).as_bytes()).await.unwrap();
+        }
+    });
+    let (_folder, source) = key_file(user(&token_server));
+    let credentials = Arc::new(Credentials::new(source, Env::system()));
+    let given_up = tokio::spawn({
+        let credentials = credentials.clone();
+        async move { credentials.headers().await }
+    });
+    gone.notified().await;
+    given_up.abort();
+    go.notify_one();
+    let headers = credentials.headers().await.unwrap();
+    assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
+    assert_eq!(loads.load(std::sync::atomic::Ordering::SeqCst), 1, "one load served both");
+
+    // Begun in a runtime that ends before there is an answer: begun anew, instead of waiting for ever.
+    credentials.refused();
+    let begun = credentials.clone();
+    let asked = gone.clone();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            tokio::select! {
+                early = begun.headers() => panic!("there is no answer yet: {early:?}"),
+                () = asked.notified() => {}
+            }
+        });
+    })
+    .join()
+    .unwrap();
+    go.notify_one();
+    go.notify_one();
+    let again = credentials.headers();
+    let (headers, ()) = futures_util::future::join(again, async {
+        gone.notified().await;
+        go.notify_one();
+    })
+    .await;
+    assert_eq!(headers.unwrap()["authorization"], "Bearer t");
+}

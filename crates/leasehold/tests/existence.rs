@@ -1,0 +1,438 @@
+//! Locks that are objects (`protocol=existence`): where a release deletes, what can a request do that comes late, or an
+//! object that somebody else wrote?
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use common::{Client, TTL, World, contender_span, granted, name};
+use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
+use leasehold::clock::StoreTime;
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::{Evicted, Grant, LeaseStore, Released, Renewal, StoreOptions};
+use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::stores::memory::MemoryRegister;
+use leasehold::{ErrorKind, LockName, Locker, LossReason, RegisterLeases, Token};
+use leasehold_testkit::fault::{Kind, Outcome};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The key of the lock: its name, as it is.
+const KEY: &str = "x";
+
+impl World {
+    async fn object(&self) -> Option<Cell> {
+        self.register.read(KEY).await.unwrap()
+    }
+
+    /// A plain client creates the object, with nothing in it that leasehold knows.
+    async fn foreign(&self, content: &'static str) -> Write {
+        self.register.write(KEY, Expect::Absent, Bytes::from_static(content.as_bytes())).await.unwrap()
+    }
+
+    /// A plain client, or an operator, deletes the object.
+    async fn remove(&self) {
+        let cell = self.object().await.expect("there is no object");
+        assert_eq!(self.register.delete(KEY, &cell.version).await.unwrap(), Deleted::Deleted);
+    }
+}
+
+impl Client {
+    async fn release(&self, grant: &mut Grant) -> Released {
+        self.leases.release(grant, None).await.unwrap()
+    }
+
+    async fn renew(&self, grant: &mut Grant) {
+        assert!(matches!(self.leases.renew(grant).await.unwrap(), Renewal::Renewed));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_held_while_its_object_exists() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut grant = one.granted().await;
+    assert_eq!(world.foreign("1").await, Write::Conflict, "a plain client's create is refused");
+    two.held().await;
+    assert_eq!(one.release(&mut grant).await, Released::Released);
+    assert_eq!(world.object().await, None);
+    assert!(matches!(world.foreign("1").await, Write::Committed(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_leasehold_did_not_write_is_never_taken_over() {
+    for content in ["", "1", "{}", "{\"ID\":\"terraform\"}", "{\"protocol\":\"existence\"}"] {
+        let world = World::by_existence();
+        let client = world.dated(1);
+        world.foreign(content).await;
+        for _ in 0..3 {
+            let held = client.held().await;
+            assert!(held.foreign.is_some() && held.lapses_within.is_none(), "{held:?}");
+            client.env.sleep(TTL * 1_000).await;
+        }
+        let error = client.leases.evict(&name(), Token::new(7).unwrap()).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+        assert_eq!(world.object().await.unwrap().value, content);
+        world.remove().await;
+        client.granted().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_granted_the_lock_when_a_plain_client_deletes_its_object() {
+    let world = World::by_existence();
+    world.foreign("1").await;
+    let client = world.observer(1);
+    let lock = Locker::new(client.leases.clone()).lock("x");
+    let refused = lock.try_acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Held);
+    assert!(refused.to_string().contains("unknown holder"), "{refused}");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    client.network.until(|counts| counts.reads >= 3).await;
+    assert_eq!(client.network.counts().writes, 0, "it asks by reading");
+    world.remove().await;
+    waiter.await.unwrap().unwrap().check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_are_generations_and_stay_when_the_lease_is_renewed() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut first = one.granted().await;
+    assert_eq!(first.token.to_string(), world.object().await.unwrap().version.as_str());
+    for _ in 0..3 {
+        one.renew(&mut first).await;
+        assert_eq!(two.held().await.token, Some(first.token));
+    }
+    let mut tokens = vec![first.token];
+    // Succeeded, and succeeded again, without an object less in between: then deleted by hand, then released.
+    for client in [&two, &one] {
+        client.held().await;
+        client.env.sleep(contender_span()).await;
+        tokens.push(client.granted().await.token);
+    }
+    world.remove().await;
+    let mut last = two.granted().await;
+    tokens.push(last.token);
+    two.release(&mut last).await;
+    tokens.push(one.granted().await.token);
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_renewal_brings_nothing_back() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut grant = one.granted().await;
+    one.network.next_write(Outcome::HeldBack);
+    one.renew(&mut grant).await;
+    assert_eq!(one.release(&mut grant).await, Released::Released);
+    assert_eq!(one.network.deliver().await, Some(Write::Conflict));
+    assert_eq!(world.object().await, None);
+    two.granted().await;
+    // And one that comes late after the lock has passed on: likewise.
+    world.remove().await;
+    let mut grant = one.granted().await;
+    one.network.next_write(Outcome::HeldBack);
+    one.renew(&mut grant).await;
+    one.release(&mut grant).await;
+    let next = two.granted().await;
+    assert_eq!(one.network.deliver().await, Some(Write::Conflict));
+    assert_eq!(one.held().await.token, Some(next.token));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_delete_does_not_free_the_successor() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut grant = one.granted().await;
+    two.held().await;
+    one.network.every(Kind::Delete, Outcome::HeldBack);
+    assert!(one.leases.release(&mut grant, None).await.is_err(), "it is held, and no delete is answered");
+    two.env.sleep(contender_span()).await;
+    let mut next = two.granted().await;
+    one.network.heal();
+    for _ in 0..one.network.counts().deletes {
+        one.network.deliver().await;
+    }
+    two.renew(&mut next).await;
+    assert_eq!(one.held().await.token, Some(next.token));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_comes_back_late_does_not_delete_its_successors_object() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut grant = one.granted().await;
+    two.held().await;
+    two.env.sleep(contender_span()).await;
+    let mut next = two.granted().await;
+    assert_eq!(one.release(&mut grant).await, Released::AlreadyLost);
+    two.renew(&mut next).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delete_whose_answer_was_lost_is_a_release_and_an_eviction() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut grant = one.granted().await;
+    one.network.next_delete(Outcome::AppliedLost);
+    assert_eq!(one.release(&mut grant).await, Released::Released);
+    // Also when another has the lock by now.
+    let mut grant = one.granted().await;
+    one.network.next_delete(Outcome::AppliedLost);
+    one.network.next_read(Outcome::Stalled);
+    let release = {
+        let leases = one.leases.clone();
+        tokio::spawn(async move { leases.release(&mut grant, None).await })
+    };
+    one.network.until(|counts| counts.deletes == 2).await;
+    let next = two.granted().await;
+    one.network.deliver().await;
+    assert_eq!(release.await.unwrap().unwrap(), Released::Released);
+    one.network.next_delete(Outcome::AppliedLost);
+    assert_eq!(one.leases.evict(&name(), next.token).await.unwrap(), Evicted::Evicted);
+    assert_eq!(world.object().await, None);
+    // Deleted by hand is not released by us.
+    let mut grant = one.granted().await;
+    world.remove().await;
+    assert_eq!(one.release(&mut grant).await, Released::AlreadyLost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_whose_answer_was_lost_is_recognised() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    one.network.next_write(Outcome::AppliedLost);
+    let mut grant = one.granted().await;
+    assert_eq!(one.network.counts().writes, 1, "it is not written again");
+    assert_eq!(two.held().await.token, Some(grant.token));
+    one.renew(&mut grant).await;
+    assert_eq!(one.release(&mut grant).await, Released::Released);
+}
+
+/// The first create is lost on its way, the second one is granted and released: then the first one arrives.
+#[tokio::test(start_paused = true)]
+async fn a_create_that_comes_after_the_release_is_found_and_deleted() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    one.network.next_write(Outcome::HeldBack);
+    let mut grant = one.granted().await;
+    assert_eq!(one.network.counts().writes, 2);
+    one.release(&mut grant).await;
+    assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
+    two.held().await;
+    assert!(matches!(one.leases.renew(&mut grant).await.unwrap(), Renewal::Lost(_)), "nobody believes in it");
+    one.env.sleep(SECOND * 4).await;
+    assert_eq!(world.object().await, None, "a plain client would wait for ever");
+}
+
+/// The same when nothing was granted: the store was silent, and the acquisition was given up.
+#[tokio::test(start_paused = true)]
+async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
+    let world = World::by_existence();
+    let one = world.observer(1);
+    one.network.every(Kind::Write, Outcome::HeldBack);
+    let lock = Locker::new(one.leases.clone()).lock("x").patience(SECOND * 3);
+    let error = lock.try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    one.network.heal();
+    one.env.sleep(SECOND * 10).await;
+    assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
+    one.env.sleep(SECOND * 50).await;
+    assert_eq!(world.object().await, None);
+}
+
+/// What is looked for is told by its nonce: a grant of the same claim, or of anybody else, is left alone.
+#[tokio::test(start_paused = true)]
+async fn looking_for_a_late_create_harms_no_grant() {
+    let world = World::by_existence();
+    let one = world.observer(1);
+    let claim = one.claim();
+    one.network.next_write(Outcome::HeldBack);
+    let mut grant = granted(one.leases.try_acquire(&claim).await.unwrap());
+    one.release(&mut grant).await;
+    assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
+    // The same claim finds it, and takes it by another write.
+    let mut again = granted(one.leases.try_acquire(&claim).await.unwrap());
+    for _ in 0..12 {
+        one.env.sleep(SECOND * 10).await;
+        one.renew(&mut again).await;
+    }
+    assert_eq!(one.release(&mut again).await, Released::Released);
+}
+
+/// Deleted by hand, and then a create of the holder's own comes late: what was granted does not come back by that.
+#[tokio::test(start_paused = true)]
+async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    one.network.next_write(Outcome::HeldBack);
+    let mut grant = one.granted().await;
+    world.remove().await;
+    let mut between = two.granted().await;
+    two.release(&mut between).await;
+    assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
+    let loss = one.lost(&mut grant).await;
+    assert_eq!(loss.reason, LossReason::Ended);
+}
+
+/// Rule 8: whoever saw the first grant of a claim does not take the second one for it.
+#[tokio::test(start_paused = true)]
+async fn two_grants_of_one_claim_do_not_look_alike() {
+    let world = World::by_existence();
+    let one = world.observer(1);
+    let claim = one.claim();
+    let mut beats = Vec::new();
+    for _ in 0..3 {
+        let mut grant = granted(one.leases.try_acquire(&claim).await.unwrap());
+        let record: serde_json::Value = serde_json::from_slice(&world.object().await.unwrap().value).unwrap();
+        beats.push(record["beat"].as_u64().unwrap());
+        one.release(&mut grant).await;
+    }
+    beats.sort_unstable();
+    beats.dedup();
+    assert_eq!(beats.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_two_protocols_leave_each_others_objects_alone() {
+    let world = World::by_existence();
+    let by_existence = world.observer(1);
+    let by_record = World { by_existence: false, ..world }.observer(2);
+    let lock = |store: &Client, lock: &str| Locker::new(store.leases.clone()).lock(lock);
+    // `x.lock` here is the object of `x` there.
+    let theirs = lock(&by_record, "x").acquire().await.unwrap();
+    let refused = async || lock(&by_existence, "x.lock").try_acquire().await.unwrap_err().to_string();
+    assert!(refused().await.contains("protocol=lease"), "{}", refused().await);
+    theirs.release().await.unwrap();
+    assert!(refused().await.contains("protocol=lease"), "free there, and held here: {}", refused().await);
+    let ours = lock(&by_existence, "y.lock").acquire().await.unwrap();
+    let refused = lock(&by_record, "y").try_acquire().await.unwrap_err();
+    assert!(refused.to_string().contains("protocol=existence"), "{refused}");
+    ours.release().await.unwrap();
+    lock(&by_record, "y").acquire().await.unwrap().check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_this_protocol_cannot_do_it_refuses() {
+    let world = World::by_existence();
+    let one = world.observer(1);
+    let capabilities = one.leases.capabilities();
+    assert!(capabilities.tokens && !capabilities.history && !capabilities.rests);
+    let mut grant = one.granted().await;
+    let error = one.leases.release(&mut grant, Some(SECOND)).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported);
+    one.renew(&mut grant).await;
+    let reserved =
+        Locker::new(one.leases.clone()).lock(".leasehold-probe-x").try_acquire().await.unwrap_err();
+    assert_eq!(reserved.kind(), ErrorKind::Invalid);
+    let names: Vec<LockName> = one.leases.list("").try_collect().await.unwrap();
+    assert_eq!(names, [name()]);
+}
+
+/// What a register gets wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flaw {
+    /// Nothing, but its versions are no numbers.
+    NoGenerations,
+    /// Deletes whatever it is asked to.
+    DeletesBlindly,
+    /// Looks, and deletes later.
+    DeletesLate,
+    /// Never deletes under a condition.
+    NeverDeletes,
+}
+
+#[derive(Debug)]
+struct Flawed {
+    inner: MemoryRegister,
+    flaw: Flaw,
+}
+
+#[async_trait]
+impl Register for Flawed {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.inner.read(key).await
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        tokio::task::yield_now().await;
+        self.inner.write(key, expect, value).await
+    }
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        let found = self.inner.read(key).await?.map(|cell| cell.version);
+        match (self.flaw, found) {
+            (Flaw::NeverDeletes, _) => Ok(Deleted::Conflict),
+            (Flaw::DeletesBlindly, Some(found)) => self.inner.delete(key, &found).await,
+            (Flaw::DeletesLate, Some(found)) if found == *version => {
+                for _ in 0..10 {
+                    tokio::task::yield_now().await;
+                }
+                if let Some(now) = self.inner.read(key).await? {
+                    self.inner.delete(key, &now.version).await?;
+                }
+                Ok(Deleted::Deleted)
+            }
+            _ => self.inner.delete(key, version).await,
+        }
+    }
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.inner.list(prefix)
+    }
+    fn store_time(&self) -> Option<StoreTime> {
+        self.inner.store_time()
+    }
+    fn env(&self) -> &Env {
+        self.inner.env()
+    }
+    fn traits(&self) -> RegisterTraits {
+        let generations = self.flaw != Flaw::NoGenerations;
+        RegisterTraits { trusted: false, generations, ..self.inner.traits() }
+    }
+}
+
+fn flawed(flaw: Flaw) -> (Arc<Flawed>, Arc<RegisterLeases>) {
+    let env = Env::seeded(World::new().clock, 1);
+    let mut options = StoreOptions::default();
+    options.env = env.clone();
+    let register = Arc::new(Flawed { inner: MemoryRegister::new(env), flaw });
+    (register.clone(), Arc::new(RegisterLeases::by_existence(register, options)))
+}
+
+/// Before the first grant, not at the first release.
+#[tokio::test(start_paused = true)]
+async fn a_store_whose_deletes_are_not_conditional_is_refused_before_it_grants() {
+    for flaw in [Flaw::DeletesBlindly, Flaw::DeletesLate, Flaw::NeverDeletes] {
+        let (register, leases) = flawed(flaw);
+        for _ in 0..2 {
+            let error = Locker::new(leases.clone()).lock("x").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{flaw:?}: {error:?}");
+            assert!(error.help()[0].contains("leave out ?protocol"), "{error:?}");
+        }
+        assert_eq!(register.read("x").await.unwrap(), None);
+    }
+}
+
+/// And one that is as it should be is accepted, and its examination leaves no more than the marker.
+#[tokio::test(start_paused = true)]
+async fn without_generations_there_are_no_tokens() {
+    let (register, leases) = flawed(Flaw::NoGenerations);
+    assert!(!leases.capabilities().tokens);
+    let guard = Locker::new(leases).lock("x").try_acquire().await.unwrap();
+    let error = guard.token().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("no fencing tokens") && !error.help().is_empty(), "{error:?}");
+    guard.release().await.unwrap();
+    let keys: Vec<String> = register.list("").try_collect().await.unwrap();
+    assert_eq!(keys, [".leasehold-probe"]);
+}
