@@ -102,7 +102,9 @@ impl Waiting {
         let (mut held, at) = seen?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
-        held.lapses_within = held.lapses_within.map(|left| left.saturating_sub(since));
+        // Over, and it is not ours: it has been renewed since it was last heard of.
+        held.lapses_within =
+            held.lapses_within.map(|left| left.saturating_sub(since)).filter(|left| !left.is_zero());
         Some(held)
     }
 }
@@ -122,5 +124,27 @@ struct Cleared(ProgressBar);
 impl Drop for Cleared {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold::clock::TestClock;
+
+    #[test]
+    fn a_lease_that_has_run_out_on_the_display_was_renewed() {
+        let clock = Arc::new(TestClock::default());
+        let waiting = Waiting::new(LockName::new("x").unwrap(), clock.clone());
+        let mut held = Held::default();
+        held.lapses_within = Some(Duration::from_secs(18));
+        held.held_for = Some(Duration::ZERO);
+        waiting.observer()(&held);
+        clock.suspend(Duration::from_secs(10));
+        assert!(waiting.now().unwrap().lapses_within.is_some_and(|left| left < Duration::from_secs(9)));
+        clock.suspend(Duration::from_secs(10));
+        let now = waiting.now().unwrap();
+        assert_eq!(now.lapses_within, None);
+        assert!(now.held_for >= Some(Duration::from_secs(20)));
     }
 }

@@ -1,5 +1,7 @@
 //! `leasehold history LOCK`: the latest grants that are over.
 
+use leasehold::Error;
+
 use crate::args::LockArgs;
 use crate::context::{self, Context};
 use crate::exit::Failure;
@@ -8,6 +10,14 @@ use crate::output::{human, json, print};
 pub(super) async fn history(context: &Context, args: LockArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock)?;
     let locker = context::open(&context.store()?).await?;
+    let capabilities = locker.capabilities();
+    if !capabilities.history {
+        // Nothing to show must not read as "nobody ever had it".
+        let message = format!("locks in {} keep no history of their grants", capabilities.store);
+        return Err(Error::unsupported(message)
+            .with_help("`leasehold show` tells who has a lock now")
+            .into());
+    }
     let status = locker.inspect(&name).await?;
     if context.output.json {
         let lines: String = json::history(&status).iter().map(|grant| format!("{grant}\n")).collect();
