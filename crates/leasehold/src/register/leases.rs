@@ -321,8 +321,11 @@ impl LeaseStore for RegisterLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
         let mut attempts = Vec::new();
         match self.contend(claim, &mut attempts).await {
-            // Whatever ended the effort: what was sent earlier and never answered may still land.
-            Err(StoreError::NotApplied(fault)) if attempts.iter().any(|attempt| attempt.unknown) => {
+            // Whatever ended the effort: what was sent earlier and never answered may still land, and what was created
+            // may lie there without its token.
+            Err(StoreError::NotApplied(fault))
+                if attempts.iter().any(|sent| sent.unknown || sent.created) =>
+            {
                 Err(fault.maybe_applied())
             }
             outcome => outcome,

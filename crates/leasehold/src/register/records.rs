@@ -35,8 +35,8 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Grants `record` over a free record that was not read: one request where a read and a write would be two. The
     /// store itself counts the token on from that of the free record.
     ///
-    /// A conflict when there is no record, or it is held, resting, newborn or foreign. Only asked for when
-    /// [`claims`](Self::claims).
+    /// A conflict when there is no record, or it is held, resting, newborn or foreign, or was granted for this very claim
+    /// the last time: then this is a late copy. Only asked for when [`claims`](Self::claims).
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let _ = (name, record);
         Ok(Written::Conflict(Refusal::Unexplained))
@@ -60,6 +60,12 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Whether tokens are counted from the record before, or the store's clock, and not given by the store in its answers.
     fn counts_tokens(&self) -> bool {
         true
+    }
+
+    /// Whether records come and go without a hand: other clients of the same records delete what they release. A create then
+    /// tells nothing of the tokens that were granted before it, and is written once more before anybody is told of it.
+    fn others_delete(&self) -> bool {
+        false
     }
 
     /// The names of the locks that have a record, those starting with `prefix`, page by page.
