@@ -21,6 +21,15 @@ readonly GO_VERSION=1.26.8                    # fetched where go itself is too o
 
 install_servers() {
     mkdir -p "$CACHE"
+    local lock status=0
+    # One run at a time: what another has not finished looks like what it has left behind.
+    exec {lock}>"$CACHE/lock"
+    flock "$lock" && install_all || status=1
+    exec {lock}>&-
+    return "$status"
+}
+
+install_all() {
     need_packages && new_enough_go || return 1
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(

@@ -352,8 +352,11 @@ impl LeaseStore for RegisterLeases {
         let mut outcome = self.contend(claim, &mut attempts).await;
         self.leave_no_ghosts(&claim.name, &attempts, &mut outcome);
         match outcome {
-            // Whatever ended the effort: what was sent earlier and never answered may still land.
-            Err(StoreError::NotApplied(fault)) if attempts.iter().any(|attempt| attempt.unknown) => {
+            // Whatever ended the effort: what was sent earlier and never answered may still land, and what was created
+            // may lie there without its token.
+            Err(StoreError::NotApplied(fault))
+                if attempts.iter().any(|sent| sent.unknown || sent.created) =>
+            {
                 Err(fault.maybe_applied())
             }
             outcome => outcome,

@@ -123,8 +123,10 @@ pub(super) fn judge<'a>(
         }
         Availability::Taken { lapses_within } => {
             let held = held(record, store, lapses_within);
-            // Rule 10: a higher token after a write of unknown fate. We may have held it; "held" would deny that.
-            match attempts.iter().find(|attempt| attempt.unknown && attempt.token < record.token) {
+            // Rule 10: a higher token after a write of unknown fate. We may have held it; "held" would deny that. The
+            // token of a newborn record does not tell: another client may have wiped it, or brought back an old one.
+            let after = |attempt: &&Attempt| attempt.token < record.token || record.newborn;
+            match attempts.iter().filter(|attempt| attempt.unknown).find(after) {
                 Some(attempt) => {
                     let reason = LossReason::TakenOver { by: held };
                     Claimed::Lost(Loss::new(claim.name.clone(), attempt.token, reason))
@@ -220,8 +222,8 @@ pub(super) fn grant(
     let mut record = blank(claim, token, nonce);
     if let Some(previous) = previous {
         record.history.clone_from(&previous.history);
-        // Freed records have their grant in the history already.
-        if previous.state == RecordState::Held {
+        // Freed records have their grant in the history already, and this claim's own grant is not over.
+        if previous.state == RecordState::Held && previous.grant != claim.id {
             record.remember(past(previous, End::Lapsed, store));
         }
         // The same claim again: (grant, beat) must not read as unchanged to those who saw the earlier one (rule 8).

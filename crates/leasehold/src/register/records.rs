@@ -37,8 +37,8 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Grants `record` over a free record that was not read: one request where a read and a write would be two. The
     /// store itself counts the token on from that of the free record.
     ///
-    /// A conflict when there is no record, or it is held, resting, newborn or foreign. Only asked for when
-    /// [`claims`](Self::claims).
+    /// A conflict when there is no record, or it is held, resting, newborn or foreign, or was granted for this very claim
+    /// the last time: then this is a late copy. Only asked for when [`claims`](Self::claims).
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let _ = (name, record);
         Ok(Written::Conflict(Refusal::Unexplained))
@@ -66,6 +66,12 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
 
     /// Whether a free record is none: a release deletes. Then nothing tells of a grant once it is over.
     fn deletes(&self) -> bool {
+        false
+    }
+
+    /// Whether records come and go without a hand: other clients of the same records delete what they release. A create then
+    /// tells nothing of the tokens that were granted before it, and is written once more before anybody is told of it.
+    fn others_delete(&self) -> bool {
         false
     }
 

@@ -135,8 +135,8 @@ impl Records for DynamoDb {
                 record: Box::new(record.clone()),
                 version: Version::new(item::uuid(record.nonce)),
             }),
-            // A refusal that nothing must be there, and nothing is there: this endpoint brings nothing along.
-            Updated::Refused(None) if expect == Expect::Absent => Ok(Written::Conflict(Refusal::Unexplained)),
+            // It is gone, or this endpoint brings nothing along: a read has to tell.
+            Updated::Refused(None) => Ok(Written::Conflict(Refusal::Unexplained)),
             Updated::Refused(there) => self.conflict(&key, there),
         }
     }
@@ -158,6 +158,11 @@ impl Records for DynamoDb {
     }
 
     fn claims(&self) -> bool {
+        true
+    }
+
+    /// AWS's client does, unless it is told not to.
+    fn others_delete(&self) -> bool {
         true
     }
 

@@ -7,6 +7,7 @@ use super::super::effort::Effort;
 use super::super::known::Sighting;
 use super::super::protocol::{self, Attempt, Availability, Claimed};
 use super::super::record::{Content, Record};
+use super::super::records::Found;
 use super::{Memo, RegisterLeases, Send, Sent, Sight};
 use crate::clock::{Moment, StoreTime};
 use crate::error::{Fault, StoreError};
@@ -58,7 +59,7 @@ impl RegisterLeases {
                 Claimed::Grantable { over, floor_from_clock } => {
                     self.records.trust().await?;
                     let floor_us = match floor_from_clock {
-                        true => self.floor(&claim.name, store, &mut effort).await?,
+                        true => self.floor(&claim.name, over.is_none(), store, &mut effort).await?,
                         false => None,
                     };
                     let sent = self.now();
@@ -149,6 +150,11 @@ impl RegisterLeases {
         version: Version,
     ) -> Result<Next, StoreError> {
         let Some(&attempt) = attempts.last() else { return Ok(Next::Look) };
+        if attempt.created && self.records.others_delete() {
+            // Now that it lies there nobody else is granted anything, and the clock tells what was granted until now.
+            let found = Found { content: Content::Record(Box::new(record)), version };
+            return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
+        }
         if protocol::too_slow_for_create(&attempt, self.now()) {
             // Read back and written once more, with a token from the clock as it reads then.
             return Ok(Next::Look);
@@ -175,11 +181,16 @@ impl RegisterLeases {
     async fn floor(
         &self,
         name: &LockName,
+        creates: bool,
         since: Option<StoreTime>,
         effort: &mut Effort<'_>,
     ) -> Result<Option<u64>, StoreError> {
         if !self.records.counts_tokens() {
             return Ok(Some(0));
+        }
+        if creates && self.records.others_delete() {
+            // Nobody is told of this token: see `committed`.
+            return Ok(since.map(|store| store.lo_us));
         }
         self.wait_for_floor(name, since, effort).await
     }

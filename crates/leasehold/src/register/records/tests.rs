@@ -10,11 +10,11 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use super::super::record::{Content, Record, RecordState};
 use super::super::{Expect, RegisterLeases, Version};
 use super::{Found, Records, Refusal, Written};
-use crate::clock::{Clock, StoreTime, TestClock};
+use crate::clock::{Clock, StoreClock, StoreTime, TestClock};
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    Capabilities, Claim, Evicted, Grant, Held, Holder, LeaseStore, Pace, Released, Renewal, StoreOptions,
+    Capabilities, Claim, Evicted, Grant, Held, Holder, Id, LeaseStore, Pace, Released, Renewal, StoreOptions,
     Ttl, Verdict,
 };
 use crate::name::LockName;
@@ -27,6 +27,12 @@ const TTL: Duration = Duration::from_secs(30);
 enum Harm {
     AnswerLost,
     RequestLost,
+    /// It comes when the test says so.
+    RequestLate,
+    /// It comes once more when the test says so.
+    SentTwice,
+    /// The store refuses it.
+    Denied,
 }
 
 /// A table that all clients see.
@@ -35,6 +41,8 @@ struct Table {
     rows: Mutex<BTreeMap<LockName, Row>>,
     harms: Mutex<VecDeque<Harm>>,
     log: Mutex<Vec<&'static str>>,
+    /// Claims that are still on their way.
+    late: Mutex<Vec<(LockName, Record)>>,
 }
 
 #[derive(Clone, Debug)]
@@ -58,9 +66,19 @@ struct Client {
     table: Arc<Table>,
     env: Env,
     answered: Mutex<bool>,
+    /// When the store's time is told by a `Date`, to a second.
+    dated: Option<StoreClock>,
 }
 
 impl Client {
+    fn answered(&self) {
+        *self.answered.lock().unwrap() = true;
+        if let Some(dated) = &self.dated {
+            let now = self.env.now();
+            dated.observe(now.wall_us() / 1_000_000 * 1_000_000, Duration::from_secs(1), now, now);
+        }
+    }
+
     fn change(
         &self,
         what: &'static str,
@@ -69,14 +87,17 @@ impl Client {
         self.table.log.lock().unwrap().push(what);
         let harm = self.table.harms.lock().unwrap().pop_front();
         let lost = || Fault::unavailable("no answer").maybe_applied();
-        if harm == Some(Harm::RequestLost) {
+        if harm == Some(Harm::Denied) {
+            return Err(Fault::new(ErrorKind::Denied, "no").not_applied());
+        }
+        if matches!(harm, Some(Harm::RequestLost | Harm::RequestLate)) {
             return Err(lost());
         }
         let written = change(&mut self.table.rows.lock().unwrap());
         if harm == Some(Harm::AnswerLost) {
             return Err(lost());
         }
-        *self.answered.lock().unwrap() = true;
+        self.answered();
         Ok(written)
     }
 }
@@ -87,6 +108,19 @@ fn put(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> 
     Written::Committed { record: Box::new(record.clone()), version: Version::new(version.to_string()) }
 }
 
+fn grant_unseen(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> Written {
+    match rows.get(name) {
+        Some(Row { record: free, .. })
+            if free.state == RecordState::Free && !free.newborn && free.grant != record.grant =>
+        {
+            let token = Token::new(free.token.get() + 1).unwrap();
+            let history = free.history.clone();
+            put(rows, name, &Record { token, history, ..record.clone() })
+        }
+        row => refused(row),
+    }
+}
+
 fn refused(row: Option<&Row>) -> Written {
     Written::Conflict(row.map_or(Refusal::Absent, |row| Refusal::Found(row.found())))
 }
@@ -95,7 +129,7 @@ fn refused(row: Option<&Row>) -> Written {
 impl Records for Client {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
         self.table.log.lock().unwrap().push("read");
-        *self.answered.lock().unwrap() = true;
+        self.answered();
         Ok(self.table.rows.lock().unwrap().get(name).map(Row::found))
     }
 
@@ -118,17 +152,18 @@ impl Records for Client {
     }
 
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
-        self.change("claim", |rows| match rows.get(name) {
-            Some(row) if row.record.state == RecordState::Free && !row.record.newborn => {
-                let token = Token::new(row.record.token.get() + 1).unwrap();
-                let history = row.record.history.clone();
-                put(rows, name, &Record { token, history, ..record.clone() })
-            }
-            row => refused(row),
-        })
+        let harm = self.table.harms.lock().unwrap().front().copied();
+        if matches!(harm, Some(Harm::RequestLate | Harm::SentTwice)) {
+            self.table.late.lock().unwrap().push((name.clone(), record.clone()));
+        }
+        self.change("claim", |rows| grant_unseen(rows, name, record))
     }
 
     fn claims(&self) -> bool {
+        true
+    }
+
+    fn others_delete(&self) -> bool {
         true
     }
 
@@ -149,6 +184,9 @@ impl Records for Client {
 
     fn store_time(&self) -> Option<StoreTime> {
         let now_us = self.env.now().wall_us();
+        if let Some(dated) = &self.dated {
+            return dated.bounds(self.env.now());
+        }
         self.answered.lock().unwrap().then_some(StoreTime { lo_us: now_us, hi_us: now_us })
     }
 
@@ -173,9 +211,13 @@ impl World {
     }
 
     fn client(&self) -> RegisterLeases {
+        self.client_with(None)
+    }
+
+    fn client_with(&self, dated: Option<StoreClock>) -> RegisterLeases {
         let env = Env::seeded(self.clock.clone(), fastrand::u64(..));
         let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };
-        let client = Client { table: self.table.clone(), env, answered: Mutex::default() };
+        let client = Client { table: self.table.clone(), env, answered: Mutex::default(), dated };
         RegisterLeases::on(Arc::new(client), options)
     }
 
@@ -196,6 +238,13 @@ impl World {
 
     fn harm(&self, harm: Harm) {
         self.table.harms.lock().unwrap().push_back(harm);
+    }
+
+    /// Requests that were late arrive.
+    fn deliver(&self) {
+        for (name, record) in std::mem::take(&mut *self.table.late.lock().unwrap()) {
+            grant_unseen(&mut self.table.rows.lock().unwrap(), &name, &record);
+        }
     }
 
     fn change_record(&self, change: impl FnOnce(&mut Record)) {
@@ -250,8 +299,8 @@ async fn a_refusal_brings_along_what_is_there() {
     let grant = granted(&world.client()).await;
     assert_eq!(
         world.requests(),
-        ["claim", "write"],
-        "the first grant ever: refused for want of a record, created"
+        ["claim", "write", "write"],
+        "the first grant ever: refused for want of a record, created, and given its token"
     );
     assert_eq!(held(&world.client()).await.token, Some(grant.token));
     assert_eq!(world.requests(), ["claim"]);
@@ -343,4 +392,87 @@ async fn a_stamp_does_not_make_a_lease_lapse_early() {
         assert!(matches!(client.renew(&mut grant).await.unwrap(), Renewal::Renewed));
         held(&world.client()).await;
     }
+}
+
+/// AWS's client deletes what it releases. While one of ours waits for a token that is certainly new, another may be granted
+/// the lock, release it, and have its record deleted by such a client.
+#[tokio::test(start_paused = true)]
+async fn tokens_rise_although_another_client_deletes_what_it_releases() {
+    let world = World::new();
+    let second_us = 1_000_000;
+    let into = world.clock.now().wall_us() % second_us;
+    world.clock.sleep(Duration::from_micros(second_us + 100_000 - into)).await;
+    let [one, two] = [(); 2].map(|()| world.client_with(Some(StoreClock::default())));
+    let first = async {
+        let mut grant = granted(&one).await;
+        one.release(&mut grant, None).await.unwrap();
+        world.table.rows.lock().unwrap().clear();
+        grant.token
+    };
+    let second = async {
+        world.clock.sleep(Duration::from_millis(500)).await;
+        loop {
+            match attempt(&two).await {
+                Verdict::Granted(grant) => return grant.token,
+                Verdict::Held(held) => two.changed(&name(), &held).await.unwrap(),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let (first, second) = futures_util::future::join(first, second).await;
+    assert!(second > first, "{second} after {first}");
+}
+
+/// Or nobody would withdraw it, and the record that was created would be held for a whole ttl.
+#[tokio::test(start_paused = true)]
+async fn a_created_record_that_did_not_get_its_token_may_be_ours() {
+    let world = World::new();
+    let client = world.client();
+    let claim = claim(&client);
+    let denied = async {
+        while !world.table.log.lock().unwrap().contains(&"write") {
+            tokio::task::yield_now().await;
+        }
+        world.harm(Harm::Denied);
+    };
+    let (verdict, ()) = futures_util::future::join(client.try_acquire(&claim), denied).await;
+    assert!(matches!(verdict, Err(StoreError::MaybeApplied(_))), "{verdict:?}");
+}
+
+/// Fault 5: nothing but the free record that the claim itself left lies there when it comes once more, or late.
+#[tokio::test(start_paused = true)]
+async fn an_unseen_grant_that_comes_late_is_not_granted_over_its_own_release() {
+    for harm in [Harm::RequestLate, Harm::SentTwice] {
+        let (world, _) = World::with_free_record().await;
+        let client = world.client();
+        world.harm(harm);
+        let mut grant = granted(&client).await;
+        assert_eq!(client.release(&mut grant, None).await.unwrap(), Released::Released);
+        world.deliver();
+        assert!(
+            matches!(client.inspect(&name()).await.unwrap().state, crate::lease::State::Free),
+            "{harm:?}"
+        );
+    }
+}
+
+/// Other clients wipe our token, or bring back an old one: it does not tell who came later.
+#[tokio::test(start_paused = true)]
+async fn rule_10_also_when_another_client_has_the_lock_now() {
+    let (world, _) = World::with_free_record().await;
+    let client = world.client();
+    world.harm(Harm::AnswerLost);
+    let meddled = async {
+        while !world.table.log.lock().unwrap().contains(&"claim") {
+            tokio::task::yield_now().await;
+        }
+        let mut rows = world.table.rows.lock().unwrap();
+        let record = rows[&name()].record.clone();
+        let grant = Id::random(&client.env().random);
+        let theirs = Record { token: Token::default(), grant, nonce: grant, newborn: true, ..record };
+        put(&mut rows, &name(), &theirs);
+    };
+    let claim = claim(&client);
+    let (verdict, ()) = futures_util::future::join(client.try_acquire(&claim), meddled).await;
+    assert!(matches!(verdict.unwrap(), Verdict::Lost(_)));
 }

@@ -72,8 +72,10 @@ impl Answer {
     pub(in crate::stores) fn fault(&self, kind: ErrorKind, what: &dyn Display, endpoint: &str) -> Fault {
         let mut message = format!("{what}: {endpoint} answered {}", self.status);
         for part in [&self.code, &self.message].into_iter().flatten() {
-            // Another machine's text: one line, no control characters, not without end.
-            let part: String = part.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
+            // Another machine's text: one line, no control characters, not without end. What follows the first line of
+            // a refused signature are the request's headers, and a session token is one of them.
+            let line = part.trim_start().lines().next().unwrap_or_default();
+            let part: String = line.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
             message.push_str(": ");
             message.push_str(&part);
         }

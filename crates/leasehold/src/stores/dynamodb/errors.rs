@@ -387,6 +387,21 @@ mod tests {
         assert_eq!(short(&meaning), "not unavailable");
     }
 
+    /// Amazon's message goes on with the request that should have been signed, all of its headers included.
+    #[test]
+    fn a_refused_signature_does_not_tell_the_session_token() {
+        let message = "The signature does not match.\n\nThe Canonical String for this request should have been\n\
+                       'POST\n/\n\nx-amz-security-token:hunter2\n'";
+        let answer = Answer {
+            status: 400,
+            code: Some("InvalidSignatureException".into()),
+            message: Some(message.into()),
+            ..Answer::default()
+        };
+        let fault = fault(Operation::Write, Trouble::Answered(answer));
+        assert!(fault.message.ends_with("The signature does not match."), "{}", fault.message);
+    }
+
     #[test]
     fn throttling_may_name_its_pause() {
         let wait = Some(Duration::from_secs(7));

@@ -30,9 +30,11 @@ const ABSENT: &str = "attribute_not_exists(#key)";
 const UNCHANGED: &str = "#recordVersionNumber = :seenVersion";
 
 /// A free record that we wrote and nobody has touched, of a format that we know, and of which the token counts on:
-/// that of a newborn may be lower than others that were granted before, and that of another client's item may be old.
+/// that of a newborn may be lower than others that were granted before, and that of another client's item may be old. Not
+/// granted for this very claim the last time: a late copy of the request must not be granted over its own release.
 const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version = #recordVersionNumber \
-     AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken";
+     AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
+     AND #leasehold.#grant <> :grant";
 
 /// Writes `record` over what is expected.
 pub(super) fn write(record: &Record, key: &str, expect: Expect<'_>, dialect: Dialect) -> Expression {
@@ -62,6 +64,7 @@ pub(super) fn claim(record: &Record, dialect: Dialect) -> Expression {
     expression.set_or_remove(item::attributes(record, dialect), &[RENEWED, RELEASED, SEEN]);
     expression.value(":released", s("1"));
     expression.value(":format", n(FORMAT));
+    expression.value(":grant", s(record.grant.to_string()));
     expression.value(":lastToken", n(Token::LIMIT - 1));
     expression.build(OUR_FREE_RECORD)
 }

@@ -114,8 +114,8 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         beat: 0,
         nonce: id,
         ttl_ms: ttl.as_millis(),
-        // What is longer than any ttl of ours.
-        lock_delay_ms: lease_ms.saturating_sub(ttl.as_millis()),
+        // What is longer than any ttl of ours; and since it is their lease all the same, clock rates count here too.
+        lock_delay_ms: (lease_ms - lease_ms.min(ttl.as_millis())).saturating_mul(51) / 50,
         holder: Holder { name: owner.to_owned(), ..Holder::default() },
         granted_at_us: None,
         renewed_at_us: seen(item, version),

@@ -151,7 +151,8 @@ async fn a_claim_is_one_request_that_counts_on_and_takes_what_lies_there_from_th
     assert_eq!(
         claim["ConditionExpression"],
         "#isReleased = :released AND #leasehold.#version = #recordVersionNumber AND #leasehold.#format = :format \
-         AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken"
+         AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
+         AND #leasehold.#grant <> :grant"
     );
     let update = claim["UpdateExpression"].as_str().unwrap();
     assert!(
@@ -194,10 +195,13 @@ async fn a_conflict_brings_along_what_is_there() {
         assert_eq!(found.version, v1());
     }
     let nothing = Server::always(conflict(&json!({}))).await;
-    for result in [write(&nothing.store()).await, nothing.store().claim(&x(), &record()).await] {
-        assert!(matches!(result, Ok(Written::Conflict(Refusal::Absent))), "{result:?}");
-    }
-    // A server that brings nothing along must not be believed that what hindered a create is not there.
+    // A create follows, which is refused if that was not so.
+    let result = nothing.store().claim(&x(), &record()).await;
+    assert!(matches!(result, Ok(Written::Conflict(Refusal::Absent))), "{result:?}");
+    // A server that brings nothing along must not be believed that there is nothing: a holder would be told that its
+    // record was deleted, and what hindered a create is there.
+    let result = write(&nothing.store()).await;
+    assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
     let result = nothing.store().write(&x(), Expect::Absent, &record()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
     assert!(!nothing.store().stamp(&x(), &v1(), 7).await.unwrap());

@@ -153,7 +153,7 @@ fn their_lease_durations_are_rounded_up_to_what_we_can_wait_for() {
         ("3", 500, 0),
         ("500", 500, 0),
         ("86400000", 86_400_000, 0),
-        ("90000000", 86_400_000, 3_600_000),
+        ("90000000", 86_400_000, 3_672_000),
     ] {
         let mut theirs = java(THEIRS);
         theirs.insert(LEASE.to_owned(), s(lease));
