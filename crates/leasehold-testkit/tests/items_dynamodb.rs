@@ -10,9 +10,9 @@ use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{AttributeDefinition, KeySchemaElement};
 use aws_sdk_dynamodb::types::{AttributeValue, BillingMode, KeyType, ScalarAttributeType};
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::lease::{Evicted, Id, State};
+use leasehold::lease::{Claim, Evicted, Id, Renewal, State, Ttl, Verdict};
 use leasehold::random::Random;
-use leasehold::{ErrorKind, LockName, Locker, Token};
+use leasehold::{ErrorKind, Holder, LockName, Locker, Token};
 use leasehold_testkit::harness::dynamodb_client;
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::Server;
@@ -37,6 +37,7 @@ cases! {
     an_item_that_is_no_lock_is_never_taken
     another_clients_lock_can_be_evicted
     a_record_that_was_released_by_hand_is_free
+    a_request_that_is_delivered_twice_gives_nobody_a_lock_back
     a_missing_table_is_named_with_what_to_do
     a_table_is_made_by_any_number_at_once
     a_table_with_another_key_is_refused
@@ -265,6 +266,24 @@ async fn a_record_that_was_released_by_hand_is_free(table: &Table) {
 }
 
 /// The same server, another table, which is not there.
+/// The second copy of a grant brings back a `recordVersionNumber` that was there before, and its holder's next renewal
+/// expects just that. But others were granted the lock in between.
+async fn a_request_that_is_delivered_twice_gives_nobody_a_lock_back(table: &Table) {
+    table.token().await;
+    let (one, two) = (table.locker().await, table.locker().await);
+    let ttl = Ttl::new(Duration::from_secs(60)).unwrap();
+    let claim = Claim::new(one.store().env(), lock(), ttl, Holder::this_process());
+    let Verdict::Granted(mut grant) = one.store().try_acquire(&claim).await.unwrap() else { panic!("held") };
+    let mut again = table.item().await.unwrap();
+    assert_eq!(two.evict(&lock(), grant.token).await.unwrap(), Evicted::Evicted);
+    let between = table.token().await;
+    assert!(between > grant.token);
+    again.insert("fencingToken".to_owned(), AttributeValue::N((between.get() + 1).to_string()));
+    table.put(again).await;
+    let renewal = one.store().renew(&mut grant).await.unwrap();
+    assert!(matches!(renewal, Renewal::Lost(_)), "{renewal:?}");
+}
+
 fn elsewhere(table: &Table, name: &str) -> String {
     table.url.replacen(&table.table, name, 1)
 }

@@ -131,10 +131,9 @@ impl Records for DynamoDb {
         let key = self.key(name.as_str());
         let expression = expression::write(record, &key, expect, self.dialect);
         match self.update(&key, expression, ReturnValue::None).await? {
-            Updated::Done(_) => Ok(Written::Committed {
-                record: Box::new(record.clone()),
-                version: Version::new(item::uuid(record.nonce)),
-            }),
+            Updated::Done(_) => {
+                Ok(Written::Committed { record: Box::new(record.clone()), version: item::version_of(record) })
+            }
             // It is gone, or this endpoint brings nothing along: a read has to tell.
             Updated::Refused(None) => Ok(Written::Conflict(Refusal::Unexplained)),
             Updated::Refused(there) => self.conflict(&key, there),

@@ -29,6 +29,9 @@ const ABSENT: &str = "attribute_not_exists(#key)";
 /// makes what is granted over it more free.
 const UNCHANGED: &str = "#recordVersionNumber = :seenVersion";
 
+/// The same for a record of ours: see [`item::version_of`].
+const OURS_UNCHANGED: &str = "#recordVersionNumber = :seenVersion AND #fencingToken = :seenToken";
+
 /// A free record that we wrote and nobody has touched, of a format that we know, and of which the token counts on:
 /// that of a newborn may be lower than others that were granted before, and that of another client's item may be old. Not
 /// granted for this very claim the last time: a late copy of the request must not be granted over its own release.
@@ -47,8 +50,8 @@ pub(super) fn write(record: &Record, key: &str, expect: Expect<'_>, dialect: Dia
     match expect {
         Expect::Absent => expression.build(ABSENT),
         Expect::Version(version) => {
-            expression.value(":seenVersion", s(version.as_str()));
-            expression.build(UNCHANGED)
+            let condition = expression.expect(version);
+            expression.build(condition)
         }
     }
 }
@@ -71,11 +74,12 @@ pub(super) fn claim(record: &Record, dialect: Dialect) -> Expression {
 
 /// Notes that `version` was there at `at_us`.
 pub(super) fn stamp(version: &Version, at_us: u64) -> Expression {
-    let seen = Item::from([("version".to_owned(), s(version.as_str())), ("at".to_owned(), n(at_us))]);
+    let (number, _) = item::expected(version);
+    let seen = Item::from([("version".to_owned(), s(number)), ("at".to_owned(), n(at_us))]);
     let mut expression = Draft::default();
     expression.set_or_remove(vec![(SEEN, AttributeValue::M(seen))], &[]);
-    expression.value(":seenVersion", s(version.as_str()));
-    expression.build(UNCHANGED)
+    let condition = expression.expect(version);
+    expression.build(condition)
 }
 
 /// Changes nothing, on a condition that never holds.
@@ -100,6 +104,19 @@ impl Draft {
         for (name, value) in attributes {
             self.sets.push(format!("#{name} = :{name}"));
             self.value(&format!(":{name}"), value);
+        }
+    }
+
+    /// The condition that `version` is still there.
+    fn expect(&mut self, version: &Version) -> &'static str {
+        let (number, token) = item::expected(version);
+        self.value(":seenVersion", s(number));
+        match token {
+            Some(token) => {
+                self.value(":seenToken", n(token.get()));
+                OURS_UNCHANGED
+            }
+            None => UNCHANGED,
         }
     }
 
@@ -134,6 +151,9 @@ mod tests {
     fn conditions_name_attributes_that_exist() {
         for name in [item::KEY, VERSION] {
             assert!(format!("{ABSENT} {UNCHANGED}").contains(&format!("#{name}")), "{name}");
+        }
+        for name in [VERSION, TOKEN] {
+            assert!(OURS_UNCHANGED.contains(&format!("#{name}")), "{name}");
         }
         for name in [RELEASED, OURS, VERSION, TOKEN] {
             assert!(OUR_FREE_RECORD.contains(&format!("#{name}")), "{name}");

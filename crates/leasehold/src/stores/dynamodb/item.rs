@@ -41,11 +41,31 @@ pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
         return Ok(Found { content: Content::Foreign(what.to_owned()), version: Version::new("") });
     };
     let ours = map(item, OURS).filter(|ours| text(ours, "version") == Some(version));
-    let content = match ours {
-        Some(ours) => Content::Record(Box::new(own(item, ours, version)?)),
-        None => others(item, owner, version, dialect)?,
-    };
-    Ok(Found { content, version: Version::new(version) })
+    Ok(match ours {
+        Some(ours) => {
+            let record = Box::new(own(item, ours, version)?);
+            Found { version: version_of(&record), content: Content::Record(record) }
+        }
+        None => Found { content: others(item, owner, version, dialect)?, version: Version::new(version) },
+    })
+}
+
+/// What the next write over `record` expects: its `recordVersionNumber` and its token. A request that is delivered twice
+/// can bring back a `recordVersionNumber` that was there before, but not the token: that was counted on.
+pub(super) fn version_of(record: &Record) -> Version {
+    Version::new(format!("{} {}", uuid(record.nonce), record.token))
+}
+
+/// The `recordVersionNumber` that a version stands for, and of a record of ours its token.
+pub(super) fn expected(version: &Version) -> (&str, Option<Token>) {
+    let ours = version.as_str().rsplit_once(' ').and_then(|(number, token)| {
+        from_uuid(number)?;
+        Some((number, Token::new(token.parse().ok()?)?))
+    });
+    match ours {
+        Some((number, token)) => (number, Some(token)),
+        None => (version.as_str(), None),
+    }
 }
 
 /// A record that we wrote, and that nobody has changed since but to release it.

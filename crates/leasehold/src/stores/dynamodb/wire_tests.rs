@@ -115,7 +115,7 @@ async fn every_operation_is_one_request_with_the_documented_condition() {
     assert_eq!(create.json()["ExpressionAttributeNames"]["#key"], "key");
 
     let Written::Committed { version, .. } = write(&store).await.unwrap() else { panic!() };
-    assert_eq!(version.as_str(), item::uuid(record().nonce));
+    assert_eq!(version, item::version_of(&record()));
     let [replace] = &server.requests()[..] else { panic!() };
     assert_eq!(replace.json()["ConditionExpression"], "#recordVersionNumber = :seenVersion");
     assert_eq!(replace.json()["ExpressionAttributeValues"][":seenVersion"], json!({"S": "v1"}));

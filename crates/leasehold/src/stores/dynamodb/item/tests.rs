@@ -55,7 +55,8 @@ fn every_record_comes_back_as_it_was() {
             let item = item(&record);
             let found = read(&item, Dialect::Java).unwrap();
             assert_eq!(found.content, Content::Record(Box::new(record.clone())), "{item:?}");
-            assert_eq!(found.version.as_str(), uuid(record.nonce));
+            assert_eq!(found.version, version_of(&record));
+            assert_eq!(expected(&found.version), (&*uuid(record.nonce), Some(record.token)));
         }
     }
 }
