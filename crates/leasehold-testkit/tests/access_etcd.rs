@@ -63,6 +63,61 @@ async fn a_user_needs_the_documented_role_and_logs_in_again_when_the_login_expir
     }
 }
 
+/// A cluster with users, and the URL of one that has the documented role.
+async fn with_users(options: &[&str]) -> (Cluster, String) {
+    let cluster = Cluster::start(1, options).await;
+    for command in ROLE {
+        etcdctl(cluster.address(0), command).await;
+    }
+    let url = format!("etcd://deploy:p%40ss%2Fword@{}/tests/", cluster.address(0));
+    (cluster, url)
+}
+
+/// A lease on which nothing stands is kept alive too, for the next lock; and that needs no more than the role.
+#[tokio::test]
+async fn a_lease_without_locks_is_used_again_by_a_user_who_may_read_nothing_else() {
+    let (_cluster, url) = with_users(&[]).await;
+    let locker = Locker::open(&url).await.unwrap();
+    let ttl = Duration::from_secs(6);
+    locker.lock("lock").ttl(ttl).try_acquire().await.unwrap().release().await.unwrap();
+    SystemClock.sleep(ttl / 2).await;
+    locker.lock("lock").ttl(ttl).try_acquire().await.unwrap().release().await.unwrap();
+}
+
+/// The stream of watches was opened with a login that has expired since. etcd refuses new watches on it, without naming
+/// the watch.
+#[tokio::test]
+async fn a_waiter_is_told_when_its_watch_is_refused() {
+    let (cluster, url) = with_users(&["--auth-token-ttl", "1"]).await;
+    let (one, two) = (Locker::open(&url).await.unwrap(), Locker::open(&url).await.unwrap());
+    // Opens the stream.
+    let _watched = two.lock("other").acquire().await.unwrap();
+    let held = one.lock("lock").acquire().await.unwrap();
+    SystemClock.sleep(Duration::from_secs(4)).await;
+    let waiting = tokio::spawn({
+        let lock = two.lock("lock");
+        async move { lock.acquire().await }
+    });
+    let line = async {
+        while etcdctl(
+            cluster.address(0),
+            &["--user", "root:secret", "get", "--prefix", "--keys-only", "tests/lock/"],
+        )
+        .await
+        .lines()
+        .filter(|line| !line.is_empty())
+        .count()
+            < 2
+        {}
+    };
+    within("the waiter's place", line).await;
+    SystemClock.sleep(Duration::from_secs(2)).await;
+    held.release().await.unwrap();
+    // Far less than it takes until it looks without having been told.
+    let granted = leasehold::clock::timeout(&SystemClock, Duration::from_secs(6), waiting).await;
+    let _granted = granted.expect("it was not told").unwrap().unwrap();
+}
+
 /// A login that nobody asks for is no error: users may be switched on later.
 #[tokio::test]
 async fn a_cluster_without_users_takes_any_login() {

@@ -167,6 +167,20 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     two.granted(&later).await;
 }
 
+/// Whatever the last answer was: a claim whose key stands in line is withdrawn only when it is said to be.
+#[tokio::test]
+async fn an_error_in_line_does_not_say_that_nothing_is_there() {
+    let (one, two) = two().await;
+    let mut first = one.granted(&one.claim("lock", TTL)).await;
+    let claim = two.waiting();
+    two.held(&claim).await;
+    etcdctl(&Server::Etcd.address(), &["put", "--ignore-lease", &format!("{}{}", two.prefix, claim.id), "x"])
+        .await;
+    one.store.release(&mut first, None).await.unwrap();
+    let error = two.store.try_acquire(&claim).await.unwrap_err();
+    assert!(matches!(error, leasehold::error::StoreError::MaybeApplied(_)), "{error:?}");
+}
+
 /// The lease was kept alive before the key was put on it: that is what the deadline counts from.
 #[tokio::test]
 async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {

@@ -49,12 +49,13 @@ impl EtcdLeases {
     pub(super) async fn acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
         let mut effort = self.effort(claim.patience, claim.ttl);
         loop {
-            let (session, kept) = self.session_for(claim, &mut effort).await?;
+            let key = self.keys.of_claim(&claim.name, claim.id);
+            let (session, kept) = self.session_for(claim, &key, &mut effort).await?;
             let mut contender = Contender {
                 claim,
                 session: &session,
                 line: self.keys.line(&claim.name),
-                key: self.keys.of_claim(&claim.name, claim.id),
+                key,
                 granted: Value::of(claim, Standing::Granted).to_bytes()?,
                 waiting: Value::of(claim, Standing::Waiting).to_bytes()?,
                 unknown: false,
@@ -76,6 +77,11 @@ impl EtcdLeases {
                     tokio::spawn(async move { client.revoke(lease).await });
                 }
             }
+            // Whatever went wrong last: what was sent before may be granted yet, or stands in line.
+            let outcome = outcome.map_err(|error| match error {
+                StoreError::NotApplied(fault) if contender.unknown || in_line => fault.maybe_applied(),
+                error => error,
+            });
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
                 Outcome::Held(held) => return Ok(Verdict::Held(held)),
@@ -197,11 +203,8 @@ impl EtcdLeases {
             Err(trouble) => {
                 let error = trouble.into_error();
                 contender.unknown |= matches!(error, StoreError::MaybeApplied(_));
-                match effort.pause_after(error).await {
-                    Ok(()) => Ok(None),
-                    Err(StoreError::NotApplied(fault)) if contender.unknown => Err(fault.maybe_applied()),
-                    Err(error) => Err(error),
-                }
+                effort.pause_after(error).await?;
+                Ok(None)
             }
         }
     }
@@ -210,6 +213,7 @@ impl EtcdLeases {
     async fn session_for(
         &self,
         claim: &Claim,
+        key: &[u8],
         effort: &mut Effort<'_>,
     ) -> Result<(Arc<Session>, Kept), StoreError> {
         loop {
@@ -224,13 +228,19 @@ impl EtcdLeases {
                     }
                 },
             };
+            // Counted before the beat, which then looks at a key that whoever may have this lock may read.
+            session.expect(claim.id, key, self.env.now());
             match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, effort).await {
                 Ok(Ok(kept)) => return Ok((session, kept)),
                 Ok(Err(_)) => {
                     self.claims().remove(&claim.id);
                     self.sessions().retain(|other| !Arc::ptr_eq(other, &session));
                 }
-                Err(error) => effort.pause_after(error).await?,
+                Err(error) => effort.pause_after(error).await.inspect_err(|_| {
+                    if session.place(claim.id).is_none() {
+                        session.forget(claim.id);
+                    }
+                })?,
             }
         }
     }

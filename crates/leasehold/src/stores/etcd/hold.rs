@@ -71,8 +71,11 @@ impl EtcdLeases {
                 None => return Ok(Renewal::Lost(self.loss_of(grant, &mut effort).await)),
             },
         };
+        let key = self.keys.of_claim(&grant.name, grant.id);
         loop {
-            memo.session.touch(grant.id, self.env.now());
+            if !memo.session.prolongs(grant.id, &key, self.env.now()) {
+                return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            }
             let most = grant.ttl.get() / 6;
             let kept = match memo.session.keep(&self.client, &self.env, memo.known, most, &effort).await {
                 Ok(Ok(kept)) => kept,
@@ -82,7 +85,7 @@ impl EtcdLeases {
                     continue;
                 }
             };
-            if memo.session.place(grant.id).is_some() {
+            if memo.session.stands(grant.id, self.env.now()) {
                 memo.known = Some(kept.sent);
                 return Ok(prolonged(grant, kept, memo, self.env.now()));
             }
@@ -107,7 +110,7 @@ impl EtcdLeases {
         let ours = Self::session_of(grant).filter(|session| session.lease == kv.lease);
         let ours = ours.or_else(|| self.sessions().iter().find(|session| session.lease == kv.lease).cloned());
         let session = ours.unwrap_or_else(|| Arc::new(Session::found(kv.lease, value.lease_seconds())));
-        session.expect(grant.id, &key, self.env.now());
+        session.prolongs(grant.id, &key, self.env.now());
         session.put(grant.id, Place { create: kv.create_revision, revision: kv.mod_revision, before: None });
         Ok(Some(Memo { session, known: None, value: Arc::new(value), over: None, unsure: false }))
     }

@@ -25,6 +25,10 @@ use crate::register::effort::Effort;
 /// How many keys that nobody wants any more are deleted after one beat.
 const MOST_SWEPT: usize = 16;
 
+/// For how long a request that was given up is looked for at least: a member that was frozen carries it out when it goes
+/// on, however short the lease.
+const LATEST: Duration = Duration::from_secs(120);
+
 /// How many batches of keys are looked at at once.
 const LOOKS_AT_ONCE: usize = 8;
 
@@ -68,8 +72,10 @@ struct Entry {
     place: Option<Place>,
     /// Whether a request was sent that was not answered, and may be carried out whenever nobody stands in line.
     doubtful: bool,
-    /// When anybody last asked about it.
+    /// When anybody last asked about it: never before the keep-alive that its deadline counts from was sent.
     touched: Moment,
+    /// Whether its key is being deleted because nobody asked: nobody may believe in it any more.
+    swept: bool,
 }
 
 /// The lease is no more, and neither are the keys on it.
@@ -112,21 +118,45 @@ impl Session {
     }
 
     /// Counts `id` among those that stand here, before anything is sent: what lands late is then found, and deleted.
+    ///
+    /// For claims, whose every step is compared with what lies under their key, and for keys just written.
     pub(super) fn expect(&self, id: Id, key: &[u8], now: Moment) {
+        self.asked(id, key, now, |entry| entry.swept = false);
+    }
+
+    /// The same for a grant that is to be prolonged, which writes nothing. `false` when its key is being deleted.
+    pub(super) fn prolongs(&self, id: Id, key: &[u8], now: Moment) -> bool {
+        self.asked(id, key, now, |entry| !entry.swept)
+    }
+
+    fn asked<T>(&self, id: Id, key: &[u8], now: Moment, then: impl FnOnce(&mut Entry) -> T) -> T {
         let mut state = self.state();
         let entry = state.places.entry(id).or_insert_with(|| Entry {
             key: key.to_vec(),
             place: None,
             doubtful: false,
             touched: now,
+            swept: false,
         });
         entry.touched = now;
+        then(entry)
     }
 
     pub(super) fn put(&self, id: Id, place: Place) {
         if let Some(entry) = self.state().places.get_mut(&id) {
             entry.place = Some(place);
         }
+    }
+
+    /// Whether the key is there that a grant is to be prolonged for, and will not be swept while that is believed.
+    pub(super) fn stands(&self, id: Id, now: Moment) -> bool {
+        let mut state = self.state();
+        let Some(entry) = state.places.get_mut(&id).filter(|entry| entry.place.is_some() && !entry.swept)
+        else {
+            return false;
+        };
+        entry.touched = now;
+        true
     }
 
     /// Its place is gone, or not known.
@@ -138,12 +168,6 @@ impl Session {
 
     pub(super) fn place(&self, id: Id) -> Option<Place> {
         self.state().places.get(&id)?.place.clone()
-    }
-
-    pub(super) fn touch(&self, id: Id, now: Moment) {
-        if let Some(entry) = self.state().places.get_mut(&id) {
-            entry.touched = now;
-        }
     }
 
     pub(super) fn doubt(&self, id: Id) {
@@ -302,13 +326,15 @@ impl Session {
     fn stale(&self, now: Moment) -> Vec<(Id, Vec<u8>, i64)> {
         let lasts = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
         let mut state = self.state();
-        // What has not landed after twice that time will not any more.
-        state
-            .places
-            .retain(|_, entry| entry.place.is_some() || now.shortest_since(entry.touched) <= lasts * 2);
-        let stale = state.places.iter().filter(|(_, entry)| now.shortest_since(entry.touched) > lasts);
-        let keyed =
-            stale.filter_map(|(id, entry)| Some((*id, entry.key.clone(), entry.place.as_ref()?.revision)));
+        let late = (lasts * 2).max(LATEST);
+        state.places.retain(|_, entry| entry.place.is_some() || now.shortest_since(entry.touched) <= late);
+        let stale = |entry: &Entry| entry.swept || now.shortest_since(entry.touched) > lasts;
+        let stale = state.places.iter_mut().filter(|(_, entry)| stale(entry));
+        let keyed = stale.filter_map(|(id, entry)| {
+            let revision = entry.place.as_ref()?.revision;
+            entry.swept = true;
+            Some((*id, entry.key.clone(), revision))
+        });
         keyed.take(MOST_SWEPT).collect()
     }
 }
@@ -362,6 +388,63 @@ fn again(error: &StoreError) -> StoreError {
 mod tests {
     use super::super::wire::ResponseHeader;
     use super::*;
+    use crate::clock::{Clock, TestClock};
+    use crate::random::Random;
+
+    /// A lease of three seconds, and a claim on it whose key is there.
+    fn standing(clock: &TestClock) -> (Session, Id) {
+        let id = Id::random(&Random::seeded(1));
+        let kept = Kept { sent: clock.now(), ttl: Duration::from_secs(3) };
+        let session = Session::granted(7, 3, kept, true);
+        session.expect(id, b"key", clock.now());
+        session.put(id, Place { create: 5, revision: 5, before: None });
+        (session, id)
+    }
+
+    /// A renewal may wait for its keep-alive: the deadline counts from that, and not from when it was asked for.
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_is_not_swept_before_its_deadline_however_long_its_renewal_took() {
+        let clock = TestClock::default();
+        let (session, id) = standing(&clock);
+        clock.suspend(Duration::from_secs(2));
+        let sent = clock.now();
+        assert!(session.stands(id, clock.now()));
+        clock.suspend(Duration::from_secs(3));
+        assert!(sent.since_boot() + Duration::from_secs(3) <= clock.now().since_boot());
+        assert_eq!(session.stale(clock.now()), []);
+        clock.suspend(Duration::from_millis(1));
+        assert_eq!(session.stale(clock.now()).len(), 1);
+    }
+
+    /// The delete is on its way: the key that is still there is nothing to believe in.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_being_swept_is_not_prolonged() {
+        let clock = TestClock::default();
+        let (session, id) = standing(&clock);
+        clock.suspend(Duration::from_secs(4));
+        assert_eq!(session.stale(clock.now()).len(), 1);
+        assert!(!session.prolongs(id, b"key", clock.now()));
+        session.put(id, Place { create: 5, revision: 5, before: None });
+        assert!(!session.stands(id, clock.now()));
+        assert_eq!(session.stale(clock.now()).len(), 1, "and it is tried again");
+        // A claim that comes back writes its key again before it is granted.
+        session.expect(id, b"key", clock.now());
+        assert!(session.stands(id, clock.now()) && session.stale(clock.now()).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_was_given_up_is_looked_for_longer_than_a_short_lease() {
+        let clock = TestClock::default();
+        let (session, id) = standing(&clock);
+        session.doubt(id);
+        session.forget(id);
+        clock.suspend(LATEST);
+        session.stale(clock.now());
+        assert_eq!(session.batches()[0].len(), 1);
+        clock.suspend(Duration::from_millis(1));
+        session.stale(clock.now());
+        assert!(session.batches()[0].is_empty());
+    }
 
     #[test]
     fn a_keep_alive_is_confirmed_within_its_term_only() {

@@ -53,9 +53,9 @@ impl EtcdLeases {
 
     /// Keeps the lease of a waiting claim alive. Completes when its place in line is lost.
     async fn stay(&self, claim: &Claim, session: &Session) -> Result<(), StoreError> {
-        let ttl = claim.ttl.get();
+        let (ttl, key) = (claim.ttl.get(), self.keys.of_claim(&claim.name, claim.id));
         loop {
-            session.touch(claim.id, self.env.now());
+            session.expect(claim.id, &key, self.env.now());
             self.env.sleep(self.env.random.jittered(ttl / 3, 0.1)).await;
             let effort = self.effort(2 * attempt_limit(claim.ttl), claim.ttl);
             match session.keep(&self.client, &self.env, None, ttl / 6, &effort).await {

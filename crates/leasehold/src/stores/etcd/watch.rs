@@ -160,6 +160,8 @@ impl Watches {
 
     /// One message of etcd's; `None` when the stream has broken.
     fn take_in(&mut self, answer: Option<WatchResponse>) {
+        // etcd refuses a watch without naming it: the login with which the stream was opened has expired.
+        let answer = answer.filter(|answer| !(answer.canceled && answer.watch_id < 0));
         let Some(answer) = answer else {
             self.open = None;
             for (_, fired) in self.waiting.drain() {
