@@ -81,7 +81,8 @@ async fn the_variable_of_the_emulators_says_where_and_that_nobody_has_to_sign_in
 async fn no_proxy_of_the_environment_comes_between() {
     let (server, proxy) = (GcsDouble::start().await, GcsDouble::start().await);
     let through = format!("http://{}", proxy.address());
-    let mut set = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"].map(|name| (name, through.clone())).to_vec();
+    let mut set =
+        ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"].map(|name| (name, through.clone())).to_vec();
     // The metadata server of this test is reached by the credentials' library, which has rules of its own.
     set.extend([
         ("NO_PROXY", "metadata.google.internal".to_owned()),

@@ -288,6 +288,25 @@ async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
     assert_eq!(loss.reason, LossReason::Ended);
 }
 
+/// As a release whose answer was lost: the grant that was meant is over, by our doing as far as anybody can tell.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_whose_answer_was_lost_is_one_also_when_another_has_the_lock_by_then() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let holder = one.granted().await;
+    two.network.next_delete(Outcome::AppliedLost);
+    two.network.next_read(Outcome::Fine);
+    two.network.next_read(Outcome::Stalled);
+    let evict = {
+        let leases = two.leases.clone();
+        tokio::spawn(async move { leases.evict(&name(), holder.token).await })
+    };
+    two.network.until(|counts| counts.reads == 2).await;
+    one.granted().await;
+    two.network.deliver().await;
+    assert_eq!(evict.await.unwrap().unwrap(), Evicted::Evicted);
+}
+
 /// Likewise whoever has only a ticket: the record has the ticket's id, and is not what the ticket was made of.
 #[tokio::test(start_paused = true)]
 async fn a_ticket_is_not_for_a_late_create_of_its_claim() {

@@ -249,7 +249,9 @@ impl RegisterLeases {
         Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier => match sight.sighting {
-                Some(Sighting { record, .. }) if self.is_late_create(&record, grant) => Err(LossReason::Ended),
+                Some(Sighting { record, .. }) if self.is_late_create(&record, grant) => {
+                    Err(LossReason::Ended)
+                }
                 Some(Sighting { record, version, .. }) => Ok(Memo::new(version, record, false)),
                 None => Err(LossReason::Deleted),
             },
@@ -411,7 +413,9 @@ impl LeaseStore for RegisterLeases {
                 return Ok(Evicted::Evicted);
             }
             if record.token != token || record.state == RecordState::Free {
-                return Ok(Evicted::Changed);
+                // Granted to another since: a delete leaves nothing to know it by.
+                let evicted = self.may_have_deleted(&attempts);
+                return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
             }
             let sent = self.now();
             let freed = protocol::freed(&record, End::Evicted, None, self.store_time(), self.nonce());

@@ -71,10 +71,11 @@ impl ExistenceRecords {
     }
 
     /// Which grant is meant, where there are no tokens. At random, since nothing else makes two of them differ: a `Date`
-    /// is true to a second, and a create is sent microseconds after the answer that brought it.
+    /// is true to a second, and a create is sent microseconds after the answer that brought it. Above all times, and with
+    /// room above for takeovers, which count on.
     fn number(&self) -> Token {
-        let bits = self.register.env().random.bits() as u64 & (Token::LIMIT / 2 - 1);
-        Token::new(bits | 1).unwrap_or_default()
+        let bits = self.register.env().random.bits() as u64;
+        Token::new(Token::LIMIT / 2 + bits % (Token::LIMIT / 4)).unwrap_or_default()
     }
 
     fn content(&self, cell: &Cell) -> Result<(Content, Token), Fault> {
@@ -117,11 +118,8 @@ impl ExistenceRecords {
         record: &Record,
     ) -> Result<Written, StoreError> {
         let mut record = stored(record);
-        if record.token != before {
-            record.token = match self.has_tokens() {
-                true => next_token(before, version).map_err(Fault::not_applied)?,
-                false => self.number(),
-            };
+        if record.token != before && self.has_tokens() {
+            record.token = next_token(before, version).map_err(Fault::not_applied)?;
         }
         self.put(name, Expect::Version(version), record).await
     }
