@@ -76,6 +76,24 @@ async fn the_variable_of_the_emulators_says_where_and_that_nobody_has_to_sign_in
     assert_eq!(Vec::from_iter(server.callers()), [None]);
 }
 
+/// An access token that is only ever to be sent to this machine in the clear would be sent to the proxy.
+#[tokio::test]
+async fn no_proxy_of_the_environment_comes_between() {
+    let (server, proxy) = (GcsDouble::start().await, GcsDouble::start().await);
+    let through = format!("http://{}", proxy.address());
+    let mut set =
+        ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"].map(|name| (name, through.clone())).to_vec();
+    // The metadata server of this test is reached by the credentials' library, which has rules of its own.
+    set.extend([
+        ("NO_PROXY", "metadata.google.internal".to_owned()),
+        ("GCE_METADATA_HOST", proxy.address().to_string()),
+    ]);
+    let (granted, said) = try_with(&endpoint(&server), &set).await;
+    assert!(granted, "{said}");
+    assert_eq!(Vec::from_iter(server.callers()), bearer());
+    assert!(proxy.callers().is_empty(), "{:?}", proxy.callers());
+}
+
 #[tokio::test]
 async fn without_credentials_the_error_says_what_to_do() {
     let server = GcsDouble::start().await;

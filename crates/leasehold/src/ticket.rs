@@ -59,7 +59,8 @@ impl Ticket {
         &self.lock
     }
 
-    /// The fencing token.
+    /// The fencing token. Where the store's protocol has none ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), a
+    /// number that says which grant is meant, and no more.
     pub fn token(&self) -> Token {
         self.token
     }

@@ -17,14 +17,15 @@ use bytes::Bytes;
 use common::{Client, TTL, World, contender_span, granted, name};
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
-use leasehold::clock::StoreTime;
+use leasehold::clock::{StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{Evicted, Grant, LeaseStore, Released, Renewal, StoreOptions};
 use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{ErrorKind, LockName, Locker, LossReason, RegisterLeases, Token};
-use leasehold_testkit::fault::{Kind, Outcome};
+use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
+use leasehold_testkit::machine::Machine;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The key of the lock: its name, as it is.
@@ -285,6 +286,157 @@ async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
     assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
     let loss = one.lost(&mut grant).await;
     assert_eq!(loss.reason, LossReason::Ended);
+}
+
+/// As a release whose answer was lost: the grant that was meant is over, by our doing as far as anybody can tell.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_whose_answer_was_lost_is_one_also_when_another_has_the_lock_by_then() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let holder = one.granted().await;
+    two.network.next_delete(Outcome::AppliedLost);
+    two.network.next_read(Outcome::Fine);
+    two.network.next_read(Outcome::Stalled);
+    let evict = {
+        let leases = two.leases.clone();
+        tokio::spawn(async move { leases.evict(&name(), holder.token).await })
+    };
+    two.network.until(|counts| counts.reads == 2).await;
+    one.granted().await;
+    two.network.deliver().await;
+    assert_eq!(evict.await.unwrap().unwrap(), Evicted::Evicted);
+}
+
+/// Likewise whoever has only a ticket: the record has the ticket's id, and is not what the ticket was made of.
+#[tokio::test(start_paused = true)]
+async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
+    for dates_only in [false, true] {
+        let world = World::by_existence();
+        let one = if dates_only { without_generations(&world, 1) } else { world.observer(1) };
+        let two = world.observer(2);
+        one.network.next_write(Outcome::HeldBack);
+        let mut grant = one.granted().await;
+        grant.memo = None; // As from a ticket.
+        assert_eq!(two.leases.evict(&name(), token_in_store(&two).await).await.unwrap(), Evicted::Evicted);
+        let mut between = two.granted().await;
+        two.release(&mut between).await;
+        assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
+        assert_eq!(one.lost(&mut grant).await.reason, LossReason::Ended, "dates only: {dates_only}");
+        assert_eq!(one.release(&mut grant).await, Released::AlreadyLost);
+    }
+}
+
+/// A release says whether the lock was held until then; what came late is deleted all the same.
+#[tokio::test(start_paused = true)]
+async fn the_release_of_a_lost_lock_does_not_take_a_late_create_for_it() {
+    for dates_only in [false, true] {
+        let world = World::by_existence();
+        let one = if dates_only { without_generations(&world, 1) } else { world.observer(1) };
+        one.network.next_write(Outcome::HeldBack);
+        let mut grant = one.granted().await;
+        world.remove().await;
+        assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
+        assert_eq!(one.release(&mut grant).await, Released::AlreadyLost, "dates only: {dates_only}");
+        one.env.sleep(SECOND * 4).await;
+        assert_eq!(world.object().await, None);
+    }
+}
+
+/// The same when the loss is learnt by a renewal, and no release follows.
+#[tokio::test(start_paused = true)]
+async fn a_create_that_comes_after_a_loss_is_found_and_deleted() {
+    let world = World::by_existence();
+    let one = world.observer(1);
+    one.network.next_write(Outcome::HeldBack);
+    let mut grant = one.granted().await;
+    world.remove().await;
+    assert_eq!(one.lost(&mut grant).await.reason, LossReason::Deleted);
+    assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
+    one.env.sleep(SECOND * 4).await;
+    assert_eq!(world.object().await, None);
+}
+
+/// Where grants have numbers instead of tokens, a number must mean one of them: `break` ends the grant that has it. The
+/// store's time does not make them differ: a `Date` is true to a second, and writes come microseconds after it.
+#[tokio::test(start_paused = true)]
+async fn without_generations_each_grant_has_a_number_of_its_own() {
+    let world = World::by_existence();
+    let mut numbers = Vec::new();
+    for seed in 1..=4 {
+        let client = without_generations(&world, seed);
+        let mut grant = client.granted().await;
+        numbers.push(grant.token);
+        client.release(&mut grant).await;
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 4, "{numbers:?}");
+}
+
+/// An operator brings an old object back (an undelete, an older version): whoever succeeds its dead holder has a higher
+/// token than those that were granted in between.
+#[tokio::test(start_paused = true)]
+async fn a_takeover_of_an_object_that_was_brought_back_has_a_higher_token_than_all_before() {
+    let world = World::by_existence();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let mut dead = one.granted().await;
+    one.renew(&mut dead).await;
+    let old = world.object().await.unwrap().value;
+    world.remove().await;
+    let mut between = two.granted().await;
+    two.release(&mut between).await;
+    assert!(matches!(world.register.write(KEY, Expect::Absent, old).await.unwrap(), Write::Committed(_)));
+    two.held().await;
+    two.env.sleep(contender_span()).await;
+    let mut next = two.granted().await;
+    assert!(next.token > between.token, "{:?} after {:?}", next.token, between.token);
+    two.release(&mut next).await;
+    assert!(one.granted().await.token > next.token);
+}
+
+async fn token_in_store(client: &Client) -> Token {
+    client.leases.inspect(&name()).await.unwrap().token.unwrap()
+}
+
+/// A machine on the same objects whose versions are no generations, as on S3.
+fn without_generations(world: &World, seed: u64) -> Client {
+    let clock = Arc::new(TestClock::default());
+    let env = Env::seeded(clock.clone(), seed + 1);
+    let network = FaultyRegister::new(Arc::new(NoGenerations(world.register.clone())));
+    let mut options = StoreOptions::default();
+    options.env = env.clone();
+    options.store_clock = false;
+    let machine = Machine::new(Arc::new(network.clone()), env.clone());
+    let leases = Arc::new(RegisterLeases::by_existence(Arc::new(machine), options));
+    Client { leases, network, clock, env }
+}
+
+#[derive(Debug)]
+struct NoGenerations(Arc<MemoryRegister>);
+
+#[async_trait]
+impl Register for NoGenerations {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.0.read(key).await
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        self.0.write(key, expect, value).await
+    }
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.0.delete(key, version).await
+    }
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.0.list(prefix)
+    }
+    fn store_time(&self) -> Option<StoreTime> {
+        self.0.store_time()
+    }
+    fn env(&self) -> &Env {
+        self.0.env()
+    }
+    fn traits(&self) -> RegisterTraits {
+        RegisterTraits { generations: false, ..self.0.traits() }
+    }
 }
 
 /// Rule 8: whoever saw the first grant of a claim does not take the second one for it.

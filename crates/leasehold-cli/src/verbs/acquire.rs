@@ -24,7 +24,9 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     let told = if context.output.json {
         let mut document = object("ticket", ticket.name());
         document.insert("ticket".into(), ticket.to_string().into());
-        document.insert("token".into(), json!(ticket.token()));
+        if locker.capabilities().tokens {
+            document.insert("token".into(), json!(ticket.token()));
+        }
         document.insert("ttl_ms".into(), ms(ticket.ttl()).into());
         print_all(&format!("{}\n", Value::Object(document)))
     } else {

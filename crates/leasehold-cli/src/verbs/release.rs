@@ -20,7 +20,9 @@ pub(super) async fn release(context: &Context, args: TicketArgs) -> Result<u8, F
     }
     if context.output.json {
         let mut document = object("released", ticket.name());
-        document.insert("token".into(), ticket.token().get().into());
+        if locker.capabilities().tokens {
+            document.insert("token".into(), ticket.token().get().into());
+        }
         print(&format!("{}\n", Value::Object(document)))?;
     } else if !context.output.quiet {
         print(&format!("released {}\n", ticket.name()))?;

@@ -14,7 +14,9 @@ pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Fai
     let remaining = locker.renew(&ticket).await?;
     if context.output.json {
         let mut document = object("renewed", ticket.name());
-        document.insert("token".into(), ticket.token().get().into());
+        if locker.capabilities().tokens {
+            document.insert("token".into(), ticket.token().get().into());
+        }
         document.insert("remaining_ms".into(), ms(remaining).into());
         print(&format!("{}\n", Value::Object(document)))?;
     } else if !context.output.quiet {

@@ -249,6 +249,9 @@ impl RegisterLeases {
         Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier => match sight.sighting {
+                Some(Sighting { record, .. }) if self.is_late_create(&record, grant) => {
+                    Err(LossReason::Ended)
+                }
                 Some(Sighting { record, version, .. }) => Ok(Memo::new(version, record, false)),
                 None => Err(LossReason::Deleted),
             },
@@ -282,7 +285,7 @@ impl RegisterLeases {
                     }
                     match settled {
                         // Nothing, and then a create of ours that came late: what was granted is over.
-                        Settled::Earlier if self.records.deletes() && memo.record.token != grant.token => {
+                        Settled::Earlier if self.is_late_create(&memo.record, grant) => {
                             return Ok(lost(grant, LossReason::Ended));
                         }
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
@@ -334,9 +337,13 @@ impl RegisterLeases {
                         }
                         Freed::Gone => return Ok(Released::AlreadyLost),
                         Freed::StillOurs => {
-                            if let Some(Sighting { record, version, .. }) = sight.sighting {
-                                (memo.record, memo.version) = (record, version);
+                            let Some(Sighting { record, version, .. }) = sight.sighting else { continue };
+                            // Those who look for it delete it.
+                            if self.is_late_create(&record, grant) {
+                                let deleted = self.may_have_deleted(&memo.attempts);
+                                return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
                             }
+                            (memo.record, memo.version) = (record, version);
                         }
                     }
                 }
@@ -375,6 +382,10 @@ impl LeaseStore for RegisterLeases {
             Err(reason) => return Ok(lost(grant, reason)),
         };
         let outcome = self.renew_with(grant, &mut memo, &mut effort).await;
+        if let Ok(Renewal::Lost(_)) = outcome {
+            // There will be no release, after which to look.
+            self.look_for_ghosts(&grant.name, std::mem::take(&mut memo.ghosts));
+        }
         grant.memo = Some(Box::new(memo));
         outcome
     }
@@ -405,7 +416,9 @@ impl LeaseStore for RegisterLeases {
                 return Ok(Evicted::Evicted);
             }
             if record.token != token || record.state == RecordState::Free {
-                return Ok(Evicted::Changed);
+                // Granted to another since: a delete leaves nothing to know it by.
+                let evicted = self.may_have_deleted(&attempts);
+                return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
             }
             let sent = self.now();
             let freed = protocol::freed(&record, End::Evicted, None, self.store_time(), self.nonce());
@@ -473,6 +486,12 @@ impl RegisterLeases {
     /// Whether one of these attempts to free a record may have deleted it without our hearing of it.
     fn may_have_deleted(&self, attempts: &[Attempt]) -> bool {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
+    }
+
+    /// Whether `record`, which has the id of `grant`, is not what was granted: that is gone, and then a create of the same
+    /// claim came late. Whoever withdraws a claim knows no token, and means whatever has its id.
+    fn is_late_create(&self, record: &Record, grant: &Grant) -> bool {
+        self.records.deletes() && grant.token != Token::default() && record.token != grant.token
     }
 
     /// Whether what was seen last has lapsed by now: then no read is needed, since the write over it is conditional.

@@ -197,19 +197,19 @@ impl GcsRegister {
         request: Request,
     ) -> Result<(Option<String>, Bytes), Meaning> {
         let explain = |trouble| meaning(operation, object, &self.place, trouble);
-        let headers =
+        let signed =
             self.credentials.headers().await.map_err(|error| {
                 explain(Trouble::Credentials { detail: error.detail, before: error.before })
             })?;
-        let mut builder = self.client.request(request.method, request.url).headers(headers);
+        let mut builder = self.client.request(request.method, request.url).headers(signed.headers);
         if let Some((kind, body)) = request.content {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
         let answer = async {
             let response = self.timed(builder).await.map_err(|error| explain(wire::trouble(error)))?;
             let signed_before = match response.status() {
-                StatusCode::UNAUTHORIZED => self.credentials.refused(),
-                status if !status.is_server_error() => self.credentials.accepted(),
+                StatusCode::UNAUTHORIZED => self.credentials.refused(signed.start),
+                status if !status.is_server_error() => self.credentials.accepted(signed.start),
                 _ => true,
             };
             if response.status().is_success() {

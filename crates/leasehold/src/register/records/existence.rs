@@ -70,6 +70,14 @@ impl ExistenceRecords {
         self.register.traits().generations
     }
 
+    /// Which grant is meant, where there are no tokens. At random, since nothing else makes two of them differ: a `Date`
+    /// is true to a second, and a create is sent microseconds after the answer that brought it. Above all times, and with
+    /// room above for takeovers, which count on.
+    fn number(&self) -> Token {
+        let bits = self.register.env().random.bits() as u64;
+        Token::new(Token::LIMIT / 2 + bits % (Token::LIMIT / 4)).unwrap_or_default()
+    }
+
     fn content(&self, cell: &Cell) -> Result<(Content, Token), Fault> {
         let content = match parse(&cell.value)? {
             Content::Record(record)
@@ -93,18 +101,11 @@ impl ExistenceRecords {
     async fn create(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let mut record = stored(record);
         record.beat = u64::from(self.register.env().random.bits() as u32);
-        if self.has_tokens() {
+        record.token = match self.has_tokens() {
             // Not known yet: that of the object itself.
-            record.token = Token::default();
-        } else if record.token == Token::default() {
-            let fault = Fault::new(
-                ErrorKind::Unsupported,
-                "the store's answers carry no time (no `Date`), so two grants of a lock cannot be told apart",
-            );
-            return Err(fault
-                .with_help("use a store, or a proxy before it, that sends the Date header")
-                .not_applied());
-        }
+            true => Token::default(),
+            false => self.number(),
+        };
         self.put(name, Expect::Absent, record).await
     }
 
@@ -118,8 +119,7 @@ impl ExistenceRecords {
     ) -> Result<Written, StoreError> {
         let mut record = stored(record);
         if record.token != before && self.has_tokens() {
-            // Below the generation that this very write is given, if generations rise: and so below the next token.
-            record.token = Token::new(before.get() + 1).ok_or_else(|| used_up().not_applied())?;
+            record.token = next_token(before, version).map_err(Fault::not_applied)?;
         }
         self.put(name, Expect::Version(version), record).await
     }
@@ -299,6 +299,14 @@ fn generation(version: &Version) -> Result<Token, Fault> {
         )
         .with_help("use the default protocol, whose tokens do not depend on generations")
     })
+}
+
+/// The token of a grant over an object that has `version` and was granted as `before`: above all tokens so far, also if
+/// the object is an old one that somebody brought back, since those were generations at most, and generations rise. And
+/// not above the generation that this very write is given, so below the next token.
+fn next_token(before: Token, version: &Version) -> Result<Token, Fault> {
+    let highest = generation(version)?.max(before);
+    Token::new(highest.get() + 1).ok_or_else(used_up)
 }
 
 fn used_up() -> Fault {

@@ -83,6 +83,8 @@ pub(super) fn client() -> Result<reqwest::Client, Error> {
         .retry(reqwest::retry::never())
         // A redirected write is not ours to repeat.
         .redirect(redirect::Policy::none())
+        // What is sent to this machine in the clear, access tokens too, is to stay on it.
+        .no_proxy()
         .connect_timeout(CONNECT_LIMIT)
         .pool_idle_timeout(IDLE_LIMIT)
         .tcp_nodelay(true)

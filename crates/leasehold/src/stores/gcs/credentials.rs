@@ -55,15 +55,23 @@ pub(super) struct Credentials {
     state: Mutex<State>,
 }
 
+/// Headers that say who we are, and which start of the library they come from.
+pub(super) struct Signed {
+    pub(super) headers: HeaderMap,
+    pub(super) start: u64,
+}
+
 #[derive(Default)]
 struct State {
     library: Option<Library>,
+    /// Counts how often the library was started.
+    starts: u64,
     /// Since when requests have been waiting for headers in vain.
     waiting_since: Option<Moment>,
     /// Whether headers were ever given out.
     loaded_before: bool,
-    /// Whether the store has accepted headers since the library was started.
-    accepted: bool,
+    /// The latest start of the library of which the store has accepted headers.
+    accepted: Option<u64>,
 }
 
 /// The library, started.
@@ -85,16 +93,16 @@ impl Credentials {
     }
 
     /// The headers that say who we are. Cancel safe: what was begun goes on.
-    pub(super) async fn headers(&self) -> Result<HeaderMap, NotLoaded> {
+    pub(super) async fn headers(&self) -> Result<Signed, NotLoaded> {
         if self.source == Source::Anonymous {
-            return Ok(HeaderMap::new());
+            return Ok(Signed { headers: HeaderMap::new(), start: 0 });
         }
-        let (credentials, left) = self.started()?;
+        let (credentials, start, left) = self.started()?;
         let answer = clock::timeout(&*self.env.clock, left, credentials.headers(Default::default())).await;
         let trouble = match answer {
             Some(Ok(CacheableResource::New { data, .. })) => {
                 self.change(|state| (state.waiting_since, state.loaded_before) = (None, true));
-                return Ok(data);
+                return Ok(Signed { headers: data, start });
             }
             // We ask for headers whatever they were before.
             Some(Ok(CacheableResource::NotModified)) => "the library gave none".to_owned(),
@@ -104,22 +112,28 @@ impl Credentials {
         Err(self.forget(trouble))
     }
 
-    /// The store has accepted the headers. Gives what it says of them: that they were good.
-    pub(super) fn accepted(&self) -> bool {
-        self.change(|state| state.accepted = true);
+    /// The store has accepted headers of `start`. Gives what it says of them: that they were good.
+    pub(super) fn accepted(&self, start: u64) -> bool {
+        self.change(|state| state.accepted = state.accepted.max(Some(start)));
         true
     }
 
-    /// The store has refused the headers (401): the next request asks for new ones. Whether it had accepted them before.
-    pub(super) fn refused(&self) -> bool {
+    /// The store has refused headers of `start` (401): the next request asks for new ones. Whether it had accepted them,
+    /// or later ones, before: several requests may hear of it, some when new ones are there already.
+    pub(super) fn refused(&self, start: u64) -> bool {
+        if self.source == Source::Anonymous {
+            return false;
+        }
         self.change(|state| {
-            state.library = None;
-            std::mem::take(&mut state.accepted)
+            if state.starts == start {
+                state.library = None;
+            }
+            state.accepted >= Some(start)
         })
     }
 
-    /// The library, started if it is not running, and how long a load may still take.
-    fn started(&self) -> Result<(AccessTokenCredentials, Duration), NotLoaded> {
+    /// The library, started if it is not running, which start this was, and how long a load may still take.
+    fn started(&self) -> Result<(AccessTokenCredentials, u64, Duration), NotLoaded> {
         let now = self.env.now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let running = state.library.as_ref().filter(|library| !library.alive.is_finished());
@@ -130,12 +144,12 @@ impl Credentials {
                     self.start().map_err(|detail| NotLoaded { detail, before: state.loaded_before })?;
                 let alive = tokio::spawn(std::future::pending());
                 state.library = Some(Library { credentials: credentials.clone(), alive });
-                state.accepted = false;
+                state.starts += 1;
                 credentials
             }
         };
         let since = *state.waiting_since.get_or_insert(now);
-        Ok((credentials, LOAD_LIMIT.saturating_sub(now.longest_since(since))))
+        Ok((credentials, state.starts, LOAD_LIMIT.saturating_sub(now.longest_since(since))))
     }
 
     fn start(&self) -> Result<AccessTokenCredentials, String> {

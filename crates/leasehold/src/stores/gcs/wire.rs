@@ -70,13 +70,18 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, value: &[u8],
     }
 }
 
-/// Deletes the object if it has `generation` now. Said twice, because either is enough for some: the emulator
-/// fake-gcs-server ignores the precondition, and Google documents both together.
+/// Deletes the object if it has `generation` now.
+///
+/// Google's own endpoints get the precondition alone. Naming the generation besides asks for that version of the object;
+/// in a bucket with versioning, one that was overwritten is still there, and nothing documents that the precondition is
+/// then about the current one. If it is not, an old version is deleted, and a lock that goes on being held is taken for
+/// released. The emulator fake-gcs-server needs the generation: it ignores the precondition.
 pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
     let generation = encoded(generation);
+    let version = if place.is_trusted() { String::new() } else { format!("generation={generation}&") };
     Request {
         method: Method::DELETE,
-        url: format!("{}?generation={generation}&ifGenerationMatch={generation}", object_url(place, object)),
+        url: format!("{}?{version}ifGenerationMatch={generation}", object_url(place, object)),
         content: None,
     }
 }
@@ -239,6 +244,19 @@ mod tests {
         let request = write(&place, "p/\"x\"", "7", b"{}", Id::random(&crate::random::Random::seeded(1)));
         let body = String::from_utf8(request.content.unwrap().1.to_vec()).unwrap();
         assert!(body.contains("{\"name\":\"p/\\\"x\\\"\",\"contentType\""), "{body}");
+    }
+
+    #[test]
+    fn a_delete_at_google_is_of_the_object_as_it_is_now_and_not_of_an_old_version() {
+        let place = |endpoint: &str| Place { bucket: "b".into(), endpoint: endpoint.into() };
+        assert_eq!(
+            delete(&place("https://storage.googleapis.com"), "x", "7").url,
+            "https://storage.googleapis.com/storage/v1/b/b/o/x?ifGenerationMatch=7"
+        );
+        assert_eq!(
+            delete(&place("http://h"), "x", "7").url,
+            "http://h/storage/v1/b/b/o/x?generation=7&ifGenerationMatch=7"
+        );
     }
 
     #[test]

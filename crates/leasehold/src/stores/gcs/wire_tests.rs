@@ -420,6 +420,24 @@ async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_e
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     write().await.unwrap();
 
+    // Two requests with one token are both told, and neither takes it for credentials that never were good.
+    let uses = std::sync::atomic::AtomicUsize::new(0);
+    let server =
+        signing_in(move |token| match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
+            ("token-1", 1..) => refused("401 X", "", "authError"),
+            _ => written(),
+        })
+        .await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    let write = async || register.write("x.lock", Expect::Absent, value()).await;
+    write().await.unwrap();
+    let (one, two) = futures_util::future::join(write(), write()).await;
+    for error in [one.unwrap_err(), two.unwrap_err()] {
+        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    }
+    write().await.unwrap();
+
     let server = signing_in(|_| refused("401 X", "", "authError")).await;
     let (_folder, source) = key_file(user(&server.url));
     let register = register_at(&server.url, source);
@@ -491,19 +509,19 @@ async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_be
     gone.notified().await;
     given_up.abort();
     go.notify_one();
-    let headers = credentials.headers().await.unwrap();
+    let headers = credentials.headers().await.unwrap().headers;
     assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
     assert_eq!(loads.load(std::sync::atomic::Ordering::SeqCst), 1, "one load served both");
 
     // Begun in a runtime that ends before there is an answer: begun anew, instead of waiting for ever.
-    credentials.refused();
+    credentials.refused(1);
     let begun = credentials.clone();
     let asked = gone.clone();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             tokio::select! {
-                early = begun.headers() => panic!("there is no answer yet: {early:?}"),
+                _ = begun.headers() => panic!("there is no answer yet"),
                 () = asked.notified() => {}
             }
         });
@@ -513,10 +531,10 @@ async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_be
     go.notify_one();
     go.notify_one();
     let again = credentials.headers();
-    let (headers, ()) = futures_util::future::join(again, async {
+    let (signed, ()) = futures_util::future::join(again, async {
         gone.notified().await;
         go.notify_one();
     })
     .await;
-    assert_eq!(headers.unwrap()["authorization"], "Bearer t");
+    assert_eq!(signed.unwrap().headers["authorization"], "Bearer t");
 }
