@@ -126,6 +126,8 @@ The default is sqlite: without a path, a file in the user's state directory
 Every store understands these options after `?`:
   store_clock=off   let only observation end a dead holder's lease, not the store's own clock
   margin=5s         how much the store's clock may be off
+On s3 and gs, protocol=existence shares locks with clients that create an object and delete it, without history and rests,
+and on s3 without fencing tokens.
 An option that a store does not know is an error. The clouds' own credentials, profiles and variables are used as they are.
 ",
     );

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod ghosts;
+mod send;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use super::effort::Effort;
 use super::known::{Known, Sighting};
 use super::protocol::{self, Attempt, Availability, Freed, Rules, Settled};
 use super::record::{Content, Record, RecordState};
-use super::records::{ExistenceRecords, Found, JsonRecords, Records, Refusal, Written};
-use super::{Expect, Register, Version};
+use super::records::{ExistenceRecords, JsonRecords, Records};
+use super::{Register, Version};
 use crate::clock::{Moment, StoreTime};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -131,103 +132,6 @@ impl RegisterLeases {
         self.records.store_time()
     }
 
-    /// Reads a lock's record, however often it takes.
-    async fn look(&self, name: &LockName, effort: &mut Effort<'_>) -> Result<Sight, StoreError> {
-        loop {
-            match effort.request(self.records.read(name)).await {
-                Ok(found) => return Ok(self.seen(name, found)),
-                Err(error) => effort.pause_after(error).await?,
-            }
-        }
-    }
-
-    /// Notes what an answer that has just arrived says is there.
-    fn seen(&self, name: &LockName, found: Option<Found>) -> Sight {
-        let at = self.now(); // After the answer: rule 1.
-        let Some(Found { content, version }) = found else {
-            self.known.forget(name);
-            return Sight { found: None, sighting: None, at };
-        };
-        let sighting = match &content {
-            Content::Record(record) => Some(self.known.see(name, (**record).clone(), version, at)),
-            Content::Foreign(_) => {
-                self.known.forget(name);
-                None
-            }
-        };
-        Sight { found: Some(content), sighting, at }
-    }
-
-    /// What is there after a write of unclear fate: what its refusal brought along, or what a read finds.
-    async fn resolve(
-        &self,
-        name: &LockName,
-        brought: Option<Box<Sight>>,
-        effort: &mut Effort<'_>,
-    ) -> Result<Sight, StoreError> {
-        match brought {
-            Some(sight) => Ok(*sight),
-            None => self.look(name, effort).await,
-        }
-    }
-
-    /// Sends one conditional write, which is listed in `attempts` before the first byte leaves.
-    ///
-    /// `sent` was taken before the record was made, store time included: what contenders count from must not be earlier
-    /// than what the holder counts from (rule 1).
-    async fn send(
-        &self,
-        name: &LockName,
-        how: Send<'_>,
-        record: &Record,
-        sent: Moment,
-        attempts: &mut Vec<Attempt>,
-        effort: &mut Effort<'_>,
-    ) -> Result<Sent, StoreError> {
-        let nonce = record.nonce;
-        // Where the store gives the tokens, that of this attempt is not known yet: lower than any, since whoever has the
-        // lock after a lost answer may have it after us (rule 10). Nor is there any doubt about that of a late create.
-        let counts = self.records.counts_tokens();
-        let token = if counts { record.token } else { Token::default() };
-        let created = counts && matches!(how, Send::Over(None));
-        // Before the send, and unknown until its answer is here: this future may be dropped at any await.
-        attempts.push(Attempt { nonce, sent, token, created, unknown: true });
-        let answer = match how {
-            Send::Over(version) => {
-                let expect = version.map_or(Expect::Absent, Expect::Version);
-                effort.request(self.records.write(name, expect, record)).await
-            }
-            Send::Unseen => effort.request(self.records.claim(name, record)).await,
-        };
-        match answer {
-            Ok(Written::Committed { record, version }) => {
-                self.known.see(name, (*record).clone(), version.clone(), self.now());
-                known_fate(attempts);
-                Ok(Sent::Committed(record, version))
-            }
-            // The attempt stays listed: an earlier copy of this very request may be what made it conflict.
-            Ok(Written::Conflict(refusal)) => {
-                known_fate(attempts);
-                let brought = match refusal {
-                    Refusal::Unexplained => None,
-                    Refusal::Absent => Some(Box::new(self.seen(name, None))),
-                    Refusal::Found(found) => Some(Box::new(self.seen(name, Some(found)))),
-                };
-                effort.pause_after_conflict().await?;
-                Ok(Sent::Unclear(brought))
-            }
-            Err(error @ StoreError::MaybeApplied(_)) => {
-                effort.pause_after(error).await?;
-                Ok(Sent::Unclear(None))
-            }
-            Err(error @ StoreError::NotApplied(_)) => {
-                attempts.pop();
-                effort.pause_after(error).await?;
-                Ok(Sent::Again)
-            }
-        }
-    }
-
     /// The memo of `grant`; read from the store for a grant that comes from a ticket.
     async fn remembered(
         &self,
@@ -249,9 +153,7 @@ impl RegisterLeases {
         Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier => match sight.sighting {
-                Some(Sighting { record, .. }) if self.is_late_create(&record, grant) => {
-                    Err(LossReason::Ended)
-                }
+                Some(Sighting { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
                 Some(Sighting { record, version, .. }) => Ok(Memo::new(version, record, false)),
                 None => Err(LossReason::Deleted),
             },
@@ -284,8 +186,8 @@ impl RegisterLeases {
                         (memo.record, memo.version) = (record, version);
                     }
                     match settled {
-                        // Nothing, and then a create of ours that came late: what was granted is over.
-                        Settled::Earlier if self.is_late_create(&memo.record, grant) => {
+                        // Nothing, and then a request of ours that came late: what was granted is over.
+                        Settled::Earlier if is_late_grant(&memo.record, grant) => {
                             return Ok(lost(grant, LossReason::Ended));
                         }
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
@@ -339,7 +241,7 @@ impl RegisterLeases {
                         Freed::StillOurs => {
                             let Some(Sighting { record, version, .. }) = sight.sighting else { continue };
                             // Those who look for it delete it.
-                            if self.is_late_create(&record, grant) {
+                            if self.records.deletes() && is_late_grant(&record, grant) {
                                 let deleted = self.may_have_deleted(&memo.attempts);
                                 return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
                             }
@@ -488,12 +390,6 @@ impl RegisterLeases {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
     }
 
-    /// Whether `record`, which has the id of `grant`, is not what was granted: that is gone, and then a create of the same
-    /// claim came late. Whoever withdraws a claim knows no token, and means whatever has its id.
-    fn is_late_create(&self, record: &Record, grant: &Grant) -> bool {
-        self.records.deletes() && grant.token != Token::default() && record.token != grant.token
-    }
-
     /// Whether what was seen last has lapsed by now: then no read is needed, since the write over it is conditional.
     fn lapsed_meanwhile(&self, name: &LockName) -> bool {
         self.known.recall(name).is_some_and(|sighting| {
@@ -510,11 +406,10 @@ impl Sight {
     }
 }
 
-/// The latest attempt was answered.
-fn known_fate(attempts: &mut [Attempt]) {
-    if let Some(attempt) = attempts.last_mut() {
-        attempt.unknown = false;
-    }
+/// Whether `record`, which has the id of `grant`, is not what was granted: that is over, and then a request of the same
+/// claim came late, or twice. Whoever withdraws a claim knows no token, and means whatever has its id.
+fn is_late_grant(record: &Record, grant: &Grant) -> bool {
+    grant.token != Token::default() && record.token != grant.token
 }
 
 fn lost(grant: &Grant, reason: LossReason) -> Renewal {

@@ -280,13 +280,15 @@ impl EtcdLeases {
         }
     }
 
-    /// The lease that claims like this one share. One that has not been kept alive for a while is left to expire.
+    /// The lease that claims like this one share. One that has not been kept alive for a while is left to expire: near its
+    /// end etcd may still answer a keep-alive when its end is decided.
     fn shared(&self, seconds: i64) -> Option<Arc<Session>> {
         let now = self.env.now();
         let mut sessions = self.sessions();
         sessions.retain(|session| {
             let lasts = Duration::from_secs(u64::try_from(session.seconds).unwrap_or(0));
-            !session.is_gone() && session.kept().is_some_and(|kept| now.longest_since(kept.sent) < lasts)
+            !session.is_gone()
+                && session.kept().is_some_and(|kept| now.longest_since(kept.sent) < lasts * 2 / 3)
         });
         sessions.iter().find(|session| session.seconds == seconds).cloned()
     }
