@@ -8,6 +8,9 @@
 //! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand.
 //! - **I5** A check never passes after the deadline that the contenders count by. (Part of I1, which is stronger.)
 //! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
+//! - **O1** Of a job that runs once per period: when the store was told that it ran, nobody begins it again before the
+//!   period since its grant is over.
+//! - **O2** And then it can run again, also for a process that has only just started.
 //!
 //! ```
 //! use leasehold_testkit::simulation::{Plan, run};
@@ -28,7 +31,7 @@ use leasehold::error::StoreError;
 use leasehold::lease::{Pace, StoreOptions};
 use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
-use leasehold::{LockName, Locker, RegisterLeases};
+use leasehold::{Due, Lock, LockName, Locker, RegisterLeases, Released};
 
 use crate::fault::{Chaos, FaultyRegister};
 use crate::machine::Machine;
@@ -55,6 +58,8 @@ pub struct Plan {
     pub deletions: bool,
     /// Whether a lock is held while its object exists, as simple clients have it: a release deletes.
     pub by_existence: bool,
+    /// Instead of holding the lock now and then: all run a job once per so long.
+    pub once_per: Option<Duration>,
 }
 
 impl Plan {
@@ -70,7 +75,15 @@ impl Plan {
             rate_error: leasehold::clock::RATE_ERROR,
             deletions: random.u8(..4) == 0,
             by_existence: false,
+            once_per: None,
         }
+    }
+
+    /// The plan that `seed` stands for, with a job that runs once per period.
+    pub fn once_from_seed(seed: u64) -> Self {
+        let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
+        // Who deletes the record by hand deletes what tells that it ran.
+        Self { once_per: Some(Duration::from_millis(period_ms)), deletions: false, ..Self::from_seed(seed) }
     }
 }
 
@@ -83,6 +96,10 @@ pub struct History {
     pub checks: usize,
     /// Locks that were lost, and said so.
     pub losses: usize,
+    /// Jobs that ran, and of which the store knows.
+    pub runs: usize,
+    /// Jobs that were not run, because they already had.
+    pub already_ran: usize,
 }
 
 /// Runs the history of `plan`.
@@ -132,6 +149,15 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release deletes.
     let late = if plan.by_existence { plan.ttl } else { Duration::ZERO };
     let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
+    if let Some(period) = plan.once_per {
+        // What a wall clock that was set back does not show is rested once more. A `Date` is true to a second.
+        let bound = bound + period.mul_f64(1.02) + Duration::from_secs(2);
+        let due = leasehold::clock::timeout(&*store_clock, bound, last.runs_at_last(period)).await;
+        if due.is_none() {
+            checker.violated(format!("O2: not due within {bound:?} of the end"));
+        }
+        return;
+    }
     match last.locker.lock(LOCK).ttl(plan.ttl).acquire_within(bound).await {
         Ok(guard) => checker.believed(guard.token().unwrap().get()),
         Err(error) => checker.violated(format!("I7: not free within {bound:?} of the end: {error}")),
@@ -187,12 +213,15 @@ impl Player {
         options.env = env.clone();
         options.store_clock = random.bool();
         let skew_us = random.i64(-2_000_000..2_000_000);
-        let machine =
-            Machine::new(Arc::new(network.clone()), env.clone()).with_front_end_skew(if plan.deletions {
-                0 // A new record's token is as good as the front ends agree; that is said in the documentation.
+        let machine = Machine::new(Arc::new(network.clone()), env.clone()).with_front_end_skew(
+            if plan.deletions || plan.once_per.is_some() {
+                // A new record's token, and the end of a rest, are as good as the front ends agree; that is said in the
+                // documentation.
+                0
             } else {
                 skew_us
-            });
+            },
+        );
         let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
         let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
         Self { locker, network, clock, env, random, plan: plan.clone(), register, checker }
@@ -206,20 +235,15 @@ impl Player {
     async fn play(&mut self) {
         loop {
             self.rest(1_000).await;
-            let lock = self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl);
+            let lock = self.lock();
+            if let Some(period) = self.plan.once_per {
+                self.run_once(&lock, period).await;
+                continue;
+            }
             let guard =
                 if self.random.u8(..3) == 0 { lock.try_acquire().await } else { lock.acquire().await };
             let Ok(guard) = guard else { continue };
-            let steps = self.random.u32(1..40);
-            for _ in 0..steps {
-                if !self.check(&guard) {
-                    break;
-                }
-                self.accident();
-                // Straight after an accident, as a program that was stopped between two instructions.
-                self.check(&guard);
-                self.rest(400).await;
-            }
+            self.hold(&guard).await;
             match self.random.u8(..4) {
                 0 => drop(guard),
                 1 => self.crash(guard),
@@ -227,6 +251,58 @@ impl Player {
                     let _ = guard.release().await;
                 }
             }
+        }
+    }
+
+    /// Runs the job if it is due; it succeeds, fails or dies.
+    async fn run_once(&mut self, lock: &Lock, period: Duration) {
+        let once = lock.clone().once_per(period);
+        let due = if self.random.u8(..3) == 0 { once.try_acquire().await } else { once.acquire().await };
+        let guard = match due {
+            Ok(Due::Now(guard)) => guard,
+            Ok(Due::AlreadyRan(_)) => {
+                self.checker.lock().history.already_ran += 1;
+                return;
+            }
+            Err(_) => return,
+        };
+        let granted = self.register.true_time();
+        self.checker.begun(granted);
+        self.hold(&guard).await;
+        match self.random.u8(..4) {
+            0 => drop(guard),
+            1 => self.crash(guard),
+            _ => {
+                if let Ok(Released::Released) = guard.rest(period).await {
+                    self.checker.told(granted + period);
+                }
+            }
+        }
+    }
+
+    /// At the end of the history: until the job can run again.
+    async fn runs_at_last(&self, period: Duration) {
+        while !matches!(self.lock().once_per(period).acquire().await, Ok(Due::Now(_))) {
+            self.env.sleep(Duration::from_millis(100)).await;
+        }
+        self.checker.begun(self.register.true_time());
+    }
+
+    fn lock(&self) -> Lock {
+        self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl)
+    }
+
+    /// Holds the lock for a while, with accidents.
+    async fn hold(&mut self, guard: &leasehold::Guard) {
+        let steps = self.random.u32(1..40);
+        for _ in 0..steps {
+            if !self.check(guard) {
+                break;
+            }
+            self.accident();
+            // Straight after an accident, as a program that was stopped between two instructions.
+            self.check(guard);
+            self.rest(400).await;
         }
     }
 
@@ -288,6 +364,8 @@ struct Checked {
     committed: u64,
     grant: String,
     deleted: bool,
+    /// Until then, in true time, nobody is to begin the job.
+    rests_until: Duration,
     /// Tokens of creates that landed too late to be used. Nobody may ever believe in them.
     stillborn: HashSet<u64>,
     violation: Option<String>,
@@ -315,6 +393,21 @@ impl Checker {
                 .get_or_insert(format!("I2: token {token} of a create that landed late is believed in"));
         }
         checked.believed = checked.believed.max(token);
+    }
+
+    /// Somebody begins the job at `now`, in true time.
+    fn begun(&self, now: Duration) {
+        let until = self.lock().rests_until;
+        if now < until {
+            self.violated(format!("O1: the job begins {:?} before its period is over", until - now));
+        }
+    }
+
+    /// The store knows that the job ran in the period that lasts until `until`, in true time.
+    fn told(&self, until: Duration) {
+        let mut checked = self.lock();
+        checked.history.runs += 1;
+        checked.rests_until = checked.rests_until.max(until);
     }
 
     /// The store committed `record`.
@@ -347,6 +440,12 @@ struct Witness {
     inner: Arc<MemoryRegister>,
     checker: Arc<Checker>,
     by_existence: bool,
+}
+
+impl Witness {
+    fn true_time(&self) -> Duration {
+        self.inner.env().now().since_boot()
+    }
 }
 
 #[async_trait]

@@ -13,17 +13,22 @@ use leasehold_testkit::simulation::{History, Plan, run};
 
 #[test]
 fn no_history_breaks_the_promise() {
-    many(Plan::from_seed, 1);
+    many(Plan::from_seed, 1, busy);
 }
 
 /// Where a release deletes the lock's object, requests that come late find another world.
 #[test]
 fn no_history_of_locks_that_are_objects_breaks_the_promise() {
-    many(|seed| Plan { by_existence: true, ..Plan::from_seed(seed) }, 2);
+    many(|seed| Plan { by_existence: true, ..Plan::from_seed(seed) }, 2, busy);
+}
+
+#[test]
+fn in_no_history_a_job_runs_twice_in_its_period() {
+    many(Plan::once_from_seed, 2, |total, seeds| total.runs > 2 * seeds && total.already_ran > 20 * seeds);
 }
 
 /// One in so many of the histories that were asked for.
-fn many(plan: fn(u64) -> Plan, one_in: u64) {
+fn many(plan: fn(u64) -> Plan, one_in: u64, enough: fn(&History, usize) -> bool) {
     if let Ok(seed) = var("LEASEHOLD_SEED") {
         let plan = plan(seed.parse().expect("LEASEHOLD_SEED is a number"));
         println!("{:?}", run(&plan).unwrap_or_else(|violation| panic!("{violation}")));
@@ -42,10 +47,16 @@ fn many(plan: fn(u64) -> Plan, one_in: u64) {
         grants: sum.grants + history.grants,
         checks: sum.checks + history.checks,
         losses: sum.losses + history.losses,
+        runs: sum.runs + history.runs,
+        already_ran: sum.already_ran + history.already_ran,
     });
     println!("{seeds} histories: {total:?}");
     // A simulation in which nothing happens proves nothing.
-    assert!(total.grants > seeds as usize * 5 && total.losses > seeds as usize / 10, "{total:?}");
+    assert!(enough(&total, seeds as usize), "{total:?}");
+}
+
+fn busy(total: &History, seeds: usize) -> bool {
+    total.grants > 5 * seeds && total.losses > seeds / 10
 }
 
 fn every(plan: fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> History {
@@ -55,6 +66,8 @@ fn every(plan: fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> History {
         sum.grants += history.grants;
         sum.checks += history.checks;
         sum.losses += history.losses;
+        sum.runs += history.runs;
+        sum.already_ran += history.already_ran;
     }
     sum
 }
