@@ -198,6 +198,8 @@ struct Player {
     plan: Plan,
     register: Arc<Witness>,
     checker: Arc<Checker>,
+    /// For how long in all, on its own clock. In this world no true time passes meanwhile.
+    suspended: Duration,
 }
 
 impl Player {
@@ -224,7 +226,8 @@ impl Player {
         );
         let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
         let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
-        Self { locker, network, clock, env, random, plan: plan.clone(), register, checker }
+        let (plan, suspended) = (plan.clone(), Duration::ZERO);
+        Self { locker, network, clock, env, random, plan, register, checker, suspended }
     }
 
     fn calm(&self) {
@@ -268,13 +271,15 @@ impl Player {
         };
         let granted = self.register.true_time();
         self.checker.begun(granted);
+        let before = self.suspended;
         self.hold(&guard).await;
+        let passed_for_us_alone = self.suspended - before;
         match self.random.u8(..4) {
             0 => drop(guard),
             1 => self.crash(guard),
             _ => {
                 if let Ok(Released::Released) = guard.rest(period).await {
-                    self.checker.told(granted + period);
+                    self.checker.told((granted + period).saturating_sub(passed_for_us_alone));
                 }
             }
         }
@@ -318,7 +323,11 @@ impl Player {
 
     fn accident(&mut self) {
         match self.random.u8(..60) {
-            0 => self.clock.suspend(self.plan.ttl.mul_f64(3.0 * self.random.f64())),
+            0 => {
+                let suspended = self.plan.ttl.mul_f64(3.0 * self.random.f64());
+                self.clock.suspend(suspended);
+                self.suspended += suspended;
+            }
             1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
             2 => self.network.disconnect(),
             3 => self.network.stall(),
