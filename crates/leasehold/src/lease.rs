@@ -98,6 +98,15 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
         std::future::pending().await
     }
 
+    /// Completes when `name`, inspected as `seen`, may have another holder, or none: stores that watch tell observers by
+    /// this. By default it never completes: observers inspect again at the [pace](Capabilities::pace) of the store.
+    ///
+    /// Cancel safe.
+    async fn holder_changed(&self, name: &LockName, seen: &Status) {
+        let _ = (name, seen);
+        std::future::pending().await
+    }
+
     /// Completes when a lock that was seen as `seen` may have become free. May complete early; never misses a lapse.
     ///
     /// Cancel safe.

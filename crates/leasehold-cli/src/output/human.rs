@@ -215,8 +215,13 @@ mod tests {
 
     #[test]
     fn the_waiting_line_is_the_documented_one() {
-        let holder =
-            Holder { name: "alice".into(), host: "ci-7".into(), pid: 4121, note: Some("make deploy".into()) };
+        let holder = Holder {
+            name: "alice".into(),
+            host: "ci-7".into(),
+            pid: 4121,
+            note: Some("make deploy".into()),
+            value: None,
+        };
         let mut held = Held::default();
         held.holder = Some(holder);
         held.token = Token::new(1_763_654_400_000_041);

@@ -20,13 +20,21 @@ pub struct Holder {
     /// What it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// What it advertises while it holds the lock: see [`Election::value`](crate::Election::value).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
 }
 
 impl Holder {
-    /// This process: the user's name, the host's name, the process id, no note.
+    /// This process: the user's name, the host's name, the process id, no note, no value.
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { name: user_name(), host, pid: std::process::id(), note: None }
+        Self { name: user_name(), host, pid: std::process::id(), note: None, value: None }
+    }
+
+    /// Who it was once its grant is over: what it advertised does not hold any more.
+    pub(crate) fn of_the_past(&self) -> Self {
+        Self { value: None, ..self.clone() }
     }
 
     /// Whether it uses another client than leasehold, which gives its holders a name and nothing else.
@@ -245,6 +253,7 @@ mod tests {
             host: "h\u{202e}".into(),
             pid: 7,
             note: Some("x\r".into()),
+            value: None,
         };
         assert_eq!(holder.to_string(), "a\u{fffd}[31m\u{fffd}@h\u{fffd} pid 7 \"x\u{fffd}\"");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One stream of watches for all who wait for a key to be deleted.
+//! One stream of watches for all who wait for a key to be deleted, or for anything to happen to a lock.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::Streaming;
 
 use super::client::Client;
+use super::keys::Keyspace;
 use super::wire::{
     WatchAsk, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchRequest, WatchResponse,
 };
@@ -22,8 +23,8 @@ const OPENING_LIMIT: Duration = Duration::from_secs(5);
 /// Why a wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fired {
-    /// The key was deleted, or has been since the revision that was given.
-    Deleted,
+    /// What was waited for has happened, perhaps already since the revision that was given.
+    Seen,
     /// The stream broke, or etcd has forgotten what came after that revision: look again.
     Lost,
 }
@@ -38,7 +39,7 @@ pub(super) struct Watcher {
 
 #[derive(Debug)]
 enum Command {
-    Watch { id: i64, key: Vec<u8>, from: i64, fired: oneshot::Sender<Fired> },
+    Watch { what: Box<WatchCreateRequest>, fired: oneshot::Sender<Fired> },
     Forget(i64),
 }
 
@@ -49,6 +50,18 @@ impl Watcher {
 
     /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
     pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
+        let only_deletes = vec![WatchFilter::NoPut.into()];
+        let what = WatchCreateRequest { key: key.to_vec(), filters: only_deletes, ..Default::default() };
+        self.watch(client, WatchCreateRequest { start_revision: from, ..what }).await
+    }
+
+    /// Completes when a key of `space` is written or deleted in revision `from` or later. Cancel safe.
+    pub(super) async fn changed(&self, client: &Arc<Client>, space: Keyspace, from: i64) -> Fired {
+        let what = WatchCreateRequest { key: space.key, range_end: space.end, ..Default::default() };
+        self.watch(client, WatchCreateRequest { start_revision: from, ..what }).await
+    }
+
+    async fn watch(&self, client: &Arc<Client>, mut what: WatchCreateRequest) -> Fired {
         let commands = self.commands.get_or_init(|| {
             let (sender, commands) = mpsc::unbounded_channel();
             tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
@@ -56,7 +69,8 @@ impl Watcher {
         });
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let (fired, answer) = oneshot::channel();
-        if commands.send(Command::Watch { id, key: key.to_vec(), from, fired }).is_err() {
+        what.watch_id = id;
+        if commands.send(Command::Watch { what: Box::new(what), fired }).is_err() {
             return Fired::Lost;
         }
         let _forget = Forget { commands, id };
@@ -109,24 +123,18 @@ impl Watches {
             };
             match command {
                 None => return,
-                Some(Command::Watch { id, key, from, fired }) => self.watch(id, key, from, fired).await,
+                Some(Command::Watch { what, fired }) => self.watch(*what, fired).await,
                 Some(Command::Forget(id)) => self.forget(id),
             }
         }
     }
 
-    async fn watch(&mut self, id: i64, key: Vec<u8>, from: i64, fired: oneshot::Sender<Fired>) {
+    async fn watch(&mut self, what: WatchCreateRequest, fired: oneshot::Sender<Fired>) {
         if fired.is_closed() {
             return;
         }
-        self.waiting.insert(id, fired);
-        let create = WatchCreateRequest {
-            key,
-            start_revision: from,
-            filters: vec![WatchFilter::NoPut.into()],
-            watch_id: id,
-        };
-        let ask = WatchRequest { ask: Some(WatchAsk::Create(create)) };
+        self.waiting.insert(what.watch_id, fired);
+        let ask = WatchRequest { ask: Some(WatchAsk::Create(what)) };
         match &self.open {
             Some(open) => {
                 if open.asks.send(ask).is_err() {
@@ -176,11 +184,11 @@ impl Watches {
             // Made known, or a sign of life.
             return;
         } else {
-            Fired::Deleted
+            Fired::Seen
         };
         if let Some(waiting) = self.waiting.remove(&answer.watch_id) {
             let _ = waiting.send(fired);
-            if fired == Fired::Deleted {
+            if fired == Fired::Seen {
                 self.cancel(answer.watch_id);
             }
         }
