@@ -104,15 +104,37 @@ impl Guard {
     /// # Errors
     /// When the store did not answer: the release is then tried again in the background, until the lease lapses by
     /// itself.
-    pub async fn release(mut self) -> Result<Released> {
-        // By the clock: a lease whose deadline has passed is lost, not released.
-        if self.check().is_err() {
-            return Ok(Released::AlreadyLost);
+    pub async fn release(self) -> Result<Released> {
+        self.give_up(Command::Release).await
+    }
+
+    /// Releases the lock and lets it rest: it is granted to nobody before `period` has passed since it was granted. For
+    /// what must not be done again so soon: a report that is due once an hour, a batch job that several machines start.
+    ///
+    /// From the release on the rest counts on the store's clock. The guard is dead before the release is sent; that is tried
+    /// until the lease has ended, since a lock that does not rest may be granted at once. Dropping the future goes on
+    /// with it in the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where locks cannot rest ([`Capabilities::rests`]): it is then released without. What the
+    /// store says, when it could not be told before the lease ended.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let lock = leasehold::Locker::open("mem:").await?.lock("report");
+    /// lock.acquire().await?.rest(Duration::from_secs(3600)).await?;
+    /// assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().resting);
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn rest(self, period: Duration) -> Result<Released> {
+        if !self.capabilities.rests {
+            let message = format!("locks in {} cannot rest", self.capabilities.store);
+            self.release().await?;
+            return Err(Error::unsupported(message).with_help("see the store's page for what it can"));
         }
-        match self.ask(Command::Release).await {
-            Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
-            answer => answer,
-        }
+        self.give_up(|reply| Command::Rest(period, reply)).await
     }
 
     /// Stops the renewals and hands the lock on as a [`Ticket`], for another process to renew and to release.
@@ -127,6 +149,20 @@ impl Guard {
         // From here to the caller nothing is awaited: the ticket cannot be dropped unseen.
         let _ = taken.send(());
         Ok(ticket)
+    }
+
+    async fn give_up(
+        mut self,
+        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
+    ) -> Result<Released> {
+        // By the clock: a lease whose deadline has passed is lost, not released.
+        if self.check().is_err() {
+            return Ok(Released::AlreadyLost);
+        }
+        match self.ask(command).await {
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
+            answer => answer,
+        }
     }
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
