@@ -144,7 +144,7 @@ impl Election {
     /// lease has lapsed is nobody.
     ///
     /// Terms never fall, where the store's locks have tokens. Leaders that come and go between two looks at the store
-    /// are not seen. Those looks cost a read each, and come at the store's [pace](crate::lease::Capabilities::pace) (on
+    /// are not seen, and a leader may be told with a term that the store has granted and that did not reach it. Those looks cost a read each, and come at the store's [pace](crate::lease::Capabilities::pace) (on
     /// S3 one every other second); a store that [watches](crate::lease::Capabilities::watches) tells of changes at once.
     /// Each stream looks for itself: share one in a process.
     ///
