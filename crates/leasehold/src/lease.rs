@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-pub use self::status::{End, Held, Holder, Loss, LossReason, Past, State, Status};
+pub use self::status::{End, Held, Holder, Loss, LossReason, Past, State, Status, printable};
 pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
 use crate::clock::Deadline;
 use crate::env::Env;
@@ -213,6 +213,7 @@ pub enum Verdict {
 
 /// The answer to [`LeaseStore::renew`].
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, and gone at once")]
 pub enum Renewal {
     /// Prolonged: the grant's deadline was moved.
     Renewed,

@@ -29,7 +29,7 @@ enum Wait {
     Nothing,
     /// A change of what was seen, or the end of the pause.
     Change {
-        seen: Status,
+        seen: Box<Status>,
         pause: Duration,
     },
     /// The end of the pause: the store had trouble.
@@ -94,7 +94,7 @@ impl Observer {
             Wait::Change { pause, .. } if !changed => (*pause * 2).min(pace.most),
             _ => pace.first,
         };
-        Wait::Change { seen, pause }
+        Wait::Change { seen: Box::new(seen), pause }
     }
 }
 

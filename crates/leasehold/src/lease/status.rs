@@ -62,25 +62,29 @@ fn user_name() -> String {
 impl fmt::Display for Holder {
     /// `alice@ci-7 pid 4121 "make deploy"`, without control characters, whatever was written in the record.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let clean = |text: &str, most: usize| -> String {
-            text.chars()
-                .map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c })
-                .take(most)
-                .collect()
-        };
         if self.is_foreign() {
-            return f.write_str(&clean(&self.name, 64));
+            return f.write_str(&printable(&self.name, 64));
         }
-        write!(f, "{}@{} ", clean(&self.name, 64), clean(&self.host, 64))?;
+        write!(f, "{}@{} ", printable(&self.name, 64), printable(&self.host, 64))?;
         match self.pid {
             0 => f.write_str("by ticket")?,
             pid => write!(f, "pid {pid}")?,
         }
         match &self.note {
-            Some(note) => write!(f, " \"{}\"", clean(note, 120)),
+            Some(note) => write!(f, " \"{}\"", printable(note, 120)),
             None => Ok(()),
         }
     }
+}
+
+/// What another machine wrote, for people: without control characters, and those that reorder or hide text on a
+/// terminal. At most `most` characters.
+///
+/// ```
+/// assert_eq!(leasehold::lease::printable("http://ci-7\u{1b}[2J", 12), "http://ci-7\u{fffd}");
+/// ```
+pub fn printable(text: &str, most: usize) -> String {
+    text.chars().map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c }).take(most).collect()
 }
 
 /// A lock that somebody has.
