@@ -71,17 +71,9 @@ impl Observer {
             Wait::Nothing => {}
             Wait::Calm { pause } => env.sleep(env.random.jittered(*pause, SPREAD)).await,
             Wait::Change { seen, pause } => {
-                let pause = env.random.jittered(*pause, SPREAD);
-                // Not later than the leader's lease can lapse.
-                let lapse = match &seen.state {
-                    State::Held(held) => {
-                        held.lapses_within.map(|left| left.max(self.store.capabilities().pace.first))
-                    }
-                    State::Free | State::Lapsed(_) => None,
-                };
                 tokio::select! {
                     () = self.store.holder_changed(&self.name, seen) => {}
-                    () = env.sleep(lapse.map_or(pause, |lapse| lapse.min(pause))) => {}
+                    () = env.sleep(env.random.jittered(*pause, SPREAD)) => {}
                 }
             }
         }
