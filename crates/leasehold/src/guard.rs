@@ -120,28 +120,41 @@ impl Guard {
     /// # Errors
     /// When the store did not answer: the release is then tried again in the background, until the lease lapses by
     /// itself.
-    pub async fn release(mut self) -> Result<Released> {
-        // By the clock: a lease whose deadline has passed is lost, not released.
-        if self.check().is_err() {
-            return Ok(Released::AlreadyLost);
-        }
-        // Before anything is sent, also for the other parts.
-        self.end();
-        // The lock that names the guard comes last: who looks at it alone finds it free when all is.
-        let parts = join_all(std::mem::take(&mut self.parts).into_iter().map(Self::settled)).await;
-        let whole = self.settled().await;
-        parts.into_iter().fold(whole, |whole, part| match (whole?, part?) {
-            (Released::Released, Released::Released) => Ok(Released::Released),
-            _ => Ok(Released::AlreadyLost),
-        })
+    pub async fn release(self) -> Result<Released> {
+        self.give_up(Command::Release).await
     }
 
-    /// Releases what this guard itself stands for, after its end.
-    async fn settled(mut self) -> Result<Released> {
-        match self.ask(Command::Release).await {
-            Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
-            answer => answer,
+    /// Releases the lock and lets it rest: it is granted to nobody before `period` has passed since it was granted. For
+    /// what must not be done again so soon: a report that is due once an hour, a batch job that several machines start.
+    ///
+    /// From the release on the rest counts on the store's clock. The guard is dead before the release is sent; that is tried
+    /// until the lease has ended, since a lock that does not rest may be granted at once. Dropping the future goes on
+    /// with it in the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where locks cannot rest ([`Capabilities::rests`]), and for an exclusive hold of a
+    /// [`RwLock`](crate::RwLock), which is more than one lock: it is then released without. What the store says, when it could not be told before the lease ended.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let lock = leasehold::Locker::open("mem:").await?.lock("report");
+    /// lock.acquire().await?.rest(Duration::from_secs(3600)).await?;
+    /// assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().resting);
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn rest(self, period: Duration) -> Result<Released> {
+        if !self.capabilities.rests {
+            let message = format!("locks in {} cannot rest", self.capabilities.store);
+            self.release().await?;
+            return Err(Error::unsupported(message).with_help("see the store's page for what it can"));
         }
+        if let Err(error) = self.single("cannot rest") {
+            self.release().await?;
+            return Err(error);
+        }
+        self.give_up(|reply| Command::Rest(period, reply)).await
     }
 
     /// Stops the renewals and hands the lock on as a [`Ticket`], for another process to renew and to release.
@@ -152,11 +165,7 @@ impl Guard {
     /// [`ErrorKind::Lost`] when it was lost already; [`ErrorKind::Unsupported`] for an exclusive hold of a
     /// [`RwLock`](crate::RwLock), which is more than one lock; what the store says. The lock is then released.
     pub async fn into_ticket(mut self) -> Result<Ticket> {
-        if !self.parts.is_empty() {
-            let message = format!("an exclusive hold of `{}` cannot be handed on as a ticket", self.name());
-            return Err(Error::unsupported(message)
-                .with_help("hold it in the process that needs it; shared holds and plain locks can be handed on"));
-        }
+        self.single("cannot be handed on as a ticket")?;
         self.check()?;
         let (ticket, taken) = self.ask(Command::HandOn).await?;
         // From here to the caller nothing is awaited: the ticket cannot be dropped unseen.
@@ -164,11 +173,51 @@ impl Guard {
         Ok(ticket)
     }
 
+    async fn give_up(
+        mut self,
+        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
+    ) -> Result<Released> {
+        // By the clock: a lease whose deadline has passed is lost, not released.
+        if self.check().is_err() {
+            return Ok(Released::AlreadyLost);
+        }
+        // The belief in all parts, before anything is sent about one.
+        self.end();
+        // The lock that names the guard comes last: who looks at it alone finds it free when all is.
+        let parts = std::mem::take(&mut self.parts).into_iter().map(|part| part.settled(Command::Release));
+        let parts = join_all(parts).await;
+        let whole = self.settled(command).await;
+        parts.into_iter().fold(whole, |whole, part| match (whole?, part?) {
+            (Released::Released, Released::Released) => Ok(Released::Released),
+            _ => Ok(Released::AlreadyLost),
+        })
+    }
+
+    /// Gives up what this guard itself stands for, after its end.
+    async fn settled(
+        mut self,
+        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
+    ) -> Result<Released> {
+        match self.ask(command).await {
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
+            answer => answer,
+        }
+    }
+
     /// The user's belief ends here.
     fn end(&self) {
         for guard in self.each() {
             guard.lease.end();
         }
+    }
+
+    /// For what only a single lock can do.
+    fn single(&self, what: &str) -> Result<()> {
+        if self.parts.is_empty() {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!("an exclusive hold of `{}` {what}", self.name()))
+            .with_help("it is made of several locks; plain locks, permits and shared holds can"))
     }
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
