@@ -71,7 +71,13 @@ impl Locker {
     }
 
     fn sharing(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
-        Self(Arc::new(Shared { store, queues: Queues::default(), places: Queues::default(), url, holder: Holder::this_process() }))
+        Self(Arc::new(Shared {
+            store,
+            queues: Queues::default(),
+            places: Queues::default(),
+            url,
+            holder: Holder::this_process(),
+        }))
     }
 
     /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
