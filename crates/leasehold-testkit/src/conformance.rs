@@ -37,6 +37,7 @@ mod grants;
 mod lapse;
 mod listing;
 mod locks;
+mod once;
 mod races;
 mod release;
 mod renewal;
@@ -59,6 +60,7 @@ pub use self::grants::*;
 pub use self::lapse::*;
 pub use self::listing::*;
 pub use self::locks::*;
+pub use self::once::*;
 pub use self::races::*;
 pub use self::release::*;
 pub use self::renewal::*;
@@ -178,6 +180,10 @@ cases! {
     an_observer_is_told_of_a_leader_that_follows_at_once
     what_a_leader_advertises_survives_its_renewals
     a_leader_whose_lease_has_ended_is_nobody
+    one_of_many_runs_a_job_and_the_others_learn_that_it_ran
+    a_job_that_failed_is_run_by_another_in_the_same_period
+    a_job_whose_machine_died_is_run_by_another_in_the_same_period
+    a_job_runs_again_after_its_period_and_not_before
 }
 
 /// Not for use outside [`conformance!`](crate::conformance!).

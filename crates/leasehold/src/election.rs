@@ -135,7 +135,7 @@ impl Election {
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad name; what the store says.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let store = self.lock.locker.store();
+        let store = self.lock.locker().store();
         let status = store.inspect(&self.lock.checked_name()?).await?;
         Ok(leader_of(status.state, &store.capabilities()))
     }
@@ -160,7 +160,7 @@ impl Election {
             Ok(name) => name,
             Err(error) => return stream::iter([Err(error)]).boxed(),
         };
-        let observer = Observer::new(self.lock.locker.store().clone(), name);
+        let observer = Observer::new(self.lock.locker().store().clone(), name);
         stream::unfold(observer, async |mut observer| Some((observer.next().await, observer))).boxed()
     }
 }

@@ -68,7 +68,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Waits until nobody has the lock any more, or another than was `seen`.
+    /// Waits until nobody has the lock any more, or another than was `seen`, or it rests.
     pub(super) async fn until_changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         loop {
             let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
@@ -78,7 +78,8 @@ impl EtcdLeases {
                 return Ok(());
             }
             tokio::select! {
-                fired = self.watcher.deleted(&self.client, &first.key, revision + 1) => self.calm(fired).await,
+                // Its holder writes it when it is laid to rest, and seldom else.
+                fired = self.watcher.touched(&self.client, &first.key, revision + 1) => self.calm(fired).await,
                 () = self.env.sleep(self.env.random.jittered(PACE.most, 0.25)) => {}
             }
         }
@@ -97,7 +98,7 @@ impl EtcdLeases {
                 }
             };
             // Keys of locks below this one's name, too, which only cost a look.
-            let fired = self.watcher.changed(&self.client, self.keys.line(name), revision + 1).await;
+            let fired = self.watcher.touched_in(&self.client, self.keys.line(name), revision + 1).await;
             self.calm(fired).await;
         }
     }

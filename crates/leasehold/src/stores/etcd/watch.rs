@@ -1,4 +1,4 @@
-//! One stream of watches for all who wait for a key to be deleted, or for anything to happen to a lock.
+//! One stream of watches for all who wait for a key to be deleted or written, or for any in a lock's line.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -23,8 +23,8 @@ const OPENING_LIMIT: Duration = Duration::from_secs(5);
 /// Why a wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fired {
-    /// What was waited for has happened, perhaps already since the revision that was given.
-    Seen,
+    /// The key was deleted, or has been since the revision that was given; or written, if that was asked for.
+    Happened,
     /// The stream broke, or etcd has forgotten what came after that revision: look again.
     Lost,
 }
@@ -39,8 +39,15 @@ pub(super) struct Watcher {
 
 #[derive(Debug)]
 enum Command {
-    Watch { what: Box<WatchCreateRequest>, fired: oneshot::Sender<Fired> },
+    Watch { create: WatchCreateRequest, fired: oneshot::Sender<Fired> },
     Forget(i64),
+}
+
+/// What of a key is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Events {
+    Deletions,
+    All,
 }
 
 impl Watcher {
@@ -50,18 +57,20 @@ impl Watcher {
 
     /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
     pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
-        let only_deletes = vec![WatchFilter::NoPut.into()];
-        let what = WatchCreateRequest { key: key.to_vec(), filters: only_deletes, ..Default::default() };
-        self.watch(client, WatchCreateRequest { start_revision: from, ..what }).await
+        self.happened(client, Keyspace::of(key), from, Events::Deletions).await
     }
 
-    /// Completes when a key of `space` is written or deleted in revision `from` or later. Cancel safe.
-    pub(super) async fn changed(&self, client: &Arc<Client>, space: Keyspace, from: i64) -> Fired {
-        let what = WatchCreateRequest { key: space.key, range_end: space.end, ..Default::default() };
-        self.watch(client, WatchCreateRequest { start_revision: from, ..what }).await
+    /// Completes when `key` is deleted or written in revision `from` or later. Cancel safe.
+    pub(super) async fn touched(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
+        self.happened(client, Keyspace::of(key), from, Events::All).await
     }
 
-    async fn watch(&self, client: &Arc<Client>, mut what: WatchCreateRequest) -> Fired {
+    /// Completes when a key of `space` is deleted or written in revision `from` or later. Cancel safe.
+    pub(super) async fn touched_in(&self, client: &Arc<Client>, space: Keyspace, from: i64) -> Fired {
+        self.happened(client, space, from, Events::All).await
+    }
+
+    async fn happened(&self, client: &Arc<Client>, space: Keyspace, from: i64, events: Events) -> Fired {
         let commands = self.commands.get_or_init(|| {
             let (sender, commands) = mpsc::unbounded_channel();
             tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
@@ -69,8 +78,15 @@ impl Watcher {
         });
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let (fired, answer) = oneshot::channel();
-        what.watch_id = id;
-        if commands.send(Command::Watch { what: Box::new(what), fired }).is_err() {
+        let unwanted = Some(WatchFilter::NoPut.into()).filter(|_| events == Events::Deletions);
+        let create = WatchCreateRequest {
+            key: space.key,
+            range_end: space.end,
+            start_revision: from,
+            filters: unwanted.into_iter().collect(),
+            watch_id: id,
+        };
+        if commands.send(Command::Watch { create, fired }).is_err() {
             return Fired::Lost;
         }
         let _forget = Forget { commands, id };
@@ -123,18 +139,18 @@ impl Watches {
             };
             match command {
                 None => return,
-                Some(Command::Watch { what, fired }) => self.watch(*what, fired).await,
+                Some(Command::Watch { create, fired }) => self.watch(create, fired).await,
                 Some(Command::Forget(id)) => self.forget(id),
             }
         }
     }
 
-    async fn watch(&mut self, what: WatchCreateRequest, fired: oneshot::Sender<Fired>) {
+    async fn watch(&mut self, create: WatchCreateRequest, fired: oneshot::Sender<Fired>) {
         if fired.is_closed() {
             return;
         }
-        self.waiting.insert(what.watch_id, fired);
-        let ask = WatchRequest { ask: Some(WatchAsk::Create(what)) };
+        self.waiting.insert(create.watch_id, fired);
+        let ask = WatchRequest { ask: Some(WatchAsk::Create(create)) };
         match &self.open {
             Some(open) => {
                 if open.asks.send(ask).is_err() {
@@ -184,11 +200,11 @@ impl Watches {
             // Made known, or a sign of life.
             return;
         } else {
-            Fired::Seen
+            Fired::Happened
         };
         if let Some(waiting) = self.waiting.remove(&answer.watch_id) {
             let _ = waiting.send(fired);
-            if fired == Fired::Seen {
+            if fired == Fired::Happened {
                 self.cancel(answer.watch_id);
             }
         }
