@@ -7,6 +7,8 @@
 //! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap.
 //! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand.
 //! - **I5** A check never passes after the deadline that the contenders count by. (Part of I1, which is stronger.)
+//! - **Elections**: those who observe are told no term that is lower than an earlier one, none that was not granted, and
+//!   with each what its leader advertises; and at the end of the history they are told of its last leader.
 //! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
 //! - **O1** Of a job that runs once per period: when the store was told that it ran, nobody begins it again before the
 //!   period since its grant is over.
@@ -18,7 +20,11 @@
 //! assert!(history.grants > 0);
 //! ```
 
-use std::collections::HashSet;
+mod observers;
+mod once;
+
+use std::collections::{HashMap, HashSet};
+use std::iter::Sum;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +37,7 @@ use leasehold::error::StoreError;
 use leasehold::lease::{Pace, StoreOptions};
 use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
-use leasehold::{Due, Lock, LockName, Locker, RegisterLeases, Released};
+use leasehold::{Election, Guard, Lock, LockName, Locker, RegisterLeases};
 
 use crate::fault::{Chaos, FaultyRegister};
 use crate::machine::Machine;
@@ -60,6 +66,8 @@ pub struct Plan {
     pub by_existence: bool,
     /// Instead of holding the lock now and then: all run a job once per so long.
     pub once_per: Option<Duration>,
+    /// Whether it is an election: machines campaign, advertise a value, and others observe who leads.
+    pub election: bool,
 }
 
 impl Plan {
@@ -76,6 +84,7 @@ impl Plan {
             deletions: random.u8(..4) == 0,
             by_existence: false,
             once_per: None,
+            election: false,
         }
     }
 
@@ -100,6 +109,21 @@ pub struct History {
     pub runs: usize,
     /// Jobs that were not run, because they already had.
     pub already_ran: usize,
+    /// Leaders that observers were told of.
+    pub told: usize,
+}
+
+impl Sum for History {
+    fn sum<I: Iterator<Item = Self>>(histories: I) -> Self {
+        histories.fold(Self::default(), |sum, history| Self {
+            grants: sum.grants + history.grants,
+            checks: sum.checks + history.checks,
+            losses: sum.losses + history.losses,
+            runs: sum.runs + history.runs,
+            already_ran: sum.already_ran + history.already_ran,
+            told: sum.told + history.told,
+        })
+    }
 }
 
 /// Runs the history of `plan`.
@@ -134,6 +158,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         networks.push(player.network.clone());
         machines.spawn(async move { player.play().await });
     }
+    let observers = observers::Observers::start(plan, &register, &checker);
     let fate = fate(plan, &memory, &networks, &checker);
     let end = leasehold::clock::timeout(&*store_clock, plan.length, fate).await;
     debug_assert!(end.is_none(), "fate never ends");
@@ -158,9 +183,13 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         }
         return;
     }
-    match last.locker.lock(LOCK).ttl(plan.ttl).acquire_within(bound).await {
-        Ok(guard) => checker.believed(guard.token().unwrap().get()),
-        Err(error) => checker.violated(format!("I7: not free within {bound:?} of the end: {error}")),
+    match leasehold::clock::timeout(&*last.clock, bound, last.acquire()).await {
+        Some(Ok(guard)) => {
+            let token = guard.token().unwrap().get();
+            checker.believed(token);
+            observers.conclude(token).await;
+        }
+        other => checker.violated(format!("I7: not free within {bound:?} of the end: {other:?}")),
     }
 }
 
@@ -190,6 +219,7 @@ async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister],
 
 /// One machine and the process on it.
 struct Player {
+    seed: u64,
     locker: Locker,
     network: FaultyRegister,
     clock: Arc<TestClock>,
@@ -227,7 +257,7 @@ impl Player {
         let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
         let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
         let (plan, suspended) = (plan.clone(), Duration::ZERO);
-        Self { locker, network, clock, env, random, plan, register, checker, suspended }
+        Self { seed, locker, network, clock, env, random, plan, register, checker, suspended }
     }
 
     fn calm(&self) {
@@ -238,13 +268,12 @@ impl Player {
     async fn play(&mut self) {
         loop {
             self.rest(1_000).await;
-            let lock = self.lock();
             if let Some(period) = self.plan.once_per {
-                self.run_once(&lock, period).await;
+                self.run_once(period).await;
                 continue;
             }
             let guard =
-                if self.random.u8(..3) == 0 { lock.try_acquire().await } else { lock.acquire().await };
+                if self.random.u8(..3) == 0 { self.try_acquire().await } else { self.acquire().await };
             let Ok(guard) = guard else { continue };
             self.hold(&guard).await;
             match self.random.u8(..4) {
@@ -257,40 +286,18 @@ impl Player {
         }
     }
 
-    /// Runs the job if it is due; it succeeds, fails or dies.
-    async fn run_once(&mut self, lock: &Lock, period: Duration) {
-        let once = lock.clone().once_per(period);
-        let due = if self.random.u8(..3) == 0 { once.try_acquire().await } else { once.acquire().await };
-        let guard = match due {
-            Ok(Due::Now(guard)) => guard,
-            Ok(Due::AlreadyRan(_)) => {
-                self.checker.lock().history.already_ran += 1;
-                return;
-            }
-            Err(_) => return,
-        };
-        let granted = self.register.true_time();
-        self.checker.begun(granted);
-        let before = self.suspended;
-        self.hold(&guard).await;
-        let passed_for_us_alone = self.suspended - before;
-        match self.random.u8(..4) {
-            0 => drop(guard),
-            1 => self.crash(guard),
-            _ => {
-                if let Ok(Released::Released) = guard.rest(period).await {
-                    self.checker.told((granted + period).saturating_sub(passed_for_us_alone));
-                }
-            }
+    async fn acquire(&self) -> leasehold::Result<Guard> {
+        match self.plan.election {
+            true => self.candidate().campaign().await.map(Guard::from),
+            false => self.lock().acquire().await,
         }
     }
 
-    /// At the end of the history: until the job can run again.
-    async fn runs_at_last(&self, period: Duration) {
-        while !matches!(self.lock().once_per(period).acquire().await, Ok(Due::Now(_))) {
-            self.env.sleep(Duration::from_millis(100)).await;
+    async fn try_acquire(&self) -> leasehold::Result<Guard> {
+        match self.plan.election {
+            true => self.candidate().try_campaign().await.map(Guard::from),
+            false => self.lock().try_acquire().await,
         }
-        self.checker.begun(self.register.true_time());
     }
 
     fn lock(&self) -> Lock {
@@ -298,7 +305,7 @@ impl Player {
     }
 
     /// Holds the lock for a while, with accidents.
-    async fn hold(&mut self, guard: &leasehold::Guard) {
+    async fn hold(&mut self, guard: &Guard) {
         let steps = self.random.u32(1..40);
         for _ in 0..steps {
             if !self.check(guard) {
@@ -311,7 +318,13 @@ impl Player {
         }
     }
 
-    fn check(&self, guard: &leasehold::Guard) -> bool {
+    /// It advertises its seed.
+    fn candidate(&self) -> Election {
+        let election = self.locker.election(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl);
+        election.value(self.seed.to_string())
+    }
+
+    fn check(&self, guard: &Guard) -> bool {
         let held = guard.check().is_ok();
         if held {
             self.checker.believed(guard.token().unwrap().get());
@@ -331,22 +344,25 @@ impl Player {
             1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
             2 => self.network.disconnect(),
             3 => self.network.stall(),
-            4..8 => self.recover(),
+            4..8 => {
+                let seed = self.random.u64(..);
+                self.recover(seed);
+            }
             _ => {}
         }
     }
 
     /// The network heals; a machine with chaos has it again.
-    fn recover(&mut self) {
+    fn recover(&self, seed: u64) {
         self.network.heal();
-        let mut chaos = Chaos::all(self.random.u64(..), self.plan.harm);
+        let mut chaos = Chaos::all(seed, self.plan.harm);
         chaos.delay_most = self.plan.ttl;
         self.network.chaos(chaos);
     }
 
     /// The process dies while it holds the lock: nothing is released, and what is in the network may arrive. Another is
     /// started in its place, on the same machine.
-    fn crash(&mut self, guard: leasehold::Guard) {
+    fn crash(&mut self, guard: Guard) {
         // For ever cut off; its tasks go on in vain.
         self.network.disconnect();
         std::mem::forget(guard);
@@ -375,6 +391,10 @@ struct Checked {
     deleted: bool,
     /// Until then, in true time, nobody is to begin the job.
     rests_until: Duration,
+    /// Whether the history is over, and no more harm is to be done.
+    concluded: bool,
+    /// What the holder of each token that was granted advertises.
+    values: HashMap<u64, String>,
     /// Tokens of creates that landed too late to be used. Nobody may ever believe in them.
     stillborn: HashSet<u64>,
     violation: Option<String>,
@@ -404,21 +424,6 @@ impl Checker {
         checked.believed = checked.believed.max(token);
     }
 
-    /// Somebody begins the job at `now`, in true time.
-    fn begun(&self, now: Duration) {
-        let until = self.lock().rests_until;
-        if now < until {
-            self.violated(format!("O1: the job begins {:?} before its period is over", until - now));
-        }
-    }
-
-    /// The store knows that the job ran in the period that lasts until `until`, in true time.
-    fn told(&self, until: Duration) {
-        let mut checked = self.lock();
-        checked.history.runs += 1;
-        checked.rests_until = checked.rests_until.max(until);
-    }
-
     /// The store committed `record`.
     fn committed(&self, record: &serde_json::Value) {
         let (Some("held"), Some(token)) = (record["state"].as_str(), record["token"].as_u64()) else {
@@ -431,6 +436,9 @@ impl Checker {
         }
         checked.history.grants += 1;
         checked.grant = grant;
+        if let Some(value) = record["holder"]["value"].as_str() {
+            checked.values.insert(token, value.to_owned());
+        }
         if token <= checked.committed && record["newborn"] == true {
             checked.stillborn.insert(token);
             return;
@@ -449,12 +457,6 @@ struct Witness {
     inner: Arc<MemoryRegister>,
     checker: Arc<Checker>,
     by_existence: bool,
-}
-
-impl Witness {
-    fn true_time(&self) -> Duration {
-        self.inner.env().now().since_boot()
-    }
 }
 
 #[async_trait]

@@ -113,6 +113,8 @@ async fn who_waits_outside_the_line_is_told_of_a_rest() {
     assert_eq!(rested.unwrap(), Released::Released);
     let resting = two.held(&claim).await;
     assert!(resting.resting && resting.last_holder == Some(Holder::this_process()), "{resting:?}");
+    // What is left of its lease, asked for: the key tells only how long it was to rest.
+    assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
 }
 
 /// Fault 28: the key of a claim in line expires with its lease. Whoever believes that it is its turn, because nobody is

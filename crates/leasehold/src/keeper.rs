@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -119,6 +120,14 @@ impl Lease {
         lost
     }
 
+    /// The loss, if the lease is known to be lost. Does not read the clock.
+    fn known_loss(&self) -> Option<Loss> {
+        self.state(|state| match state {
+            State::Lost(loss) => Some(loss.clone()),
+            State::Held { .. } | State::Ended => None,
+        })
+    }
+
     fn lose(&self, loss: Loss) {
         self.state(|state| {
             if let State::Held { .. } = state {
@@ -189,6 +198,20 @@ pub(crate) fn start(
         drop(turn);
     });
     (lease, sender)
+}
+
+/// From now on the leases are lost together: what else is held ends, and is released, as soon as one of them is lost.
+/// Must be called inside a tokio runtime.
+pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
+    tokio::spawn(async move {
+        select_all(leases.iter().map(|lease| Box::pin(lease.over.cancelled()))).await;
+        // None when their guard has ended them.
+        if let Some(loss) = leases.iter().find_map(|lease| lease.known_loss()) {
+            for lease in &leases {
+                lease.lose(loss.clone());
+            }
+        }
+    });
 }
 
 /// The watchdog.

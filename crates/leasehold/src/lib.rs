@@ -37,11 +37,13 @@
 //!
 //! # Where things are
 //!
-//! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held. Stores implement
+//! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held; [`Semaphore`] and [`RwLock`]
+//! are made of locks, and an [`Election`] says who has one, and where to find them. Stores implement
 //! [`lease::LeaseStore`], or the smaller [`Register`] on which [`RegisterLeases`] runs the lease protocol.
 //! Everything needs a tokio runtime with time enabled.
 
 pub mod clock;
+mod election;
 pub mod env;
 pub mod error;
 mod guard;
@@ -54,10 +56,14 @@ mod once;
 mod queue;
 pub mod random;
 pub mod register;
+mod rw_lock;
+mod semaphore;
+mod slots;
 pub mod stores;
 mod ticket;
 pub mod url;
 
+pub use self::election::{Election, Leader, Leadership};
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;
 pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, State, Status, Token};
@@ -66,4 +72,6 @@ pub use self::locker::Locker;
 pub use self::name::LockName;
 pub use self::once::{AlreadyRan, Due, Once, OncePer};
 pub use self::register::{Register, RegisterLeases};
+pub use self::rw_lock::RwLock;
+pub use self::semaphore::Semaphore;
 pub use self::ticket::Ticket;

@@ -18,6 +18,9 @@ use crate::queue::{Queue, Turn};
 /// The longest name and note of a holder that are written into a record, in characters.
 const MAX_TEXT: usize = 200;
 
+/// The longest value that a leader can advertise, in characters.
+pub(crate) const MAX_VALUE: usize = 1_024;
+
 /// A named lock: a handle that is cheap to clone, and the settings to acquire it with.
 ///
 /// ```
@@ -95,6 +98,12 @@ impl Lock {
     #[must_use]
     pub fn owner(mut self, name: impl Into<String>) -> Self {
         self.holder.name = kept(&name.into());
+        self
+    }
+
+    /// What the holder advertises. Too long a value is refused by the acquisition: a URL that was cut is wrong.
+    pub(crate) fn value(mut self, value: String) -> Self {
+        self.holder.value = Some(value);
         self
     }
 
@@ -204,10 +213,7 @@ impl Lock {
             Some(outcome) => outcome,
             None => match queue.seen() {
                 Some(held) => Err(held_error(&name, held)),
-                None => Err(Error::new(
-                    ErrorKind::Unavailable,
-                    format!("lock `{name}`: the store did not answer within {limit:.1?}"),
-                )),
+                None => Err(unheard_of(&name, limit)),
             },
         }
     }
@@ -242,17 +248,46 @@ impl Lock {
         Ok(output)
     }
 
+    /// Another lock with the same settings.
+    pub(crate) fn renamed(&self, name: &LockName) -> Self {
+        Self { name: name.to_string(), ..self.clone() }
+    }
+
+    /// What else is to be done whenever an acquisition that waits learns who has the lock.
+    pub(crate) fn noting(&self, note: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+        let on_wait = self.on_wait.clone();
+        self.clone().on_wait(move |held| {
+            note(held);
+            if let Some(on_wait) = &on_wait {
+                on_wait(held);
+            }
+        })
+    }
+
     pub(crate) fn locker(&self) -> &Locker {
         &self.locker
     }
 
-    fn checked_name(&self) -> Result<LockName> {
+    pub(crate) fn checked_name(&self) -> Result<LockName> {
         LockName::new(&self.name)
+    }
+
+    /// Whether it can be asked for as it is.
+    pub(crate) fn checked(&self) -> Result<LockName> {
+        Ok(self.claim()?.name)
     }
 
     fn claim(&self) -> Result<Claim> {
         if self.lock_delay > Ttl::MAX {
             return Err(Error::invalid(format!("a lock delay of {:?} is longer than 24h", self.lock_delay)));
+        }
+        let characters = self.holder.value.as_ref().map_or(0, |value| value.chars().count());
+        if characters > MAX_VALUE {
+            let message =
+                format!("the value to advertise has {characters} characters, and at most {MAX_VALUE} fit");
+            return Err(
+                Error::invalid(message).with_help("advertise an address, and serve the rest from there")
+            );
         }
         let ttl = Ttl::new(self.ttl)?;
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
@@ -266,7 +301,7 @@ impl Lock {
         self.locker.queues().of(name)
     }
 
-    fn tell(&self, held: &Held) {
+    pub(crate) fn tell(&self, held: &Held) {
         if let Some(on_wait) = &self.on_wait {
             on_wait(held);
         }
@@ -381,7 +416,12 @@ fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
 }
 
 fn held_error(name: &LockName, held: Held) -> Error {
-    let mut error = Error::held(format!("lock `{name}` is held by {held}"), held.clone());
+    refusal(format!("lock `{name}` is held by {held}"), held)
+}
+
+/// An error that says `message`, and what to do about `held`.
+pub(crate) fn refusal(message: String, held: Held) -> Error {
+    let mut error = Error::held(message, held.clone());
     if held.foreign.is_some() {
         error = error.with_help("leasehold never takes over what it did not write; find out who did");
     } else if let Some(left) = held.lapses_within.filter(|_| held.resting) {
@@ -400,6 +440,12 @@ fn held_error(name: &LockName, held: Held) -> Error {
     error
 }
 
+/// The error of who waited for `limit` and heard nothing of a holder.
+pub(crate) fn unheard_of(name: &LockName, limit: Duration) -> Error {
+    let message = format!("lock `{name}`: the store did not answer within {limit:.1?}");
+    Error::new(ErrorKind::Unavailable, message)
+}
+
 fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
@@ -407,6 +453,63 @@ fn whole_seconds(duration: Duration) -> u64 {
 fn kept(text: &str) -> String {
     text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(MAX_TEXT).collect()
 }
+
+/// The settings of a [`Lock`], for what is made of several locks and keeps their settings in its field `lock`.
+macro_rules! settings {
+    () => {
+        /// The leases' time to live, as [`Lock::ttl`](crate::Lock::ttl).
+        #[must_use]
+        pub fn ttl(mut self, ttl: Duration) -> Self {
+            self.lock = self.lock.ttl(ttl);
+            self
+        }
+
+        /// What an acquisition is for, as [`Lock::note`](crate::Lock::note).
+        #[must_use]
+        pub fn note(mut self, note: impl Into<String>) -> Self {
+            self.lock = self.lock.note(note);
+            self
+        }
+
+        /// The holder's name that others are shown, as [`Lock::owner`](crate::Lock::owner).
+        #[must_use]
+        pub fn owner(mut self, name: impl Into<String>) -> Self {
+            self.lock = self.lock.owner(name);
+            self
+        }
+
+        /// How much longer others wait after a lapse, as [`Lock::lock_delay`](crate::Lock::lock_delay).
+        #[must_use]
+        pub fn lock_delay(mut self, delay: Duration) -> Self {
+            self.lock = self.lock.lock_delay(delay);
+            self
+        }
+
+        /// How long to put up with a store that does not answer, as [`Lock::patience`](crate::Lock::patience).
+        #[must_use]
+        pub fn patience(mut self, patience: Duration) -> Self {
+            self.lock = self.lock.patience(patience);
+            self
+        }
+
+        /// For a guard that is to be handed on as a [`Ticket`](crate::Ticket), as
+        /// [`Lock::for_ticket`](crate::Lock::for_ticket).
+        #[must_use]
+        pub fn for_ticket(mut self) -> Self {
+            self.lock = self.lock.for_ticket();
+            self
+        }
+
+        /// Calls `tell` whenever an acquisition that waits learns of one of those who are in its way, as
+        /// [`Lock::on_wait`](crate::Lock::on_wait).
+        #[must_use]
+        pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+            self.lock = self.lock.on_wait(tell);
+            self
+        }
+    };
+}
+pub(crate) use settings;
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -78,6 +78,16 @@ impl Queue {
         resting.map_or_else(|_| None, |held| held.clone()).unwrap_or_default()
     }
 
+    /// The turn, as soon as whoever has it has not been refused; else who is in the way. Cancel safe.
+    pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn, Held> {
+        let mut seen = self.seen.subscribe();
+        tokio::select! {
+            biased;
+            turn = self.turn(|_| {}) => Ok(turn),
+            Ok(held) = seen.wait_for(Option::is_some) => Err(held.clone().unwrap_or_default()),
+        }
+    }
+
     /// The turn, if nobody has it.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
         let permit = self.turns.clone().try_acquire_owned().ok()?;

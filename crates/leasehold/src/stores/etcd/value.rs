@@ -161,8 +161,11 @@ pub(super) fn held(kv: &KeyValue) -> Held {
             held.token = token(kv, &value);
             held.lapses_within = Some(value.lasts());
             held.resting = value.state == Standing::Resting;
-            let holder = Some(value.holder);
-            if held.resting { held.last_holder = holder } else { held.holder = holder }
+            if held.resting {
+                held.last_holder = Some(value.holder.of_the_past());
+            } else {
+                held.holder = Some(value.holder);
+            }
         }
     }
     held
@@ -198,6 +201,15 @@ mod tests {
     }
 
     #[test]
+    fn what_a_leader_advertises_is_read_and_written() {
+        let golden = GOLDEN.replace("make deploy\"}", "make deploy\",\"value\":\"http://10.0.0.7:8080\"}");
+        let Who::Ours(value) = read(&kv(&golden)) else { panic!() };
+        assert_eq!(String::from_utf8(value.to_bytes().unwrap()).unwrap(), golden);
+        let advertised = held(&kv(&golden)).holder.unwrap().value;
+        assert_eq!(advertised.as_deref(), Some("http://10.0.0.7:8080"));
+    }
+
+    #[test]
     fn what_is_not_ours_is_an_unknown_holder() {
         let newer = GOLDEN.replace("\"leasehold\":1", "\"leasehold\":2");
         for (value, says) in [
@@ -229,5 +241,6 @@ mod tests {
         let shown = held(&kv(std::str::from_utf8(&resting.to_bytes().unwrap()).unwrap()));
         assert!(shown.resting && shown.holder.is_none(), "{shown:?}");
         assert_eq!(shown.lapses_within, Some(Duration::from_secs(60)));
+        assert_eq!(shown.last_holder, Some(Holder::default()));
     }
 }

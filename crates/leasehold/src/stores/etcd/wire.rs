@@ -211,6 +211,19 @@ pub(super) struct LeaseGrantResponse {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct LeaseTimeToLiveRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) id: i64,
+}
+
+/// What remains in seconds, rounded down; negative when there is no such lease.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct LeaseTimeToLiveResponse {
+    #[prost(int64, tag = "3")]
+    pub(super) ttl: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct LeaseRevokeRequest {
     #[prost(int64, tag = "1")]
     pub(super) id: i64,
@@ -252,6 +265,9 @@ pub(super) enum WatchAsk {
 pub(super) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
+    /// The first key that is not meant; empty when `key` alone is.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(super) start_revision: i64,
     #[prost(enumeration = "WatchFilter", repeated, tag = "5")]
