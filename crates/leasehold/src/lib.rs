@@ -50,6 +50,7 @@ pub mod lease;
 mod lock;
 mod locker;
 mod name;
+mod object;
 mod queue;
 pub mod random;
 pub mod register;
@@ -63,5 +64,6 @@ pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, S
 pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::name::LockName;
-pub use self::register::{Register, RegisterLeases};
+pub use self::object::Object;
+pub use self::register::{Register, RegisterLeases, Updated, fence, update};
 pub use self::ticket::Ticket;

@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use crate::clock::{Moment, StoreTime, micros};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
-use crate::register::{Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write};
+use crate::register::{Body, Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write};
 use crate::url::StoreUrl;
+
+/// As much as S3 takes, so that what works here works there.
+const METADATA_BYTES: usize = 2_048;
 
 /// Opens `mem:`: a new, empty store that ends with the last handle to it.
 ///
@@ -62,7 +64,7 @@ impl Register for MemoryRegister {
         Ok(self.with(|contents| contents.cells.get(key).cloned()))
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         Ok(self.with(|contents| {
             let found = contents.cells.get(key).map(|cell| &cell.version);
             let as_expected = match expect {
@@ -74,7 +76,10 @@ impl Register for MemoryRegister {
             }
             contents.writes += 1;
             let version = Version::new(contents.writes.to_string());
-            contents.cells.insert(key.to_owned(), Cell { value, version: version.clone() });
+            let Body { bytes, metadata } = body;
+            contents
+                .cells
+                .insert(key.to_owned(), Cell { value: bytes, version: version.clone(), metadata });
             Write::Committed(version)
         }))
     }
@@ -108,6 +113,6 @@ impl Register for MemoryRegister {
 
     fn traits(&self) -> RegisterTraits {
         let pace = Pace { first: Duration::from_millis(1), most: Duration::from_millis(20) };
-        RegisterTraits { store: "memory", trusted: true, generations: true, pace }
+        RegisterTraits { store: "memory", trusted: true, generations: true, metadata: Some(METADATA_BYTES), pace }
     }
 }

@@ -78,7 +78,7 @@ impl World {
         let mut value = serde_json::from_slice(&cell.value).unwrap();
         edit(&mut value);
         let bytes = serde_json::to_vec(&value).unwrap().into();
-        self.register.write(KEY, Expect::Version(&cell.version), bytes).await.unwrap();
+        self.register.write(KEY, Expect::Version(&cell.version), bytes.into()).await.unwrap();
     }
 
     /// Deletes the record by hand.
