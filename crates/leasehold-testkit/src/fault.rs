@@ -205,6 +205,12 @@ impl FaultyRegister {
         held.arrive(&*self.inner).await
     }
 
+    /// The same with the newest: it overtakes what else is held.
+    pub async fn deliver_newest(&self) -> Option<Write> {
+        let held = self.script().held.pop_back()?;
+        held.arrive(&*self.inner).await
+    }
+
     /// Lets everything through that is held in the network, oldest first.
     pub async fn deliver_all(&self) {
         while self.held() > 0 {

@@ -110,9 +110,9 @@ impl Object {
     ///
     /// # Errors
     /// As [`update`](crate::update).
-    pub async fn update<E: From<Error>>(
+    pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
-        make: impl AsyncFnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+        make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Updated, E> {
         self.changed(Look::Content, None, make).await
     }
@@ -124,10 +124,10 @@ impl Object {
     ///
     /// # Errors
     /// As [`fence::update`](crate::fence::update).
-    pub async fn update_fenced<E: From<Error>>(
+    pub async fn update_fenced<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
         token: Token,
-        make: impl AsyncFnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+        make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Updated, E> {
         self.changed(Look::Content, Some(token), make).await
     }
@@ -154,11 +154,11 @@ impl Object {
         self.change(Look::Content, Some(token)).raise().await
     }
 
-    async fn changed<E: From<Error>>(
+    async fn changed<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
         look: Look,
         token: Option<Token>,
-        make: impl AsyncFnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+        make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Updated, E> {
         let _turn = self.turn.lock().await;
         self.trust().await?;

@@ -99,9 +99,9 @@ impl<'a> Change<'a> {
     }
 
     /// Writes what `make` makes of the content; nothing, when it gives nothing.
-    pub(crate) async fn run<E: From<Error>>(
+    pub(crate) async fn run<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         self,
-        mut make: impl AsyncFnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+        mut make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Changed, E> {
         let env = self.register.env();
         let mut driver = Driver {

@@ -59,11 +59,11 @@ pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Byte
 ///
 /// # Errors
 /// As [`write`](fn@write), and what `make` fails with.
-pub async fn update<E: From<Error>>(
+pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
     register: &dyn Register,
     key: &str,
     token: Token,
-    make: impl AsyncFnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+    make: impl FnMut(Option<Bytes>) -> F,
 ) -> Result<Updated, E> {
     trust(register).await?;
     let change = Change { token: Some(token), ..Change::of(register, key, Look::Content) };

@@ -61,10 +61,10 @@ impl From<Changed> for Updated {
 /// ([`Error::maybe_applied`]), or the store does not answer; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for
 /// a store that ignores preconditions, an object that is too large, or metadata without room for the nonces; what the
 /// store says.
-pub async fn update<E: From<Error>>(
+pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
     register: &dyn Register,
     key: &str,
-    make: impl AsyncFnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+    make: impl FnMut(Option<Bytes>) -> F,
 ) -> Result<Updated, E> {
     trust(register).await?;
     Change::of(register, key, Look::Content).run(make).await.map(Updated::from)
