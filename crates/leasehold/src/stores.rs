@@ -134,8 +134,10 @@ pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
         "s3" => Err(not_built_in("s3")),
         #[cfg(not(feature = "gcs"))]
         "gs" => Err(not_built_in("gs")),
-        other => Err(Error::unsupported(format!("there are no objects in `{other}:`, to be updated or written"))
-            .with_help("objects are kept by s3:// and gs://, like s3://bucket/path/counter.json")),
+        other => {
+            Err(Error::unsupported(format!("there are no objects in `{other}:`, to be updated or written"))
+                .with_help("objects are kept by s3:// and gs://, like s3://bucket/path/counter.json"))
+        }
     }
 }
 

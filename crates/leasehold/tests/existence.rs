@@ -385,7 +385,10 @@ async fn a_takeover_of_an_object_that_was_brought_back_has_a_higher_token_than_a
     world.remove().await;
     let mut between = two.granted().await;
     two.release(&mut between).await;
-    assert!(matches!(world.register.write(KEY, Expect::Absent, old.into()).await.unwrap(), Write::Committed(_)));
+    assert!(matches!(
+        world.register.write(KEY, Expect::Absent, old.into()).await.unwrap(),
+        Write::Committed(_)
+    ));
     two.held().await;
     two.env.sleep(contender_span()).await;
     let mut next = two.granted().await;

@@ -138,9 +138,7 @@ async fn an_applied_write_is_found_below_those_of_others() {
 }
 
 /// Starts adding `b` to the list `a`; the write is under way when this returns, and the look after it stalls.
-async fn write_under_way(
-    world: &World,
-) -> (FaultyRegister, tokio::task::JoinHandle<Result<Updated, Error>>) {
+async fn write_under_way(world: &World) -> (FaultyRegister, tokio::task::JoinHandle<Result<Updated, Error>>) {
     let network = world.network();
     add(&network, "a").await.unwrap();
     network.next_write(Outcome::HeldBack);
@@ -280,14 +278,15 @@ async fn what_others_say_about_the_object_stays() {
 async fn an_update_gives_up_after_its_attempts_and_after_its_time() {
     let world = World::new();
     let meddled = async |object: Object| {
-        object.update(async |content| {
-            let number = world.0.stat(KEY).await.unwrap().map_or(0, |stat| stat.size);
-            world.0.env().sleep(Duration::from_secs(3_600)).await; // the closure's time does not count
-            world.overwrite(if number == 2 { "yyy" } else { "zz" }).await;
-            Ok::<_, Error>(Some(with(content, "b")))
-        })
-        .await
-        .unwrap_err()
+        object
+            .update(async |content| {
+                let number = world.0.stat(KEY).await.unwrap().map_or(0, |stat| stat.size);
+                world.0.env().sleep(Duration::from_secs(3_600)).await; // the closure's time does not count
+                world.overwrite(if number == 2 { "yyy" } else { "zz" }).await;
+                Ok::<_, Error>(Some(with(content, "b")))
+            })
+            .await
+            .unwrap_err()
     };
     let few = meddled(Object::new(world.0.clone(), KEY).attempts(3)).await;
     assert!(few.kind() == ErrorKind::Conflict && few.to_string().contains("3 attempts"), "{few:?}");
@@ -317,8 +316,7 @@ async fn many_tasks_of_one_object_take_turns_and_of_many_objects_start_over() {
         let one = Object::new(Arc::new(network.clone()), KEY);
         let tasks: Vec<_> = (0..32)
             .map(|task| {
-                let object =
-                    if shared { one.clone() } else { Object::new(Arc::new(network.clone()), KEY) };
+                let object = if shared { one.clone() } else { Object::new(Arc::new(network.clone()), KEY) };
                 tokio::spawn(async move {
                     let word = task.to_string();
                     object.update(async |content| Ok::<_, Error>(Some(with(content, &word)))).await.unwrap()

@@ -143,7 +143,8 @@ impl<'a> Change<'a> {
     /// Whether the object is already what a write of `bytes` would make of it.
     fn is_in_vain(&self, seen: &Seen, bytes: &Bytes) -> bool {
         let raises = self.token > seen.sight.token;
-        let retyped = self.content_type.is_some_and(|kind| seen.sight.metadata.content_type.as_deref() != Some(kind));
+        let retyped =
+            self.content_type.is_some_and(|kind| seen.sight.metadata.content_type.as_deref() != Some(kind));
         if retyped {
             return false;
         }
@@ -159,8 +160,9 @@ impl<'a> Change<'a> {
     fn check_fence(&self, now: &Sight) -> Result<(), Error> {
         let (Some(by), Some(token)) = (now.refuses(self.token), self.token) else { return Ok(()) };
         let message = format!("{:?} was written with token {by}, which is higher than {token}", self.key);
-        Err(Error::refused(message, by)
-            .with_help("whoever holds the lock now has the higher token: stop the work that the lower one was for"))
+        Err(Error::refused(message, by).with_help(
+            "whoever holds the lock now has the higher token: stop the work that the lower one was for",
+        ))
     }
 
     fn failed(&self, mut error: StoreError) -> Error {
@@ -174,7 +176,9 @@ impl<'a> Change<'a> {
             ErrorKind::Conflict,
             format!("{:?} was not updated: others changed it each time, within {limit}", self.key),
         )
-        .with_help("try again, with more attempts or time; where many write at once, let them take a lock first")
+        .with_help(
+            "try again, with more attempts or time; where many write at once, let them take a lock first",
+        )
     }
 
     /// Of a write that is not known to have had no effect.
@@ -306,9 +310,11 @@ impl Driver<'_> {
                 Look::Content => self.effort.request_within(limit, register.read(key)).await.map(|cell| {
                     cell.map(|cell| (cell.version, cell.metadata, cell.value.len(), Some(cell.value)))
                 }),
-                Look::Nothing => self.effort.request_within(limit, register.stat(key)).await.map(|stat| {
-                    stat.map(|Stat { version, metadata, .. }| (version, metadata, 0, None))
-                }),
+                Look::Nothing => self
+                    .effort
+                    .request_within(limit, register.stat(key))
+                    .await
+                    .map(|stat| stat.map(|Stat { version, metadata, .. }| (version, metadata, 0, None))),
             };
             match found {
                 Ok(None) => return Ok(Seen { sight: Sight::default(), content: None, at }),
@@ -352,8 +358,11 @@ fn refused_without_reason() -> StoreError {
 }
 
 fn no_metadata(traits: &RegisterTraits) -> Error {
-    Error::unsupported(format!("{} keeps no metadata beside an object, and a fence is kept there", traits.store))
-        .with_help("objects on s3:// and gs:// can be fenced")
+    Error::unsupported(format!(
+        "{} keeps no metadata beside an object, and a fence is kept there",
+        traits.store
+    ))
+    .with_help("objects on s3:// and gs:// can be fenced")
 }
 
 fn repeats(traits: &RegisterTraits, key: &str) -> Error {

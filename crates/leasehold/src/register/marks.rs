@@ -70,9 +70,9 @@ impl Fingerprint {
     fn of(version: Option<&Version>) -> Self {
         let text = version.map_or("", Version::as_str);
         // FNV-1a: it is in the metadata of objects, so it must never change.
-        let hash = text
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
         Self((hash ^ (hash >> 32)) as u32)
     }
 }
@@ -167,7 +167,9 @@ impl Sight {
         }
         let now = Fingerprint::of(self.version.as_ref());
         let mut seen = Vec::new();
-        for version in std::iter::once(now).chain(self.log.iter().map(|mark| mark.over)).chain(self.seen.clone()) {
+        for version in
+            std::iter::once(now).chain(self.log.iter().map(|mark| mark.over)).chain(self.seen.clone())
+        {
             if !seen.contains(&version) {
                 seen.push(version);
             }
@@ -203,7 +205,13 @@ pub(super) enum Verdict {
 
 /// What became of writes over `base`, given what is there `now`. `own` are the nonces of this update, those of earlier
 /// bases too; `unknown` says whether any of the writes over `base` was left without an answer.
-pub(super) fn verdict(base: &Sight, own: &[Nonce], unknown: bool, now: &Sight, traits: &RegisterTraits) -> Verdict {
+pub(super) fn verdict(
+    base: &Sight,
+    own: &[Nonce],
+    unknown: bool,
+    now: &Sight,
+    traits: &RegisterTraits,
+) -> Verdict {
     if now.log.iter().any(|mark| own.contains(&mark.nonce)) {
         return Verdict::Applied;
     }
@@ -246,8 +254,11 @@ fn fingerprint(text: &str) -> Option<Fingerprint> {
 
 fn no_token(text: &str) -> Fault {
     let text: String = text.chars().filter(|c| !crate::name::is_unprintable(*c)).take(40).collect();
-    Fault::new(ErrorKind::Corrupt, format!("the object's metadata {TOKEN} is {text:?}, which is no fencing token"))
-        .with_help("nothing was written; write the object anew without that metadata once nobody else writes it")
+    Fault::new(
+        ErrorKind::Corrupt,
+        format!("the object's metadata {TOKEN} is {text:?}, which is no fencing token"),
+    )
+    .with_help("nothing was written; write the object anew without that metadata once nobody else writes it")
 }
 
 fn too_full(others: usize, most: usize) -> Fault {
@@ -289,7 +300,13 @@ mod tests {
         fenced_after(base, number, None, version, true)
     }
 
-    fn fenced_after(base: &Sight, number: u64, token: Option<Token>, version: &str, generations: bool) -> Sight {
+    fn fenced_after(
+        base: &Sight,
+        number: u64,
+        token: Option<Token>,
+        version: &str,
+        generations: bool,
+    ) -> Sight {
         let metadata = base.followed_by(nonce(number), token, &traits(generations)).unwrap();
         Sight::new(Version::new(version), metadata).unwrap()
     }
@@ -304,7 +321,11 @@ mod tests {
         let mut now = after(&base, 1, "2");
         for number in 2..=32 {
             assert_eq!(told(&base, true, &now), Verdict::Applied);
-            assert_eq!(told(&base, false, &now), Verdict::Applied, "the answer of a second copy is a conflict");
+            assert_eq!(
+                told(&base, false, &now),
+                Verdict::Applied,
+                "the answer of a second copy is a conflict"
+            );
             now = after(&now, number, &format!("{}", number + 1));
         }
         // One more, and the log has forgotten it.
@@ -385,7 +406,8 @@ mod tests {
                     assert!(others > 1_350 && fault.kind == ErrorKind::Unsupported, "{others}: {fault:?}");
                     break;
                 };
-                let bytes = metadata.user.iter().map(|(name, value)| name.len() + value.len() + NAME_OVERHEAD);
+                let bytes =
+                    metadata.user.iter().map(|(name, value)| name.len() + value.len() + NAME_OVERHEAD);
                 assert!(bytes.sum::<usize>() <= 2_048, "{others} {number}");
                 now = Sight::new(Version::new(number.to_string()), metadata).unwrap();
                 assert!(now.log.len() >= LEAST_LOG.min(number as usize));
@@ -417,7 +439,9 @@ mod tests {
         let five = fenced_after(&five, 3, Some(token(5)), "d", false);
         assert!(["a", "b"].iter().all(|old| five.lets_through(Some(token(5)), &Version::new(*old))));
         assert!(!five.lets_through(Some(token(5)), &Version::new("c")));
-        assert!(["a", "b", "c", "d"].iter().all(|old| five.lets_through(Some(token(6)), &Version::new(*old))));
+        assert!(
+            ["a", "b", "c", "d"].iter().all(|old| five.lets_through(Some(token(6)), &Version::new(*old)))
+        );
     }
 
     #[test]

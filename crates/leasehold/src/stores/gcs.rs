@@ -230,7 +230,8 @@ impl GcsRegister {
                 _ => {}
             }
         }
-        Err(Fault::unavailable(format!("the object {object:?} kept changing while it was read")).not_applied())
+        Err(Fault::unavailable(format!("the object {object:?} kept changing while it was read"))
+            .not_applied())
     }
 
     async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {

@@ -12,7 +12,9 @@ use crate::clock::{Moment, StoreTime, micros};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
-use crate::register::{Body, Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write};
+use crate::register::{
+    Body, Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write,
+};
 use crate::url::StoreUrl;
 
 /// As much as S3 takes, so that what works here works there.
@@ -86,9 +88,7 @@ impl Register for MemoryRegister {
             let Body { bytes, metadata } = body;
             let counted = Version::new(contents.writes.to_string());
             let version = self.version_of(&bytes).unwrap_or(counted);
-            contents
-                .cells
-                .insert(key.to_owned(), Cell { value: bytes, version: version.clone(), metadata });
+            contents.cells.insert(key.to_owned(), Cell { value: bytes, version: version.clone(), metadata });
             Write::Committed(version)
         }))
     }

@@ -32,9 +32,7 @@ use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
-use crate::register::{
-    Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write,
-};
+use crate::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
 use crate::url::StoreUrl;
 
 /// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on

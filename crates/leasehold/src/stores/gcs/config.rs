@@ -69,32 +69,32 @@ fn take_access(
     url: &mut StoreUrl,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<(Place, Source), Error> {
-        if url.user().is_some() || url.password().is_some() {
-            return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
-                "name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS",
-            ));
-        }
-        let bucket = checked_bucket(url.authority().unwrap_or(""))?;
-        let mut source = url.take("credentials").map(|text| checked_source(&text)).transpose()?;
-        let endpoint = match url.take("endpoint") {
-            Some(endpoint) => checked_endpoint(endpoint, "the option `endpoint`")?,
-            None => match environment(EMULATOR).filter(|host| !host.is_empty()) {
-                Some(host) => {
-                    source.get_or_insert(Source::Anonymous);
-                    let host = if host.contains("://") { host } else { format!("http://{host}") };
-                    checked_endpoint(host, "the environment variable STORAGE_EMULATOR_HOST")?
-                }
-                None => GOOGLE.to_owned(),
-            },
-        };
-        let source = source.unwrap_or(Source::Default);
-        if source != Source::Anonymous && !keeps_secrets(&endpoint) {
-            return Err(Error::invalid(format!(
-                "the endpoint {endpoint:?} would be sent access tokens unencrypted"
-            ))
-            .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
-        }
-        Ok((Place { bucket, endpoint }, source))
+    if url.user().is_some() || url.password().is_some() {
+        return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
+            "name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS",
+        ));
+    }
+    let bucket = checked_bucket(url.authority().unwrap_or(""))?;
+    let mut source = url.take("credentials").map(|text| checked_source(&text)).transpose()?;
+    let endpoint = match url.take("endpoint") {
+        Some(endpoint) => checked_endpoint(endpoint, "the option `endpoint`")?,
+        None => match environment(EMULATOR).filter(|host| !host.is_empty()) {
+            Some(host) => {
+                source.get_or_insert(Source::Anonymous);
+                let host = if host.contains("://") { host } else { format!("http://{host}") };
+                checked_endpoint(host, "the environment variable STORAGE_EMULATOR_HOST")?
+            }
+            None => GOOGLE.to_owned(),
+        },
+    };
+    let source = source.unwrap_or(Source::Default);
+    if source != Source::Anonymous && !keeps_secrets(&endpoint) {
+        return Err(Error::invalid(format!(
+            "the endpoint {endpoint:?} would be sent access tokens unencrypted"
+        ))
+        .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
+    }
+    Ok((Place { bucket, endpoint }, source))
 }
 
 /// A client that sends each request once.

@@ -317,7 +317,8 @@ mod tests {
             list(&place, "p/ü", Some("a+b=")).url,
             "http://h/storage/v1/b/b/o?prefix=p%2F%C3%BC&fields=items(name)%2CnextPageToken&pageToken=a%2Bb%3D"
         );
-        let request = write(&place, "p/\"x\"", "7", "{}".into(), Id::random(&crate::random::Random::seeded(1)));
+        let request =
+            write(&place, "p/\"x\"", "7", "{}".into(), Id::random(&crate::random::Random::seeded(1)));
         let body = String::from_utf8(request.content.unwrap().1.to_vec()).unwrap();
         assert!(body.contains("{\"name\":\"p/\\\"x\\\"\",\"contentType\""), "{body}");
     }

@@ -71,7 +71,10 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert_eq!(get.line, "GET /storage/v1/b/bucket/o/pre%2Ffix%2Fa%2520b.lock?alt=media");
     assert!(!get.head.contains("authorization") && !get.head.contains("accept-encoding"), "{get:?}");
 
-    assert_eq!(register.write("x.lock", Expect::Absent, value().into()).await.unwrap(), Write::Committed(v1()));
+    assert_eq!(
+        register.write("x.lock", Expect::Absent, value().into()).await.unwrap(),
+        Write::Committed(v1())
+    );
     let [create] = &server.requests()[..] else { panic!() };
     let upload = "POST /upload/storage/v1/b/bucket/o?uploadType=multipart&ifGenerationMatch=";
     assert_eq!(create.line, format!("{upload}0&fields=generation"));
@@ -99,8 +102,10 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert!(list.line.starts_with("GET /storage/v1/b/bucket/o?prefix=pre%2Ffix%2Fa%2520b&"), "{list:?}");
 
     for nobodys in ["0", "", "\"etag\"", "1&x=2"] {
-        let error =
-            register.write("x.lock", Expect::Version(&Version::new(nobodys)), value().into()).await.unwrap_err();
+        let error = register
+            .write("x.lock", Expect::Version(&Version::new(nobodys)), value().into())
+            .await
+            .unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Invalid, "{nobodys}");
         assert!(register.delete("x.lock", &Version::new(nobodys)).await.is_err(), "{nobodys}");
     }

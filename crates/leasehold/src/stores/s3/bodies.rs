@@ -29,15 +29,18 @@ pub(super) async fn cell(
     if announced.is_some_and(|length| length > contents.most_bytes()) {
         return Err(contents.too_large(object, announced));
     }
-    let metadata = metadata(object, Headers {
-        content_type: output.content_type,
-        cache_control: output.cache_control,
-        content_encoding: output.content_encoding,
-        content_disposition: output.content_disposition,
-        content_language: output.content_language,
-        user: output.metadata,
-        missing: output.missing_meta,
-    });
+    let metadata = metadata(
+        object,
+        Headers {
+            content_type: output.content_type,
+            cache_control: output.cache_control,
+            content_encoding: output.content_encoding,
+            content_disposition: output.content_disposition,
+            content_language: output.content_language,
+            user: output.metadata,
+            missing: output.missing_meta,
+        },
+    );
     let limit = request_limit(REQUEST_LIMIT, announced.unwrap_or(0));
     match clock::timeout(&*env.clock, limit, collected(object, output.body, contents)).await {
         // Of records nobody asks what is said about them.
@@ -53,15 +56,18 @@ pub(super) async fn cell(
 pub(super) fn stat(object: &str, output: HeadObjectOutput) -> Result<Stat, StoreError> {
     let version = version(output.e_tag()).map_err(Fault::not_applied)?;
     let size = output.content_length().and_then(|length| u64::try_from(length).ok()).unwrap_or(0);
-    let metadata = metadata(object, Headers {
-        content_type: output.content_type,
-        cache_control: output.cache_control,
-        content_encoding: output.content_encoding,
-        content_disposition: output.content_disposition,
-        content_language: output.content_language,
-        user: output.metadata,
-        missing: output.missing_meta,
-    })?;
+    let metadata = metadata(
+        object,
+        Headers {
+            content_type: output.content_type,
+            cache_control: output.cache_control,
+            content_encoding: output.content_encoding,
+            content_disposition: output.content_disposition,
+            content_language: output.content_language,
+            user: output.metadata,
+            missing: output.missing_meta,
+        },
+    )?;
     Ok(Stat { version, metadata, size })
 }
 

@@ -70,7 +70,10 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert_eq!(get.line, "GET /bucket/pre/fix/a%2520b.lock?x-id=GetObject");
     assert!(get.head.contains("authorization: aws4-hmac-sha256"), "{get:?}");
 
-    assert_eq!(register.write("x.lock", Expect::Absent, value().into()).await.unwrap(), Write::Committed(v1()));
+    assert_eq!(
+        register.write("x.lock", Expect::Absent, value().into()).await.unwrap(),
+        Write::Committed(v1())
+    );
     let [create] = &server.requests()[..] else { panic!() };
     assert_eq!(create.line, "PUT /bucket/pre/fix/x.lock?x-id=PutObject");
     assert!(create.has("if-none-match: *") && !create.head.contains("\nif-match"), "{create:?}");
