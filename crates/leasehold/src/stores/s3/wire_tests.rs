@@ -7,11 +7,12 @@ use std::sync::Mutex;
 
 use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_credential_types::provider::error::CredentialsError;
+use bytes::Bytes;
 use futures_util::TryStreamExt;
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::register::probe;
+use crate::register::{MAX_VALUE_BYTES, Metadata, probe};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
 use crate::stores::scripted::{Reply, Server, answer};
@@ -355,4 +356,47 @@ async fn without_credentials_nothing_is_sent() {
     assert!(error.to_string().contains("nobody home"), "{error:?}");
     assert!(error.fault().help.as_ref().unwrap().contains("no credentials found"), "{error:?}");
     assert!(server.requests().is_empty());
+}
+
+#[tokio::test]
+async fn an_objects_metadata_goes_both_ways() {
+    let headers = "ETag: \"d41d8-7\"\r\nContent-Type: text/plain\r\nCache-Control: no-cache\r\n\
+                   Content-Encoding: gzip\r\nContent-Disposition: inline\r\nContent-Language: de\r\n\
+                   x-amz-meta-owner: ann\r\nx-amz-meta-leasehold-token: 7\r\n";
+    let server = Server::always(answer("200 OK", headers, "{\"a\":1}")).await;
+    let register = S3Register { contents: Contents::Objects, ..server.register() };
+    let cell = register.read("x").await.unwrap().unwrap();
+    let Metadata { content_type, user, .. } = &cell.metadata;
+    assert_eq!((content_type.as_deref(), user["owner"].as_str(), user.len()), (Some("text/plain"), "ann", 2));
+    server.requests();
+    let body = Body { bytes: value(), metadata: cell.metadata };
+    register.write("x", Expect::Version(&v1()), body).await.unwrap();
+    let [put] = &server.requests()[..] else { panic!() };
+    for line in headers.lines().filter(|line| !line.starts_with("ETag")) {
+        assert!(put.has(&line.to_lowercase()), "{line}: {put:?}");
+    }
+    let head = answer("200 OK", &format!("{headers}x-amz-missing-meta: 1\r\n"), "");
+    let error = Server::always(head).await.register().stat("x").await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "what cannot be read would be lost");
+    let gone = Server::always(answer("404 Not Found", "", "")).await;
+    assert_eq!(gone.register().stat("x").await.unwrap(), None);
+    assert_eq!(register.version_of(b"").unwrap().as_str(), "\"d41d8cd98f00b204e9800998ecf8427e\"");
+}
+
+#[tokio::test]
+async fn an_object_may_be_larger_than_a_record_and_not_larger_than_memory() {
+    let large = "x".repeat(MAX_VALUE_BYTES + 1);
+    let server = Server::always(answer("200 OK", "ETag: \"d41d8-7\"\r\n", &large)).await;
+    let register = S3Register { contents: Contents::Objects, ..server.register() };
+    let cell = register.read("x").await.unwrap().unwrap();
+    assert_eq!(cell.value.len(), large.len());
+    let body = Body { bytes: cell.value, metadata: cell.metadata };
+    assert_eq!(register.write("x", Expect::Absent, body).await.unwrap(), Write::Committed(v1()));
+    let huge = format!("HTTP/1.1 200 OK\r\nETag: \"d41d8-7\"\r\nContent-Length: {}\r\n\r\n", 300 << 20);
+    let register = S3Register { contents: Contents::Objects, ..Server::always(huge).await.register() };
+    let error = register.read("x").await.unwrap_err();
+    assert!(
+        error.fault().kind == ErrorKind::Unsupported && error.to_string().contains("268435456"),
+        "{error:?}"
+    );
 }
