@@ -1,9 +1,7 @@
 //! `once`: a command that runs once per period, whoever starts it.
 
 use std::process::Stdio;
-use std::time::Duration;
 
-use leasehold::clock::{Clock as _, SystemClock};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -102,11 +100,12 @@ fn a_machine_that_dies_in_the_middle_leaves_it_to_the_next() {
 #[test]
 fn it_runs_again_when_its_period_is_over() {
     let place = Place::new();
-    let start = SystemClock.now();
+    let env = leasehold::env::Env::system();
+    let start = env.now();
     assert_eq!(place.run("once x --per 1s -- echo ran").expect(0).stdout, "ran\n");
     until("it runs again", || place.run("once x --per 1s -- echo ran").expect(0).stdout == "ran\n");
-    let passed = SystemClock.now().longest_since(start);
-    assert!(passed >= Duration::from_millis(995), "{passed:?}");
+    let took = env.now().longest_since(start);
+    assert!(took >= std::time::Duration::from_millis(995), "{took:?}");
     // One that takes longer than its period: whoever waited runs it next, and not at the same time.
     let first = place.hold("once y --per 50ms", "echo $$; sleep 0.3");
     let pid = first.first.clone();
