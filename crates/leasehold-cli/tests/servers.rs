@@ -95,7 +95,7 @@ fn objects_on(server: Server) {
 /// Another writes while the command runs: it runs again, or that was it.
 fn conflicts(place: &Place, url: &str) {
     let other =
-        format!("{:?} update {url} -- sh -c 'cat; echo other'", assert_cmd::cargo::cargo_bin!("leasehold"));
+        format!("{:?} update '{url}' -- sh -c 'cat; echo other'", assert_cmd::cargo::cargo_bin!("leasehold"));
     let meddled = |once: &str| format!("cat; [ -e {once} ] || {{ >{once}; {other} >&2; }}; echo mine");
     let given_up = place.run_script(&format!("update {url} --attempts 1"), &meddled("first")).expect(124);
     assert!(given_up.stderr.contains("others changed it"), "{given_up:?}");
