@@ -10,6 +10,7 @@ mod exit;
 mod job;
 mod output;
 mod report;
+mod sharing;
 mod signals;
 mod verbs;
 mod waiting;

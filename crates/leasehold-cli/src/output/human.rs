@@ -21,7 +21,7 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 }
 
 /// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
-pub(crate) fn waiting(name: &LockName, held: &Held) -> String {
+pub(crate) fn waiting(name: &str, held: &Held) -> String {
     let mut text = format!("for {name}: {}", who(held));
     if let Some(age) = held.held_for {
         let _ = write!(text, ", held {}", span(age));

@@ -9,6 +9,7 @@ mod loss;
 mod processes;
 mod run;
 mod settings;
+mod sharing;
 mod support;
 mod terminal;
 mod tickets;
