@@ -51,6 +51,7 @@ pub mod lease;
 mod lock;
 mod locker;
 mod name;
+mod once;
 mod queue;
 pub mod random;
 pub mod register;
@@ -67,6 +68,7 @@ pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, S
 pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::name::LockName;
+pub use self::once::{AlreadyRan, Due, Once, OncePer};
 pub use self::register::{Register, RegisterLeases};
 pub use self::rw_lock::RwLock;
 pub use self::semaphore::Semaphore;

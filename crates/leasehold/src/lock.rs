@@ -49,6 +49,19 @@ type OnWait = dyn Fn(&Held) + Send + Sync;
 enum Wait {
     No,
     Yes,
+    /// But not for the end of a rest.
+    UntilItRests,
+}
+
+impl Wait {
+    /// Whether to go away when the lock is `held`.
+    fn is_over(self, held: &Held) -> bool {
+        match self {
+            Self::No => true,
+            Self::Yes => false,
+            Self::UntilItRests => held.resting,
+        }
+    }
 }
 
 impl Lock {
@@ -131,6 +144,19 @@ impl Lock {
         self.contend(claim, turn, Wait::Yes).await
     }
 
+    /// [`acquire`](Self::acquire), but [`ErrorKind::Held`] as soon as the lock is known to rest.
+    pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
+        let claim = self.claim()?;
+        let queue = self.queue(&claim.name);
+        let turn = tokio::select! {
+            biased;
+            turn = queue.turn(|held| self.tell(held)) => turn,
+            // Somebody before us, in this process, waits for that to end.
+            held = queue.rests() => return Err(held_error(&claim.name, held)),
+        };
+        self.contend(claim, turn, Wait::UntilItRests).await
+    }
+
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
@@ -160,11 +186,20 @@ impl Lock {
     /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder), or [`ErrorKind::Unavailable`] when the
     /// store had said nothing until then; otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
+        self.within(limit, self.acquire()).await
+    }
+
+    /// `acquisition` of this lock, for at most `limit`.
+    pub(crate) async fn within(
+        &self,
+        limit: Duration,
+        acquisition: impl Future<Output = Result<Guard>>,
+    ) -> Result<Guard> {
         let name = self.checked_name()?;
         let queue = self.queue(&name);
         let clock = &self.locker.store().env().clock;
         // Lives until who has the lock has been read: with it, the turn is given up, and nobody knows any more.
-        let mut acquisition = pin!(self.acquire());
+        let mut acquisition = pin!(acquisition);
         match timeout(&**clock, limit, acquisition.as_mut()).await {
             Some(outcome) => outcome,
             None => match queue.seen() {
@@ -278,6 +313,7 @@ impl Lock {
     ) {
         let store = self.locker.store().clone();
         let keeps_line = store.capabilities().fifo;
+        // In line, where the store keeps one, nobody hears of what happens at its head: that it rests.
         claim.waits = wait == Wait::Yes;
         // Whether the store may go on with this claim when we do not: a place in line, a request that was not answered.
         let mut pending = false;
@@ -295,7 +331,7 @@ impl Lock {
                     let _ = reply.send(Ok(guard));
                     return;
                 }
-                Ok(Verdict::Held(held)) if wait == Wait::No => {
+                Ok(Verdict::Held(held)) if wait.is_over(&held) => {
                     break Some(Err(held_error(&claim.name, held)));
                 }
                 Ok(Verdict::Lost(loss)) if wait == Wait::No => break Some(Err(Error::lost(loss))),
@@ -305,7 +341,7 @@ impl Lock {
                     claim.id = Id::random(&store.env().random);
                 }
                 Ok(Verdict::Held(held)) => {
-                    pending = keeps_line;
+                    pending = keeps_line && claim.waits;
                     turn.tell(held.clone());
                     self.tell(&held);
                     tokio::select! {
