@@ -96,7 +96,8 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let waiting = Waiting::new(self.name.clone(), clock(locker)).shown_as(self.sharing.awaited(&self.name));
+        let waiting =
+            Waiting::new(self.name.clone(), clock(locker)).shown_as(self.sharing.awaited(&self.name));
         let asked = self.sharing.ask(self.lock(locker).on_wait(waiting.observer()), self.patience);
         tokio::select! {
             biased;
@@ -135,14 +136,13 @@ impl Request {
     /// The time was up before anything was heard of a holder. A store that does not answer must not look like a lock
     /// that is held: with `-E 0` nobody would ever learn of it.
     async fn unheard_of(&self, error: &Error, locker: &Locker, store: &Store) -> Failure {
-        // Of one permit of many, its holder says nothing.
-        if matches!(self.sharing, Sharing::Permit(_)) {
-            return Failure { code: FAILED, ..Failure::from(error) };
-        }
         let silent = |what: &str| {
             let message = format!("lock `{}`: {what}, and nothing was heard of a holder", self.name);
             Failure::new(FAILED, "unavailable", message)
         };
+        if matches!(self.sharing, Sharing::Permit(_)) {
+            return silent("the store did not say in time whether a permit is free");
+        }
         match timeout(&*clock(locker), LAST_LOOK, locker.inspect(&self.name)).await {
             None => silent("the store did not answer in time"),
             Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
@@ -160,7 +160,9 @@ impl Request {
         let code = self.conflict_code.unwrap_or(code);
         let mut message = match (self.sharing, held.token) {
             // Of several who have it, the library knows.
-            (Sharing::Permit(_) | Sharing::Shared | Sharing::Exclusive, _) if error.kind() == ErrorKind::Held => {
+            (Sharing::Permit(_) | Sharing::Shared | Sharing::Exclusive, _)
+                if error.kind() == ErrorKind::Held =>
+            {
                 error.to_string()
             }
             (_, Some(token)) => format!("{}, token {token}", self.held_by(held)),
@@ -171,7 +173,8 @@ impl Request {
         }
         let failure = Failure::new(code, kind, message);
         if is_our_own(&self.name, held) {
-            return failure.with_help(format!("{OWN_LOCK}; leave out the inner run, or give it another lock"));
+            return failure
+                .with_help(format!("{OWN_LOCK}; leave out the inner run, or give it another lock"));
         }
         self.helped(failure, held, error, store)
     }

@@ -125,7 +125,8 @@ pub(crate) fn is_our_own(name: &LockName, held: &Held) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
         && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| {
-            lock.strip_prefix(name.as_str()).is_some_and(|slot| slot.is_empty() || slot.starts_with("/shared-"))
+            lock.strip_prefix(name.as_str())
+                .is_some_and(|slot| slot.is_empty() || slot.starts_with("/shared-"))
         })
 }
 

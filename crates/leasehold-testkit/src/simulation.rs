@@ -8,6 +8,8 @@
 //! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand.
 //! - **I5** A check never passes after the deadline that the contenders count by. (Part of I1, which is stronger.)
 //! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
+//! - **S1** No more checks of permits of one semaphore pass at once than it has permits.
+//! - **S2** No check of an exclusive hold passes while one of a shared hold does, or of another exclusive one.
 //!
 //! ```
 //! use leasehold_testkit::simulation::{Plan, run};
@@ -16,7 +18,7 @@
 //! ```
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -28,7 +30,7 @@ use leasehold::error::StoreError;
 use leasehold::lease::{Pace, StoreOptions};
 use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
-use leasehold::{LockName, Locker, RegisterLeases};
+use leasehold::{Guard, Locker, RegisterLeases};
 
 use crate::fault::{Chaos, FaultyRegister};
 use crate::machine::Machine;
@@ -36,11 +38,24 @@ use crate::machine::Machine;
 /// The lock that everybody wants.
 const LOCK: &str = "x";
 
+/// What the machines of a history want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Game {
+    /// One lock.
+    Lock,
+    /// A permit of a semaphore with so many.
+    Semaphore(usize),
+    /// A shared or an exclusive hold.
+    RwLock,
+}
+
 /// What happens in one history.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// All that is drawn at random follows from it.
     pub seed: u64,
+    /// What they contend for.
+    pub game: Game,
     /// How many machines contend.
     pub machines: usize,
     /// How long the history lasts, in true time.
@@ -63,6 +78,7 @@ impl Plan {
         let mut random = fastrand::Rng::with_seed(seed);
         Self {
             seed,
+            game: Game::Lock,
             machines: random.usize(2..=4),
             length: Duration::from_secs(90),
             ttl: Duration::from_millis(random.u64(500..6_000)),
@@ -83,6 +99,8 @@ pub struct History {
     pub checks: usize,
     /// Locks that were lost, and said so.
     pub losses: usize,
+    /// How many held something at once.
+    pub most: usize,
 }
 
 /// Runs the history of `plan`.
@@ -108,7 +126,9 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     let store_clock = Arc::new(TestClock::default());
     let memory = Arc::new(MemoryRegister::new(Env::seeded(store_clock.clone(), plan.seed)));
     let by_existence = plan.by_existence;
-    let register = Arc::new(Witness { inner: memory.clone(), checker: checker.clone(), by_existence });
+    let tells_tokens = !matches!(plan.game, Game::Semaphore(_));
+    let witness = Witness { inner: memory.clone(), checker: checker.clone(), by_existence, tells_tokens };
+    let register = Arc::new(witness);
     let mut machines = tokio::task::JoinSet::new();
     let mut networks = Vec::new();
     for n in 0..plan.machines {
@@ -129,13 +149,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     let last =
         Player::new(&Plan { harm: 0.0, ..plan.clone() }, plan.seed ^ 0xdead, register, checker.clone());
     last.calm();
-    // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release deletes.
-    let late = if plan.by_existence { plan.ttl } else { Duration::ZERO };
-    let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
-    match last.locker.lock(LOCK).ttl(plan.ttl).acquire_within(bound).await {
-        Ok(guard) => checker.believed(guard.token().unwrap().get()),
-        Err(error) => checker.violated(format!("I7: not free within {bound:?} of the end: {error}")),
-    }
+    last.has_all().await;
 }
 
 /// What happens to all: held-back requests that arrive at some time, and an operator who deletes.
@@ -202,38 +216,103 @@ impl Player {
         self.network.heal();
     }
 
+    /// All that there is to be had, within a bound.
+    async fn has_all(&self) {
+        // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release
+        // deletes.
+        let late = if self.plan.by_existence { self.plan.ttl } else { Duration::ZERO };
+        let bound = self.plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
+        let (ttl, mut guards) = (self.plan.ttl, Vec::new());
+        match self.plan.game {
+            Game::Lock => guards.push(self.locker.lock(LOCK).ttl(ttl).acquire_within(bound).await),
+            Game::Semaphore(permits) => {
+                let semaphore = self.locker.semaphore(LOCK, permits).ttl(ttl);
+                for _ in 0..permits {
+                    guards.push(semaphore.acquire_within(bound).await);
+                }
+            }
+            // The slots are not looked at before the gate is had.
+            Game::RwLock => {
+                guards.push(self.locker.rw_lock(LOCK).ttl(ttl).exclusive_within(bound * 2).await);
+            }
+        }
+        for guard in guards {
+            match guard {
+                Ok(guard) if self.plan.game == Game::Lock => {
+                    self.checker.believed(guard.token().unwrap().get());
+                    drop(guard);
+                }
+                Ok(guard) => std::mem::forget(guard),
+                Err(error) => {
+                    self.checker.violated(format!("I7: not free within {bound:?} of the end: {error}"))
+                }
+            }
+        }
+    }
+
+    /// One of what there is, and how it is held.
+    async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
+        let (ttl, tries) = (self.plan.ttl, self.random.u8(..3) == 0);
+        let guard = match self.plan.game {
+            Game::Lock => {
+                let lock = self.locker.lock(LOCK).ttl(ttl).patience(ttl);
+                if tries { lock.try_acquire().await? } else { lock.acquire().await? }
+            }
+            Game::Semaphore(permits) => {
+                let semaphore = self.locker.semaphore(LOCK, permits).ttl(ttl).patience(ttl);
+                let guard = if tries { semaphore.try_acquire().await? } else { semaphore.acquire().await? };
+                return Ok((guard, Held::Permit(permits)));
+            }
+            Game::RwLock => {
+                let lock = self.locker.rw_lock(LOCK).ttl(ttl).patience(ttl);
+                if self.random.u8(..3) > 0 {
+                    let guard = if tries { lock.try_shared().await? } else { lock.shared().await? };
+                    return Ok((guard, Held::Shared));
+                }
+                if tries { lock.try_exclusive().await? } else { lock.exclusive().await? }
+            }
+        };
+        Ok((guard, Held::Alone))
+    }
+
     /// Acquires, holds, releases, and has accidents, for ever.
     async fn play(&mut self) {
         loop {
             self.rest(1_000).await;
-            let lock = self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl);
-            let guard =
-                if self.random.u8(..3) == 0 { lock.try_acquire().await } else { lock.acquire().await };
-            let Ok(guard) = guard else { continue };
+            let Ok((guard, how)) = self.acquire().await else { continue };
+            let guard = self.checker.granted(guard, how, self.plan.game);
             let steps = self.random.u32(1..40);
             for _ in 0..steps {
-                if !self.check(&guard) {
+                if !self.check(&guard, how) {
                     break;
                 }
                 self.accident();
                 // Straight after an accident, as a program that was stopped between two instructions.
-                self.check(&guard);
+                self.check(&guard, how);
                 self.rest(400).await;
             }
             match self.random.u8(..4) {
                 0 => drop(guard),
                 1 => self.crash(guard),
                 _ => {
-                    let _ = guard.release().await;
+                    if let Some(guard) = Arc::into_inner(guard) {
+                        let _ = guard.release().await;
+                    }
                 }
             }
         }
     }
 
-    fn check(&self, guard: &leasehold::Guard) -> bool {
+    fn check(&self, guard: &Guard, how: Held) -> bool {
         let held = guard.check().is_ok();
-        if held {
+        if held && how == Held::Alone {
             self.checker.believed(guard.token().unwrap().get());
+        }
+        if held {
+            // Of one lock, tokens tell more; and where records are deleted by hand, two may hold it.
+            if self.plan.game != Game::Lock {
+                self.checker.together(how);
+            }
         } else {
             self.checker.lock().history.losses += 1;
         }
@@ -242,7 +321,11 @@ impl Player {
 
     fn accident(&mut self) {
         match self.random.u8(..60) {
-            0 => self.clock.suspend(self.plan.ttl.mul_f64(3.0 * self.random.f64())),
+            // A clock that jumps while no true time passes is a suspend for a holder, and only for it: who holds one of
+            // several locks may at the same time watch how long the others have shown no sign of life.
+            0 if self.plan.game == Game::Lock => {
+                self.clock.suspend(self.plan.ttl.mul_f64(3.0 * self.random.f64()));
+            }
             1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
             2 => self.network.disconnect(),
             3 => self.network.stall(),
@@ -261,7 +344,7 @@ impl Player {
 
     /// The process dies while it holds the lock: nothing is released, and what is in the network may arrive. Another is
     /// started in its place, on the same machine.
-    fn crash(&mut self, guard: leasehold::Guard) {
+    fn crash(&mut self, guard: Arc<Guard>) {
         // For ever cut off; its tasks go on in vain.
         self.network.disconnect();
         std::mem::forget(guard);
@@ -273,6 +356,17 @@ impl Player {
         let rest = Duration::from_millis(self.random.u64(..most_ms));
         self.env.sleep(rest).await;
     }
+}
+
+/// How something is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// By one alone.
+    Alone,
+    /// By any number together.
+    Shared,
+    /// By so many together.
+    Permit(usize),
 }
 
 /// Sees what nobody in the history sees.
@@ -290,6 +384,8 @@ struct Checked {
     deleted: bool,
     /// Tokens of creates that landed too late to be used. Nobody may ever believe in them.
     stillborn: HashSet<u64>,
+    /// What anybody holds, or has held, and how.
+    held: Vec<(Held, Weak<Guard>)>,
     violation: Option<String>,
 }
 
@@ -315,6 +411,40 @@ impl Checker {
                 .get_or_insert(format!("I2: token {token} of a create that landed late is believed in"));
         }
         checked.believed = checked.believed.max(token);
+    }
+
+    /// Somebody was granted `guard`.
+    fn granted(&self, guard: Guard, how: Held, game: Game) -> Arc<Guard> {
+        let guard = Arc::new(guard);
+        let mut checked = self.lock();
+        // Of locks, the store counts the grants.
+        checked.history.grants += usize::from(game != Game::Lock);
+        checked.held.retain(|(_, guard)| guard.strong_count() > 0);
+        checked.held.push((how, Arc::downgrade(&guard)));
+        guard
+    }
+
+    /// A check of what is held as `how` has passed: asks all other guards in the same instant.
+    fn together(&self, how: Held) {
+        let guards = self.lock().held.clone();
+        let believed = guards
+            .into_iter()
+            .filter(|(_, guard)| guard.upgrade().is_some_and(|guard| guard.check().is_ok()));
+        let (alone, others): (Vec<_>, Vec<_>) =
+            believed.map(|(how, _)| how).partition(|how| *how == Held::Alone);
+        let mut checked = self.lock();
+        checked.history.checks += usize::from(how != Held::Alone);
+        checked.history.most = checked.history.most.max(alone.len() + others.len());
+        if let Held::Permit(permits) = how
+            && others.len() > permits
+        {
+            let many = others.len();
+            checked.violation.get_or_insert(format!("S1: {many} of {permits} permits are believed in"));
+        }
+        if alone.len() > 1 || (!alone.is_empty() && !others.is_empty()) {
+            let (alone, shared) = (alone.len(), others.len());
+            checked.violation.get_or_insert(format!("S2: {alone} hold it exclusively and {shared} shared"));
+        }
     }
 
     /// The store committed `record`.
@@ -347,6 +477,8 @@ struct Witness {
     inner: Arc<MemoryRegister>,
     checker: Arc<Checker>,
     by_existence: bool,
+    /// Whether there is one lock whose tokens rise.
+    tells_tokens: bool,
 }
 
 #[async_trait]
@@ -359,6 +491,7 @@ impl Register for Witness {
         if expect == Expect::Absent
             && !self.by_existence
             && self.inner.read(key).await?.is_none()
+            && key.strip_suffix(".lock") == Some(LOCK)
             && self.checker.lock().committed > 0
         {
             // The record was deleted by hand: exclusion is given up for, tokens are not.
@@ -366,7 +499,8 @@ impl Register for Witness {
         }
         let written = self.inner.write(key, expect, value.clone()).await;
         if let Ok(Write::Committed(version)) = &written
-            && LockName::new(key).is_ok()
+            && self.tells_tokens
+            && key.strip_suffix(".lock").unwrap_or(key) == LOCK
             && let Ok(mut record) = serde_json::from_slice::<serde_json::Value>(&value)
         {
             if self.by_existence && record["token"] == 0 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use leasehold::lease::{End, State};
-use leasehold::{Held, Holder, LockName, Status, Token};
+use leasehold::{Held, Holder, Status, Token};
 
 use crate::exit::Failure;
 
@@ -222,7 +222,7 @@ mod tests {
         held.token = Token::new(1_763_654_400_000_041);
         held.held_for = Some(Duration::from_secs(192));
         held.lapses_within = Some(Duration::from_secs(18));
-        let line = waiting(&LockName::new("deploy/prod").unwrap(), &held);
+        let line = waiting("deploy/prod", &held);
         assert_eq!(
             line,
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"

@@ -30,7 +30,10 @@ fn so_many_hold_a_permit_and_the_next_is_told_by_whom() {
     assert_eq!(permits, ["render/permit-1 1", "render/permit-2 2"]);
     let refused = place.run("run -n render --permits 2 -- true").expect(123);
     let lines: Vec<&str> = refused.stderr.lines().collect();
-    assert!(lines[0].starts_with("error: all 2 permits of `render` are held: `render/permit-1` by "), "{lines:?}");
+    assert!(
+        lines[0].starts_with("error: all 2 permits of `render` are held: `render/permit-1` by "),
+        "{lines:?}"
+    );
     assert!(lines[0].contains("alice@") && lines[0].contains("bob@"), "{lines:?}");
     assert_eq!(lines[1], "  help: wait for it: leasehold run --wait 10m render --permits 2 -- ...");
     assert!(lines[2].contains("the lease ends by itself in <= "), "{lines:?}");
@@ -65,7 +68,9 @@ fn the_report_says_which_permit_and_a_plain_lock_has_none() {
     let report = |words: &str| -> Value {
         let script = "test \"$LEASEHOLD_PERMIT\" = \"$EXPECTED\"";
         let mut command = place.scripted(&format!("run {words} --report out.json"), script);
-        command.env("LEASEHOLD_PERMIT", "7").env("EXPECTED", if words.contains("permits") { "1" } else { "" });
+        command
+            .env("LEASEHOLD_PERMIT", "7")
+            .env("EXPECTED", if words.contains("permits") { "1" } else { "" });
         Outcome::of(command.output().unwrap()).expect(0);
         serde_json::from_str(&place.read("out.json")).unwrap()
     };
@@ -78,11 +83,15 @@ fn the_report_says_which_permit_and_a_plain_lock_has_none() {
 #[test]
 fn readers_are_together_and_a_writer_is_alone() {
     let place = Place::new();
-    let (first, second) = (held(&place, "run index --shared --owner alice"), held(&place, "run index --shared"));
+    let (first, second) =
+        (held(&place, "run index --shared --owner alice"), held(&place, "run index --shared"));
     assert!(first.first.starts_with("index/shared-") && second.first.starts_with("index/shared-"));
     let refused = place.run("run -n index --exclusive -- true").expect(123);
     assert!(refused.stderr.starts_with("error: lock `index` is held shared: `index/shared-"), "{refused:?}");
-    assert!(refused.stderr.contains("alice@") && refused.stderr.contains("10m index --exclusive -- ..."), "{refused:?}");
+    assert!(
+        refused.stderr.contains("alice@") && refused.stderr.contains("10m index --exclusive -- ..."),
+        "{refused:?}"
+    );
     // As the help says: a plain lock does not wait for them.
     place.run("run -n index -- true").expect(0);
     ended(first);
@@ -131,7 +140,9 @@ fn a_permit_and_a_shared_hold_can_be_a_ticket_and_an_exclusive_hold_cannot() {
 #[test]
 fn flags_that_make_no_sense_are_usage_errors() {
     let place = Place::new();
-    for words in ["--permits 0", "--permits 65", "--permits x", "--permits 2 --shared", "--shared --exclusive"] {
+    for words in
+        ["--permits 0", "--permits 65", "--permits x", "--permits 2 --shared", "--shared --exclusive"]
+    {
         let refused = place.run(&format!("run x {words} -- true")).expect(2);
         assert!(refused.stderr.starts_with("error: "), "{refused:?}");
         place.run(&format!("acquire x {words}")).expect(2);
