@@ -31,6 +31,7 @@
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported); no case is skipped.
 
 mod client;
+mod election;
 mod eviction;
 mod grants;
 mod lapse;
@@ -55,6 +56,7 @@ use futures_util::future::BoxFuture;
 use leasehold::LockName;
 use leasehold::lease::LeaseStore;
 
+pub use self::election::*;
 pub use self::eviction::*;
 pub use self::grants::*;
 pub use self::lapse::*;
@@ -182,6 +184,12 @@ cases! {
     shared_holders_are_together_and_an_exclusive_one_is_alone
     shared_holders_who_keep_coming_do_not_keep_an_exclusive_one_waiting
     the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
+    a_ticket_is_taken_up_and_handed_on_again
+    one_of_several_candidates_leads_and_is_followed_when_it_resigns
+    an_observer_is_told_of_each_leader_and_of_nobody
+    an_observer_is_told_of_a_leader_that_follows_at_once
+    what_a_leader_advertises_survives_its_renewals
+    a_leader_whose_lease_has_ended_is_nobody
     one_of_many_runs_a_job_and_the_others_learn_that_it_ran
     a_job_that_failed_is_run_by_another_in_the_same_period
     a_job_whose_machine_died_is_run_by_another_in_the_same_period

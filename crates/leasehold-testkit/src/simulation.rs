@@ -7,6 +7,8 @@
 //! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap.
 //! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand.
 //! - **I5** A check never passes after the deadline that the contenders count by. (Part of I1, which is stronger.)
+//! - **Elections**: those who observe are told no term that is lower than an earlier one, none that was not granted, and
+//!   with each what its leader advertises; and at the end of the history they are told of its last leader.
 //! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
 //! - **S1** No more checks of permits of one semaphore pass at once than it has permits.
 //! - **S2** No check of an exclusive hold passes while one of a shared hold does, or of another exclusive one.
@@ -17,7 +19,10 @@
 //! assert!(history.grants > 0);
 //! ```
 
-use std::collections::HashSet;
+mod games;
+mod observers;
+
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -32,22 +37,13 @@ use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Versi
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{Guard, Locker, RegisterLeases};
 
+pub use self::games::Game;
+use self::games::Held;
 use crate::fault::{Chaos, FaultyRegister};
 use crate::machine::Machine;
 
 /// The lock that everybody wants.
 const LOCK: &str = "x";
-
-/// What the machines of a history want.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Game {
-    /// One lock.
-    Lock,
-    /// A permit of a semaphore with so many.
-    Semaphore(usize),
-    /// A shared or an exclusive hold.
-    RwLock,
-}
 
 /// What happens in one history.
 #[derive(Clone, Debug)]
@@ -99,6 +95,8 @@ pub struct History {
     pub checks: usize,
     /// Locks that were lost, and said so.
     pub losses: usize,
+    /// Leaders that observers were told of.
+    pub told: usize,
     /// How many held something at once.
     pub most: usize,
 }
@@ -126,9 +124,8 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     let store_clock = Arc::new(TestClock::default());
     let memory = Arc::new(MemoryRegister::new(Env::seeded(store_clock.clone(), plan.seed)));
     let by_existence = plan.by_existence;
-    let tells_tokens = !matches!(plan.game, Game::Semaphore(_));
-    let witness = Witness { inner: memory.clone(), checker: checker.clone(), by_existence, tells_tokens };
-    let register = Arc::new(witness);
+    let key = (!matches!(plan.game, Game::Semaphore(_))).then(|| key(plan));
+    let register = Arc::new(Witness { inner: memory.clone(), checker: checker.clone(), by_existence, key });
     let mut machines = tokio::task::JoinSet::new();
     let mut networks = Vec::new();
     for n in 0..plan.machines {
@@ -137,6 +134,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         networks.push(player.network.clone());
         machines.spawn(async move { player.play().await });
     }
+    let observers = observers::Observers::start(plan, &register, &checker);
     let fate = fate(plan, &memory, &networks, &checker);
     let end = leasehold::clock::timeout(&*store_clock, plan.length, fate).await;
     debug_assert!(end.is_none(), "fate never ends");
@@ -146,16 +144,21 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         network.deliver_all().await;
     }
     // I7: whoever died holding it, the lock can be had again within one lapse and a poll.
-    let last =
+    let mut last =
         Player::new(&Plan { harm: 0.0, ..plan.clone() }, plan.seed ^ 0xdead, register, checker.clone());
     last.calm();
-    last.has_all().await;
+    let all = last.acquire_all().await;
+    if let Some(guard) = all.first().filter(|_| plan.game.is_one_lock()) {
+        let token = guard.token().unwrap().get();
+        checker.believed(token);
+        observers.conclude(token).await;
+    }
 }
 
 /// What happens to all: held-back requests that arrive at some time, and an operator who deletes.
 async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister], checker: &Checker) {
     let mut random = fastrand::Rng::with_seed(plan.seed ^ 0xfa7e);
-    let name = if plan.by_existence { LOCK.to_owned() } else { format!("{LOCK}.lock") };
+    let name = key(plan);
     loop {
         memory.env().sleep(Duration::from_millis(random.u64(50..1_500))).await;
         networks[random.usize(..networks.len())].deliver().await;
@@ -176,8 +179,14 @@ async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister],
     }
 }
 
+/// Under what the lock's record lies.
+fn key(plan: &Plan) -> String {
+    if plan.by_existence { LOCK.to_owned() } else { format!("{LOCK}.lock") }
+}
+
 /// One machine and the process on it.
 struct Player {
+    seed: u64,
     locker: Locker,
     network: FaultyRegister,
     clock: Arc<TestClock>,
@@ -209,70 +218,11 @@ impl Player {
             });
         let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
         let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
-        Self { locker, network, clock, env, random, plan: plan.clone(), register, checker }
+        Self { seed, locker, network, clock, env, random, plan: plan.clone(), register, checker }
     }
 
     fn calm(&self) {
         self.network.heal();
-    }
-
-    /// All that there is to be had, within a bound.
-    async fn has_all(&self) {
-        // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release
-        // deletes.
-        let late = if self.plan.by_existence { self.plan.ttl } else { Duration::ZERO };
-        let bound = self.plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
-        let (ttl, mut guards) = (self.plan.ttl, Vec::new());
-        match self.plan.game {
-            Game::Lock => guards.push(self.locker.lock(LOCK).ttl(ttl).acquire_within(bound).await),
-            Game::Semaphore(permits) => {
-                let semaphore = self.locker.semaphore(LOCK, permits).ttl(ttl);
-                for _ in 0..permits {
-                    guards.push(semaphore.acquire_within(bound).await);
-                }
-            }
-            // The slots are not looked at before the gate is had.
-            Game::RwLock => {
-                guards.push(self.locker.rw_lock(LOCK).ttl(ttl).exclusive_within(bound * 2).await);
-            }
-        }
-        for guard in guards {
-            match guard {
-                Ok(guard) if self.plan.game == Game::Lock => {
-                    self.checker.believed(guard.token().unwrap().get());
-                    drop(guard);
-                }
-                Ok(guard) => std::mem::forget(guard),
-                Err(error) => {
-                    self.checker.violated(format!("I7: not free within {bound:?} of the end: {error}"))
-                }
-            }
-        }
-    }
-
-    /// One of what there is, and how it is held.
-    async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
-        let (ttl, tries) = (self.plan.ttl, self.random.u8(..3) == 0);
-        let guard = match self.plan.game {
-            Game::Lock => {
-                let lock = self.locker.lock(LOCK).ttl(ttl).patience(ttl);
-                if tries { lock.try_acquire().await? } else { lock.acquire().await? }
-            }
-            Game::Semaphore(permits) => {
-                let semaphore = self.locker.semaphore(LOCK, permits).ttl(ttl).patience(ttl);
-                let guard = if tries { semaphore.try_acquire().await? } else { semaphore.acquire().await? };
-                return Ok((guard, Held::Permit(permits)));
-            }
-            Game::RwLock => {
-                let lock = self.locker.rw_lock(LOCK).ttl(ttl).patience(ttl);
-                if self.random.u8(..3) > 0 {
-                    let guard = if tries { lock.try_shared().await? } else { lock.shared().await? };
-                    return Ok((guard, Held::Shared));
-                }
-                if tries { lock.try_exclusive().await? } else { lock.exclusive().await? }
-            }
-        };
-        Ok((guard, Held::Alone))
     }
 
     /// Acquires, holds, releases, and has accidents, for ever.
@@ -308,12 +258,11 @@ impl Player {
         if held && how == Held::Alone {
             self.checker.believed(guard.token().unwrap().get());
         }
-        if held {
-            // Of one lock, tokens tell more; and where records are deleted by hand, two may hold it.
-            if self.plan.game != Game::Lock {
-                self.checker.together(how);
-            }
-        } else {
+        // Of one lock, tokens tell more; and where records are deleted by hand, two may hold it.
+        if held && !self.plan.game.is_one_lock() {
+            self.checker.together(how);
+        }
+        if !held {
             self.checker.lock().history.losses += 1;
         }
         held
@@ -323,21 +272,24 @@ impl Player {
         match self.random.u8(..60) {
             // A clock that jumps while no true time passes is a suspend for a holder, and only for it: who holds one of
             // several locks may at the same time watch how long the others have shown no sign of life.
-            0 if self.plan.game == Game::Lock => {
+            0 if self.plan.game.is_one_lock() => {
                 self.clock.suspend(self.plan.ttl.mul_f64(3.0 * self.random.f64()));
             }
             1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
             2 => self.network.disconnect(),
             3 => self.network.stall(),
-            4..8 => self.recover(),
+            4..8 => {
+                let seed = self.random.u64(..);
+                self.recover(seed);
+            }
             _ => {}
         }
     }
 
     /// The network heals; a machine with chaos has it again.
-    fn recover(&mut self) {
+    fn recover(&self, seed: u64) {
         self.network.heal();
-        let mut chaos = Chaos::all(self.random.u64(..), self.plan.harm);
+        let mut chaos = Chaos::all(seed, self.plan.harm);
         chaos.delay_most = self.plan.ttl;
         self.network.chaos(chaos);
     }
@@ -358,17 +310,6 @@ impl Player {
     }
 }
 
-/// How something is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
-    /// By one alone.
-    Alone,
-    /// By any number together.
-    Shared,
-    /// By so many together.
-    Permit(usize),
-}
-
 /// Sees what nobody in the history sees.
 #[derive(Debug, Default)]
 struct Checker(Mutex<Checked>);
@@ -382,6 +323,10 @@ struct Checked {
     committed: u64,
     grant: String,
     deleted: bool,
+    /// Whether the history is over, and no more harm is to be done.
+    concluded: bool,
+    /// What the holder of each token that was granted advertises.
+    values: HashMap<u64, String>,
     /// Tokens of creates that landed too late to be used. Nobody may ever believe in them.
     stillborn: HashSet<u64>,
     /// What anybody holds, or has held, and how.
@@ -413,40 +358,6 @@ impl Checker {
         checked.believed = checked.believed.max(token);
     }
 
-    /// Somebody was granted `guard`.
-    fn granted(&self, guard: Guard, how: Held, game: Game) -> Arc<Guard> {
-        let guard = Arc::new(guard);
-        let mut checked = self.lock();
-        // Of locks, the store counts the grants.
-        checked.history.grants += usize::from(game != Game::Lock);
-        checked.held.retain(|(_, guard)| guard.strong_count() > 0);
-        checked.held.push((how, Arc::downgrade(&guard)));
-        guard
-    }
-
-    /// A check of what is held as `how` has passed: asks all other guards in the same instant.
-    fn together(&self, how: Held) {
-        let guards = self.lock().held.clone();
-        let believed = guards
-            .into_iter()
-            .filter(|(_, guard)| guard.upgrade().is_some_and(|guard| guard.check().is_ok()));
-        let (alone, others): (Vec<_>, Vec<_>) =
-            believed.map(|(how, _)| how).partition(|how| *how == Held::Alone);
-        let mut checked = self.lock();
-        checked.history.checks += usize::from(how != Held::Alone);
-        checked.history.most = checked.history.most.max(alone.len() + others.len());
-        if let Held::Permit(permits) = how
-            && others.len() > permits
-        {
-            let many = others.len();
-            checked.violation.get_or_insert(format!("S1: {many} of {permits} permits are believed in"));
-        }
-        if alone.len() > 1 || (!alone.is_empty() && !others.is_empty()) {
-            let (alone, shared) = (alone.len(), others.len());
-            checked.violation.get_or_insert(format!("S2: {alone} hold it exclusively and {shared} shared"));
-        }
-    }
-
     /// The store committed `record`.
     fn committed(&self, record: &serde_json::Value) {
         let (Some("held"), Some(token)) = (record["state"].as_str(), record["token"].as_u64()) else {
@@ -459,6 +370,9 @@ impl Checker {
         }
         checked.history.grants += 1;
         checked.grant = grant;
+        if let Some(value) = record["holder"]["value"].as_str() {
+            checked.values.insert(token, value.to_owned());
+        }
         if token <= checked.committed && record["newborn"] == true {
             checked.stillborn.insert(token);
             return;
@@ -477,8 +391,8 @@ struct Witness {
     inner: Arc<MemoryRegister>,
     checker: Arc<Checker>,
     by_existence: bool,
-    /// Whether there is one lock whose tokens rise.
-    tells_tokens: bool,
+    /// Of the one lock whose tokens rise, if there is one.
+    key: Option<String>,
 }
 
 #[async_trait]
@@ -490,8 +404,8 @@ impl Register for Witness {
     async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
         if expect == Expect::Absent
             && !self.by_existence
+            && self.key.as_deref() == Some(key)
             && self.inner.read(key).await?.is_none()
-            && key.strip_suffix(".lock") == Some(LOCK)
             && self.checker.lock().committed > 0
         {
             // The record was deleted by hand: exclusion is given up for, tokens are not.
@@ -499,8 +413,7 @@ impl Register for Witness {
         }
         let written = self.inner.write(key, expect, value.clone()).await;
         if let Ok(Write::Committed(version)) = &written
-            && self.tells_tokens
-            && key.strip_suffix(".lock").unwrap_or(key) == LOCK
+            && self.key.as_deref() == Some(key)
             && let Ok(mut record) = serde_json::from_slice::<serde_json::Value>(&value)
         {
             if self.by_existence && record["token"] == 0 {
