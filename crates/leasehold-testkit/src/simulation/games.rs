@@ -43,7 +43,7 @@ impl Player {
     /// One of what there is, and how it is held.
     pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
         let (ttl, tries) = (self.plan.ttl, self.random.u8(..3) == 0);
-        let lock = self.locker.lock(LOCK).ttl(ttl).patience(ttl);
+        let lock = self.lock();
         let guard = match self.plan.game {
             Game::Lock if tries => lock.try_acquire().await?,
             Game::Lock => lock.acquire().await?,
@@ -73,12 +73,17 @@ impl Player {
         Ok((guard, Held::Alone))
     }
 
-    /// I7: whoever died holding what, all of it can be had again within a lapse and a poll.
-    pub(super) async fn acquire_all(&mut self) -> Vec<Guard> {
+    /// In what time a lock is free again that nobody renews.
+    pub(super) fn bound(&self) -> Duration {
         // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release
         // deletes.
         let late = if self.plan.by_existence { self.plan.ttl } else { Duration::ZERO };
-        let bound = self.plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
+        self.plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late
+    }
+
+    /// I7: whoever died holding what, all of it can be had again within a lapse and a poll.
+    pub(super) async fn acquire_all(&mut self) -> Vec<Guard> {
+        let bound = self.bound();
         let (all, bound) = match self.plan.game {
             Game::Semaphore(permits) => (permits, bound),
             // Slots are not looked at before the gate is had.
