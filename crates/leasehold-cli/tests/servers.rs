@@ -30,6 +30,7 @@ fn a_day_on(url: &str) {
     place.run(&format!("renew -s {url} {ticket}")).expect(0);
     place.run(&format!("release -s {url} {ticket}")).expect(0);
     place.run(&format!("release -s {url} {ticket}")).expect(1);
+    several_holders(&place, url);
     // Who had it before.
     let history = on("history deploy/prod");
     match history.code {
@@ -41,6 +42,28 @@ fn a_day_on(url: &str) {
     support::send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
     on("run -w 60s nightly -- true").expect(0);
+}
+
+/// Permits, and shared and exclusive holds.
+fn several_holders(place: &Place, url: &str) {
+    let permit = held(place, url, "render --permits 2");
+    let script = "echo $LEASEHOLD_LOCK $LEASEHOLD_PERMIT";
+    let other = place.run_script(&format!("run -n -s {url} render --permits 2"), script).expect(0).stdout;
+    assert!(other == "render/permit-1 1\n" || other == "render/permit-2 2\n", "{other}");
+    let refused = place.run(&format!("run -n -s {url} render --permits 1 -- true"));
+    assert!(refused.code == 0 || refused.stderr.contains("the permit of `render` is held"), "{refused:?}");
+    ended(permit);
+    let reader = held(place, url, "index --shared");
+    place.run(&format!("run -n -s {url} index --shared -- true")).expect(0);
+    let refused = place.run(&format!("run -n -s {url} index --exclusive -- true")).expect(123);
+    assert!(refused.stderr.contains("is held shared: `index/shared-"), "{refused:?}");
+    ended(reader);
+    place.run(&format!("run -w 60s -s {url} index --exclusive -- true")).expect(0);
+}
+
+fn ended(holder: Holder) {
+    holder.signal(Signal::TERM);
+    holder.end();
 }
 
 fn an_eviction(place: &Place, url: &str) {

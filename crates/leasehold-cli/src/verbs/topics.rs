@@ -115,6 +115,7 @@ The command that `run` or `once` runs finds:
   LEASEHOLD_LOCK    the lock's name
   LEASEHOLD_TOKEN   the fencing token: give it along with every write, and let the resource refuse lower ones;
                     absent where the store's protocol has none
+  LEASEHOLD_PERMIT  with --permits: the number of the permit; LEASEHOLD_LOCK and the token are that permit's
   LEASEHOLD_STORE   the store's URL, without passwords
   LEASEHOLD_RUN     a random name of this run
 
