@@ -62,8 +62,8 @@ impl Request {
             ttl,
             patience: patience(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
-            owner: settings.pick(claim.owner.clone(), "owner", text)?,
-            note: settings.pick(claim.note.clone(), "note", text)?.unwrap_or(line),
+            owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
+            note: settings.pick(claim.holder.note.clone(), "note", text)?.unwrap_or(line),
             verb,
             tail,
             for_ticket: false,
@@ -83,22 +83,51 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let waiting = Waiting::new(self.name.clone(), clock(locker));
-        let lock = self.lock(locker).on_wait(waiting.observer());
-        let asked = async {
-            match self.patience {
-                Patience::Try => lock.try_acquire().await,
-                Patience::Within(limit) => lock.acquire_within(limit).await,
-                Patience::Forever => lock.acquire().await,
-            }
+        let ask = async |lock: Lock| match self.patience {
+            Patience::Try => lock.try_acquire().await,
+            Patience::Within(limit) => lock.acquire_within(limit).await,
+            Patience::Forever => lock.acquire().await,
         };
+        self.ask(locker, store, output, signals, ask).await
+    }
+
+    /// Campaigns for it, however long that takes, and advertises `value`.
+    pub(crate) async fn campaign(
+        &self,
+        value: Option<&str>,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Guard, Failure> {
+        let ask = async |lock: Lock| {
+            let election = lock.election();
+            let election = match value {
+                Some(value) => election.value(value),
+                None => election,
+            };
+            election.campaign().await.map(Guard::from)
+        };
+        self.ask(locker, store, output, signals, ask).await
+    }
+
+    async fn ask<T>(
+        &self,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+        ask: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
+    ) -> Result<T, Failure> {
+        let waiting = Waiting::new(self.name.clone(), clock(locker));
+        let asked = ask(self.lock(locker).on_wait(waiting.observer()));
         tokio::select! {
             biased;
             outcome = waiting.show_during(output, asked) => match outcome {
-                Ok(guard) => Ok(guard),
+                Ok(acquired) => Ok(acquired),
                 Err(error) => Err(self.failure(error, locker, store).await),
             },
-            signal = signals.next() => {
+            signal = signals.next_ending() => {
                 clock(locker).sleep(WITHDRAWAL).await;
                 Err(interrupted(signal))
             }

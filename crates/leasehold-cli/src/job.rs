@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use leasehold::clock::{Clock, timeout};
 use leasehold::lease::Id;
-use leasehold::{Error, ErrorKind, Guard, LockName, Locker, Released};
+use leasehold::{Error, ErrorKind, Guard, LockName, Locker, Released, Ticket};
 
 use crate::acquiring::{Request, WITHDRAWAL};
 use crate::args::{CommandArgs, OnLost, duration};
@@ -47,6 +47,8 @@ pub(crate) struct Session {
 pub(crate) enum Afterwards {
     /// It is free.
     Release,
+    /// It stays held, by its ticket.
+    HandOn,
 }
 
 impl Hold for Guard {
@@ -67,11 +69,21 @@ impl Job {
         lock: &LockName,
         ttl: Duration,
     ) -> Result<Self, Failure> {
+        Self::on(context, context.store()?, args, lock, ttl)
+    }
+
+    /// The same, with the lock in `store`.
+    pub(crate) fn on(
+        context: &Context,
+        store: Store,
+        args: CommandArgs,
+        lock: &LockName,
+        ttl: Duration,
+    ) -> Result<Self, Failure> {
         let settings = &context.settings;
         let file = settings.pick(args.report, "report", |text| Ok(text.into()))?;
         let on_lost = settings.pick(args.on_lost, "on-lost", |text| OnLost::from_str(text, false))?;
         let grace = grace(settings, args.grace, ttl)?;
-        let store = context.store()?;
         if let Some(file) = &file {
             report::check(file)?;
         }
@@ -122,6 +134,41 @@ impl Job {
         let acquired = request.acquire(locker, &self.store, &context.output, signals).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         acquired
+    }
+
+    /// Waits until this candidate leads, and advertises `value`. The report is that of the term to come.
+    pub(crate) async fn campaign(
+        &mut self,
+        context: &Context,
+        request: &Request,
+        value: Option<&str>,
+        session: &mut Session,
+    ) -> Result<Guard, Failure> {
+        self.report =
+            Report { lock: request.name.to_string(), store: self.store.shown(), ..Report::default() };
+        let asked = session.clock.now();
+        let Session { locker, signals, clock } = session;
+        let elected = request.campaign(value, locker, &self.store, &context.output, signals).await;
+        self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        elected
+    }
+
+    /// Takes up the lock of `ticket`, which renews it.
+    pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
+        let Session { locker, signals, .. } = session;
+        let resumed = signals.unless(async { Ok(locker.resume(ticket).await) }).await?;
+        resumed.map_err(|error| {
+            if error.kind() != ErrorKind::Lost {
+                return Failure { code: FAILED, ..error.into() };
+            }
+            self.report.lost_reason = error.loss().map(report::reason);
+            Failure { code: LOST, ..Failure::from(error) }.with_help("the command was not run")
+        })
+    }
+
+    /// Whether the lock was lost in the latest run.
+    pub(crate) fn was_lost(&self) -> bool {
+        self.report.outcome == "lost"
     }
 
     /// Runs the command under `guard`, ends the guard, and says how it all ended.
@@ -175,25 +222,31 @@ impl Job {
         afterwards: Afterwards,
     ) {
         let name = guard.name().clone();
+        let locker = session.locker.clone();
         let given_up = async {
             match afterwards {
-                Afterwards::Release => guard.release().await,
+                Afterwards::Release => guard.release().await.map(|released| released == Released::Released),
+                Afterwards::HandOn => hand_on(guard, &locker).await,
             }
         };
-        let released = match unless_signalled(given_up, session).await {
-            Ok(Released::Released) => true,
-            Ok(Released::AlreadyLost) => {
+        let ours = match unless_signalled(given_up, session).await {
+            Ok(true) => true,
+            Ok(false) => {
                 // The store knows better: ended by somebody else since the last renewal, while the command ran.
                 let message = format!("lock `{name}` was not ours any more when the command had ended");
                 loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
                 false
             }
             Err(error) => {
-                context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
+                let what = match afterwards {
+                    Afterwards::Release => "the lock was not released",
+                    Afterwards::HandOn => "the ticket was not renewed",
+                };
+                context.output.warning(&format!("{what}, it lapses by itself: {error}"));
                 false
             }
         };
-        self.report.released = Some(released);
+        self.report.released = Some(ours && matches!(afterwards, Afterwards::Release));
     }
 
     fn judge(&mut self, context: &Context, ended: Ended, loss: Option<Error>) -> Result<u8, Failure> {
@@ -235,11 +288,22 @@ impl Job {
     }
 }
 
-/// A signal breaks off what ends the guard, when the store hangs.
+/// Stops to renew, and renews by the ticket once: whoever uses it next has a whole ttl, and whether the lock was ours until
+/// now is known. Gives that.
+async fn hand_on(guard: Guard, locker: &Locker) -> leasehold::Result<bool> {
+    let renewed = async { locker.renew(&guard.into_ticket().await?).await };
+    match renewed.await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// A signal breaks off what ends the guard, when the store hangs. Gives whether the lock was ours until then.
 async fn unless_signalled(
-    given_up: impl Future<Output = leasehold::Result<Released>>,
+    given_up: impl Future<Output = leasehold::Result<bool>>,
     session: &mut Session,
-) -> leasehold::Result<Released> {
+) -> leasehold::Result<bool> {
     let mut given_up = std::pin::pin!(given_up);
     tokio::select! {
         biased;

@@ -3,6 +3,7 @@
 mod acquire;
 mod break_;
 mod completions;
+mod elect;
 mod history;
 mod init;
 mod ls;
@@ -51,6 +52,7 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
 fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
     match verb {
         Verb::Run(args) => on(run_runtime(), run::run(context, args)),
+        Verb::Elect(args) => on(run_runtime(), elect::elect(context, args)),
         Verb::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
         Verb::Renew(args) => on(small_runtime(), renew::renew(context, args)),
         Verb::Release(args) => on(small_runtime(), release::release(context, args)),
