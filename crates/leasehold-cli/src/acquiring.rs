@@ -88,7 +88,8 @@ impl Request {
             Patience::Within(limit) => lock.acquire_within(limit).await,
             Patience::Forever => lock.acquire().await,
         };
-        self.ask(locker, store, output, signals, ask).await
+        let waiting = Waiting::new(self.name.clone(), clock(locker));
+        self.ask(waiting, locker, store, output, signals, ask).await
     }
 
     /// Campaigns for it, however long that takes, and advertises `value`.
@@ -108,18 +109,19 @@ impl Request {
             };
             election.campaign().await.map(Guard::from)
         };
-        self.ask(locker, store, output, signals, ask).await
+        let waiting = Waiting::new(self.name.clone(), clock(locker)).for_months();
+        self.ask(waiting, locker, store, output, signals, ask).await
     }
 
     async fn ask<T>(
         &self,
+        waiting: Waiting,
         locker: &Locker,
         store: &Store,
         output: &Output,
         signals: &mut Signals,
         ask: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
-        let waiting = Waiting::new(self.name.clone(), clock(locker));
         let asked = ask(self.lock(locker).on_wait(waiting.observer()));
         tokio::select! {
             biased;

@@ -100,7 +100,6 @@ pub(crate) enum Verb {
 
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("lock", |lock| lock.required(false).required_unless_present("ticket")),
     after_help = "The command is run without a shell. It is stopped before the lease ends: SIGTERM when what \
 remains of the lease is as short as --grace, SIGKILL to it and all that it started just before the end, or at once \
 when the lock is taken away.
@@ -122,8 +121,9 @@ Examples:
   leasehold run --ticket=\"$ticket\" -- ./step-2; leasehold run --ticket=\"$ticket\" --release -- ./step-3"
 )]
 pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) lock: Option<LockArgs>,
+    /// The lock's name, like deploy/prod
+    #[arg(value_name = "LOCK", required_unless_present = "ticket", add = ArgValueCompleter::new(lock_names))]
+    pub(crate) lock: Option<OsString>,
     /// Run under the lock of a ticket, which stays valid; - reads it from stdin [default: $LEASEHOLD_TICKET]
     #[arg(
         long,
@@ -131,11 +131,11 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "ClaimArgs", "ttl"],
+        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "HolderArgs", "ttl"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the ticket's lock when the command has ended
-    #[arg(long, requires = "ticket")]
+    #[arg(long, conflicts_with = "lock")]
     pub(crate) release: bool,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,

@@ -15,7 +15,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure>
         return by_ticket(context, given, args.command, afterwards).await;
     }
     let lock = args.lock.ok_or_else(|| Failure::usage("there is no lock to run under"))?;
-    let name = context::lock_name(&lock.lock)?;
+    let name = context::lock_name(&lock)?;
     let line = context::line_of(&args.command.command);
     let words = ("run", " -- ...");
     let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, line, words)?;
