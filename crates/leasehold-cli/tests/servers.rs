@@ -23,6 +23,7 @@ fn a_day_on(url: &str) {
     }
     an_eviction(&place, url);
     an_election(&place, url);
+    a_job_once_per_period(&place, url);
     // A lock that outlives its process, and is handed on.
     let ticket = on("acquire steps --ttl 60s").expect(0).stdout;
     let refused = on("run -n steps -- true").expect(123);
@@ -79,6 +80,20 @@ fn an_election(place: &Place, url: &str) {
     first.end().expect(0);
     second.signal(Signal::TERM);
     second.end().expect(0);
+}
+
+fn a_job_once_per_period(place: &Place, url: &str) {
+    let once = |script: &str| place.run_script(&format!("once -s {url} hourly --per 1h"), script);
+    if url.contains("protocol=existence") {
+        let refused = once("echo ran").expect(125);
+        assert!(refused.stdout.is_empty() && refused.stderr.contains("cannot rest"), "{refused:?}");
+        return;
+    }
+    once("exit 3").expect(3);
+    assert_eq!(once("echo ran").expect(0).stdout, "ran\n");
+    let again = once("echo never").expect(0);
+    assert!(again.stdout.is_empty() && again.stderr.contains("hourly already ran"), "{again:?}");
+    assert!(again.stderr.contains("(tester@") && again.stderr.contains(", again in <= "), "{again:?}");
 }
 
 fn held(place: &Place, url: &str, words: &str) -> Holder {

@@ -8,12 +8,15 @@ mod history;
 mod init;
 mod ls;
 mod man;
+mod once;
+mod put;
 mod release;
 mod renew;
 mod run;
 mod show;
 mod ticket;
 mod topics;
+mod update;
 mod wait;
 
 use std::ffi::OsString;
@@ -52,6 +55,7 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
 fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
     match verb {
         Verb::Run(args) => on(run_runtime(), run::run(context, args)),
+        Verb::Once(args) => on(run_runtime(), once::once(context, args)),
         Verb::Elect(args) => on(run_runtime(), elect::elect(context, args)),
         Verb::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
         Verb::Renew(args) => on(small_runtime(), renew::renew(context, args)),
@@ -61,6 +65,8 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::History(args) => on(small_runtime(), history::history(context, args)),
         Verb::Wait(args) => on(small_runtime(), wait::wait(context, args)),
         Verb::Break(args) => on(small_runtime(), break_::break_(context, args)),
+        Verb::Update(args) => on(small_runtime(), update::update(context, args)),
+        Verb::Put(args) => on(small_runtime(), put::put(context, args)),
         Verb::Init => on(small_runtime(), init::init(context)),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => man::man(&args),
@@ -68,7 +74,7 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
     }
 }
 
-/// For `run`: a thread that is busy, or that waits for a terminal, must not keep the lease from being renewed.
+/// For `run` and `once`: a thread that is busy, or that waits for a terminal, must not keep the lease from being renewed.
 fn run_runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }

@@ -44,7 +44,7 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
 }
 
 const EXIT_CODES: &str = "\
-Of run and elect:
+Of run, once and elect:
   the command's, or 128 + signal   the command ended while the lock was held
   122   the lock was lost while the command ran, or was about to be: the command was stopped. Overrides the
         command's own status, since work done after the loss must not look successful. With --ticket also when it was
@@ -52,20 +52,34 @@ Of run and elect:
   123   held by another (--try); -E replaces it
   124   waited in vain (--wait); -E replaces it
   125   leasehold failed: the store, its URL, its permissions, config.toml; also when --wait ended before the store had
-        said that another has the lock
+        said that another has the lock, and when a command of once succeeded but the store could not be told: it may
+        run again within its period
   126   the command is not executable
   127   the command was not found
   128 + signal   a signal ended leasehold while it waited for the lock
   2     the command line is wrong
+Of once:
+  0     also when it already ran in this period: a line on stderr says so
+
+Of update:
+  0     written, or there was nothing to write
+  the command's, or 128 + signal   the command failed; nothing was written
+  122   a higher token than that of --fence wrote the object; nothing was written
+  124   others changed the object each time, until --attempts or --within were used up; nothing was written
+  125   leasehold failed; when the message says that the object may have been written, look at it before trying again
+  126, 127   as above
+  2     the command line is wrong
 
 Of the other verbs:
   0     done
-  1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break)
+  1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break), a higher
+        token wrote the object (put)
   2     the command line is wrong
   123, 124, 125   as above
 
 A command may use any of these numbers itself: `--report FILE` writes what happened as JSON, whose `outcome` is one
-of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed.
+of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed; that of `once --report FILE`
+also already_ran, and not_told: it succeeded, and the store does not know.
 ";
 
 const ENVIRONMENT: &str = "\
@@ -83,6 +97,8 @@ A setting is taken from the flag, else from the environment, else from config.to
   --grace                LEASEHOLD_GRACE                grace
   --report               LEASEHOLD_REPORT               -
   --value, --on-exit     LEASEHOLD_VALUE, _ON_EXIT      -
+  --per                  LEASEHOLD_PER                  -
+  --count-failures       LEASEHOLD_COUNT_FAILURES       -
   --color                LEASEHOLD_COLOR                color
   --json, --quiet        LEASEHOLD_JSON, _QUIET         -
   TICKET, --ticket       LEASEHOLD_TICKET               -
@@ -97,12 +113,15 @@ The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.t
   [stores.prod]
   url = \"s3://my-bucket/locks?region=eu-west-1\"
 
-The command that `run` or `elect` runs finds:
+The command that `run`, `once` or `elect` runs finds:
   LEASEHOLD_LOCK    the lock's name
-  LEASEHOLD_TOKEN   the fencing token, of elect the term: give it along with every write, and let the resource refuse lower ones;
+  LEASEHOLD_TOKEN   the fencing token (elect: the term): give it along with every write, let the resource refuse lower ones;
                     absent where the store's protocol has none
   LEASEHOLD_STORE   the store's URL, without passwords
   LEASEHOLD_RUN     a random name of this run
+
+The command that `update` runs finds:
+  LEASEHOLD_OBJECT_EXISTS   1, or 0 when there is no object yet
 ";
 
 fn stores() -> String {
@@ -130,6 +149,8 @@ Every store understands these options after `?`:
   margin=5s         how much the store's clock may be off
 On s3 and gs, protocol=existence shares locks with clients that create an object and delete it, without history and rests,
 and on s3 without fencing tokens.
+
+`update` and `put` take objects of s3 and gs, like s3://bucket/path/counter.json?region=eu-west-1; the other stores keep none.
 An option that a store does not know is an error. The clouds' own credentials, profiles and variables are used as they are.
 ",
     );

@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Place};
 
-const VERBS: [&str; 14] = [
+const VERBS: [&str; 16] = [
     "run",
     "elect",
     "acquire",
@@ -13,6 +13,8 @@ const VERBS: [&str; 14] = [
     "history",
     "wait",
     "break",
+    "update",
+    "put",
     "init",
     "completions",
     "man",
@@ -30,7 +32,9 @@ fn every_verb_explains_itself() {
         assert!(short.contains("Usage: leasehold") && asked.contains("Usage: leasehold"), "{short}");
         assert!(short.lines().all(|line| line.chars().count() <= 100), "{short}");
     }
-    for verb in ["run", "elect", "acquire", "renew", "ls", "wait", "break", "completions", "man"] {
+    for verb in
+        ["run", "elect", "acquire", "renew", "ls", "wait", "break", "update", "put", "completions", "man"]
+    {
         assert!(place.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
     }
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");

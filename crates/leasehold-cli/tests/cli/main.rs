@@ -7,6 +7,7 @@ mod elect;
 mod help;
 mod listing;
 mod loss;
+mod once;
 mod processes;
 mod run;
 mod settings;
