@@ -22,12 +22,20 @@ fn a_day_on(url: &str) {
         assert_eq!(job.stdout, "lock deploy/prod\n");
     }
     an_eviction(&place, url);
+    an_election(&place, url);
     a_job_once_per_period(&place, url);
     // A lock that outlives its process, and is handed on.
     let ticket = on("acquire steps --ttl 60s").expect(0).stdout;
     let refused = on("run -n steps -- true").expect(123);
     assert!(refused.stderr.contains("by ticket"), "{refused:?}");
     place.run(&format!("renew -s {url} {ticket}")).expect(0);
+    let ticket = ticket.trim();
+    for step in ["one", "two"] {
+        let ran =
+            place.run_script(&format!("run -s {url} --ticket={ticket}"), "echo $LEASEHOLD_LOCK; exit 5");
+        assert_eq!(ran.expect(5).stdout, "steps\n", "{step}");
+        on("run -n steps -- true").expect(123);
+    }
     place.run(&format!("release -s {url} {ticket}")).expect(0);
     place.run(&format!("release -s {url} {ticket}")).expect(1);
     several_holders(&place, url);
@@ -79,6 +87,22 @@ fn an_eviction(place: &Place, url: &str) {
     place.run(&format!("break -s {url} deploy/prod --token {token}")).expect(0);
     let evicted = holder.end();
     assert_eq!(evicted.code, 122, "{evicted:?}");
+}
+
+/// An hour: only who resigns can be followed within the time of a test.
+fn an_election(place: &Place, url: &str) {
+    let serve = "trap 'exit 0' TERM; echo leads; while :; do sleep 0.05; done";
+    let candidate =
+        |value: &str| place.scripted(&format!("elect -s {url} web --ttl 1h --value {value}"), serve);
+    let first = Holder::start(candidate("http://one"));
+    let mut follower = Holder::start(place.leasehold(["elect", "-s", url, "web", "--observe", "--json"]));
+    assert!(follower.first.contains("\"value\":\"http://one\""), "{}", follower.first);
+    first.signal(Signal::TERM);
+    let second = Holder::start(candidate("http://two"));
+    while !follower.line().contains("\"value\":\"http://two\"") {}
+    first.end().expect(0);
+    second.signal(Signal::TERM);
+    second.end().expect(0);
 }
 
 fn a_job_once_per_period(place: &Place, url: &str) {
