@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::stream::BoxStream;
-use leasehold::clock::{StoreTime, TestClock};
+use leasehold::clock::{StoreTime, TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::error::{Error, StoreError};
 use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
@@ -233,7 +234,37 @@ async fn where_versions_come_back_an_old_look_is_taken_again() {
         Ok::<_, Error>(Some("d".into()))
     });
     is_refused_by(overtaken.await, 4);
-    assert_eq!((network.counts().reads, network.counts().writes), (2, 0));
+    assert_eq!((network.counts().reads, network.counts().writes), (3, 0));
+}
+
+/// A content that takes 32 s more than others.
+fn large(text: &str) -> Bytes {
+    text.repeat(8 << 20).into()
+}
+
+/// Reading takes longer than a look is good for: only its metadata is looked at again.
+#[tokio::test(start_paused = true)]
+async fn where_versions_come_back_an_object_that_is_slow_to_read_is_written() {
+    let inner = by_content();
+    fence::write(&*inner, KEY, token(3), large("a")).await.unwrap();
+    let slow = Witness { inner, tokens: Mutex::default(), reading: Duration::from_secs(20) };
+    let updating = fence::update(&slow, KEY, token(4), async |_| Ok::<_, Error>(Some("b".into())));
+    let updated = timeout(&*slow.env().clock, Duration::from_secs(3_600), updating).await;
+    assert!(updated.unwrap().unwrap().written);
+    assert_eq!(text(&*slow.inner).await, "b");
+}
+
+/// A write that takes longer than a look is good for is not tried without end.
+#[tokio::test(start_paused = true)]
+async fn where_versions_come_back_writes_without_an_answer_are_given_up() {
+    let register = by_content();
+    write(&*register, 3, "a").await.unwrap();
+    let network = FaultyRegister::new(register.clone());
+    network.every(Kind::Write, Outcome::Stalled);
+    let writing = fence::write(&network, KEY, token(3), large("b"));
+    let given_up = timeout(&*register.env().clock, Duration::from_secs(3_600), writing).await;
+    let error = given_up.expect("an end").unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && error.maybe_applied(), "{error:?}");
 }
 
 /// A register that says once a write has a lower token than the one it replaced.
@@ -241,11 +272,14 @@ async fn where_versions_come_back_an_old_look_is_taken_again() {
 struct Witness {
     inner: Arc<MemoryRegister>,
     tokens: Mutex<Vec<u64>>,
+    /// How long it takes to read content.
+    reading: Duration,
 }
 
 #[async_trait]
 impl Register for Witness {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.env().sleep(self.reading).await;
         self.inner.read(key).await
     }
     async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
@@ -289,7 +323,7 @@ async fn accepted_tokens_never_go_back_under_any_faults() {
         } else {
             Arc::new(MemoryRegister::by_content(env(seed)))
         };
-        let witness = Arc::new(Witness { inner, tokens: Mutex::default() });
+        let witness = Arc::new(Witness { inner, tokens: Mutex::default(), reading: Duration::ZERO });
         let holders: Vec<_> = (1..=6).map(|number| holder(witness.clone(), seed, number)).collect();
         for holder in holders {
             let network = holder.await.unwrap();

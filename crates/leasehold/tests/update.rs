@@ -236,6 +236,21 @@ async fn after_an_overwrite_without_leasehold_it_cannot_be_told() {
     }
 }
 
+/// A proxy that repeats requests answers with the conflict that the second copy met.
+#[tokio::test(start_paused = true)]
+async fn after_a_conflict_that_is_not_looked_into_it_cannot_be_told() {
+    for trouble in [Outcome::Dropped, Outcome::Denied] {
+        let world = World::new();
+        let network = world.network();
+        network.next_read(Outcome::Fine);
+        network.every(Kind::Read, trouble);
+        network.next_write(Outcome::TwiceSecondAnswer);
+        let error = add(&network, "a").await.unwrap_err();
+        assert_eq!(world.text().await, "a ");
+        assert!(error.maybe_applied(), "{error:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_conflict_with_a_write_without_leasehold_starts_over() {
     let world = World::new();
@@ -337,6 +352,17 @@ async fn an_update_gives_up_after_its_attempts_and_after_its_time() {
     cut.every(Kind::Write, Outcome::Denied);
     let error = add(&cut, "b").await.unwrap_err();
     assert!(error.kind() == ErrorKind::Denied && !error.maybe_applied(), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_may_take_as_long_as_it_likes() {
+    let world = World::new();
+    let object = Object::new(world.0.clone(), KEY).within(Duration::MAX);
+    let make = async |content| {
+        world.0.env().sleep(Duration::from_secs(1)).await;
+        Ok::<_, Error>(Some(with(content, "a")))
+    };
+    object.update(make).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

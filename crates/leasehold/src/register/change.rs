@@ -115,7 +115,7 @@ impl<'a> Change<'a> {
         if self.token.is_some() && driver.traits.metadata.is_none() {
             return Err(no_metadata(&driver.traits).into());
         }
-        let mut seen = driver.look().await.map_err(|error| self.failed(error))?;
+        let mut seen = driver.look(self.look).await.map_err(|error| self.failed(error))?;
         for attempts in 1..=self.limits.attempts.max(1) {
             self.check_fence(&seen.sight)?;
             let began = env.now();
@@ -219,7 +219,7 @@ struct Driver<'a> {
     effort: Effort<'a>,
     /// Of every write so far.
     nonces: Vec<Nonce>,
-    /// How many bytes the object had at the latest look; `None` before one.
+    /// How many bytes the object had when it was last read; `None` before any look.
     size: Option<usize>,
 }
 
@@ -234,7 +234,8 @@ impl Driver<'_> {
         let mut unknown = false;
         loop {
             let mut trouble = None;
-            if !self.is_stale(looked) {
+            let sent = !self.is_stale(looked);
+            if sent {
                 let write = change.register.write(change.key, expect, body.clone());
                 match self.effort.request_within(limit, write).await {
                     Ok(Write::Committed(version)) => {
@@ -253,14 +254,21 @@ impl Driver<'_> {
                     }
                 }
             }
-            let now = self.look().await.map_err(|error| self.gave_up(unknown, error))?;
+            // For the age of what was seen, the content need not be read again: that may take longer than it is good for.
+            let what = if sent { change.look } else { Look::Nothing };
+            // A conflict alone says nothing of a copy of the same write that came before it.
+            let now = self.look(what).await.map_err(|error| self.gave_up(unknown || sent, error))?;
             match verdict(&seen.sight, &self.nonces, unknown, &now.sight, &self.traits) {
                 Verdict::Applied => return Ok(None),
-                Verdict::Never => return Ok(Some(now)),
+                Verdict::Never if what == change.look => return Ok(Some(now)),
+                Verdict::Never => {
+                    let now = self.look(change.look).await.map_err(|error| self.gave_up(unknown, error));
+                    return now.map(Some);
+                }
                 Verdict::Untold => {
                     return Err(change.untold("its answer was lost, and others have written since"));
                 }
-                Verdict::Again if self.is_stale(looked) => looked = now.at,
+                Verdict::Again if !sent => looked = now.at,
                 Verdict::Again => {
                     looked = now.at;
                     let trouble = trouble.unwrap_or_else(refused_without_reason);
@@ -313,30 +321,33 @@ impl Driver<'_> {
         Ok(())
     }
 
-    async fn look(&mut self) -> Result<Seen, StoreError> {
-        let Change { register, key, look, .. } = self.change;
+    async fn look(&mut self, what: Look) -> Result<Seen, StoreError> {
+        let Change { register, key, .. } = self.change;
         loop {
             // The time is for tries: a write is not left untold because it ran out before the look.
-            let limit = match self.size {
+            let limit = match (what, self.size) {
+                (_, None) => self.effort.left().max(REQUEST_LIMIT),
+                (Look::Nothing, _) => REQUEST_LIMIT,
                 // It may have grown meanwhile.
-                Some(size) => request_limit(2 * size),
-                None => self.effort.left().max(REQUEST_LIMIT),
+                (Look::Content, Some(size)) => request_limit(2 * size),
             };
             let at = register.env().now();
-            let found = match look {
-                Look::Content => self.effort.request_within(limit, register.read(key)).await.map(|cell| {
-                    cell.map(|cell| (cell.version, cell.metadata, cell.value.len(), Some(cell.value)))
-                }),
+            let found = match what {
+                Look::Content => self
+                    .effort
+                    .request_within(limit, register.read(key))
+                    .await
+                    .map(|cell| cell.map(|cell| (cell.version, cell.metadata, Some(cell.value)))),
                 Look::Nothing => self
                     .effort
                     .request_within(limit, register.stat(key))
                     .await
-                    .map(|stat| stat.map(|Stat { version, metadata, .. }| (version, metadata, 0, None))),
+                    .map(|stat| stat.map(|Stat { version, metadata, .. }| (version, metadata, None))),
             };
             match found {
                 Ok(None) => return Ok(Seen { sight: Sight::default(), content: None, at }),
-                Ok(Some((version, metadata, size, content))) => {
-                    self.size = Some(size);
+                Ok(Some((version, metadata, content))) => {
+                    self.size = content.as_ref().map(Bytes::len).or(self.size).or(Some(0));
                     let sight = Sight::new(version, metadata).map_err(Fault::not_applied)?;
                     return Ok(Seen { sight, content, at });
                 }

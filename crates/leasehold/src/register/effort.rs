@@ -40,7 +40,7 @@ impl<'a> Effort<'a> {
 
     /// Gives `more` time: what has passed was not the store's doing.
     pub(crate) fn extend(&mut self, more: Duration) {
-        self.limit += more;
+        self.limit = self.limit.saturating_add(more);
     }
 
     /// Awaits one request, but not for ever. A request that was given up on may still have its effect.
