@@ -247,7 +247,7 @@ fn large(text: &str) -> Bytes {
 async fn where_versions_come_back_an_object_that_is_slow_to_read_is_written() {
     let inner = by_content();
     fence::write(&*inner, KEY, token(3), large("a")).await.unwrap();
-    let slow = Witness { inner, tokens: Mutex::default(), reading: Duration::from_secs(20) };
+    let slow = Witness { inner, tokens: Mutex::default(), reading: Duration::from_secs(20), opaque: false };
     let updating = fence::update(&slow, KEY, token(4), async |_| Ok::<_, Error>(Some("b".into())));
     let updated = timeout(&*slow.env().clock, Duration::from_secs(3_600), updating).await;
     assert!(updated.unwrap().unwrap().written);
@@ -267,6 +267,18 @@ async fn where_versions_come_back_writes_without_an_answer_are_given_up() {
     assert!(error.kind() == ErrorKind::Unavailable && error.maybe_applied(), "{error:?}");
 }
 
+/// It cannot be refused beforehand, and is not reported as written.
+#[tokio::test(start_paused = true)]
+async fn where_versions_come_back_unforeseen_that_is_said() {
+    let inner = by_content();
+    write(&*inner, 3, "a").await.unwrap();
+    let opaque = Witness { inner, tokens: Mutex::default(), reading: Duration::ZERO, opaque: true };
+    write(&opaque, 6, "b").await.unwrap();
+    let error = write(&opaque, 6, "a").await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.maybe_applied(), "{error:?}");
+    assert!(error.help().iter().any(|line| line.contains("written all the same")), "{error:?}");
+}
+
 /// A register that says once a write has a lower token than the one it replaced.
 #[derive(Debug)]
 struct Witness {
@@ -274,6 +286,8 @@ struct Witness {
     tokens: Mutex<Vec<u64>>,
     /// How long it takes to read content.
     reading: Duration,
+    /// Whether nobody can say beforehand which version a write gives: an encrypted bucket.
+    opaque: bool,
 }
 
 #[async_trait]
@@ -300,7 +314,7 @@ impl Register for Witness {
         self.inner.list(prefix)
     }
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {
-        self.inner.version_of(bytes)
+        self.inner.version_of(bytes).filter(|_| !self.opaque)
     }
     fn store_time(&self) -> Option<StoreTime> {
         self.inner.store_time()
@@ -323,7 +337,8 @@ async fn accepted_tokens_never_go_back_under_any_faults() {
         } else {
             Arc::new(MemoryRegister::by_content(env(seed)))
         };
-        let witness = Arc::new(Witness { inner, tokens: Mutex::default(), reading: Duration::ZERO });
+        let witness =
+            Arc::new(Witness { inner, tokens: Mutex::default(), reading: Duration::ZERO, opaque: false });
         let holders: Vec<_> = (1..=6).map(|number| holder(witness.clone(), seed, number)).collect();
         for holder in holders {
             let network = holder.await.unwrap();
