@@ -228,12 +228,15 @@ impl GcsRegister {
         let (content, stat) = join(self.content_of(object, None), self.stat_of(object)).await;
         let (mut content, mut stat) = (content?, stat?);
         for _ in 1..MOST_READS {
-            let Some(Stat { version, metadata, .. }) = stat else { return Ok(None) };
+            let Some(Stat { version, metadata, size }) = stat else { return Ok(None) };
             if content.as_ref().is_none_or(|cell| cell.version != version) {
                 content = self.content_of(object, Some(version.as_str())).await?;
             }
             match content {
-                Some(cell) if cell.version == version => return Ok(Some(Cell { metadata, ..cell })),
+                Some(cell) if cell.version == version => {
+                    check_size(object, size, cell.value.len())?;
+                    return Ok(Some(Cell { metadata, ..cell }));
+                }
                 // It is gone already.
                 _ => stat = self.stat_of(object).await?,
             }
@@ -408,6 +411,22 @@ fn next_page(token: Option<String>, asked: Option<String>) -> Result<Next, Store
         // To ask again would list the same page for ever.
         Some(_) => Err(no_listing().not_applied()),
     }
+}
+
+/// Whether the content came as it is stored. Written back decompressed, with the metadata that says gzip, it could not be
+/// read any more. An emulator that tells no size is believed.
+fn check_size(object: &str, stored: u64, came: usize) -> Result<(), StoreError> {
+    if stored == 0 || stored == came as u64 {
+        return Ok(());
+    }
+    Err(Fault::new(
+        ErrorKind::Unsupported,
+        format!(
+            "the object {object:?} has {stored} bytes, and {came} came: something on the way changed them"
+        ),
+    )
+    .with_help("a proxy must pass objects on as they are stored, not decompressed")
+    .not_applied())
 }
 
 fn no_resource(object: &str) -> Fault {

@@ -587,6 +587,21 @@ async fn an_objects_content_and_metadata_are_of_one_generation() {
 }
 
 #[tokio::test]
+async fn a_content_that_is_not_as_it_is_stored_is_refused() {
+    for (size, fine) in [("7", true), ("5", false), ("8", false)] {
+        let server = Server::start(move |seen| {
+            let said = format!("{{\"generation\":\"1\",\"size\":\"{size}\",\"contentEncoding\":\"gzip\"}}");
+            let media = answer("200 OK", "X-Goog-Generation: 1\r\n", "{\"a\":1}");
+            Reply::Answer(if seen.line.contains("alt=media") { media } else { answer("200 OK", "", &said) })
+        })
+        .await;
+        let read = GcsRegister { contents: Contents::Objects, ..register(&server) }.read("x").await;
+        assert_eq!(read.as_ref().is_ok(), fine, "{size}: {read:?}");
+        assert!(fine || read.unwrap_err().fault().kind == ErrorKind::Unsupported);
+    }
+}
+
+#[tokio::test]
 async fn an_object_that_never_stands_still_is_reported_as_such() {
     let server = Server::start(|seen| {
         let media = answer("200 OK", "X-Goog-Generation: 1\r\n", "old");
