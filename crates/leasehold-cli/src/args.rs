@@ -115,7 +115,15 @@ when the lock is taken away.
 A command that has ended takes what is left of its process group with it: SIGTERM, then SIGKILL after --grace, and \
 only then is the lock released. A program that left the group (setsid, as daemons do) is let alone.
 
-The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment.
+The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment, and with --permits \
+LEASEHOLD_PERMIT, the number of its permit.
+
+With --permits N, LOCK has N permits, which are the locks LOCK/permit-1 to LOCK/permit-N. All who use LOCK must say the \
+same N: if not, as many as the greatest N hold it at once.
+
+With --shared and --exclusive, LOCK is a readers-writer lock: eight can hold it shared, as LOCK/shared-1 to \
+LOCK/shared-8, or one exclusively. Who runs without any of these flags takes LOCK as a plain lock and does NOT wait for those \
+who hold it shared: where some say --shared, all others must say --exclusive.
 
 With --ticket it runs under the lock that `leasehold acquire` took: that is renewed first (exit 122, running nothing, \
 when it is lost), while the command runs, and once more afterwards, for the next step of the script. Several may run by one \
@@ -125,6 +133,9 @@ Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run nightly --try -E 0 -- ./report.sh    # from cron, on many machines
   leasehold run migrate --wait 10m --report out.json -- ./migrate
+  leasehold run render --permits 3 -- ./render.sh    # at most three at once
+  leasehold run index --shared -- ./search           # beside others who search
+  leasehold run index --exclusive -- ./rebuild       # beside nobody
   leasehold run cache --shell -- 'du -s /cache > size && ls'
   leasehold run --ticket=\"$ticket\" -- ./step-2; leasehold run --ticket=\"$ticket\" --release -- ./step-3"
 )]
@@ -139,12 +150,14 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "HolderArgs", "ttl"],
+        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "HolderArgs", "SharingArgs", "ttl"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the ticket's lock when the command has ended
     #[arg(long, conflicts_with = "lock")]
     pub(crate) release: bool,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
     #[command(flatten)]
@@ -268,6 +281,23 @@ pub(crate) enum OnLost {
     None,
 }
 
+/// With whom a lock is held.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub(crate) struct SharingArgs {
+    /// Take one of N permits: at most N hold LOCK at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
+    pub(crate) permits: Option<u8>,
+    /// Hold LOCK together with up to seven others who say --shared, and never beside one who says --exclusive
+    #[arg(long)]
+    pub(crate) shared: bool,
+    /// Hold LOCK alone, also without anybody who says --shared
+    #[arg(long)]
+    pub(crate) exclusive: bool,
+}
+
+const MAX_PERMITS: i64 = leasehold::Semaphore::MAX_PERMITS as i64;
+
 /// How a lock is asked for.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ClaimArgs {
@@ -303,11 +333,14 @@ A ticket is a secret: who has it can renew and release the lock.
 Examples:
   ticket=$(leasehold acquire deploy/prod --ttl 10m)
   printf %s \"$ticket\" | leasehold renew -
-  printf %s \"$ticket\" | leasehold release -"
+  printf %s \"$ticket\" | leasehold release -
+  ticket=$(leasehold acquire render --permits 3)"
 )]
 pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
     /// How long the lease lasts unless it is renewed [default: 30s]

@@ -150,6 +150,10 @@ impl Job {
         let Session { locker, signals, clock } = session;
         let acquired = request.acquire(locker, &self.store, &context.output, signals).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        if let Ok(guard) = &acquired {
+            self.report.permit = request.permit(guard.name());
+            self.report.lock = guard.name().to_string();
+        }
         acquired
     }
 
@@ -259,6 +263,7 @@ impl Job {
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
             // Of a store without tokens: absent, so that a script that needs one fails, and is not given another lock's.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
+            ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
             ("LEASEHOLD_STORE", Some(self.store.shown())),
             (child::RUN, Some(run.to_string())),
         ];

@@ -21,6 +21,8 @@ pub(crate) struct Report {
     pub(crate) lock: String,
     pub(crate) store: String,
     pub(crate) token: Option<Token>,
+    /// The number of the permit that was held, with `--permits`.
+    pub(crate) permit: Option<usize>,
     /// What the command exited with.
     pub(crate) command_exit_code: Option<i32>,
     /// The signal that ended the command.

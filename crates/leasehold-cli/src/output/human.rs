@@ -21,7 +21,7 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 }
 
 /// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
-pub(crate) fn waiting(name: &LockName, held: &Held) -> String {
+pub(crate) fn waiting(name: &str, held: &Held) -> String {
     let mut text = format!("for {name}: {}", who(held));
     if let Some(age) = held.held_for {
         let _ = write!(text, ", held {}", span(age));
@@ -253,7 +253,7 @@ mod tests {
         held.token = Token::new(1_763_654_400_000_041);
         held.held_for = Some(Duration::from_secs(192));
         held.lapses_within = Some(Duration::from_secs(18));
-        let line = waiting(&LockName::new("deploy/prod").unwrap(), &held);
+        let line = waiting("deploy/prod", &held);
         assert_eq!(
             line,
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"

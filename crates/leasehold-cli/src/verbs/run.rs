@@ -8,6 +8,7 @@ use crate::args::{CommandArgs, IN_VARIABLE, RunArgs};
 use crate::context::{self, Context};
 use crate::exit::Failure;
 use crate::job::{Afterwards, Job};
+use crate::sharing::Sharing;
 
 pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure> {
     if let Some(given) = args.ticket {
@@ -18,7 +19,8 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure>
     let name = context::lock_name(&lock)?;
     let line = context::line_of(&args.command.command);
     let words = ("run", " -- ...");
-    let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, line, words)?;
+    let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, line, words)?
+        .sharing(Sharing::of(&args.sharing));
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
         let mut session = job.begin().await?;

@@ -117,6 +117,7 @@ The command that `run`, `once` or `elect` runs finds:
   LEASEHOLD_LOCK    the lock's name
   LEASEHOLD_TOKEN   the fencing token (elect: the term): give it along with every write, let the resource refuse lower ones;
                     absent where the store's protocol has none
+  LEASEHOLD_PERMIT  with --permits: the number of the permit; LEASEHOLD_LOCK and the token are that permit's
   LEASEHOLD_STORE   the store's URL, without passwords
   LEASEHOLD_RUN     a random name of this run
 

@@ -11,6 +11,7 @@ mod once;
 mod processes;
 mod run;
 mod settings;
+mod sharing;
 mod support;
 mod terminal;
 mod tickets;
