@@ -424,14 +424,14 @@ impl LeaseStore for Store {
         stream::iter(names.into_iter().map(|name| Ok(LockName::new(name).unwrap()))).boxed()
     }
 
-    async fn changed(&self, name: &LockName, _seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         if self.is(Flaw::MissesReleaseBeforeTheWait) {
             self.0.woken.notified().await;
         }
         loop {
             let woken = self.0.woken.notified();
             let row = self.rows().get(&self.key(name)).cloned().unwrap_or_default();
-            if self.held(&row, None).is_none() {
+            if self.held(&row, None).is_none_or(|held| held.resting && !seen.resting) {
                 return Ok(());
             }
             let left = match &row.live {
