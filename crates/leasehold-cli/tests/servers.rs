@@ -22,14 +22,23 @@ fn a_day_on(url: &str) {
         assert_eq!(job.stdout, "lock deploy/prod\n");
     }
     an_eviction(&place, url);
+    an_election(&place, url);
     a_job_once_per_period(&place, url);
     // A lock that outlives its process, and is handed on.
     let ticket = on("acquire steps --ttl 60s").expect(0).stdout;
     let refused = on("run -n steps -- true").expect(123);
     assert!(refused.stderr.contains("by ticket"), "{refused:?}");
     place.run(&format!("renew -s {url} {ticket}")).expect(0);
+    let ticket = ticket.trim();
+    for step in ["one", "two"] {
+        let ran =
+            place.run_script(&format!("run -s {url} --ticket={ticket}"), "echo $LEASEHOLD_LOCK; exit 5");
+        assert_eq!(ran.expect(5).stdout, "steps\n", "{step}");
+        on("run -n steps -- true").expect(123);
+    }
     place.run(&format!("release -s {url} {ticket}")).expect(0);
     place.run(&format!("release -s {url} {ticket}")).expect(1);
+    several_holders(&place, url);
     // Who had it before.
     let history = on("history deploy/prod");
     match history.code {
@@ -41,6 +50,28 @@ fn a_day_on(url: &str) {
     support::send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
     on("run -w 60s nightly -- true").expect(0);
+}
+
+/// Permits, and shared and exclusive holds.
+fn several_holders(place: &Place, url: &str) {
+    let permit = held(place, url, "render --permits 2");
+    let script = "echo $LEASEHOLD_LOCK $LEASEHOLD_PERMIT";
+    let other = place.run_script(&format!("run -n -s {url} render --permits 2"), script).expect(0).stdout;
+    assert!(other == "render/permit-1 1\n" || other == "render/permit-2 2\n", "{other}");
+    let refused = place.run(&format!("run -n -s {url} render --permits 1 -- true"));
+    assert!(refused.code == 0 || refused.stderr.contains("the permit of `render` is held"), "{refused:?}");
+    ended(permit);
+    let reader = held(place, url, "index --shared");
+    place.run(&format!("run -n -s {url} index --shared -- true")).expect(0);
+    let refused = place.run(&format!("run -n -s {url} index --exclusive -- true")).expect(123);
+    assert!(refused.stderr.contains("is held shared: `index/shared-"), "{refused:?}");
+    ended(reader);
+    place.run(&format!("run -w 60s -s {url} index --exclusive -- true")).expect(0);
+}
+
+fn ended(holder: Holder) {
+    holder.signal(Signal::TERM);
+    holder.end();
 }
 
 fn an_eviction(place: &Place, url: &str) {
@@ -56,6 +87,22 @@ fn an_eviction(place: &Place, url: &str) {
     place.run(&format!("break -s {url} deploy/prod --token {token}")).expect(0);
     let evicted = holder.end();
     assert_eq!(evicted.code, 122, "{evicted:?}");
+}
+
+/// An hour: only who resigns can be followed within the time of a test.
+fn an_election(place: &Place, url: &str) {
+    let serve = "trap 'exit 0' TERM; echo leads; while :; do sleep 0.05; done";
+    let candidate =
+        |value: &str| place.scripted(&format!("elect -s {url} web --ttl 1h --value {value}"), serve);
+    let first = Holder::start(candidate("http://one"));
+    let mut follower = Holder::start(place.leasehold(["elect", "-s", url, "web", "--observe", "--json"]));
+    assert!(follower.first.contains("\"value\":\"http://one\""), "{}", follower.first);
+    first.signal(Signal::TERM);
+    let second = Holder::start(candidate("http://two"));
+    while !follower.line().contains("\"value\":\"http://two\"") {}
+    first.end().expect(0);
+    second.signal(Signal::TERM);
+    second.end().expect(0);
 }
 
 fn a_job_once_per_period(place: &Place, url: &str) {
