@@ -46,6 +46,7 @@ const FOLLOWED_ELSEWHERE: &[&str] = &[recipes::FILE];
 
 guides! {
     cron: "cron.md",
+    migrating: "migrating.md",
 }
 
 /// Does what the guide says, and gives the folder in which it was done.

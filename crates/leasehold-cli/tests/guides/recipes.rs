@@ -92,7 +92,10 @@ impl Recipe<'_> {
 
     fn refuses_late_ones(&self) {
         let (content, token) = self.shown();
-        assert_eq!(self.save(token - 1, "late"), Some(1), "{}", self.save);
+        // Also the one that is greater in the order of a dictionary.
+        for lower in [token - 1, 99] {
+            assert_eq!(self.save(lower, "late"), Some(1), "{}", self.save);
+        }
         assert_eq!(self.shown(), (content, token), "{}", self.save);
         assert_eq!(self.save(token, "again"), Some(0), "{}", self.save);
         assert_eq!(self.save(token + 1, "next"), Some(0), "{}", self.save);

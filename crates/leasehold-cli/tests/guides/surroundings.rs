@@ -1,7 +1,8 @@
 //! What the readers of the guides have, and what takes its place here. This is all that is changed in a guide.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -20,6 +21,9 @@ const STAND_INS: &[(&str, fn() -> StandIn)] = &[
     ("10.0.0.1:2379", etcd),
     ("https://storage.googleapis.com", google),
     ("$DATABASE_URL", database),
+    ("old-java-worker", old_java_worker),
+    ("old-go-worker", old_go_worker),
+    ("gcloud", gcloud),
 ];
 
 /// Variables of ours that the guides' commands get, if they are there.
@@ -43,6 +47,8 @@ struct StandIn {
     variables: Vec<(&'static str, String)>,
     /// Shell commands that make it.
     preparation: String,
+    /// A program's name and its shell script.
+    program: Option<(&'static str, String)>,
 }
 
 /// A bucket that nobody else uses, on servers for S3 and for Google Cloud Storage. Both kinds of clients go by these
@@ -60,6 +66,7 @@ fn bucket() -> StandIn {
             ("AWS_ENDPOINT_URL_S3", format!("http://{s3}")),
             ("STORAGE_EMULATOR_HOST", format!("http://{gcs}")),
         ],
+        program: None,
     }
 }
 
@@ -93,8 +100,41 @@ fn database() -> StandIn {
     StandIn {
         preparation: format!("psql -Xq {} -c 'CREATE DATABASE {name}'\n", quoted(&server)),
         variables: vec![("DATABASE_URL", database)],
-        text: None,
+        ..StandIn::default()
     }
+}
+
+/// A program with AWS's lock client, which runs a command under the lock `nightly`.
+fn old_java_worker() -> StandIn {
+    old_worker("old-java-worker", Program::DynamoDbJava)
+}
+
+fn old_go_worker() -> StandIn {
+    old_worker("old-go-worker", Program::DynamoDbGo)
+}
+
+fn old_worker(name: &'static str, peer: Program) -> StandIn {
+    let peer = quoted(&peer.path().display().to_string());
+    let script = format!(
+        r#"#!/bin/bash -eu
+options=(--endpoint "$AWS_ENDPOINT_URL_DYNAMODB" --lock nightly --ttl 20 --table "$1")
+case $2 in --try) {peer} try "${{options[@]}}"; exit ;; esac
+coproc {peer} hold "${{options[@]}}"
+id=$! to=${{COPROC[1]}}
+read -r granted <&"${{COPROC[0]}}"
+status=0
+"${{@:2}}" || status=$?
+exec {{to}}>&-
+wait $id
+exit $status
+"#
+    );
+    StandIn { program: Some((name, script)), ..StandIn::default() }
+}
+
+/// Gives an access token that nobody asks for.
+fn gcloud() -> StandIn {
+    StandIn { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..StandIn::default() }
 }
 
 fn unique(name: &str) -> String {
@@ -126,6 +166,11 @@ impl Surroundings {
             if let Ok(path) = env::var(program.variable()) {
                 symlink(path, self.programs.join(name)).unwrap();
             }
+        }
+        for (name, script) in self.stand_ins.values().filter_map(|stand_in| stand_in.program.as_ref()) {
+            let path = self.programs.join(name);
+            fs::write(&path, script).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         }
     }
 
