@@ -118,6 +118,13 @@ pub(crate) struct RunArgs {
     pub(crate) lock: LockArgs,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
+    #[command(flatten)]
+    pub(crate) command: CommandArgs,
+}
+
+/// What is run under a lock, and how.
+#[derive(Debug, Args)]
+pub(crate) struct CommandArgs {
     /// How long the lease lasts unless it is renewed; it is renewed while the command runs [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,

@@ -7,6 +7,7 @@ mod complete;
 mod config;
 mod context;
 mod exit;
+mod job;
 mod output;
 mod report;
 mod signals;

@@ -3,13 +3,11 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use leasehold::{Loss, LossReason, Token};
 use serde::Serialize;
 
 use crate::exit::{FAILED, Failure};
-use crate::output::json::ms;
 
 /// The document. Field names are stable; a field that does not apply is null.
 #[derive(Debug, Default, Serialize)]
@@ -45,11 +43,6 @@ impl Report {
         };
         self.exit_code = failure.code;
         self.message = Some(failure.message.clone());
-        self
-    }
-
-    pub(crate) fn waited(mut self, waited: Duration) -> Self {
-        self.waited_ms = Some(ms(waited));
         self
     }
 

@@ -36,6 +36,7 @@ mod grants;
 mod lapse;
 mod listing;
 mod locks;
+mod once;
 mod races;
 mod release;
 mod renewal;
@@ -57,6 +58,7 @@ pub use self::grants::*;
 pub use self::lapse::*;
 pub use self::listing::*;
 pub use self::locks::*;
+pub use self::once::*;
 pub use self::races::*;
 pub use self::release::*;
 pub use self::renewal::*;
@@ -170,6 +172,10 @@ cases! {
     a_holder_is_told_that_it_was_evicted
     a_guard_keeps_its_lease_alive
     a_ticket_hands_a_lock_on
+    one_of_many_runs_a_job_and_the_others_learn_that_it_ran
+    a_job_that_failed_is_run_by_another_in_the_same_period
+    a_job_whose_machine_died_is_run_by_another_in_the_same_period
+    a_job_runs_again_after_its_period_and_not_before
 }
 
 /// Not for use outside [`conformance!`](crate::conformance!).

@@ -132,6 +132,7 @@ pub struct FaultyRegister {
 struct Script {
     next: [VecDeque<Outcome>; 4],
     every: [Option<Outcome>; 4],
+    every_write_of: Option<(String, Outcome)>,
     chaos: Option<Chaos>,
     held: VecDeque<InNetwork>,
     log: Vec<Sent>,
@@ -168,6 +169,11 @@ impl FaultyRegister {
         self.script().every[kind as usize] = Some(outcome);
     }
 
+    /// What becomes of every write of `key` that has no scripted outcome, from now on.
+    pub fn every_write_of(&self, key: &str, outcome: Outcome) {
+        self.script().every_write_of = Some((key.into(), outcome));
+    }
+
     /// From now on every request is lost on its way, as with a cable pulled.
     pub fn disconnect(&self) {
         self.script().every = [const { Some(Outcome::Dropped) }; 4];
@@ -182,6 +188,7 @@ impl FaultyRegister {
     pub fn heal(&self) {
         let mut script = self.script();
         script.every = Default::default();
+        script.every_write_of = None;
         script.chaos = None;
     }
 
@@ -252,6 +259,10 @@ impl FaultyRegister {
         let mut script = self.script();
         let outcome = script.next[kind as usize]
             .pop_front()
+            .or_else(|| {
+                let of = script.every_write_of.as_ref().filter(|(of, _)| kind == Kind::Write && of == key);
+                of.map(|(_, outcome)| outcome.clone())
+            })
             .or_else(|| script.every[kind as usize].clone())
             .or_else(|| script.chaos.as_mut().map(Chaos::draw))
             .unwrap_or(Outcome::Fine);

@@ -4,11 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{join_all, select_all};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::{Command, Identity, Lease, start};
+use crate::keeper::{Command, Identity, Lease, bind, start};
 use crate::lease::{Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Token};
 use crate::name::LockName;
 use crate::queue::Turn;
@@ -39,6 +40,8 @@ pub struct Guard {
     identity: Identity,
     capabilities: Capabilities,
     lease: Arc<Lease>,
+    /// Other locks that are held for this one, and lost with it. Before the keeper: dropped, and so released, before it.
+    parts: Vec<Guard>,
     keeper: Option<oneshot::Sender<Command>>,
 }
 
@@ -53,7 +56,19 @@ impl Guard {
         let identity = Identity { name: grant.name.clone(), token: grant.token };
         let capabilities = store.capabilities();
         let (lease, keeper) = start(store, grant, turn, store_url);
-        Self { identity, capabilities, lease, keeper: Some(keeper) }
+        Self { identity, capabilities, lease, parts: Vec::new(), keeper: Some(keeper) }
+    }
+
+    /// This guard, held only for as long as all of `parts` are held too, which it takes over.
+    pub(crate) fn bound_to(mut self, parts: Vec<Guard>) -> Self {
+        self.parts = parts;
+        bind(self.each().map(|guard| guard.lease.clone()).collect());
+        self
+    }
+
+    /// This guard's own lock, and those that are held for it.
+    fn each(&self) -> impl Iterator<Item = &Guard> {
+        std::iter::once(self).chain(&self.parts)
     }
 
     /// The lock's name.
@@ -76,7 +91,7 @@ impl Guard {
 
     /// How long the lock is certainly still held without another renewal; zero once it was lost. Local, no I/O.
     pub fn remaining(&self) -> Duration {
-        self.lease.remaining()
+        self.each().map(|guard| guard.lease.remaining()).min().unwrap_or_default()
     }
 
     /// Whether the lock is still held. Local, no I/O; reads the clock, so it is right also after a suspend.
@@ -84,12 +99,13 @@ impl Guard {
     /// # Errors
     /// [`ErrorKind::Lost`], for good.
     pub fn check(&self) -> Result<()> {
-        self.lease.loss(&self.identity).map_or(Ok(()), |loss| Err(Error::lost(loss)))
+        let loss = self.each().find_map(|guard| guard.lease.loss(&guard.identity));
+        loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
     }
 
     /// Completes when the lock is lost, no later than its deadline. Cancel safe.
     pub async fn lost(&self) -> Loss {
-        self.lease.lost(&self.identity).await
+        select_all(self.each().map(|guard| Box::pin(guard.lease.lost(&guard.identity)))).await.0
     }
 
     /// A token that is cancelled as soon as the lock is not held any more: lost, released, or handed on.
@@ -104,15 +120,41 @@ impl Guard {
     /// # Errors
     /// When the store did not answer: the release is then tried again in the background, until the lease lapses by
     /// itself.
-    pub async fn release(mut self) -> Result<Released> {
-        // By the clock: a lease whose deadline has passed is lost, not released.
-        if self.check().is_err() {
-            return Ok(Released::AlreadyLost);
+    pub async fn release(self) -> Result<Released> {
+        self.give_up(Command::Release).await
+    }
+
+    /// Releases the lock and lets it rest: it is granted to nobody before `period` has passed since it was granted. For
+    /// what must not be done again so soon: a report that is due once an hour, a batch job that several machines start.
+    ///
+    /// From the release on the rest counts on the store's clock. The guard is dead before the release is sent; that is tried
+    /// until the lease has ended, since a lock that does not rest may be granted at once. Dropping the future goes on
+    /// with it in the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where locks cannot rest ([`Capabilities::rests`]), and for an exclusive hold of a
+    /// [`RwLock`](crate::RwLock), which is more than one lock: it is then released without. What the store says, when it could not be told before the lease ended.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let lock = leasehold::Locker::open("mem:").await?.lock("report");
+    /// lock.acquire().await?.rest(Duration::from_secs(3600)).await?;
+    /// assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().resting);
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn rest(self, period: Duration) -> Result<Released> {
+        if !self.capabilities.rests {
+            let message = format!("locks in {} cannot rest", self.capabilities.store);
+            self.release().await?;
+            return Err(Error::unsupported(message).with_help("see the store's page for what it can"));
         }
-        match self.ask(Command::Release).await {
-            Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
-            answer => answer,
+        if let Err(error) = self.single("cannot rest") {
+            self.release().await?;
+            return Err(error);
         }
+        self.give_up(|reply| Command::Rest(period, reply)).await
     }
 
     /// Stops the renewals and hands the lock on as a [`Ticket`], for another process to renew and to release.
@@ -120,13 +162,62 @@ impl Guard {
     /// The lease runs on from its last renewal. Dropping the future releases the lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when it was lost already; what the store says. The lock is then released.
+    /// [`ErrorKind::Lost`] when it was lost already; [`ErrorKind::Unsupported`] for an exclusive hold of a
+    /// [`RwLock`](crate::RwLock), which is more than one lock; what the store says. The lock is then released.
     pub async fn into_ticket(mut self) -> Result<Ticket> {
+        self.single("cannot be handed on as a ticket")?;
         self.check()?;
         let (ticket, taken) = self.ask(Command::HandOn).await?;
         // From here to the caller nothing is awaited: the ticket cannot be dropped unseen.
         let _ = taken.send(());
         Ok(ticket)
+    }
+
+    async fn give_up(
+        mut self,
+        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
+    ) -> Result<Released> {
+        // By the clock: a lease whose deadline has passed is lost, not released.
+        if self.check().is_err() {
+            return Ok(Released::AlreadyLost);
+        }
+        // The belief in all parts, before anything is sent about one.
+        self.end();
+        // The lock that names the guard comes last: who looks at it alone finds it free when all is.
+        let parts = std::mem::take(&mut self.parts).into_iter().map(|part| part.settled(Command::Release));
+        let parts = join_all(parts).await;
+        let whole = self.settled(command).await;
+        parts.into_iter().fold(whole, |whole, part| match (whole?, part?) {
+            (Released::Released, Released::Released) => Ok(Released::Released),
+            _ => Ok(Released::AlreadyLost),
+        })
+    }
+
+    /// Gives up what this guard itself stands for, after its end.
+    async fn settled(
+        mut self,
+        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
+    ) -> Result<Released> {
+        match self.ask(command).await {
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
+            answer => answer,
+        }
+    }
+
+    /// The user's belief ends here.
+    fn end(&self) {
+        for guard in self.each() {
+            guard.lease.end();
+        }
+    }
+
+    /// For what only a single lock can do.
+    fn single(&self, what: &str) -> Result<()> {
+        if self.parts.is_empty() {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!("an exclusive hold of `{}` {what}", self.name()))
+            .with_help("it is made of several locks; plain locks, permits and shared holds can"))
     }
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
@@ -147,8 +238,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Dead first; then the keeper, whose commands end here, releases.
-        self.lease.end();
+        // Dead first; then the keepers, whose commands end here, release.
+        self.end();
     }
 }
 

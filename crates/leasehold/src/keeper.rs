@@ -7,10 +7,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{Deadline, timeout};
+use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::lease::{Grant, LeaseStore, Loss, LossReason, Released, Renewal, attempt_limit};
@@ -21,6 +22,9 @@ use crate::ticket::Ticket;
 const RENEW_AFTER: f64 = 1.0 / 3.0;
 /// Renewals of many locks taken at once spread out.
 const RENEW_SPREAD: f64 = 0.1;
+
+/// A release that failed is tried again after this, and then ever less often.
+const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a guard and its tasks share: the truth about the lease, as far as this process may believe in it.
 #[derive(Debug)]
@@ -46,6 +50,8 @@ enum State {
 #[derive(Debug)]
 pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
+    /// With a rest until so long after the grant.
+    Rest(Duration, oneshot::Sender<Result<Released>>),
     /// The ticket, with what says that somebody has it.
     HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
@@ -114,6 +120,14 @@ impl Lease {
         lost
     }
 
+    /// The loss, if the lease is known to be lost. Does not read the clock.
+    fn known_loss(&self) -> Option<Loss> {
+        self.state(|state| match state {
+            State::Lost(loss) => Some(loss.clone()),
+            State::Held { .. } | State::Ended => None,
+        })
+    }
+
     fn lose(&self, loss: Loss) {
         self.state(|state| {
             if let State::Held { .. } = state {
@@ -177,12 +191,27 @@ pub(crate) fn start(
     let identity = Identity { name: grant.name.clone(), token: grant.token };
     tracing::debug!(lock = %grant.name, token = %grant.token, "lock acquired");
     tokio::spawn(watch(lease.clone(), identity.clone()));
-    let keeper = Keeper { store, grant, lease: lease.clone(), identity, store_url };
+    let granted = store.env().now();
+    let keeper = Keeper { store, grant, granted, lease: lease.clone(), identity, store_url };
     tokio::spawn(async move {
         keeper.keep(commands).await;
         drop(turn);
     });
     (lease, sender)
+}
+
+/// From now on the leases are lost together: what else is held ends, and is released, as soon as one of them is lost.
+/// Must be called inside a tokio runtime.
+pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
+    tokio::spawn(async move {
+        select_all(leases.iter().map(|lease| Box::pin(lease.over.cancelled()))).await;
+        // None when their guard has ended them.
+        if let Some(loss) = leases.iter().find_map(|lease| lease.known_loss()) {
+            for lease in &leases {
+                lease.lose(loss.clone());
+            }
+        }
+    });
 }
 
 /// The watchdog.
@@ -198,6 +227,8 @@ async fn watch(lease: Arc<Lease>, identity: Identity) {
 struct Keeper {
     store: Arc<dyn LeaseStore>,
     grant: Grant,
+    /// When that was known: not before the store granted it.
+    granted: Moment,
     lease: Arc<Lease>,
     identity: Identity,
     store_url: Option<String>,
@@ -224,6 +255,7 @@ impl Keeper {
                 }
             }
             Over::Asked(Some(Command::Release(reply))) => self.release(Some(reply)).await,
+            Over::Asked(Some(Command::Rest(period, reply))) => self.rest(period, reply).await,
             Over::Asked(Some(Command::HandOn(reply))) => self.hand_on(reply).await,
             Over::Asked(None) => self.release(None).await,
         }
@@ -294,32 +326,59 @@ impl Keeper {
         Over::Asked(commands.await.ok())
     }
 
+    /// Whoever asked hears of the first trouble; the release is tried again without them, until the lease has lapsed anyway.
     async fn release(&mut self, mut reply: Option<oneshot::Sender<Result<Released>>>) {
-        let env = self.lease.env.clone();
-        let mut pause = Duration::from_secs(1);
+        let mut pause = FIRST_RELEASE_PAUSE;
         loop {
-            match self.store.release(&mut self.grant, None).await {
-                Ok(released) => {
-                    tracing::debug!(lock = %self.grant.name, token = %self.grant.token, ?released, "lock released");
-                    if let Some(reply) = reply {
-                        let _ = reply.send(Ok(released));
-                    }
-                    return;
-                }
-                Err(error) => {
-                    tracing::debug!(lock = %self.grant.name, %error, "the lock was not released");
-                    if let Some(reply) = reply.take() {
-                        let _ = reply.send(Err(Error::from(error).with_help("the lease ends by itself")));
-                    }
-                }
+            let outcome = self.try_release(None).await;
+            let done = outcome.is_ok();
+            if let Some(reply) = reply.take() {
+                let _ = reply.send(outcome.map_err(|error| error.with_help("the lease ends by itself")));
             }
-            // In the background, until the lease has lapsed anyway.
-            if self.grant.deadline.passed(env.now()) {
+            if done || !self.pause_release(&mut pause).await {
                 return;
             }
-            env.sleep(env.random.jittered(pause, 0.5)).await;
-            pause = (pause * 2).min(self.grant.ttl.get() / 10);
         }
+    }
+
+    /// Whoever asked hears of nothing but the end: until it has been told, nobody knows that the lock is to rest.
+    async fn rest(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
+        let mut pause = FIRST_RELEASE_PAUSE;
+        let outcome = loop {
+            // What has passed since the grant is not rested again; at least that, if this clock goes too fast.
+            let passed = self.lease.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
+            let rest = Some(period.saturating_sub(passed)).filter(|rest| !rest.is_zero());
+            match self.try_release(rest).await {
+                Ok(released) => break Ok(released),
+                Err(error) if !self.pause_release(&mut pause).await => {
+                    break Err(error.with_help("the lock may be granted again before its time"));
+                }
+                Err(_) => {}
+            }
+        };
+        let _ = reply.send(outcome);
+    }
+
+    async fn try_release(&mut self, rest: Option<Duration>) -> Result<Released> {
+        let outcome = self.store.release(&mut self.grant, rest).await;
+        match &outcome {
+            Ok(released) => {
+                tracing::debug!(lock = %self.grant.name, token = %self.grant.token, ?released, "lock released");
+            }
+            Err(error) => tracing::debug!(lock = %self.grant.name, %error, "the lock was not released"),
+        }
+        outcome.map_err(Error::from)
+    }
+
+    /// Waits before another try; `false` when the lease has lapsed anyway.
+    async fn pause_release(&self, pause: &mut Duration) -> bool {
+        let env = &self.lease.env;
+        if self.grant.deadline.passed(env.now()) {
+            return false;
+        }
+        env.sleep(env.random.jittered(*pause, 0.5)).await;
+        *pause = (*pause * 2).min(self.grant.ttl.get() / 10);
+        true
     }
 
     async fn hand_on(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {

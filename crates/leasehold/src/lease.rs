@@ -98,7 +98,8 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
         std::future::pending().await
     }
 
-    /// Completes when a lock that was seen as `seen` may have become free. May complete early; never misses a lapse.
+    /// Completes when a lock that was seen as `seen` may have become free, or has begun to rest, which is news for those
+    /// who then need wait no longer. May complete early; never misses a lapse.
     ///
     /// Cancel safe.
     ///

@@ -37,7 +37,8 @@
 //!
 //! # Where things are
 //!
-//! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held. Stores implement
+//! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held; [`Semaphore`] and [`RwLock`]
+//! are made of locks. Stores implement
 //! [`lease::LeaseStore`], or the smaller [`Register`] on which [`RegisterLeases`] runs the lease protocol.
 //! Everything needs a tokio runtime with time enabled.
 
@@ -50,9 +51,13 @@ pub mod lease;
 mod lock;
 mod locker;
 mod name;
+mod once;
 mod queue;
 pub mod random;
 pub mod register;
+mod rw_lock;
+mod semaphore;
+mod slots;
 pub mod stores;
 mod ticket;
 pub mod url;
@@ -63,5 +68,8 @@ pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, S
 pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::name::LockName;
+pub use self::once::{AlreadyRan, Due, Once, OncePer};
 pub use self::register::{Register, RegisterLeases};
+pub use self::rw_lock::RwLock;
+pub use self::semaphore::Semaphore;
 pub use self::ticket::Ticket;

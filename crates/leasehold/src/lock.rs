@@ -49,6 +49,19 @@ type OnWait = dyn Fn(&Held) + Send + Sync;
 enum Wait {
     No,
     Yes,
+    /// But not for the end of a rest.
+    UntilItRests,
+}
+
+impl Wait {
+    /// Whether to go away when the lock is `held`.
+    fn is_over(self, held: &Held) -> bool {
+        match self {
+            Self::No => true,
+            Self::Yes => false,
+            Self::UntilItRests => held.resting,
+        }
+    }
 }
 
 impl Lock {
@@ -131,6 +144,19 @@ impl Lock {
         self.contend(claim, turn, Wait::Yes).await
     }
 
+    /// [`acquire`](Self::acquire), but [`ErrorKind::Held`] as soon as the lock is known to rest.
+    pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
+        let claim = self.claim()?;
+        let queue = self.queue(&claim.name);
+        let turn = tokio::select! {
+            biased;
+            turn = queue.turn(|held| self.tell(held)) => turn,
+            // Somebody before us, in this process, waits for that to end.
+            held = queue.rests() => return Err(held_error(&claim.name, held)),
+        };
+        self.contend(claim, turn, Wait::UntilItRests).await
+    }
+
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
@@ -160,19 +186,25 @@ impl Lock {
     /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder), or [`ErrorKind::Unavailable`] when the
     /// store had said nothing until then; otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
+        self.within(limit, self.acquire()).await
+    }
+
+    /// `acquisition` of this lock, for at most `limit`.
+    pub(crate) async fn within(
+        &self,
+        limit: Duration,
+        acquisition: impl Future<Output = Result<Guard>>,
+    ) -> Result<Guard> {
         let name = self.checked_name()?;
         let queue = self.queue(&name);
         let clock = &self.locker.store().env().clock;
         // Lives until who has the lock has been read: with it, the turn is given up, and nobody knows any more.
-        let mut acquisition = pin!(self.acquire());
+        let mut acquisition = pin!(acquisition);
         match timeout(&**clock, limit, acquisition.as_mut()).await {
             Some(outcome) => outcome,
             None => match queue.seen() {
                 Some(held) => Err(held_error(&name, held)),
-                None => Err(Error::new(
-                    ErrorKind::Unavailable,
-                    format!("lock `{name}`: the store did not answer within {limit:.1?}"),
-                )),
+                None => Err(unheard_of(&name, limit)),
             },
         }
     }
@@ -207,8 +239,33 @@ impl Lock {
         Ok(output)
     }
 
-    fn checked_name(&self) -> Result<LockName> {
+    /// Another lock with the same settings.
+    pub(crate) fn renamed(&self, name: &LockName) -> Self {
+        Self { name: name.to_string(), ..self.clone() }
+    }
+
+    /// What else is to be done whenever an acquisition that waits learns who has the lock.
+    pub(crate) fn noting(&self, note: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+        let on_wait = self.on_wait.clone();
+        self.clone().on_wait(move |held| {
+            note(held);
+            if let Some(on_wait) = &on_wait {
+                on_wait(held);
+            }
+        })
+    }
+
+    pub(crate) fn locker(&self) -> &Locker {
+        &self.locker
+    }
+
+    pub(crate) fn checked_name(&self) -> Result<LockName> {
         LockName::new(&self.name)
+    }
+
+    /// Whether it can be asked for as it is.
+    pub(crate) fn checked(&self) -> Result<LockName> {
+        Ok(self.claim()?.name)
     }
 
     fn claim(&self) -> Result<Claim> {
@@ -227,7 +284,7 @@ impl Lock {
         self.locker.queues().of(name)
     }
 
-    fn tell(&self, held: &Held) {
+    pub(crate) fn tell(&self, held: &Held) {
         if let Some(on_wait) = &self.on_wait {
             on_wait(held);
         }
@@ -256,6 +313,7 @@ impl Lock {
     ) {
         let store = self.locker.store().clone();
         let keeps_line = store.capabilities().fifo;
+        // In line, where the store keeps one, nobody hears of what happens at its head: that it rests.
         claim.waits = wait == Wait::Yes;
         // Whether the store may go on with this claim when we do not: a place in line, a request that was not answered.
         let mut pending = false;
@@ -273,7 +331,7 @@ impl Lock {
                     let _ = reply.send(Ok(guard));
                     return;
                 }
-                Ok(Verdict::Held(held)) if wait == Wait::No => {
+                Ok(Verdict::Held(held)) if wait.is_over(&held) => {
                     break Some(Err(held_error(&claim.name, held)));
                 }
                 Ok(Verdict::Lost(loss)) if wait == Wait::No => break Some(Err(Error::lost(loss))),
@@ -283,7 +341,7 @@ impl Lock {
                     claim.id = Id::random(&store.env().random);
                 }
                 Ok(Verdict::Held(held)) => {
-                    pending = keeps_line;
+                    pending = keeps_line && claim.waits;
                     turn.tell(held.clone());
                     self.tell(&held);
                     tokio::select! {
@@ -341,7 +399,12 @@ fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
 }
 
 fn held_error(name: &LockName, held: Held) -> Error {
-    let mut error = Error::held(format!("lock `{name}` is held by {held}"), held.clone());
+    refusal(format!("lock `{name}` is held by {held}"), held)
+}
+
+/// An error that says `message`, and what to do about `held`.
+pub(crate) fn refusal(message: String, held: Held) -> Error {
+    let mut error = Error::held(message, held.clone());
     if held.foreign.is_some() {
         error = error.with_help("leasehold never takes over what it did not write; find out who did");
     } else if let Some(left) = held.lapses_within.filter(|_| held.resting) {
@@ -360,6 +423,12 @@ fn held_error(name: &LockName, held: Held) -> Error {
     error
 }
 
+/// The error of who waited for `limit` and heard nothing of a holder.
+pub(crate) fn unheard_of(name: &LockName, limit: Duration) -> Error {
+    let message = format!("lock `{name}`: the store did not answer within {limit:.1?}");
+    Error::new(ErrorKind::Unavailable, message)
+}
+
 fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
@@ -367,6 +436,56 @@ fn whole_seconds(duration: Duration) -> u64 {
 fn kept(text: &str) -> String {
     text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(MAX_TEXT).collect()
 }
+
+/// The settings of a [`Lock`], for what is made of several locks and keeps their settings in its field `lock`.
+macro_rules! settings {
+    () => {
+        /// The leases' time to live, as [`Lock::ttl`](crate::Lock::ttl).
+        #[must_use]
+        pub fn ttl(self, ttl: Duration) -> Self {
+            Self { lock: self.lock.ttl(ttl), ..self }
+        }
+
+        /// What an acquisition is for, as [`Lock::note`](crate::Lock::note).
+        #[must_use]
+        pub fn note(self, note: impl Into<String>) -> Self {
+            Self { lock: self.lock.note(note), ..self }
+        }
+
+        /// The holder's name that others are shown, as [`Lock::owner`](crate::Lock::owner).
+        #[must_use]
+        pub fn owner(self, name: impl Into<String>) -> Self {
+            Self { lock: self.lock.owner(name), ..self }
+        }
+
+        /// How much longer others wait after a lapse, as [`Lock::lock_delay`](crate::Lock::lock_delay).
+        #[must_use]
+        pub fn lock_delay(self, delay: Duration) -> Self {
+            Self { lock: self.lock.lock_delay(delay), ..self }
+        }
+
+        /// How long to put up with a store that does not answer, as [`Lock::patience`](crate::Lock::patience).
+        #[must_use]
+        pub fn patience(self, patience: Duration) -> Self {
+            Self { lock: self.lock.patience(patience), ..self }
+        }
+
+        /// For a guard that is to be handed on as a [`Ticket`](crate::Ticket), as
+        /// [`Lock::for_ticket`](crate::Lock::for_ticket).
+        #[must_use]
+        pub fn for_ticket(self) -> Self {
+            Self { lock: self.lock.for_ticket(), ..self }
+        }
+
+        /// Calls `tell` whenever an acquisition that waits learns of one of those who are in its way, as
+        /// [`Lock::on_wait`](crate::Lock::on_wait).
+        #[must_use]
+        pub fn on_wait(self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+            Self { lock: self.lock.on_wait(tell), ..self }
+        }
+    };
+}
+pub(crate) use settings;
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -14,6 +14,8 @@ use crate::lease::{
 use crate::lock::Lock;
 use crate::name::LockName;
 use crate::queue::Queues;
+use crate::rw_lock::RwLock;
+use crate::semaphore::Semaphore;
 use crate::stores;
 use crate::ticket::Ticket;
 use crate::url::StoreUrl;
@@ -34,6 +36,8 @@ pub struct Locker(Arc<Shared>);
 struct Shared {
     store: Arc<dyn LeaseStore>,
     queues: Queues,
+    /// The queues in front of what is made of several locks.
+    places: Queues,
     url: Option<String>,
     /// What this process says of itself in records.
     holder: Holder,
@@ -67,12 +71,29 @@ impl Locker {
     }
 
     fn sharing(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
-        Self(Arc::new(Shared { store, queues: Queues::default(), url, holder: Holder::this_process() }))
+        Self(Arc::new(Shared {
+            store,
+            queues: Queues::default(),
+            places: Queues::default(),
+            url,
+            holder: Holder::this_process(),
+        }))
     }
 
     /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
+    }
+
+    /// The semaphore called `name`, with `permits` permits: from 1 to [`Semaphore::MAX_PERMITS`]. Sends nothing; a bad
+    /// name or number is reported by the acquisition.
+    pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
+        Semaphore::new(self.lock(name), permits)
+    }
+
+    /// The readers-writer lock called `name`. Sends nothing; a bad name is reported by the acquisition.
+    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
+        RwLock::new(self.lock(name))
     }
 
     /// The state of one lock, now. Cancel safe.
@@ -182,6 +203,10 @@ impl Locker {
 
     pub(crate) fn queues(&self) -> &Queues {
         &self.0.queues
+    }
+
+    pub(crate) fn places(&self) -> &Queues {
+        &self.0.places
     }
 }
 

@@ -70,6 +70,24 @@ impl Queue {
         }
     }
 
+    /// Completes when whoever has the turn knows that the lock rests. Cancel safe.
+    pub(crate) async fn rests(&self) -> Held {
+        let mut seen = self.seen.subscribe();
+        let resting = seen.wait_for(|held| held.as_ref().is_some_and(|held| held.resting)).await;
+        // Never closed while this queue lives.
+        resting.map_or_else(|_| None, |held| held.clone()).unwrap_or_default()
+    }
+
+    /// The turn, as soon as whoever has it has not been refused; else who is in the way. Cancel safe.
+    pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn, Held> {
+        let mut seen = self.seen.subscribe();
+        tokio::select! {
+            biased;
+            turn = self.turn(|_| {}) => Ok(turn),
+            Ok(held) = seen.wait_for(Option::is_some) => Err(held.clone().unwrap_or_default()),
+        }
+    }
+
     /// The turn, if nobody has it.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
         let permit = self.turns.clone().try_acquire_owned().ok()?;

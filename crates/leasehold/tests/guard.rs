@@ -296,6 +296,54 @@ async fn fault_4_a_release_that_fails_is_tried_again_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_rest_counts_from_the_grant_and_ends_on_time() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let period = SECOND * 600;
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    let granted = other.clock.now();
+    client.env.sleep(SECOND * 200).await;
+    assert_eq!(guard.rest(period).await.unwrap(), Released::Released);
+    let held = locker(&other).lock("x").try_acquire().await.unwrap_err();
+    assert!(held.holder().unwrap().resting, "{held}");
+    locker(&other).lock("x").acquire().await.unwrap().release().await.unwrap();
+    let rested = other.clock.now().longest_since(granted);
+    assert!(rested >= period, "granted {rested:?} after the grant before");
+    assert!(rested <= period.mul_f64(1.02) + SECOND, "the time that it was held counts: {rested:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rest_is_told_to_the_store_until_it_has_heard_of_it_and_otherwise_its_guard_is_told() {
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = locker(&client);
+    let lock = locker.lock("x").ttl(TTL);
+    let guard = lock.acquire().await.unwrap();
+    client.network.every(Kind::Write, Outcome::Dropped);
+    let resting = tokio::spawn(guard.rest(SECOND * 600));
+    client.env.sleep(SECOND * 12).await;
+    assert!(!resting.is_finished(), "given up while the lease still kept others out");
+    client.network.heal();
+    assert_eq!(resting.await.unwrap().unwrap(), Released::Released);
+    assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().resting);
+
+    let guard = lock.acquire().await.unwrap();
+    client.network.every(Kind::Write, Outcome::Dropped);
+    let error = guard.rest(SECOND * 600).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.help().iter().any(|help| help.contains("before its time")), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_locks_cannot_rest_they_are_released_and_that_is_said() {
+    let client = World::by_existence().observer(1);
+    let lock = locker(&client).lock("x").ttl(TTL);
+    let error = lock.acquire().await.unwrap().rest(SECOND).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    lock.try_acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hundred_tasks_are_one_contender_and_are_served_in_order() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));

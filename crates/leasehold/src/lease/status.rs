@@ -89,6 +89,9 @@ pub struct Held {
     pub lapses_within: Option<Duration>,
     /// Released, but not to be granted yet ([`LeaseStore::release`](super::LeaseStore::release) with a rest).
     pub resting: bool,
+    /// Of a resting lock: who had it before. Then [`held_for`](Self::held_for) counts from that grant, or, where the
+    /// store does not know it, from the release.
+    pub last_holder: Option<Holder>,
     /// What stands where the record should be, when it is not leasehold's.
     pub foreign: Option<String>,
 }

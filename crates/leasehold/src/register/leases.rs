@@ -365,7 +365,9 @@ impl LeaseStore for RegisterLeases {
             let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
             let quiet = sight.quiet(sight.at);
             match protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
-                crate::lease::State::Held(held) => lapses_within = held.lapses_within,
+                crate::lease::State::Held(held) if held.resting == seen.resting => {
+                    lapses_within = held.lapses_within;
+                }
                 _ => return Ok(()),
             }
         }

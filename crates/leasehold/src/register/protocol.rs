@@ -63,8 +63,10 @@ pub(super) fn availability(
             (rest.mul_f64(1.0 + RATE_ERROR), rest)
         }
     };
+    // A rest guards a period and no holder: the option is not about it, and without the store's clock a process that
+    // has just started would never see it end.
     let left_by_store = store
-        .filter(|_| rules.store_clock)
+        .filter(|_| rules.store_clock || record.state == RecordState::Resting)
         .zip(record.renewed_at_us)
         .map(|(store, renewed_us)| by_store.saturating_sub(since_us(store.lo_us, renewed_us)));
     let left = observed.saturating_sub(quiet);
@@ -312,12 +314,15 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> Past {
 /// What people are told of a record that is not free.
 pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> Held {
     let resting = record.state == RecordState::Resting;
+    // When a rest began is written with it. When the grant was is not, where that was the first request of a process.
+    let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| resting));
     Held {
         holder: (!resting).then(|| record.holder.clone()),
         token: Some(record.token),
-        held_for: store.zip(record.granted_at_us).map(|(store, from_us)| since_us(store.hi_us, from_us)),
+        held_for: store.zip(from_us).map(|(store, from_us)| since_us(store.hi_us, from_us)),
         lapses_within,
         resting,
+        last_holder: resting.then(|| record.holder.clone()),
         foreign: None,
     }
 }

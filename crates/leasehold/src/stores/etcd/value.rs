@@ -161,7 +161,8 @@ pub(super) fn held(kv: &KeyValue) -> Held {
             held.token = token(kv, &value);
             held.lapses_within = Some(value.lasts());
             held.resting = value.state == Standing::Resting;
-            held.holder = Some(value.holder).filter(|_| value.state != Standing::Resting);
+            let holder = Some(value.holder);
+            if held.resting { held.last_holder = holder } else { held.holder = holder }
         }
     }
     held

@@ -67,7 +67,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Waits until nobody has the lock any more, or another than was `seen`.
+    /// Waits until nobody has the lock any more, or another than was `seen`, or it rests.
     pub(super) async fn until_changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         loop {
             let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
@@ -77,7 +77,8 @@ impl EtcdLeases {
                 return Ok(());
             }
             tokio::select! {
-                fired = self.watcher.deleted(&self.client, &first.key, revision + 1) => self.calm(fired).await,
+                // Its holder writes it when it is laid to rest, and seldom else.
+                fired = self.watcher.touched(&self.client, &first.key, revision + 1) => self.calm(fired).await,
                 () = self.env.sleep(self.env.random.jittered(PACE.most, 0.25)) => {}
             }
         }

@@ -1,4 +1,4 @@
-//! One stream of watches for all who wait for a key to be deleted.
+//! One stream of watches for all who wait for a key to be deleted, or written.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,8 +22,8 @@ const OPENING_LIMIT: Duration = Duration::from_secs(5);
 /// Why a wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fired {
-    /// The key was deleted, or has been since the revision that was given.
-    Deleted,
+    /// The key was deleted, or has been since the revision that was given; or written, if that was asked for.
+    Happened,
     /// The stream broke, or etcd has forgotten what came after that revision: look again.
     Lost,
 }
@@ -38,8 +38,15 @@ pub(super) struct Watcher {
 
 #[derive(Debug)]
 enum Command {
-    Watch { id: i64, key: Vec<u8>, from: i64, fired: oneshot::Sender<Fired> },
+    Watch { create: WatchCreateRequest, fired: oneshot::Sender<Fired> },
     Forget(i64),
+}
+
+/// What of a key is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Events {
+    Deletions,
+    All,
 }
 
 impl Watcher {
@@ -49,6 +56,15 @@ impl Watcher {
 
     /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
     pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
+        self.happened(client, key, from, Events::Deletions).await
+    }
+
+    /// Completes when `key` is deleted or written in revision `from` or later. Cancel safe.
+    pub(super) async fn touched(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
+        self.happened(client, key, from, Events::All).await
+    }
+
+    async fn happened(&self, client: &Arc<Client>, key: &[u8], from: i64, events: Events) -> Fired {
         let commands = self.commands.get_or_init(|| {
             let (sender, commands) = mpsc::unbounded_channel();
             tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
@@ -56,7 +72,14 @@ impl Watcher {
         });
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let (fired, answer) = oneshot::channel();
-        if commands.send(Command::Watch { id, key: key.to_vec(), from, fired }).is_err() {
+        let unwanted = Some(WatchFilter::NoPut.into()).filter(|_| events == Events::Deletions);
+        let create = WatchCreateRequest {
+            key: key.to_vec(),
+            start_revision: from,
+            filters: unwanted.into_iter().collect(),
+            watch_id: id,
+        };
+        if commands.send(Command::Watch { create, fired }).is_err() {
             return Fired::Lost;
         }
         let _forget = Forget { commands, id };
@@ -109,23 +132,17 @@ impl Watches {
             };
             match command {
                 None => return,
-                Some(Command::Watch { id, key, from, fired }) => self.watch(id, key, from, fired).await,
+                Some(Command::Watch { create, fired }) => self.watch(create, fired).await,
                 Some(Command::Forget(id)) => self.forget(id),
             }
         }
     }
 
-    async fn watch(&mut self, id: i64, key: Vec<u8>, from: i64, fired: oneshot::Sender<Fired>) {
+    async fn watch(&mut self, create: WatchCreateRequest, fired: oneshot::Sender<Fired>) {
         if fired.is_closed() {
             return;
         }
-        self.waiting.insert(id, fired);
-        let create = WatchCreateRequest {
-            key,
-            start_revision: from,
-            filters: vec![WatchFilter::NoPut.into()],
-            watch_id: id,
-        };
+        self.waiting.insert(create.watch_id, fired);
         let ask = WatchRequest { ask: Some(WatchAsk::Create(create)) };
         match &self.open {
             Some(open) => {
@@ -176,11 +193,11 @@ impl Watches {
             // Made known, or a sign of life.
             return;
         } else {
-            Fired::Deleted
+            Fired::Happened
         };
         if let Some(waiting) = self.waiting.remove(&answer.watch_id) {
             let _ = waiting.send(fired);
-            if fired == Fired::Deleted {
+            if fired == Fired::Happened {
                 self.cancel(answer.watch_id);
             }
         }

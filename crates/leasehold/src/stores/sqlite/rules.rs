@@ -321,7 +321,14 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> Held {
                 Duration::from_micros(now.wall_us().saturating_sub(hold.granted_us))
             });
         }
-        State::Resting(_) | State::Free => held.resting = true,
+        State::Resting(_) | State::Free => {
+            held.resting = true;
+            if let Some(past) = record.history.iter().find(|past| past.token == record.token) {
+                held.last_holder = Some(past.holder.clone());
+                held.held_for =
+                    past.from_us.map(|us| Duration::from_micros(now.wall_us().saturating_sub(us)));
+            }
+        }
     }
     held
 }

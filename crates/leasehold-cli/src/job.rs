@@ -1,0 +1,272 @@
+//! A command that runs under a lock: what is run, how it is supervised and reported, and what becomes of the lock then.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum as _;
+use leasehold::clock::{Clock, timeout};
+use leasehold::lease::Id;
+use leasehold::{Error, ErrorKind, Guard, LockName, Locker, Released};
+
+use crate::acquiring::{Request, WITHDRAWAL};
+use crate::args::{CommandArgs, OnLost, duration};
+use crate::child::{self, Ended, Hold, Plan};
+use crate::config::{Settings, Store};
+use crate::context::{self, Context};
+use crate::exit::{FAILED, Failure, LOST, of_child};
+use crate::output::json::ms;
+use crate::report::{self, Report};
+use crate::signals::Signals;
+
+/// The longest default grace.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A command that is to run under a lock.
+#[derive(Debug)]
+pub(crate) struct Job {
+    command: Vec<OsString>,
+    plan: Plan,
+    store: Store,
+    /// Where the report goes.
+    file: Option<PathBuf>,
+    report: Report,
+}
+
+/// What a job needs to take its lock and to run: the store, and the signals that are meant for it or for its command.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) locker: Locker,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) signals: Signals,
+}
+
+/// What becomes of the lock once the command has ended and the lock was ours until then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Afterwards {
+    /// It is free.
+    Release,
+}
+
+impl Hold for Guard {
+    fn remaining(&self) -> Duration {
+        Guard::remaining(self)
+    }
+
+    async fn lost(&self) {
+        Guard::lost(self).await;
+    }
+}
+
+impl Job {
+    /// What `args` describe, to run under a lease of `ttl`. Finds out first whether its report can be written.
+    pub(crate) fn new(
+        context: &Context,
+        args: CommandArgs,
+        lock: &LockName,
+        ttl: Duration,
+    ) -> Result<Self, Failure> {
+        let settings = &context.settings;
+        let file = settings.pick(args.report, "report", |text| Ok(text.into()))?;
+        let on_lost = settings.pick(args.on_lost, "on-lost", |text| OnLost::from_str(text, false))?;
+        let grace = grace(settings, args.grace, ttl)?;
+        let store = context.store()?;
+        if let Some(file) = &file {
+            report::check(file)?;
+        }
+        Ok(Self {
+            command: if args.shell { in_shell(args.command) } else { args.command },
+            plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl },
+            file,
+            report: Report { lock: lock.to_string(), store: store.shown(), ..Report::default() },
+            store,
+        })
+    }
+
+    /// Does `work`, and writes the report of how it ended.
+    pub(crate) async fn reported(
+        mut self,
+        context: &Context,
+        work: impl AsyncFnOnce(&mut Self) -> Result<u8, Failure>,
+    ) -> Result<u8, Failure> {
+        let outcome = work(&mut self).await;
+        let mut report = self.report;
+        if let Err(failure) = &outcome {
+            report = report.failed(failure);
+        }
+        // What was run was run: a report that cannot be written does not change how it ended.
+        if let Some(Err(failure)) = self.file.map(|file| report.write(&file)) {
+            context.output.warning(&failure.message);
+        }
+        outcome
+    }
+
+    /// Finds out whether the command can be run, and opens the store.
+    pub(crate) async fn begin(&self) -> Result<Session, Failure> {
+        child::look_up(&self.command[0])?;
+        let mut signals = Signals::ending().map_err(no_signals)?;
+        let locker = signals.unless(context::open(&self.store)).await?;
+        Ok(Session { clock: context::clock(&locker), locker, signals })
+    }
+
+    /// Takes the lock.
+    pub(crate) async fn acquire(
+        &mut self,
+        context: &Context,
+        request: &Request,
+        session: &mut Session,
+    ) -> Result<Guard, Failure> {
+        let asked = session.clock.now();
+        let Session { locker, signals, clock } = session;
+        let acquired = request.acquire(locker, &self.store, &context.output, signals).await;
+        self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        acquired
+    }
+
+    /// Runs the command under `guard`, ends the guard, and says how it all ended.
+    pub(crate) async fn run_under(
+        &mut self,
+        context: &Context,
+        session: &mut Session,
+        guard: Guard,
+        afterwards: Afterwards,
+    ) -> Result<u8, Failure> {
+        let Session { locker, clock, signals } = session;
+        let granted = clock.now();
+        self.report.token = guard.token().ok();
+        // On a terminal Ctrl-Z stops us and the command alike, without our help.
+        signals.add_others(!child::is_interactive()).map_err(no_signals)?;
+        let run = Id::random(&locker.store().env().random);
+        let ended = self.supervise(&guard, run, signals, &**clock).await;
+        // What ended the command was not meant for the release.
+        signals.forget();
+        // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
+        let mut loss = guard.check().err();
+        self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
+        self.give_up(context, guard, &mut loss, session, afterwards).await;
+        self.judge(context, ended?, loss)
+    }
+
+    async fn supervise(
+        &self,
+        guard: &Guard,
+        run: Id,
+        signals: &mut Signals,
+        clock: &dyn Clock,
+    ) -> Result<Ended, Failure> {
+        let environment = [
+            ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
+            // Of a store without tokens: absent, so that a script that needs one fails, and is not given another lock's.
+            ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
+            ("LEASEHOLD_STORE", Some(self.store.shown())),
+            (child::RUN, Some(run.to_string())),
+        ];
+        child::launch(&self.command, &environment, self.plan)?.supervise(guard, signals, clock).await
+    }
+
+    /// Ends the guard; a loss that only the store knows of goes into `loss`.
+    async fn give_up(
+        &mut self,
+        context: &Context,
+        guard: Guard,
+        loss: &mut Option<Error>,
+        session: &mut Session,
+        afterwards: Afterwards,
+    ) {
+        let name = guard.name().clone();
+        let given_up = async {
+            match afterwards {
+                Afterwards::Release => guard.release().await,
+            }
+        };
+        let released = match unless_signalled(given_up, session).await {
+            Ok(Released::Released) => true,
+            Ok(Released::AlreadyLost) => {
+                // The store knows better: ended by somebody else since the last renewal, while the command ran.
+                let message = format!("lock `{name}` was not ours any more when the command had ended");
+                loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
+                false
+            }
+            Err(error) => {
+                context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
+                false
+            }
+        };
+        self.report.released = Some(released);
+    }
+
+    fn judge(&mut self, context: &Context, ended: Ended, loss: Option<Error>) -> Result<u8, Failure> {
+        let report = &mut self.report;
+        report.command_exit_code = ended.status.code();
+        report.command_signal = child::ending_signal(ended.status);
+        if !ended.stopped && loss.is_none() {
+            if ended.left_behind && !context.output.quiet {
+                context
+                    .output
+                    .warning("ended processes that the command had left behind in its process group");
+            }
+            report.outcome = if ended.status.code().is_some() { "exited" } else { "signaled" }.to_owned();
+            report.exit_code = of_child(ended.status);
+            return Ok(report.exit_code);
+        }
+        let message = loss.as_ref().map_or_else(
+            || {
+                format!(
+                    "lock `{}` was not renewed in time: the command was stopped before the lease ended",
+                    report.lock
+                )
+            },
+            ToString::to_string,
+        );
+        report.lost_reason = Some(match &loss {
+            None => "not_renewed",
+            Some(error) => error.loss().map_or("ended", report::reason),
+        });
+        report.outcome = "lost".to_owned();
+        report.exit_code = LOST;
+        report.message = Some(message.clone());
+        context.output.failure(&Failure::new(LOST, "lost", message).with_help(if ended.stopped {
+            "the command was ended; what it did last may be incomplete"
+        } else {
+            "what the command did last may have been done without the lock"
+        }));
+        Ok(LOST)
+    }
+}
+
+/// A signal breaks off what ends the guard, when the store hangs.
+async fn unless_signalled(
+    given_up: impl Future<Output = leasehold::Result<Released>>,
+    session: &mut Session,
+) -> leasehold::Result<Released> {
+    let mut given_up = std::pin::pin!(given_up);
+    tokio::select! {
+        biased;
+        released = &mut given_up => released,
+        _ = session.signals.next_ending() => match timeout(&*session.clock, WITHDRAWAL, given_up).await {
+            Some(released) => released,
+            None => Err(Error::new(ErrorKind::Unavailable, "interrupted by a signal")),
+        },
+    }
+}
+
+fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<Duration, Failure> {
+    let Some(grace) = settings.pick(flag, "grace", duration)? else { return Ok(GRACE.min(ttl / 3)) };
+    if grace > ttl / 2 {
+        let (grace, ttl) = (humantime::format_duration(grace), humantime::format_duration(ttl));
+        return Err(Failure::usage(format!("a grace of {grace} is more than half of the ttl of {ttl}")).with_help(
+            "the lease is renewed when a third of the ttl has passed; with so long a grace, one slow renewal would \
+             already stop the command. Give a longer --ttl or a shorter --grace",
+        ));
+    }
+    Ok(grace)
+}
+
+fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
+    vec!["/bin/sh".into(), "-c".into(), command.join(OsStr::new(" "))]
+}
+
+fn no_signals(error: std::io::Error) -> Failure {
+    Failure::new(FAILED, "failed", format!("cannot receive signals: {error}"))
+}
