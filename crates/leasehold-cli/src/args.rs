@@ -109,7 +109,7 @@ The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its env
 
 Examples:
   leasehold run deploy/prod -- make deploy
-  leasehold run nightly --try -E 0 -- ./report.sh    # from cron, on many machines
+  leasehold run nightly -q --try -E 0 -- ./report.sh    # from cron, on many machines
   leasehold run migrate --wait 10m --report out.json -- ./migrate
   leasehold run cache --shell -- 'du -s /cache > size && ls'"
 )]
@@ -166,7 +166,7 @@ pub(crate) struct ClaimArgs {
     /// Wait at most this long, then exit 124 [default: as long as it takes]
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
-    /// Exit with N instead of 123 and 124
+    /// Exit with N instead of 123 and 124; with 0, and --quiet, nothing is said about it either
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
     /// Who holds it, for others to see [default: the user]

@@ -46,6 +46,7 @@ const FOLLOWED_ELSEWHERE: &[&str] = &[recipes::FILE];
 
 guides! {
     cron: "cron.md",
+    deploy_lock_in_ci: "deploy-lock-in-ci.md",
     migrating: "migrating.md",
 }
 

@@ -98,10 +98,15 @@ fn command_of(line: &str) -> Option<&str> {
     Some(rest).filter(|rest| !rest.is_empty())
 }
 
+/// What the two systems tell each step.
+const WORKFLOW_HEAD: &str = r#"export GITHUB_ENV="$GUIDE_OUTPUT/github-env" GITHUB_RUN_ID=4711 CI_PIPELINE_ID=4711
+: >"$GITHUB_ENV"
+"#;
+
 /// Each step in a shell of its own, as the servers of both systems do it. What a step of GitHub Actions writes to the file
 /// `$GITHUB_ENV` is set for those after it.
 fn steps(workflow: workflow::Workflow) -> String {
-    let mut commands = "export GITHUB_ENV=\"$GUIDE_OUTPUT/github-env\"; : >\"$GITHUB_ENV\"\n".to_owned();
+    let mut commands = WORKFLOW_HEAD.to_owned();
     let variables: Vec<String> =
         workflow.variables.iter().map(|(name, value)| quoted(&format!("{name}={value}"))).collect();
     for step in workflow.steps {
