@@ -31,6 +31,7 @@
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported); no case is skipped.
 
 mod client;
+mod election;
 mod eviction;
 mod grants;
 mod lapse;
@@ -53,6 +54,7 @@ use futures_util::future::BoxFuture;
 use leasehold::LockName;
 use leasehold::lease::LeaseStore;
 
+pub use self::election::*;
 pub use self::eviction::*;
 pub use self::grants::*;
 pub use self::lapse::*;
@@ -172,6 +174,12 @@ cases! {
     a_holder_is_told_that_it_was_evicted
     a_guard_keeps_its_lease_alive
     a_ticket_hands_a_lock_on
+    a_ticket_is_taken_up_and_handed_on_again
+    one_of_several_candidates_leads_and_is_followed_when_it_resigns
+    an_observer_is_told_of_each_leader_and_of_nobody
+    an_observer_is_told_of_a_leader_that_follows_at_once
+    what_a_leader_advertises_survives_its_renewals
+    a_leader_whose_lease_has_ended_is_nobody
     one_of_many_runs_a_job_and_the_others_learn_that_it_ran
     a_job_that_failed_is_run_by_another_in_the_same_period
     a_job_whose_machine_died_is_run_by_another_in_the_same_period

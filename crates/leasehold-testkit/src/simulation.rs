@@ -7,6 +7,8 @@
 //! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap.
 //! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand.
 //! - **I5** A check never passes after the deadline that the contenders count by. (Part of I1, which is stronger.)
+//! - **Elections**: those who observe are told no term that is lower than an earlier one, none that was not granted, and
+//!   with each what its leader advertises; and at the end of the history they are told of its last leader.
 //! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
 //!
 //! ```
@@ -15,7 +17,9 @@
 //! assert!(history.grants > 0);
 //! ```
 
-use std::collections::HashSet;
+mod observers;
+
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,7 +32,7 @@ use leasehold::error::StoreError;
 use leasehold::lease::{Pace, StoreOptions};
 use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
-use leasehold::{LockName, Locker, RegisterLeases};
+use leasehold::{Election, Guard, Lock, LockName, Locker, RegisterLeases};
 
 use crate::fault::{Chaos, FaultyRegister};
 use crate::machine::Machine;
@@ -55,6 +59,8 @@ pub struct Plan {
     pub deletions: bool,
     /// Whether a lock is held while its object exists, as simple clients have it: a release deletes.
     pub by_existence: bool,
+    /// Whether it is an election: machines campaign, advertise a value, and others observe who leads.
+    pub election: bool,
 }
 
 impl Plan {
@@ -70,6 +76,7 @@ impl Plan {
             rate_error: leasehold::clock::RATE_ERROR,
             deletions: random.u8(..4) == 0,
             by_existence: false,
+            election: false,
         }
     }
 }
@@ -83,6 +90,8 @@ pub struct History {
     pub checks: usize,
     /// Locks that were lost, and said so.
     pub losses: usize,
+    /// Leaders that observers were told of.
+    pub told: usize,
 }
 
 /// Runs the history of `plan`.
@@ -117,6 +126,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         networks.push(player.network.clone());
         machines.spawn(async move { player.play().await });
     }
+    let observers = observers::Observers::start(plan, &register, &checker);
     let fate = fate(plan, &memory, &networks, &checker);
     let end = leasehold::clock::timeout(&*store_clock, plan.length, fate).await;
     debug_assert!(end.is_none(), "fate never ends");
@@ -132,9 +142,13 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release deletes.
     let late = if plan.by_existence { plan.ttl } else { Duration::ZERO };
     let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
-    match last.locker.lock(LOCK).ttl(plan.ttl).acquire_within(bound).await {
-        Ok(guard) => checker.believed(guard.token().unwrap().get()),
-        Err(error) => checker.violated(format!("I7: not free within {bound:?} of the end: {error}")),
+    match leasehold::clock::timeout(&*last.clock, bound, last.acquire()).await {
+        Some(Ok(guard)) => {
+            let token = guard.token().unwrap().get();
+            checker.believed(token);
+            observers.conclude(token).await;
+        }
+        other => checker.violated(format!("I7: not free within {bound:?} of the end: {other:?}")),
     }
 }
 
@@ -164,6 +178,7 @@ async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister],
 
 /// One machine and the process on it.
 struct Player {
+    seed: u64,
     locker: Locker,
     network: FaultyRegister,
     clock: Arc<TestClock>,
@@ -195,7 +210,7 @@ impl Player {
             });
         let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
         let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
-        Self { locker, network, clock, env, random, plan: plan.clone(), register, checker }
+        Self { seed, locker, network, clock, env, random, plan: plan.clone(), register, checker }
     }
 
     fn calm(&self) {
@@ -206,9 +221,8 @@ impl Player {
     async fn play(&mut self) {
         loop {
             self.rest(1_000).await;
-            let lock = self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl);
             let guard =
-                if self.random.u8(..3) == 0 { lock.try_acquire().await } else { lock.acquire().await };
+                if self.random.u8(..3) == 0 { self.try_acquire().await } else { self.acquire().await };
             let Ok(guard) = guard else { continue };
             let steps = self.random.u32(1..40);
             for _ in 0..steps {
@@ -230,7 +244,31 @@ impl Player {
         }
     }
 
-    fn check(&self, guard: &leasehold::Guard) -> bool {
+    async fn acquire(&self) -> leasehold::Result<Guard> {
+        match self.plan.election {
+            true => self.candidate().campaign().await.map(Guard::from),
+            false => self.lock().acquire().await,
+        }
+    }
+
+    async fn try_acquire(&self) -> leasehold::Result<Guard> {
+        match self.plan.election {
+            true => self.candidate().try_campaign().await.map(Guard::from),
+            false => self.lock().try_acquire().await,
+        }
+    }
+
+    fn lock(&self) -> Lock {
+        self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl)
+    }
+
+    /// It advertises its seed.
+    fn candidate(&self) -> Election {
+        let election = self.locker.election(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl);
+        election.value(self.seed.to_string())
+    }
+
+    fn check(&self, guard: &Guard) -> bool {
         let held = guard.check().is_ok();
         if held {
             self.checker.believed(guard.token().unwrap().get());
@@ -246,22 +284,25 @@ impl Player {
             1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
             2 => self.network.disconnect(),
             3 => self.network.stall(),
-            4..8 => self.recover(),
+            4..8 => {
+                let seed = self.random.u64(..);
+                self.recover(seed);
+            }
             _ => {}
         }
     }
 
     /// The network heals; a machine with chaos has it again.
-    fn recover(&mut self) {
+    fn recover(&self, seed: u64) {
         self.network.heal();
-        let mut chaos = Chaos::all(self.random.u64(..), self.plan.harm);
+        let mut chaos = Chaos::all(seed, self.plan.harm);
         chaos.delay_most = self.plan.ttl;
         self.network.chaos(chaos);
     }
 
     /// The process dies while it holds the lock: nothing is released, and what is in the network may arrive. Another is
     /// started in its place, on the same machine.
-    fn crash(&mut self, guard: leasehold::Guard) {
+    fn crash(&mut self, guard: Guard) {
         // For ever cut off; its tasks go on in vain.
         self.network.disconnect();
         std::mem::forget(guard);
@@ -288,6 +329,10 @@ struct Checked {
     committed: u64,
     grant: String,
     deleted: bool,
+    /// Whether the history is over, and no more harm is to be done.
+    concluded: bool,
+    /// What the holder of each token that was granted advertises.
+    values: HashMap<u64, String>,
     /// Tokens of creates that landed too late to be used. Nobody may ever believe in them.
     stillborn: HashSet<u64>,
     violation: Option<String>,
@@ -329,6 +374,9 @@ impl Checker {
         }
         checked.history.grants += 1;
         checked.grant = grant;
+        if let Some(value) = record["holder"]["value"].as_str() {
+            checked.values.insert(token, value.to_owned());
+        }
         if token <= checked.committed && record["newborn"] == true {
             checked.stillborn.insert(token);
             return;

@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::BoxStream;
+use leasehold::clock::timeout;
 use leasehold::lease::{Claim, Evicted, Grant, LeaseStore, Renewal, Ttl, Verdict};
-use leasehold::{Holder, LockName, Locker};
+use leasehold::{Holder, Leader, LockName, Locker, Released};
 use leasehold_testkit::etcd::Cluster;
 
 const LONG: Duration = Duration::from_secs(120);
@@ -128,4 +131,32 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     assert_eq!(since.get("LeaseKeepAlive"), None, "{since:?}");
     // The holder's release; a confirmation and a release of the one that stood in line; two for each other task.
     assert_eq!(since["Txn"], 1 + 2 + (TASKS as u64 - 1) * 2, "{since:?}");
+}
+
+/// An observer is told by a watch: a change costs three reads, whenever it comes. It hears of ten changes in less time
+/// than it would take to ask for them at the pace of the store.
+#[tokio::test]
+async fn an_observer_hears_of_each_change_at_once() {
+    let mut counted = Counted::start().await;
+    let url = counted.cluster.url();
+    let (here, there) = (Locker::open(&url).await.unwrap(), Locker::open(&url).await.unwrap());
+    let candidate = here.election("lock").ttl(LONG).value("v");
+    let mut changes = there.election("lock").observe();
+    let handovers = async {
+        assert_eq!(next(&mut changes).await, None);
+        for _ in 0..5 {
+            let (leadership, told) = tokio::join!(candidate.campaign(), next(&mut changes));
+            assert_eq!(told.unwrap().term, leadership.as_ref().unwrap().term().ok());
+            let (resigned, told) = tokio::join!(leadership.unwrap().resign(), next(&mut changes));
+            assert_eq!((resigned.unwrap(), told), (Released::Released, None));
+        }
+    };
+    let in_time = there.store().env().clock.clone();
+    timeout(&*in_time, there.capabilities().pace.first * 7, handovers).await.expect("ten changes");
+    let reads = counted.since().await.into_iter().find(|(kind, _)| kind == "Range").unwrap().1;
+    assert!((25..=35).contains(&reads), "{reads} reads for ten changes and a first look");
+}
+
+async fn next(changes: &mut BoxStream<'static, leasehold::Result<Option<Leader>>>) -> Option<Leader> {
+    changes.next().await.unwrap().unwrap()
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-pub use self::status::{End, Held, Holder, Loss, LossReason, Past, State, Status};
+pub use self::status::{End, Held, Holder, Loss, LossReason, Past, State, Status, printable};
 pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
 use crate::clock::Deadline;
 use crate::env::Env;
@@ -95,6 +95,15 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// Cancel safe.
     async fn ended(&self, grant: &Grant) {
         let _ = grant;
+        std::future::pending().await
+    }
+
+    /// Completes when `name`, inspected as `seen`, may have another holder, or none: stores that watch tell observers by
+    /// this. By default it never completes: observers inspect again at the [pace](Capabilities::pace) of the store.
+    ///
+    /// Cancel safe.
+    async fn holder_changed(&self, name: &LockName, seen: &Status) {
+        let _ = (name, seen);
         std::future::pending().await
     }
 
@@ -205,6 +214,7 @@ pub enum Verdict {
 
 /// The answer to [`LeaseStore::renew`].
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, and gone at once")]
 pub enum Renewal {
     /// Prolonged: the grant's deadline was moved.
     Renewed,

@@ -38,11 +38,12 @@
 //! # Where things are
 //!
 //! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held; [`Semaphore`] and [`RwLock`]
-//! are made of locks. Stores implement
+//! are made of locks, and an [`Election`] says who has one, and where to find them. Stores implement
 //! [`lease::LeaseStore`], or the smaller [`Register`] on which [`RegisterLeases`] runs the lease protocol.
 //! Everything needs a tokio runtime with time enabled.
 
 pub mod clock;
+mod election;
 pub mod env;
 pub mod error;
 mod guard;
@@ -62,6 +63,7 @@ pub mod stores;
 mod ticket;
 pub mod url;
 
+pub use self::election::{Election, Leader, Leadership};
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;
 pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, State, Status, Token};

@@ -18,6 +18,9 @@ use crate::queue::{Queue, Turn};
 /// The longest name and note of a holder that are written into a record, in characters.
 const MAX_TEXT: usize = 200;
 
+/// The longest value that a leader can advertise, in characters.
+pub(crate) const MAX_VALUE: usize = 1_024;
+
 /// A named lock: a handle that is cheap to clone, and the settings to acquire it with.
 ///
 /// ```
@@ -95,6 +98,12 @@ impl Lock {
     #[must_use]
     pub fn owner(mut self, name: impl Into<String>) -> Self {
         self.holder.name = kept(&name.into());
+        self
+    }
+
+    /// What the holder advertises. Too long a value is refused by the acquisition: a URL that was cut is wrong.
+    pub(crate) fn value(mut self, value: String) -> Self {
+        self.holder.value = Some(value);
         self
     }
 
@@ -271,6 +280,14 @@ impl Lock {
     fn claim(&self) -> Result<Claim> {
         if self.lock_delay > Ttl::MAX {
             return Err(Error::invalid(format!("a lock delay of {:?} is longer than 24h", self.lock_delay)));
+        }
+        let characters = self.holder.value.as_ref().map_or(0, |value| value.chars().count());
+        if characters > MAX_VALUE {
+            let message =
+                format!("the value to advertise has {characters} characters, and at most {MAX_VALUE} fit");
+            return Err(
+                Error::invalid(message).with_help("advertise an address, and serve the rest from there")
+            );
         }
         let ttl = Ttl::new(self.ttl)?;
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::stream::{BoxStream, StreamExt};
 
+use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
@@ -83,6 +84,12 @@ impl Locker {
     /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
+    }
+
+    /// The election called `name`, which is a lock of that name. Sends nothing; a bad name is reported by what is asked of
+    /// it.
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        Election::new(self.lock(name))
     }
 
     /// The semaphore called `name`, with `permits` permits: from 1 to [`Semaphore::MAX_PERMITS`]. Sends nothing; a bad

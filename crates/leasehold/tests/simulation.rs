@@ -22,12 +22,21 @@ fn no_history_of_locks_that_are_objects_breaks_the_promise() {
     many(|seed| Plan { by_existence: true, ..Plan::from_seed(seed) }, 2);
 }
 
+/// Candidates that lead by turns, and observers whom nobody misleads.
+#[test]
+fn no_history_of_an_election_breaks_the_promise() {
+    let told =
+        many(|seed| Plan { election: true, by_existence: seed % 4 == 0, ..Plan::from_seed(seed) }, 4).told;
+    assert!(told > 0);
+}
+
 /// One in so many of the histories that were asked for.
-fn many(plan: fn(u64) -> Plan, one_in: u64) {
+fn many(plan: fn(u64) -> Plan, one_in: u64) -> History {
     if let Ok(seed) = var("LEASEHOLD_SEED") {
         let plan = plan(seed.parse().expect("LEASEHOLD_SEED is a number"));
-        println!("{:?}", run(&plan).unwrap_or_else(|violation| panic!("{violation}")));
-        return;
+        let history = run(&plan).unwrap_or_else(|violation| panic!("{violation}"));
+        println!("{history:?}");
+        return history;
     }
     let seeds = var("LEASEHOLD_SEEDS")
         .map_or(2_000, |seeds| seeds.parse().expect("LEASEHOLD_SEEDS is a number"))
@@ -42,10 +51,12 @@ fn many(plan: fn(u64) -> Plan, one_in: u64) {
         grants: sum.grants + history.grants,
         checks: sum.checks + history.checks,
         losses: sum.losses + history.losses,
+        told: sum.told + history.told,
     });
     println!("{seeds} histories: {total:?}");
     // A simulation in which nothing happens proves nothing.
     assert!(total.grants > seeds as usize * 5 && total.losses > seeds as usize / 10, "{total:?}");
+    total
 }
 
 fn every(plan: fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> History {
@@ -55,6 +66,7 @@ fn every(plan: fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> History {
         sum.grants += history.grants;
         sum.checks += history.checks;
         sum.losses += history.losses;
+        sum.told += history.told;
     }
     sum
 }

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use leasehold::lease::{End, State};
-use leasehold::{Held, Holder, LockName, Status, Token};
+use leasehold::lease::{End, State, printable};
+use leasehold::{Election, Held, Holder, LockName, Status, Token};
 
 use crate::exit::Failure;
 
@@ -84,6 +84,9 @@ pub(crate) fn lock(status: &Status) -> String {
     row("state", state(&status.state).to_owned());
     if let Some(held) = holder_of(&status.state) {
         row("holder", who(held));
+        if let Some(value) = held.holder.as_ref().and_then(|holder| holder.value.as_deref()) {
+            row("value", printable(value, Election::MAX_VALUE));
+        }
         if let Some(age) = held.held_for {
             row("held", span(age));
         }
@@ -215,8 +218,13 @@ mod tests {
 
     #[test]
     fn the_waiting_line_is_the_documented_one() {
-        let holder =
-            Holder { name: "alice".into(), host: "ci-7".into(), pid: 4121, note: Some("make deploy".into()) };
+        let holder = Holder {
+            name: "alice".into(),
+            host: "ci-7".into(),
+            pid: 4121,
+            note: Some("make deploy".into()),
+            value: None,
+        };
         let mut held = Held::default();
         held.holder = Some(holder);
         held.token = Token::new(1_763_654_400_000_041);

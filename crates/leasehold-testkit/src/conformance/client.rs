@@ -29,6 +29,7 @@ impl Client {
             host: format!("{who}.example"),
             pid: std::process::id(),
             note: Some(format!("note of {who}")),
+            value: None,
         };
         Self { store: harness.open().await, who, limit: harness.limit() }
     }

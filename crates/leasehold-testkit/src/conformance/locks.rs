@@ -151,3 +151,26 @@ pub async fn a_ticket_hands_a_lock_on(harness: &dyn Harness) {
     guard.release().await.unwrap();
     one.granted(&name("lock"), LONG).await;
 }
+
+/// A guard that was made of a ticket gives a ticket for the same grant again, which is as good: at every step of a script
+/// the lock is held, under one token, and the first ticket stays valid too.
+pub async fn a_ticket_is_taken_up_and_handed_on_again(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let guard = acquired(&one, &here.lock("lock").ttl(LONG).for_ticket()).await;
+    let first = guard.into_ticket().await.unwrap();
+    let mut ticket = first.clone();
+    for who in ["two", "three", "four"] {
+        let (client, there) = locker(harness, who).await;
+        let guard = client.within("resume", there.resume(&ticket)).await.unwrap();
+        client.refused(&name("lock")).await;
+        let next = client.within("handing on", guard.into_ticket()).await.unwrap();
+        assert_eq!((next.name(), next.token(), next.ttl()), (first.name(), first.token(), first.ttl()));
+        client.refused(&name("lock")).await;
+        client.within("renew", there.renew(&first)).await.unwrap();
+        ticket = next;
+    }
+    let (client, there) = locker(harness, "five").await;
+    assert_eq!(client.within("release", there.release(&ticket)).await.unwrap(), Released::Released);
+    assert_eq!(there.resume(&first).await.unwrap_err().kind(), ErrorKind::Lost);
+    one.granted(&name("lock"), LONG).await;
+}

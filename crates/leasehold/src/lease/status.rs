@@ -20,13 +20,21 @@ pub struct Holder {
     /// What it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// What it advertises while it holds the lock: see [`Election::value`](crate::Election::value).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
 }
 
 impl Holder {
-    /// This process: the user's name, the host's name, the process id, no note.
+    /// This process: the user's name, the host's name, the process id, no note, no value.
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { name: user_name(), host, pid: std::process::id(), note: None }
+        Self { name: user_name(), host, pid: std::process::id(), note: None, value: None }
+    }
+
+    /// Who it was once its grant is over: what it advertised does not hold any more.
+    pub(crate) fn of_the_past(&self) -> Self {
+        Self { value: None, ..self.clone() }
     }
 
     /// Whether it uses another client than leasehold, which gives its holders a name and nothing else.
@@ -54,25 +62,29 @@ fn user_name() -> String {
 impl fmt::Display for Holder {
     /// `alice@ci-7 pid 4121 "make deploy"`, without control characters, whatever was written in the record.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let clean = |text: &str, most: usize| -> String {
-            text.chars()
-                .map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c })
-                .take(most)
-                .collect()
-        };
         if self.is_foreign() {
-            return f.write_str(&clean(&self.name, 64));
+            return f.write_str(&printable(&self.name, 64));
         }
-        write!(f, "{}@{} ", clean(&self.name, 64), clean(&self.host, 64))?;
+        write!(f, "{}@{} ", printable(&self.name, 64), printable(&self.host, 64))?;
         match self.pid {
             0 => f.write_str("by ticket")?,
             pid => write!(f, "pid {pid}")?,
         }
         match &self.note {
-            Some(note) => write!(f, " \"{}\"", clean(note, 120)),
+            Some(note) => write!(f, " \"{}\"", printable(note, 120)),
             None => Ok(()),
         }
     }
+}
+
+/// What another machine wrote, for people: without control characters, and those that reorder or hide text on a
+/// terminal. At most `most` characters.
+///
+/// ```
+/// assert_eq!(leasehold::lease::printable("http://ci-7\u{1b}[2J", 12), "http://ci-7\u{fffd}");
+/// ```
+pub fn printable(text: &str, most: usize) -> String {
+    text.chars().map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c }).take(most).collect()
 }
 
 /// A lock that somebody has.
@@ -248,6 +260,7 @@ mod tests {
             host: "h\u{202e}".into(),
             pid: 7,
             note: Some("x\r".into()),
+            value: None,
         };
         assert_eq!(holder.to_string(), "a\u{fffd}[31m\u{fffd}@h\u{fffd} pid 7 \"x\u{fffd}\"");
         assert_eq!(

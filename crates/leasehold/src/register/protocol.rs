@@ -288,6 +288,7 @@ pub(super) fn freed(
         nonce,
         renewed_at_us: store.map(|store| store.hi_us),
         rest_ms: rest.map(|rest| u64::try_from(rest.as_millis()).unwrap_or(u64::MAX)),
+        holder: previous.holder.of_the_past(),
         ..previous.clone()
     };
     if previous.state == RecordState::Held {
@@ -300,7 +301,7 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> Past {
     Past {
         token: record.token,
         grant: record.grant,
-        holder: record.holder.clone(),
+        holder: record.holder.of_the_past(),
         from_us: record.granted_at_us,
         until_us: match end {
             // Somewhere between the last sign of life and now; the last sign of life is what is known.

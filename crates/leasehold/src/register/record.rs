@@ -156,6 +156,7 @@ pub(crate) mod tests {
         (include_str!("../../tests/records/1-held.json"), RecordState::Held),
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),
         (include_str!("../../tests/records/1-resting.json"), RecordState::Resting),
+        (include_str!("../../tests/records/1-leading.json"), RecordState::Held),
     ];
 
     #[test]
@@ -167,6 +168,16 @@ pub(crate) mod tests {
             assert_eq!(record.state, *state);
             assert_eq!(record.to_bytes().unwrap(), golden.trim_end());
         }
+    }
+
+    #[test]
+    fn what_a_holder_advertises_is_read_and_records_without_it_advertise_nothing() {
+        let advertised = |golden: &str| match parse(golden.as_bytes()).unwrap() {
+            Content::Record(record) => record.holder.value,
+            Content::Foreign(what) => panic!("{what}"),
+        };
+        assert_eq!(advertised(GOLDEN[3].0).as_deref(), Some("http://10.0.0.7:8080"));
+        assert_eq!(advertised(GOLDEN[0].0), None);
     }
 
     #[test]

@@ -305,6 +305,10 @@ impl LeaseStore for EtcdLeases {
         self.until_turn(claim, seen).await
     }
 
+    async fn holder_changed(&self, name: &LockName, seen: &Status) {
+        self.until_holder_changed(name, seen).await;
+    }
+
     async fn ended(&self, grant: &Grant) {
         self.until_ended(grant).await;
     }

@@ -22,7 +22,7 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-/// All keys from `key` on, those before `end`.
+/// All keys from `key` on, those before `end`; `key` alone where that is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Keyspace {
     pub(super) key: Vec<u8>,
@@ -30,6 +30,11 @@ pub(super) struct Keyspace {
 }
 
 impl Keyspace {
+    /// `key` alone.
+    pub(super) fn of(key: &[u8]) -> Self {
+        Self { key: key.to_vec(), end: Vec::new() }
+    }
+
     fn beginning_with(prefix: Vec<u8>) -> Self {
         let end = end_of(&prefix);
         // An empty key is no key; the first one is a single zero byte.

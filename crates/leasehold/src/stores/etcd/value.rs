@@ -198,6 +198,15 @@ mod tests {
     }
 
     #[test]
+    fn what_a_leader_advertises_is_read_and_written() {
+        let golden = GOLDEN.replace("make deploy\"}", "make deploy\",\"value\":\"http://10.0.0.7:8080\"}");
+        let Who::Ours(value) = read(&kv(&golden)) else { panic!() };
+        assert_eq!(String::from_utf8(value.to_bytes().unwrap()).unwrap(), golden);
+        let advertised = held(&kv(&golden)).holder.unwrap().value;
+        assert_eq!(advertised.as_deref(), Some("http://10.0.0.7:8080"));
+    }
+
+    #[test]
     fn what_is_not_ours_is_an_unknown_holder() {
         let newer = GOLDEN.replace("\"leasehold\":1", "\"leasehold\":2");
         for (value, says) in [

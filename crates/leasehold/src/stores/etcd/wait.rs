@@ -7,9 +7,10 @@ use super::rules::Place;
 use super::session::Session;
 use super::value;
 use super::watch::Fired;
+use super::wire::KeyValue;
 use super::{PACE, PATIENCE};
 use crate::error::StoreError;
-use crate::lease::{Claim, Grant, Held, Ttl, attempt_limit};
+use crate::lease::{Claim, Grant, Held, State, Status, Ttl, attempt_limit};
 use crate::name::LockName;
 
 /// After a watch that broke: the store is looked at, but not in a storm.
@@ -84,6 +85,24 @@ impl EtcdLeases {
         }
     }
 
+    /// Waits until the first in line is another than when `seen` was read, or has been granted what it waited for.
+    pub(super) async fn until_holder_changed(&self, name: &LockName, seen: &Status) {
+        loop {
+            let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+            let revision = match self.first(name, &mut effort).await {
+                Ok((first, _)) if !is_still(first.as_ref(), &seen.state) => return,
+                Ok((_, revision)) => revision,
+                Err(error) => {
+                    tracing::debug!(lock = %name, %error, "a lock was not watched for a while");
+                    return self.calm(Fired::Lost).await;
+                }
+            };
+            // Keys of locks below this one's name, too, which only cost a look.
+            let fired = self.watcher.touched_in(&self.client, self.keys.line(name), revision + 1).await;
+            self.calm(fired).await;
+        }
+    }
+
     /// Waits until the key of `grant` is deleted. The next renewal then looks for it.
     pub(super) async fn until_ended(&self, grant: &Grant) {
         let Some(session) = Self::session_of(grant) else { return std::future::pending().await };
@@ -106,5 +125,14 @@ impl EtcdLeases {
         if fired == Fired::Lost {
             self.env.sleep(self.env.random.jittered(AFTER_TROUBLE, 0.5)).await;
         }
+    }
+}
+
+/// Whether the first in line is whoever was seen there.
+fn is_still(first: Option<&KeyValue>, seen: &State) -> bool {
+    match (first.map(value::held), seen) {
+        (None, State::Free) => true,
+        (Some(held), State::Held(seen)) => held == *seen,
+        _ => false,
     }
 }

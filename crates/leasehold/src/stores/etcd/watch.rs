@@ -1,4 +1,4 @@
-//! One stream of watches for all who wait for a key to be deleted, or written.
+//! One stream of watches for all who wait for a key to be deleted or written, or for any in a lock's line.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::Streaming;
 
 use super::client::Client;
+use super::keys::Keyspace;
 use super::wire::{
     WatchAsk, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchRequest, WatchResponse,
 };
@@ -56,15 +57,20 @@ impl Watcher {
 
     /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
     pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
-        self.happened(client, key, from, Events::Deletions).await
+        self.happened(client, Keyspace::of(key), from, Events::Deletions).await
     }
 
     /// Completes when `key` is deleted or written in revision `from` or later. Cancel safe.
     pub(super) async fn touched(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
-        self.happened(client, key, from, Events::All).await
+        self.happened(client, Keyspace::of(key), from, Events::All).await
     }
 
-    async fn happened(&self, client: &Arc<Client>, key: &[u8], from: i64, events: Events) -> Fired {
+    /// Completes when a key of `space` is deleted or written in revision `from` or later. Cancel safe.
+    pub(super) async fn touched_in(&self, client: &Arc<Client>, space: Keyspace, from: i64) -> Fired {
+        self.happened(client, space, from, Events::All).await
+    }
+
+    async fn happened(&self, client: &Arc<Client>, space: Keyspace, from: i64, events: Events) -> Fired {
         let commands = self.commands.get_or_init(|| {
             let (sender, commands) = mpsc::unbounded_channel();
             tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
@@ -74,7 +80,8 @@ impl Watcher {
         let (fired, answer) = oneshot::channel();
         let unwanted = Some(WatchFilter::NoPut.into()).filter(|_| events == Events::Deletions);
         let create = WatchCreateRequest {
-            key: key.to_vec(),
+            key: space.key,
+            range_end: space.end,
             start_revision: from,
             filters: unwanted.into_iter().collect(),
             watch_id: id,

@@ -252,6 +252,9 @@ pub(super) enum WatchAsk {
 pub(super) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
+    /// The first key that is not meant; empty when `key` alone is.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(super) start_revision: i64,
     #[prost(enumeration = "WatchFilter", repeated, tag = "5")]

@@ -277,7 +277,7 @@ fn end(record: &mut Record, end: End, until_us: Option<u64>) {
             Past {
                 token: record.token,
                 grant: hold.grant,
-                holder: hold.holder,
+                holder: hold.holder.of_the_past(),
                 from_us: Some(hold.granted_us),
                 until_us,
                 end,

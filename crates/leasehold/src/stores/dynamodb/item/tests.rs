@@ -7,6 +7,7 @@ const GOLDEN: &[&str] = &[
     include_str!("../../../../tests/records/1-held.json"),
     include_str!("../../../../tests/records/1-free.json"),
     include_str!("../../../../tests/records/1-resting.json"),
+    include_str!("../../../../tests/records/1-leading.json"),
 ];
 
 fn golden(json: &str) -> Record {

@@ -1,0 +1,142 @@
+//! Elections: one of several candidates leads, and observers find out who.
+
+use futures_util::StreamExt;
+use futures_util::future::{join, join_all};
+use futures_util::stream::BoxStream;
+use leasehold::lease::Released;
+use leasehold::{Election, Leader, Leadership, Locker, Result};
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// The election of one candidate or follower on a client of its own.
+async fn election(harness: &dyn Harness, who: &str) -> (Client, Election) {
+    let client = Client::open(harness, who).await;
+    let election = Locker::new(client.store.clone()).election("lock");
+    (client, election.ttl(LONG).owner(who).value(format!("http://{who}.example")))
+}
+
+async fn campaign(client: &Client, election: &Election) -> Leadership {
+    client.within("a campaign", election.campaign()).await.unwrap()
+}
+
+async fn next(client: &Client, changes: &mut BoxStream<'static, Result<Option<Leader>>>) -> Option<Leader> {
+    client.within("news of a leader", changes.next()).await.unwrap().unwrap()
+}
+
+/// `leader` is the candidate `who`.
+fn assert_is(leader: Option<&Leader>, who: &str) {
+    let leader = leader.unwrap();
+    assert_eq!(leader.value, Some(format!("http://{who}.example")));
+    assert_eq!(leader.holder.as_ref().map(|holder| holder.name.as_str()), Some(who));
+}
+
+/// The stream tells of `leadership`, of the candidate `who`, after `first`.
+///
+/// Not always at once: a store may write a grant a second time, with a higher token, before its holder hears of it.
+async fn assert_tells(
+    client: &Client,
+    changes: &mut BoxStream<'static, Result<Option<Leader>>>,
+    first: Option<Leader>,
+    leadership: &Leadership,
+    who: &str,
+) -> Option<Leader> {
+    let mut told = first;
+    loop {
+        assert_is(told.as_ref(), who);
+        let (term, leads) = (told.as_ref().and_then(|leader| leader.term), leadership.term().ok());
+        if term == leads {
+            return told;
+        }
+        assert!(term < leads, "term {term:?} is told of who leads with {leads:?}");
+        told = next(client, changes).await;
+    }
+}
+
+/// Of three candidates one leads; each that resigns is followed by another, with a higher term, long before a ttl has
+/// passed.
+pub async fn one_of_several_candidates_leads_and_is_followed_when_it_resigns(harness: &dyn Harness) {
+    let candidates =
+        [election(harness, "one").await, election(harness, "two").await, election(harness, "three").await];
+    let leads = std::sync::atomic::AtomicBool::new(false);
+    let terms = std::sync::Mutex::new(Vec::new());
+    let careers = candidates.iter().map(|(client, election)| {
+        let (leads, terms) = (&leads, &terms);
+        async move {
+            let leadership = campaign(client, election).await;
+            assert!(!leads.swap(true, std::sync::atomic::Ordering::SeqCst), "two lead");
+            terms.lock().unwrap().extend(leadership.term().ok());
+            client.env().sleep(harness.ttl() / 20).await;
+            leadership.check().unwrap();
+            leads.store(false, std::sync::atomic::Ordering::SeqCst);
+            assert_eq!(client.within("to resign", leadership.resign()).await.unwrap(), Released::Released);
+        }
+    });
+    join_all(careers).await;
+    let terms = terms.into_inner().unwrap();
+    assert!(terms.is_sorted_by(|earlier, later| earlier < later), "{terms:?}");
+    candidates[0].0.assert_free(&name("lock")).await;
+}
+
+/// An observer that was there before anybody led is told of each leader, with value and term, and of nobody.
+pub async fn an_observer_is_told_of_each_leader_and_of_nobody(harness: &dyn Harness) {
+    let (one, first) = election(harness, "one").await;
+    let (two, second) = election(harness, "two").await;
+    let (three, follower) = election(harness, "three").await;
+    let mut changes = follower.observe();
+    assert_eq!(next(&three, &mut changes).await, None);
+    let (leadership, told) = join(campaign(&one, &first), next(&three, &mut changes)).await;
+    let told = assert_tells(&three, &mut changes, told, &leadership, "one").await;
+    assert_eq!(three.within("a look", follower.leader()).await.unwrap(), told);
+    let (resigned, told) = join(leadership.resign(), next(&three, &mut changes)).await;
+    assert_eq!((resigned.unwrap(), told), (Released::Released, None));
+    let (leadership, told) = join(campaign(&two, &second), next(&three, &mut changes)).await;
+    assert_tells(&three, &mut changes, told, &leadership, "two").await;
+    drop(leadership);
+    assert_eq!(next(&three, &mut changes).await, None);
+}
+
+/// An observer hears of the next leader also when it has not seen the moment between two leaders.
+pub async fn an_observer_is_told_of_a_leader_that_follows_at_once(harness: &dyn Harness) {
+    let (one, first) = election(harness, "one").await;
+    let (two, second) = election(harness, "two").await;
+    let (three, follower) = election(harness, "three").await;
+    let leadership = campaign(&one, &first).await;
+    let mut changes = follower.observe();
+    let told = next(&three, &mut changes).await;
+    assert_tells(&three, &mut changes, told, &leadership, "one").await;
+    let (resigned, leadership) = join(leadership.resign(), campaign(&two, &second)).await;
+    assert_eq!(resigned.unwrap(), Released::Released);
+    let told = match next(&three, &mut changes).await {
+        None => next(&three, &mut changes).await,
+        told => told,
+    };
+    assert_tells(&three, &mut changes, told, &leadership, "two").await;
+}
+
+/// A leader's value is there for as long as it leads: renewals keep it.
+pub async fn what_a_leader_advertises_survives_its_renewals(harness: &dyn Harness) {
+    let (one, first) = election(harness, "one").await;
+    let (two, follower) = election(harness, "two").await;
+    let leadership = campaign(&one, &first.ttl(harness.ttl())).await;
+    one.env().sleep(harness.ttl() * 2).await;
+    leadership.check().unwrap();
+    let leader = two.within("a look", follower.leader()).await.unwrap();
+    assert_is(leader.as_ref(), "one");
+    assert_eq!(leader.unwrap().term, leadership.term().ok());
+    leadership.resign().await.unwrap();
+    assert_eq!(two.within("a look", follower.leader()).await.unwrap(), None);
+}
+
+/// A leader that does not renew any more is nobody once its lease has ended, and not before.
+pub async fn a_leader_whose_lease_has_ended_is_nobody(harness: &dyn Harness) {
+    let one = Client::open(harness, "one").await;
+    let (two, follower) = election(harness, "two").await;
+    let grant = one.granted(&name("lock"), harness.ttl()).await;
+    let mut changes = follower.observe();
+    let leader = next(&two, &mut changes).await.unwrap();
+    assert_eq!(leader.holder.as_ref(), Some(one.who()));
+    assert_eq!(leader.value, None, "a lock's holder advertises nothing");
+    assert_eq!(next(&two, &mut changes).await, None);
+    two.assert_passed(grant.deadline);
+}

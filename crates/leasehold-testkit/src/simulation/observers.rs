@@ -1,0 +1,124 @@
+//! Those who look on in a simulated election, from machines and behind networks of their own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use leasehold::Leader;
+use leasehold::clock::timeout;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::{Checker, LOCK, Plan, Player, Witness};
+use crate::fault::FaultyRegister;
+
+/// How many observe each election.
+const OBSERVERS: u64 = 2;
+
+/// How long an observer whose network has healed may take to learn who leads: it may have just begun a pause after
+/// trouble, or have a request under way that will never be answered.
+const LEARNING: Duration = Duration::from_secs(60);
+
+/// All observers of one history.
+pub(super) struct Observers {
+    checker: Arc<Checker>,
+    tasks: JoinSet<()>,
+    watched: Vec<Observed>,
+}
+
+struct Observed {
+    player: Arc<Player>,
+    /// The term of the leader told last.
+    latest: watch::Receiver<Option<u64>>,
+}
+
+impl Observers {
+    /// None, where nobody campaigns.
+    pub(super) fn start(plan: &Plan, register: &Arc<Witness>, checker: &Arc<Checker>) -> Self {
+        let mut tasks = JoinSet::new();
+        let watched = (0..if plan.election { OBSERVERS } else { 0 }).map(|n| {
+            let seed = plan.seed.wrapping_mul(37).wrapping_add(n + 1_000);
+            let player = Arc::new(Player::new(plan, seed, register.clone(), checker.clone()));
+            let (tell, latest) = watch::channel(None);
+            tasks.spawn(observe(player.clone(), tell));
+            tasks.spawn(have_accidents(player.network.clone(), player.clone(), seed));
+            Observed { player, latest }
+        });
+        let watched = watched.collect();
+        Self { checker: checker.clone(), tasks, watched }
+    }
+
+    /// The history is over, and whoever leads now has `term`: all are told so, once their networks are well again.
+    pub(super) async fn conclude(mut self, term: u64) {
+        for Observed { player, latest } in &mut self.watched {
+            player.checker.lock().concluded = true;
+            player.network.heal();
+            let told = latest.wait_for(|told| *told == Some(term));
+            if timeout(&*player.clock, LEARNING, told).await.is_none() {
+                let latest = *latest.borrow();
+                self.checker.violated(format!("an observer was told of {latest:?} and never of {term}"));
+            }
+        }
+        self.tasks.shutdown().await;
+    }
+}
+
+async fn observe(player: Arc<Player>, tell: watch::Sender<Option<u64>>) {
+    let mut changes = player.locker.election(LOCK).observe();
+    let mut highest = None;
+    let mut before: Option<Option<Leader>> = None;
+    while let Some(told) = changes.next().await {
+        let told = match told {
+            Ok(told) => told,
+            Err(error) => return player.checker.violated(format!("an observer was told {error}")),
+        };
+        if before.as_ref() == Some(&told) {
+            player.checker.violated(format!("an observer was told twice of {told:?}"));
+        }
+        let term = told.as_ref().map(|leader| leader.term.map_or(0, leasehold::Token::get));
+        if let Some(leader) = &told {
+            player.checker.told(leader, highest);
+            highest = highest.max(term);
+        }
+        before = Some(told);
+        let _ = tell.send(term);
+    }
+    player.checker.violated("an observer was told nothing any more".to_owned());
+}
+
+/// Networks break, and heal again.
+async fn have_accidents(network: FaultyRegister, player: Arc<Player>, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    loop {
+        player.env.sleep(Duration::from_millis(random.u64(..10_000))).await;
+        if player.checker.lock().concluded {
+            return;
+        }
+        match random.u8(..6) {
+            0 => network.disconnect(),
+            1 => network.stall(),
+            2 => player.clock.suspend(player.plan.ttl.mul_f64(3.0 * random.f64())),
+            3 => player.clock.step_wall(random.i64(-3_600..3_600)),
+            _ => player.recover(random.u64(..)),
+        }
+    }
+}
+
+impl Checker {
+    /// An observer that was told of `highest` before is told of `leader`.
+    fn told(&self, leader: &Leader, highest: Option<u64>) {
+        let mut checked = self.lock();
+        checked.history.told += 1;
+        let term = leader.term.map(leasehold::Token::get);
+        let flaw = if term < highest {
+            Some(format!("after {highest:?}"))
+        } else if term.is_none_or(|term| checked.values.get(&term) != leader.value.as_ref()) {
+            Some("and that was not granted to who advertises it".to_owned())
+        } else {
+            None
+        };
+        if let Some(flaw) = flaw {
+            checked.violation.get_or_insert(format!("an observer was told of {leader:?} {flaw}"));
+        }
+    }
+}
