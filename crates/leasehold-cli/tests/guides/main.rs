@@ -47,6 +47,7 @@ const FOLLOWED_ELSEWHERE: &[&str] = &[recipes::FILE];
 guides! {
     cron: "cron.md",
     deploy_lock_in_ci: "deploy-lock-in-ci.md",
+    leader_election: "leader-election.md",
     migrating: "migrating.md",
 }
 
