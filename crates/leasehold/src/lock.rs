@@ -459,46 +459,53 @@ macro_rules! settings {
     () => {
         /// The leases' time to live, as [`Lock::ttl`](crate::Lock::ttl).
         #[must_use]
-        pub fn ttl(self, ttl: Duration) -> Self {
-            Self { lock: self.lock.ttl(ttl), ..self }
+        pub fn ttl(mut self, ttl: Duration) -> Self {
+            self.lock = self.lock.ttl(ttl);
+            self
         }
 
         /// What an acquisition is for, as [`Lock::note`](crate::Lock::note).
         #[must_use]
-        pub fn note(self, note: impl Into<String>) -> Self {
-            Self { lock: self.lock.note(note), ..self }
+        pub fn note(mut self, note: impl Into<String>) -> Self {
+            self.lock = self.lock.note(note);
+            self
         }
 
         /// The holder's name that others are shown, as [`Lock::owner`](crate::Lock::owner).
         #[must_use]
-        pub fn owner(self, name: impl Into<String>) -> Self {
-            Self { lock: self.lock.owner(name), ..self }
+        pub fn owner(mut self, name: impl Into<String>) -> Self {
+            self.lock = self.lock.owner(name);
+            self
         }
 
         /// How much longer others wait after a lapse, as [`Lock::lock_delay`](crate::Lock::lock_delay).
         #[must_use]
-        pub fn lock_delay(self, delay: Duration) -> Self {
-            Self { lock: self.lock.lock_delay(delay), ..self }
+        pub fn lock_delay(mut self, delay: Duration) -> Self {
+            self.lock = self.lock.lock_delay(delay);
+            self
         }
 
         /// How long to put up with a store that does not answer, as [`Lock::patience`](crate::Lock::patience).
         #[must_use]
-        pub fn patience(self, patience: Duration) -> Self {
-            Self { lock: self.lock.patience(patience), ..self }
+        pub fn patience(mut self, patience: Duration) -> Self {
+            self.lock = self.lock.patience(patience);
+            self
         }
 
         /// For a guard that is to be handed on as a [`Ticket`](crate::Ticket), as
         /// [`Lock::for_ticket`](crate::Lock::for_ticket).
         #[must_use]
-        pub fn for_ticket(self) -> Self {
-            Self { lock: self.lock.for_ticket(), ..self }
+        pub fn for_ticket(mut self) -> Self {
+            self.lock = self.lock.for_ticket();
+            self
         }
 
         /// Calls `tell` whenever an acquisition that waits learns of one of those who are in its way, as
         /// [`Lock::on_wait`](crate::Lock::on_wait).
         #[must_use]
-        pub fn on_wait(self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
-            Self { lock: self.lock.on_wait(tell), ..self }
+        pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+            self.lock = self.lock.on_wait(tell);
+            self
         }
     };
 }

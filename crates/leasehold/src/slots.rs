@@ -123,8 +123,10 @@ impl Slots {
     /// Waits until nobody holds the gate; says whether anybody did.
     async fn pass_gate(&self, turn: &Turn, seen: &Seen) -> Result<bool> {
         let (store, mut waited) = (self.lock.locker().store(), false);
-        while self.gated {
-            let State::Held(held) = store.inspect(&self.name).await?.state else { break };
+        if !self.gated {
+            return Ok(false);
+        }
+        while let State::Held(held) = store.inspect(&self.name).await?.state {
             seen.note(&self.name, held.clone());
             turn.tell(held.clone());
             self.lock.tell(&held);
