@@ -48,6 +48,7 @@ guides! {
     cron: "cron.md",
     deploy_lock_in_ci: "deploy-lock-in-ci.md",
     leader_election: "leader-election.md",
+    one_writer_per_json: "one-writer-per-json.md",
     migrating: "migrating.md",
 }
 
