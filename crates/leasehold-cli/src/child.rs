@@ -323,7 +323,8 @@ fn not_executable(program: &OsStr) -> Failure {
         .with_help("a script is made executable by chmod +x")
 }
 
-fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
+/// Why `program` did not start.
+pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     let code = shim::code_of(error);
     let kind = if code == NOT_FOUND { "not_found" } else { "not_executable" };
     Failure::new(code, kind, format!("cannot run the command {:?}: {error}", program.to_string_lossy()))

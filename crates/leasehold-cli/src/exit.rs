@@ -12,7 +12,7 @@ pub(crate) const USAGE: u8 = 2;
 pub(crate) const LOST: u8 = 122;
 /// Held by another, with `--try`.
 pub(crate) const HELD: u8 = 123;
-/// Waited in vain, with `--wait`.
+/// Waited in vain, with `--wait`; or tried in vain, to update an object.
 pub(crate) const TIMED_OUT: u8 = 124;
 /// leasehold itself failed: the store, its URL, its permissions.
 pub(crate) const FAILED: u8 = 125;
@@ -56,7 +56,11 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = if error.kind() == ErrorKind::Lost { NEGATIVE } else { FAILED };
+        let code = match error.kind() {
+            ErrorKind::Lost => NEGATIVE,
+            ErrorKind::Conflict => TIMED_OUT,
+            _ => FAILED,
+        };
         Self { help: error.help().to_vec(), ..Self::new(code, &error.kind().to_string(), error.to_string()) }
     }
 }

@@ -263,7 +263,8 @@ fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<D
     Ok(grace)
 }
 
-fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
+/// `command` as a line for a shell.
+pub(crate) fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
     vec!["/bin/sh".into(), "-c".into(), command.join(OsStr::new(" "))]
 }
 

@@ -29,7 +29,7 @@ use leasehold::ErrorKind;
 use leasehold::clock::{Moment, StoreTime};
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
-use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
 use tokio::sync::{oneshot, watch};
 
 pub use self::chaos::Chaos;
@@ -69,7 +69,7 @@ pub enum Outcome {
 /// The kinds of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// [`Register::read`].
+    /// [`Register::read`] and [`Register::stat`].
     Read,
     /// [`Register::write`].
     Write,
@@ -202,6 +202,12 @@ impl FaultyRegister {
     /// when it was not a write or the store failed.
     pub async fn deliver(&self) -> Option<Write> {
         let held = self.script().held.pop_front()?;
+        held.arrive(&*self.inner).await
+    }
+
+    /// The same with the newest: it overtakes what else is held.
+    pub async fn deliver_newest(&self) -> Option<Write> {
+        let held = self.script().held.pop_back()?;
         held.arrive(&*self.inner).await
     }
 
@@ -359,12 +365,19 @@ impl Register for FaultyRegister {
         }
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        match self.send(Request::Stat(key.into())).await? {
+            Answer::Stat(stat) => Ok(stat),
+            other => unreachable!("{other:?} tells nothing of a key"),
+        }
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         let expect = match expect {
             Expect::Absent => None,
             Expect::Version(version) => Some(version.clone()),
         };
-        match self.send(Request::Write(key.into(), expect, value)).await? {
+        match self.send(Request::Write(key.into(), expect, body)).await? {
             Answer::Write(write) => Ok(write),
             other => unreachable!("{other:?} answers no write"),
         }
@@ -397,6 +410,10 @@ impl Register for FaultyRegister {
         }
     }
 
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.inner.version_of(bytes)
+    }
+
     fn store_time(&self) -> Option<StoreTime> {
         self.inner.store_time()
     }
@@ -413,13 +430,15 @@ impl Register for FaultyRegister {
 #[derive(Clone, Debug)]
 enum Request {
     Read(String),
-    Write(String, Option<Version>, Bytes),
+    Stat(String),
+    Write(String, Option<Version>, Body),
     Delete(String, Version),
 }
 
 #[derive(Debug)]
 enum Answer {
     Cell(Option<Cell>),
+    Stat(Option<Stat>),
     Write(Write),
     Deleted(Deleted),
 }
@@ -429,7 +448,7 @@ type Reply = Result<Answer, StoreError>;
 impl Request {
     fn kind(&self) -> Kind {
         match self {
-            Self::Read(..) => Kind::Read,
+            Self::Read(..) | Self::Stat(..) => Kind::Read,
             Self::Write(..) => Kind::Write,
             Self::Delete(..) => Kind::Delete,
         }
@@ -437,23 +456,24 @@ impl Request {
 
     fn key(&self) -> &str {
         match self {
-            Self::Read(key) | Self::Write(key, ..) | Self::Delete(key, _) => key,
+            Self::Read(key) | Self::Stat(key) | Self::Write(key, ..) | Self::Delete(key, _) => key,
         }
     }
 
     fn value(&self) -> Option<&Bytes> {
         match self {
-            Self::Write(_, _, value) => Some(value),
-            Self::Read(_) | Self::Delete(..) => None,
+            Self::Write(_, _, body) => Some(&body.bytes),
+            Self::Read(_) | Self::Stat(_) | Self::Delete(..) => None,
         }
     }
 
     async fn apply(&self, register: &dyn Register) -> Reply {
         match self {
             Self::Read(key) => register.read(key).await.map(Answer::Cell),
-            Self::Write(key, expect, value) => {
+            Self::Stat(key) => register.stat(key).await.map(Answer::Stat),
+            Self::Write(key, expect, body) => {
                 let expect = expect.as_ref().map_or(Expect::Absent, Expect::Version);
-                register.write(key, expect, value.clone()).await.map(Answer::Write)
+                register.write(key, expect, body.clone()).await.map(Answer::Write)
             }
             Self::Delete(key, version) => register.delete(key, version).await.map(Answer::Deleted),
         }

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use leasehold::clock::{StoreClock, StoreTime};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
 
 /// What a `Date` header is true to.
 const SECOND: Duration = Duration::from_secs(1);
@@ -67,8 +66,12 @@ impl Register for Machine {
         self.dated(self.register.read(key)).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
-        self.dated(self.register.write(key, expect, value)).await
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        self.dated(self.register.stat(key)).await
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        self.dated(self.register.write(key, expect, body)).await
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
@@ -77,6 +80,10 @@ impl Register for Machine {
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         self.register.list(prefix)
+    }
+
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.register.version_of(bytes)
     }
 
     fn store_time(&self) -> Option<StoreTime> {

@@ -24,13 +24,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use leasehold::clock::{StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{Pace, StoreOptions};
-use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{Election, Guard, Lock, LockName, Locker, RegisterLeases};
 
@@ -403,7 +402,7 @@ impl Register for Witness {
         self.inner.read(key).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         if expect == Expect::Absent
             && !self.by_existence
             && self.inner.read(key).await?.is_none()
@@ -412,10 +411,10 @@ impl Register for Witness {
             // The record was deleted by hand: exclusion is given up for, tokens are not.
             self.checker.lock().deleted = true;
         }
-        let written = self.inner.write(key, expect, value.clone()).await;
+        let written = self.inner.write(key, expect, body.clone()).await;
         if let Ok(Write::Committed(version)) = &written
             && LockName::new(key).is_ok()
-            && let Ok(mut record) = serde_json::from_slice::<serde_json::Value>(&value)
+            && let Ok(mut record) = serde_json::from_slice::<serde_json::Value>(&body.bytes)
         {
             if self.by_existence && record["token"] == 0 {
                 // The token of the grant that created an object is the object's own generation.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::lease::{Held, Loss};
+use crate::lease::{Held, Loss, Token};
 
 /// A `Result` with leasehold's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -22,6 +22,8 @@ struct Inner {
     help: Vec<String>,
     held: Option<Box<Held>>,
     loss: Option<Box<Loss>>,
+    refused_by: Option<Token>,
+    maybe_applied: bool,
     source: Option<Source>,
 }
 
@@ -43,6 +45,8 @@ pub enum ErrorKind {
     Unsupported,
     /// What the store holds cannot be understood. Nothing was overwritten.
     Corrupt,
+    /// Others kept changing an object while it was updated. Try again later, or with more attempts.
+    Conflict,
 }
 
 impl fmt::Display for ErrorKind {
@@ -55,6 +59,7 @@ impl fmt::Display for ErrorKind {
             Self::Invalid => "invalid",
             Self::Unsupported => "unsupported",
             Self::Corrupt => "corrupt",
+            Self::Conflict => "conflict",
         })
     }
 }
@@ -68,6 +73,8 @@ impl Error {
             help: Vec::new(),
             held: None,
             loss: None,
+            refused_by: None,
+            maybe_applied: false,
             source: None,
         }))
     }
@@ -92,6 +99,19 @@ impl Error {
         let mut error = Self::new(ErrorKind::Lost, loss.to_string());
         error.0.loss = Some(Box::new(loss));
         error
+    }
+
+    /// A write was refused, because `by` wrote before.
+    pub(crate) fn refused(message: impl Into<String>, by: Token) -> Self {
+        let mut error = Self::new(ErrorKind::Lost, message);
+        error.0.refused_by = Some(by);
+        error
+    }
+
+    /// Says that the write this is about may have been applied, or may be later.
+    pub(crate) fn after_maybe_applied(mut self) -> Self {
+        self.0.maybe_applied = true;
+        self
     }
 
     /// Adds a line that says what to do.
@@ -126,6 +146,18 @@ impl Error {
     /// How the lock was lost, when the kind is [`ErrorKind::Lost`].
     pub fn loss(&self) -> Option<&Loss> {
         self.0.loss.as_deref()
+    }
+
+    /// The higher token that wrote before, when a [fenced write](crate::fence) was refused; the kind is
+    /// [`ErrorKind::Lost`] then.
+    pub fn refused_by(&self) -> Option<Token> {
+        self.0.refused_by
+    }
+
+    /// Whether the update or fenced write that failed may have been applied, or may be later. When it says `false`, it was
+    /// not and never will be.
+    pub fn maybe_applied(&self) -> bool {
+        self.0.maybe_applied
     }
 }
 

@@ -54,6 +54,7 @@ pub mod lease;
 mod lock;
 mod locker;
 mod name;
+mod object;
 mod once;
 mod queue;
 pub mod random;
@@ -72,8 +73,9 @@ pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, S
 pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::name::LockName;
+pub use self::object::Object;
 pub use self::once::{AlreadyRan, Due, Once, OncePer};
-pub use self::register::{Register, RegisterLeases};
+pub use self::register::{Register, RegisterLeases, Updated, fence, update};
 pub use self::rw_lock::RwLock;
 pub use self::semaphore::Semaphore;
 pub use self::ticket::Ticket;

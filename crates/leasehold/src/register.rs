@@ -2,13 +2,18 @@
 //!
 //! [`Register`] is the trait that a store implements; [`RegisterLeases`] runs the lease protocol on it.
 
+mod body;
+mod change;
 pub(crate) mod effort;
+pub mod fence;
 mod known;
 mod leases;
+mod marks;
 mod probe;
 mod protocol;
 pub(crate) mod record;
 pub(crate) mod records;
+mod update;
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,15 +22,22 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
+pub use self::body::{Body, Metadata, Stat};
+pub(crate) use self::change::{Change, Limits, Look, trust};
 pub use self::leases::RegisterLeases;
 pub use self::probe::probe;
+pub use self::update::{Updated, update};
 use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::StoreError;
 use crate::lease::Pace;
 
-/// The longest value a register is asked to read, in bytes. Lock records are about 1 KiB.
+/// The longest record, in bytes: what registers read that are opened for locks. Lock records are about 1 KiB.
 pub const MAX_VALUE_BYTES: usize = 1 << 20;
+
+/// The longest object, in bytes (256 MiB): what registers read that are opened for objects. It is held in memory, once as it
+/// was read and once as it is written.
+pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 
 /// A key-value store with conditional writes.
 ///
@@ -39,16 +51,31 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Cancel safe.
     ///
     /// # Errors
-    /// When the store did not answer with a value or its absence, or the value is longer than [`MAX_VALUE_BYTES`].
+    /// When the store did not answer with a value or its absence, or the value is longer than [`MAX_VALUE_BYTES`], or
+    /// [`MAX_OBJECT_BYTES`] where the register was opened for objects.
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError>;
 
-    /// Writes `value` if `key` is as expected, atomically.
+    /// What [`read`](Self::read) tells, without the bytes. By default it reads.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        Ok(self.read(key).await?.map(|cell| Stat {
+            version: cell.version,
+            metadata: cell.metadata,
+            size: cell.value.len() as u64,
+        }))
+    }
+
+    /// Writes `body` if `key` is as expected, atomically: the bytes, and all of the metadata with them.
     ///
     /// Dropping the future leaves the outcome unknown, as [`StoreError::MaybeApplied`] does.
     ///
     /// # Errors
     /// [`StoreError::NotApplied`] only when the write certainly has no effect, now or later.
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError>;
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError>;
 
     /// Deletes `key` if its version is still `version`. For sweeping and probing only; a lock is never released so.
     ///
@@ -58,6 +85,12 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
 
     /// The keys that start with `prefix`, in the store's order, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
+
+    /// The version that a write of these bytes gives, where that follows from the bytes: writing the same again gives the
+    /// same version then. By default it does not follow.
+    fn version_of(&self, _bytes: &[u8]) -> Option<Version> {
+        None
+    }
 
     /// Bounds on the store's own clock now, from its latest answer; `None` before one, or when it has no clock.
     fn store_time(&self) -> Option<StoreTime>;
@@ -74,14 +107,20 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         (**self).read(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
-        (**self).write(key, expect, value).await
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        (**self).stat(key).await
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        (**self).write(key, expect, body).await
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         (**self).delete(key, version).await
     }
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         (**self).list(prefix)
+    }
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        (**self).version_of(bytes)
     }
     fn store_time(&self) -> Option<StoreTime> {
         (**self).store_time()
@@ -101,9 +140,12 @@ pub struct Cell {
     pub value: Bytes,
     /// What the store calls this state of the key.
     pub version: Version,
+    /// What is said about the bytes, where the register [carries](RegisterTraits::metadata) it.
+    pub metadata: Metadata,
 }
 
-/// An opaque version of a key: an ETag, a generation, a revision. Never equal for two different writes.
+/// An opaque version of a key: an ETag, a generation, a revision. Never equal for two writes of different bytes; for two
+/// writes of the same bytes it may be, but where versions are [generations](RegisterTraits::generations).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(Arc<str>);
 
@@ -155,6 +197,9 @@ pub struct RegisterTraits {
     pub trusted: bool,
     /// Whether versions are numbers that rise with every write of a key, also when it was deleted in between.
     pub generations: bool,
+    /// How many bytes of [`Metadata::user`] it keeps beside an object, names and values together; `None` where it keeps no
+    /// metadata at all.
+    pub metadata: Option<usize>,
     /// How often a waiter may read.
     pub pace: Pace,
 }

@@ -21,8 +21,10 @@ pub mod sqlite;
 
 use std::sync::Arc;
 
+use crate::env::Env;
 use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
+use crate::register::Register;
 use crate::url::StoreUrl;
 
 /// What a URL scheme stands for: shown by `help stores`, and what an error names when a store was not built in.
@@ -113,6 +115,29 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
         #[cfg(feature = "etcd")]
         "etcd" => etcd::open(url, options).await,
         other => Err(not_built_in(other)),
+    }
+}
+
+/// Opens the folder of the object that `url` names as a register, and says which key the object has there.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects; otherwise as [`open`].
+pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
+    #[cfg(not(any(feature = "s3", feature = "gcs")))]
+    drop(env);
+    match url.scheme() {
+        #[cfg(feature = "s3")]
+        "s3" => s3::open_object(url, env).await,
+        #[cfg(feature = "gcs")]
+        "gs" => gcs::open_object(url, env),
+        #[cfg(not(feature = "s3"))]
+        "s3" => Err(not_built_in("s3")),
+        #[cfg(not(feature = "gcs"))]
+        "gs" => Err(not_built_in("gs")),
+        other => {
+            Err(Error::unsupported(format!("there are no objects in `{other}:`, to be updated or written"))
+                .with_help("objects are kept by s3:// and gs://, like s3://bucket/path/counter.json"))
+        }
     }
 }
 

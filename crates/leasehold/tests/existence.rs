@@ -21,7 +21,7 @@ use leasehold::clock::{StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{Evicted, Grant, LeaseStore, Released, Renewal, StoreOptions};
-use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{ErrorKind, LockName, Locker, LossReason, RegisterLeases, Token};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
@@ -38,7 +38,7 @@ impl World {
 
     /// A plain client creates the object, with nothing in it that leasehold knows.
     async fn foreign(&self, content: &'static str) -> Write {
-        self.register.write(KEY, Expect::Absent, Bytes::from_static(content.as_bytes())).await.unwrap()
+        self.register.write(KEY, Expect::Absent, Bytes::from_static(content.as_bytes()).into()).await.unwrap()
     }
 
     /// A plain client, or an operator, deletes the object.
@@ -385,7 +385,10 @@ async fn a_takeover_of_an_object_that_was_brought_back_has_a_higher_token_than_a
     world.remove().await;
     let mut between = two.granted().await;
     two.release(&mut between).await;
-    assert!(matches!(world.register.write(KEY, Expect::Absent, old).await.unwrap(), Write::Committed(_)));
+    assert!(matches!(
+        world.register.write(KEY, Expect::Absent, old.into()).await.unwrap(),
+        Write::Committed(_)
+    ));
     two.held().await;
     two.env.sleep(contender_span()).await;
     let mut next = two.granted().await;
@@ -419,8 +422,8 @@ impl Register for NoGenerations {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         self.0.read(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
-        self.0.write(key, expect, value).await
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        self.0.write(key, expect, body).await
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.0.delete(key, version).await
@@ -517,9 +520,9 @@ impl Register for Flawed {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         self.inner.read(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         tokio::task::yield_now().await;
-        self.inner.write(key, expect, value).await
+        self.inner.write(key, expect, body).await
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let found = self.inner.read(key).await?.map(|cell| cell.version);

@@ -13,14 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use common::{Client, TTL, World, contender_span, granted, name};
 use futures_util::stream::BoxStream;
 use leasehold::clock::{Clock, StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{Claim, LeaseStore, StoreOptions, Ttl, Verdict};
-use leasehold::register::{Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
 use leasehold::{Holder, Locker, LossReason, RegisterLeases};
 use leasehold_testkit::fault::{Kind, Outcome};
 use leasehold_testkit::machine::Machine;
@@ -97,8 +96,8 @@ impl Register for Pausing {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         self.inner.read(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
-        self.inner.write(key, expect, value).await
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        self.inner.write(key, expect, body).await
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.inner.delete(key, version).await

@@ -12,7 +12,7 @@ use futures_util::stream::{self, StreamExt};
 use leasehold::ErrorKind;
 use leasehold::env::Env;
 use leasehold::lease::Id;
-use leasehold::register::{Cell, Deleted, Expect, Register, Version, Write, probe};
+use leasehold::register::{Cell, Deleted, Expect, Metadata, Register, Version, Write, probe};
 use leasehold::stores::s3::S3Register;
 use leasehold::url::StoreUrl;
 
@@ -59,8 +59,14 @@ fn body(text: impl Into<String>) -> Bytes {
     Bytes::from(text.into())
 }
 
+/// As the store gives it back that was told nothing about the bytes.
+fn cell(text: &str, version: &Version) -> Cell {
+    let metadata = Metadata { content_type: Some("application/json".to_owned()), ..Metadata::default() };
+    Cell { value: body(text), version: version.clone(), metadata }
+}
+
 async fn put(register: &S3Register, key: &str, expect: Expect<'_>, text: &str) -> Option<Version> {
-    match register.write(key, expect, body(text)).await.unwrap() {
+    match register.write(key, expect, body(text).into()).await.unwrap() {
         Write::Committed(version) => Some(version),
         Write::Conflict => None,
     }
@@ -70,12 +76,12 @@ async fn a_key_is_created_read_replaced_and_deleted(register: S3Register) {
     let key = "deploy/prod.lock";
     assert_eq!(register.read(key).await.unwrap(), None);
     let v1 = put(&register, key, Expect::Absent, "1").await.unwrap();
-    assert_eq!(register.read(key).await.unwrap(), Some(Cell { value: body("1"), version: v1.clone() }));
+    assert_eq!(register.read(key).await.unwrap(), Some(cell("1", &v1)));
     assert_eq!(put(&register, key, Expect::Absent, "2").await, None);
     let v2 = put(&register, key, Expect::Version(&v1), "2").await.unwrap();
     assert_ne!(v1, v2);
     assert_eq!(put(&register, key, Expect::Version(&v1), "3").await, None);
-    assert_eq!(register.read(key).await.unwrap(), Some(Cell { value: body("2"), version: v2.clone() }));
+    assert_eq!(register.read(key).await.unwrap(), Some(cell("2", &v2)));
     match register.delete(key, &v1).await {
         Ok(deleted) => {
             assert_eq!(deleted, Deleted::Conflict);
@@ -123,7 +129,7 @@ async fn write_until_answered(
     let value = body(format!("racer {n} {}", Id::random(&register.env().random)));
     loop {
         let expect = expect.map_or(Expect::Absent, Expect::Version);
-        match register.write(key, expect, value.clone()).await {
+        match register.write(key, expect, value.clone().into()).await {
             Ok(Write::Committed(version)) => return Some(version),
             Ok(Write::Conflict) => return None,
             Err(error) => assert!(error.is_transient(), "{error:?}"),
@@ -225,7 +231,7 @@ async fn a_missing_bucket_is_named() {
         .await;
         for error in [
             nowhere.read("x.lock").await.unwrap_err(),
-            nowhere.write("x.lock", Expect::Absent, body("x")).await.unwrap_err(),
+            nowhere.write("x.lock", Expect::Absent, body("x").into()).await.unwrap_err(),
             nowhere.list("").try_collect::<Vec<_>>().await.unwrap_err(),
         ] {
             assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");

@@ -7,12 +7,14 @@ mod history;
 mod init;
 mod ls;
 mod man;
+mod put;
 mod release;
 mod renew;
 mod run;
 mod show;
 mod ticket;
 mod topics;
+mod update;
 mod wait;
 
 use std::ffi::OsString;
@@ -59,6 +61,8 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::History(args) => on(small_runtime(), history::history(context, args)),
         Verb::Wait(args) => on(small_runtime(), wait::wait(context, args)),
         Verb::Break(args) => on(small_runtime(), break_::break_(context, args)),
+        Verb::Update(args) => on(small_runtime(), update::update(context, args)),
+        Verb::Put(args) => on(small_runtime(), put::put(context, args)),
         Verb::Init => on(small_runtime(), init::init(context)),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => man::man(&args),

@@ -57,9 +57,19 @@ Of run:
   128 + signal   a signal ended leasehold while it waited for the lock
   2     the command line is wrong
 
+Of update:
+  0     written, or there was nothing to write
+  the command's, or 128 + signal   the command failed; nothing was written
+  122   a higher token than that of --fence wrote the object; nothing was written
+  124   others changed the object each time, until --attempts or --within were used up; nothing was written
+  125   leasehold failed; when the message says that the object may have been written, look at it before trying again
+  126, 127   as above
+  2     the command line is wrong
+
 Of the other verbs:
   0     done
-  1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break)
+  1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break), a higher
+        token wrote the object (put)
   2     the command line is wrong
   123, 124, 125   as above
 
@@ -101,6 +111,9 @@ The command that `run` runs finds:
                     absent where the store's protocol has none
   LEASEHOLD_STORE   the store's URL, without passwords
   LEASEHOLD_RUN     a random name of this run
+
+The command that `update` runs finds:
+  LEASEHOLD_OBJECT_EXISTS   1, or 0 when there is no object yet
 ";
 
 fn stores() -> String {
@@ -128,6 +141,8 @@ Every store understands these options after `?`:
   margin=5s         how much the store's clock may be off
 On s3 and gs, protocol=existence shares locks with clients that create an object and delete it, without history and rests,
 and on s3 without fencing tokens.
+
+`update` and `put` take objects of s3 and gs, like s3://bucket/path/counter.json?region=eu-west-1; the other stores keep none.
 An option that a store does not know is an error. The clouds' own credentials, profiles and variables are used as they are.
 ",
     );

@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Place};
 
-const VERBS: [&str; 13] = [
+const VERBS: [&str; 15] = [
     "run",
     "acquire",
     "renew",
@@ -12,6 +12,8 @@ const VERBS: [&str; 13] = [
     "history",
     "wait",
     "break",
+    "update",
+    "put",
     "init",
     "completions",
     "man",
@@ -29,7 +31,7 @@ fn every_verb_explains_itself() {
         assert!(short.contains("Usage: leasehold") && asked.contains("Usage: leasehold"), "{short}");
         assert!(short.lines().all(|line| line.chars().count() <= 100), "{short}");
     }
-    for verb in ["run", "acquire", "renew", "ls", "wait", "break", "completions", "man"] {
+    for verb in ["run", "acquire", "renew", "ls", "wait", "break", "update", "put", "completions", "man"] {
         assert!(place.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
     }
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");

@@ -6,10 +6,12 @@
 //! leasehold-testkit-worker hold --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker leave --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker try --store URL --lock LOCK
+//! leasehold-testkit-worker add --object URL --times N
 //! ```
 //!
 //! `increment` adds one to the number in a plain file, N times, each under the lock. `hold` holds the lock until it is
 //! killed. `leave` takes it and ends without a release, the grant detached. `try` exits with 1 if somebody has it.
+//! `add` adds one to the number `n` in the JSON of an object, N times, without a lock.
 
 // A panic is how a worker fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -20,13 +22,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::{ErrorKind, Guard, Locker, Token};
+use leasehold::{Error, ErrorKind, Guard, Locker, Object, Token};
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let verb = arguments.next().unwrap_or_default();
     let options = Options::read(arguments);
+    if verb == "add" {
+        add(&options).await;
+        return ExitCode::SUCCESS;
+    }
     let locker = Locker::open(options.text("store")).await.unwrap();
     match verb.as_str() {
         "increment" => increment(&locker, &options).await,
@@ -104,6 +110,23 @@ async fn hold(locker: &Locker, options: &Options) {
 async fn leave(locker: &Locker, options: &Options) {
     let ticket = options.lock(locker).acquire().await.unwrap().into_ticket().await.unwrap();
     say(format_args!("granted {}", ticket.token()));
+}
+
+/// Prints how many attempts each addition took.
+async fn add(options: &Options) {
+    let object = Object::open(options.text("object")).await.unwrap().attempts(10_000);
+    let object = object.within(Duration::from_secs(250));
+    for _ in 0..options.number("times") {
+        let make = async |content: Option<bytes::Bytes>| {
+            let mut json = match content {
+                Some(bytes) => serde_json::from_slice::<serde_json::Value>(&bytes).unwrap(),
+                None => serde_json::json!({ "n": 0 }),
+            };
+            json["n"] = (json["n"].as_u64().unwrap() + 1).into();
+            Ok::<_, Error>(Some(json.to_string().into()))
+        };
+        say(format_args!("{}", object.update(make).await.unwrap().attempts));
+    }
 }
 
 async fn attempt(locker: &Locker, options: &Options) -> ExitCode {

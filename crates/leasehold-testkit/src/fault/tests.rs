@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use leasehold::clock::TestClock;
 use leasehold::lease::Pace;
+use leasehold::register::Metadata;
 
 use super::*;
 
@@ -26,10 +27,11 @@ impl Register for MapRegister {
         Ok(cells.get(key).map(|(version, value)| Cell {
             value: value.clone(),
             version: Version::new(version.to_string()),
+            metadata: Metadata::default(),
         }))
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         let mut cells = self.cells.lock().unwrap();
         let now = cells.get(key).map(|(version, _)| *version);
         let expected = match expect {
@@ -40,7 +42,7 @@ impl Register for MapRegister {
             return Ok(Write::Conflict);
         }
         let version = now.unwrap_or(0) + 1;
-        cells.insert(key.into(), (version, value));
+        cells.insert(key.into(), (version, body.bytes));
         Ok(Write::Committed(Version::new(version.to_string())))
     }
 
@@ -72,12 +74,12 @@ impl Register for MapRegister {
 
     fn traits(&self) -> RegisterTraits {
         let pace = Pace { first: Duration::from_millis(10), most: Duration::from_millis(100) };
-        RegisterTraits { store: "map", trusted: true, generations: true, pace }
+        RegisterTraits { store: "map", trusted: true, generations: true, metadata: None, pace }
     }
 }
 
 async fn create(register: &FaultyRegister, key: &str) -> Result<Write, StoreError> {
-    register.write(key, Expect::Absent, Bytes::from_static(b"x")).await
+    register.write(key, Expect::Absent, "x".into()).await
 }
 
 async fn exists(register: &FaultyRegister, key: &str) -> bool {

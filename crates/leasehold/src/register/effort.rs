@@ -33,7 +33,8 @@ impl<'a> Effort<'a> {
         Self { env, began: env.now(), limit, attempt_limit, failures: 0 }
     }
 
-    fn left(&self) -> Duration {
+    /// What is left of the time.
+    pub(crate) fn left(&self) -> Duration {
         self.limit.saturating_sub(self.env.now().longest_since(self.began))
     }
 
@@ -47,7 +48,16 @@ impl<'a> Effort<'a> {
         &self,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let limit = self.attempt_limit.min(self.left().max(SHORTEST_REQUEST));
+        self.request_within(self.attempt_limit, request).await
+    }
+
+    /// The same for a request with a limit of its own: one with a large body.
+    pub(crate) async fn request_within<T>(
+        &self,
+        limit: Duration,
+        request: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = limit.min(self.left().max(SHORTEST_REQUEST));
         match timeout(&*self.env.clock, limit, request).await {
             Some(answer) => answer,
             None => {

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
-use super::{Cell, Expect, Register, Version, Write};
+use super::{Body, Cell, Expect, Register, Version, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
@@ -209,7 +209,7 @@ async fn refuses_version_of_nothing(register: &dyn Register, version: &Version) 
     }
 }
 
-fn marker(register: &dyn Register, passed: u32, outdated: Option<&Version>) -> Bytes {
+fn marker(register: &dyn Register, passed: u32, outdated: Option<&Version>) -> Body {
     let marker = Marker {
         about: "leasehold checks with this object that the store honours preconditions".to_owned(),
         passed,
@@ -217,7 +217,7 @@ fn marker(register: &dyn Register, passed: u32, outdated: Option<&Version>) -> B
         nonce: Id::random(&register.env().random),
     };
     // A struct of strings and numbers always serializes; should it not, an empty marker is examined anew.
-    serde_json::to_vec(&marker).map(Bytes::from).unwrap_or_default()
+    serde_json::to_vec(&marker).map(Bytes::from).unwrap_or_default().into()
 }
 
 fn refusal(what: &str, danger: &str) -> StoreError {
@@ -258,7 +258,7 @@ mod tests {
     use crate::clock::{StoreTime, TestClock};
     use crate::env::Env;
     use crate::lease::Pace;
-    use crate::register::{Deleted, RegisterTraits};
+    use crate::register::{Deleted, Metadata, RegisterTraits};
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Flaw {
@@ -324,7 +324,7 @@ mod tests {
             Ok(self.cells.lock().unwrap().get(key).cloned())
         }
 
-        async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+        async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
             let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
             let nth = |every: usize| every > 0 && n.is_multiple_of(every);
             tokio::task::yield_now().await;
@@ -342,7 +342,7 @@ mod tests {
             }
             let version =
                 Version::new(if flaw == Flaw::SameVersionAlways { "v".to_owned() } else { format!("v{n}") });
-            let cell = Cell { value, version: version.clone() };
+            let cell = Cell { value: body.bytes, version: version.clone(), metadata: body.metadata };
             self.cells.lock().unwrap().insert(key.to_owned(), cell);
             if nth(self.loses_every) {
                 return Err(Fault::unavailable("reset").maybe_applied());
@@ -368,7 +368,7 @@ mod tests {
 
         fn traits(&self) -> RegisterTraits {
             let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
-            RegisterTraits { store: "flawed", trusted: false, generations: false, pace }
+            RegisterTraits { store: "flawed", trusted: false, generations: false, metadata: None, pace }
         }
     }
 
@@ -441,7 +441,11 @@ mod tests {
             r#"{"about":"","passed":99,"outdated":"x","nonce":"00000000000000000000000000000000"}"#,
         ] {
             let store = store(Flaw::None);
-            let cell = Cell { value: Bytes::from(value), version: Version::new("v0") };
+            let cell = Cell {
+                value: Bytes::from(value),
+                version: Version::new("v0"),
+                metadata: Metadata::default(),
+            };
             store.cells.lock().unwrap().insert(MARKER.to_owned(), cell);
             probe(&store).await.unwrap();
             assert!(store.requests() > 2, "{value}");

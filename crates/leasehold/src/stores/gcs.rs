@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::future::join;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use reqwest::{Response, StatusCode};
 use tokio::sync::OnceCell;
@@ -23,13 +24,15 @@ use tokio::sync::OnceCell;
 use self::config::{Location, REQUEST_LIMIT};
 use self::credentials::Credentials;
 use self::errors::{Meaning, Operation, Place, Trouble, meaning};
-use self::wire::{Listing, Request, Written};
-use super::objects::Keys;
+use self::wire::{Listing, Request, Resource, Written};
+use super::objects::{Contents, Keys, request_limit};
 use crate::clock::{self, StoreClock, StoreTime};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, LeaseStore, Pace, StoreOptions};
-use crate::register::{Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write};
+use crate::register::{
+    Body, Cell, Deleted, Expect, Metadata, Register, RegisterTraits, Stat, Version, Write,
+};
 use crate::url::StoreUrl;
 
 /// Reads of one object are not limited as its writes are, and cost $0.0004 per 1,000. But since GCS takes about one
@@ -39,6 +42,9 @@ const PACE: Pace = Pace { first: Duration::from_millis(500), most: Duration::fro
 /// GCS takes about one write a second for one object, and bursts now and then. What is refused for that is tried again
 /// after about as long, or retries would be what keeps the object busy.
 const BETWEEN_WRITES: Duration = Duration::from_secs(1);
+
+/// All names and values of an object's own metadata together.
+const METADATA_BYTES: usize = 8_192;
 
 /// Checked before the first delete: is the delete conditional?
 const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
@@ -56,8 +62,18 @@ const NOBODYS_GENERATION: &str = "1";
 pub fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options, environment)?;
     let protocol = location.protocol;
-    let register = Arc::new(GcsRegister::new(location, options.env.clone())?);
+    let register = Arc::new(GcsRegister::new(location, Contents::Records, options.env.clone())?);
     Ok(protocol.leases(register, options))
+}
+
+/// Opens the folder of the object that `url` names, and says which key the object has there:
+/// `gs://bucket/path/counter.json?endpoint=&credentials=`.
+///
+/// # Errors
+/// As [`open`].
+pub(super) fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
+    let (location, key) = Location::of_object(url, environment)?;
+    Ok((Arc::new(GcsRegister::new(location, Contents::Objects, env)?), key))
 }
 
 /// The objects below one prefix of a bucket, as a [`Register`].
@@ -77,6 +93,7 @@ pub struct GcsRegister {
     credentials: Credentials,
     env: Env,
     clock: StoreClock,
+    contents: Contents,
     delete_checked: OnceCell<()>,
 }
 
@@ -88,10 +105,10 @@ impl GcsRegister {
     pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options, environment)?;
-        Self::new(location, options.env)
+        Self::new(location, Contents::Objects, options.env)
     }
 
-    fn new(location: Location, env: Env) -> Result<Self, Error> {
+    fn new(location: Location, contents: Contents, env: Env) -> Result<Self, Error> {
         Ok(Self {
             client: config::client()?,
             keys: location.protocol.keys(&location.prefix),
@@ -99,6 +116,7 @@ impl GcsRegister {
             place: location.place,
             env,
             clock: StoreClock::default(),
+            contents,
             delete_checked: OnceCell::new(),
         })
     }
@@ -108,24 +126,24 @@ impl GcsRegister {
 impl Register for GcsRegister {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         let object = self.keys.object(key);
-        match self.ask(Operation::Read, &object, wire::read(&self.place, &object)).await {
-            Ok((version, value)) => {
-                let version = self.version(version.as_deref()).map_err(Fault::not_applied)?;
-                Ok(Some(Cell { value, version }))
-            }
-            Err(Meaning::Absent) => Ok(None),
-            Err(other) => Err(failed(other)),
+        match self.contents {
+            Contents::Records => self.content_of(&object).await,
+            Contents::Objects => self.whole(&object).await,
         }
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        self.stat_of(&self.keys.object(key)).await
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         let object = self.keys.object(key);
         let (operation, generation) = match expect {
             Expect::Absent => (Operation::Create, "0"),
             Expect::Version(version) => (Operation::Replace, known_generation(version)?),
         };
         let boundary = Id::random(&self.env.random);
-        let request = wire::write(&self.place, &object, generation, &value, boundary);
+        let request = wire::write(&self.place, &object, generation, body, boundary);
         match self.ask(operation, &object, request).await {
             Ok((_, body)) => {
                 let written =
@@ -159,11 +177,63 @@ impl Register for GcsRegister {
     }
 
     fn traits(&self) -> RegisterTraits {
-        RegisterTraits { store: "GCS", trusted: self.place.is_trusted(), generations: true, pace: PACE }
+        RegisterTraits {
+            store: "GCS",
+            trusted: self.place.is_trusted(),
+            generations: true,
+            // Of a record only the content is read, since its metadata costs another request.
+            metadata: (self.contents == Contents::Objects).then_some(METADATA_BYTES),
+            pace: PACE,
+        }
     }
 }
 
 impl GcsRegister {
+    /// The content, without metadata.
+    async fn content_of(&self, object: &str) -> Result<Option<Cell>, StoreError> {
+        let as_stored = self.contents == Contents::Objects;
+        let request = Request { as_stored, ..wire::read(&self.place, object) };
+        match self.ask(Operation::Read, object, request).await {
+            Ok((version, value)) => {
+                let version = self.version(version.as_deref()).map_err(Fault::not_applied)?;
+                Ok(Some(Cell { value, version, metadata: Metadata::default() }))
+            }
+            Err(Meaning::Absent) => Ok(None),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn stat_of(&self, object: &str) -> Result<Option<Stat>, StoreError> {
+        match self.ask(Operation::Read, object, wire::stat(&self.place, object)).await {
+            Ok((_, body)) => {
+                let resource: Resource =
+                    serde_json::from_slice(&body).map_err(|_| no_resource(object).not_applied())?;
+                let version = self.version(resource.generation.as_deref()).map_err(Fault::not_applied)?;
+                let size = resource.size.as_ref().and_then(|size| size.parse().ok()).unwrap_or(0);
+                Ok(Some(Stat { version, metadata: resource.into_metadata(), size }))
+            }
+            Err(Meaning::Absent) => Ok(None),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    /// Content and metadata of one generation. The JSON API gives them by two requests, which are sent at once; when the
+    /// object is written between them, they are sent again.
+    async fn whole(&self, object: &str) -> Result<Option<Cell>, StoreError> {
+        for _ in 0..MOST_READS {
+            let (content, stat) = join(self.content_of(object), self.stat_of(object)).await;
+            match (content?, stat?) {
+                (None, None) => return Ok(None),
+                (Some(cell), Some(stat)) if cell.version == stat.version => {
+                    return Ok(Some(Cell { metadata: stat.metadata, ..cell }));
+                }
+                _ => {}
+            }
+        }
+        Err(Fault::unavailable(format!("the object {object:?} kept changing while it was read"))
+            .not_applied())
+    }
+
     async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let object = self.keys.object(key);
         let request = wire::delete(&self.place, &object, known_generation(version)?);
@@ -177,7 +247,7 @@ impl GcsRegister {
     /// Some stores check the preconditions of writes and ignore those of deletes: a sweep could delete a held lock.
     async fn check_delete(&self) -> Result<(), StoreError> {
         // There, now or already: either will do.
-        self.write(DELETE_PROBE_KEY, Expect::Absent, Bytes::from_static(b"{}")).await?;
+        self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()).await?;
         match self.delete_unchecked(DELETE_PROBE_KEY, &Version::new(NOBODYS_GENERATION)).await? {
             Deleted::Conflict => Ok(()),
             Deleted::Deleted => Err(Fault::new(
@@ -201,7 +271,11 @@ impl GcsRegister {
             self.credentials.headers().await.map_err(|error| {
                 explain(Trouble::Credentials { detail: error.detail, before: error.before })
             })?;
+        let limit = request_limit(REQUEST_LIMIT, request.content.as_ref().map_or(0, |(_, body)| body.len()));
         let mut builder = self.client.request(request.method, request.url).headers(signed.headers);
+        if request.as_stored {
+            builder = builder.header(reqwest::header::ACCEPT_ENCODING, "gzip");
+        }
         if let Some((kind, body)) = request.content {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
@@ -213,16 +287,22 @@ impl GcsRegister {
                 _ => true,
             };
             if response.status().is_success() {
-                return self.content(operation, object, response).await;
+                return Ok(response);
             }
             let mut answer = wire::refusal(response).await;
             answer.pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
             Err(explain(Trouble::Answered { answer, signed_before }))
         };
-        match clock::timeout(&*self.env.clock, REQUEST_LIMIT, answer).await {
-            Some(outcome) => outcome,
-            None => Err(explain(Trouble::NoAnswer { detail: format!("within {REQUEST_LIMIT:?}") })),
-        }
+        let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
+        let sent = self.env.now();
+        let answered = clock::timeout(&*self.env.clock, limit, answer).await;
+        let response = answered.ok_or_else(|| late(limit))??;
+        // A large answer has its own time.
+        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
+        let limit = limit.max(request_limit(REQUEST_LIMIT, announced.unwrap_or(0)));
+        let left = limit.saturating_sub(self.env.now().longest_since(sent));
+        let content = self.content(operation, object, response);
+        clock::timeout(&*self.env.clock, left, content).await.ok_or_else(|| late(limit))?
     }
 
     /// Sends a request, and takes the store's time from its answer.
@@ -242,11 +322,16 @@ impl GcsRegister {
         object: &str,
         response: Response,
     ) -> Result<(Option<String>, Bytes), Meaning> {
-        let most = if operation == Operation::Read { MAX_VALUE_BYTES } else { MOST_ANSWER_BYTES };
+        let reads = operation == Operation::Read;
+        let most = if reads { self.contents.most_bytes() } else { MOST_ANSWER_BYTES };
+        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
+        if reads && announced.is_some_and(|length| length > most) {
+            return Err(Meaning::Failed(self.contents.too_large(object, announced)));
+        }
         let generation = wire::generation(response.headers()).map(str::to_owned);
         match wire::body(response, most).await {
             Ok(Some(body)) => Ok((generation, body)),
-            Ok(None) if operation == Operation::Read => Err(Meaning::Failed(too_large(object))),
+            Ok(None) if reads => Err(Meaning::Failed(self.contents.too_large(object, None))),
             Ok(None) => Err(Meaning::Failed(
                 Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied(),
             )),
@@ -291,6 +376,9 @@ impl GcsRegister {
 /// A page has at most 1,000 names of 1,024 bytes, which JSON can make six times as long.
 const MOST_ANSWER_BYTES: usize = 8 << 20;
 
+/// How often an object is read that is written meanwhile.
+const MOST_READS: usize = 8;
+
 /// Where a listing is.
 struct Pages {
     prefix: String,
@@ -313,6 +401,11 @@ fn next_page(token: Option<String>, asked: Option<String>) -> Result<Next, Store
     }
 }
 
+fn no_resource(object: &str) -> Fault {
+    Fault::new(ErrorKind::Corrupt, format!("what the store says about {object:?} cannot be read"))
+        .with_help("check that the endpoint is one of Google Cloud Storage")
+}
+
 fn no_listing() -> Fault {
     Fault::new(ErrorKind::Corrupt, "the store's listing cannot be read, or does not end")
         .with_help("check that the endpoint is one of Google Cloud Storage")
@@ -330,15 +423,6 @@ fn known_generation(version: &Version) -> Result<&str, StoreError> {
 /// Whether this is a generation of an object that exists.
 fn is_generation(text: &str) -> bool {
     text.parse::<u64>().is_ok_and(|generation| generation > 0)
-}
-
-fn too_large(object: &str) -> StoreError {
-    Fault::new(
-        ErrorKind::Corrupt,
-        format!("the object {object:?} has more than {MAX_VALUE_BYTES} bytes; lock records have about 1,000"),
-    )
-    .with_help("it is not a record of leasehold: look at it, and move it away if it is not needed")
-    .not_applied()
 }
 
 fn failed(meaning: Meaning) -> StoreError {

@@ -1,19 +1,24 @@
 //! The memory of this process: the reference register, for tests and for trying things out.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use crate::clock::{Moment, StoreTime, micros};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
-use crate::register::{Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write};
+use crate::register::{
+    Body, Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write,
+};
 use crate::url::StoreUrl;
+
+/// As much as S3 takes, so that what works here works there.
+const METADATA_BYTES: usize = 2_048;
 
 /// Opens `mem:`: a new, empty store that ends with the last handle to it.
 ///
@@ -35,6 +40,8 @@ pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Leas
 pub struct MemoryRegister {
     env: Env,
     opened: Moment,
+    /// Whether a version depends on the bytes alone.
+    by_content: bool,
     contents: Mutex<Contents>,
 }
 
@@ -48,7 +55,12 @@ struct Contents {
 impl MemoryRegister {
     /// An empty one.
     pub fn new(env: Env) -> Self {
-        Self { opened: env.now(), env, contents: Mutex::default() }
+        Self { opened: env.now(), env, by_content: false, contents: Mutex::default() }
+    }
+
+    /// An empty one whose versions depend on the bytes alone, as S3's do: for tests of what has to work there.
+    pub fn by_content(env: Env) -> Self {
+        Self { by_content: true, ..Self::new(env) }
     }
 
     fn with<T>(&self, body: impl FnOnce(&mut Contents) -> T) -> T {
@@ -62,7 +74,7 @@ impl Register for MemoryRegister {
         Ok(self.with(|contents| contents.cells.get(key).cloned()))
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         Ok(self.with(|contents| {
             let found = contents.cells.get(key).map(|cell| &cell.version);
             let as_expected = match expect {
@@ -73,8 +85,10 @@ impl Register for MemoryRegister {
                 return Write::Conflict;
             }
             contents.writes += 1;
-            let version = Version::new(contents.writes.to_string());
-            contents.cells.insert(key.to_owned(), Cell { value, version: version.clone() });
+            let Body { bytes, metadata } = body;
+            let counted = Version::new(contents.writes.to_string());
+            let version = self.version_of(&bytes).unwrap_or(counted);
+            contents.cells.insert(key.to_owned(), Cell { value: bytes, version: version.clone(), metadata });
             Write::Committed(version)
         }))
     }
@@ -97,6 +111,15 @@ impl Register for MemoryRegister {
         stream::iter(keys).boxed()
     }
 
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        let hash = || {
+            let mut hasher = DefaultHasher::new();
+            bytes.hash(&mut hasher);
+            Version::new(format!("{:016x}", hasher.finish()))
+        };
+        self.by_content.then(hash)
+    }
+
     fn store_time(&self) -> Option<StoreTime> {
         let open_for = self.env.now().since_boot().saturating_sub(self.opened.since_boot());
         Some(StoreTime::exactly(self.opened.wall_us() + micros(open_for)))
@@ -108,6 +131,12 @@ impl Register for MemoryRegister {
 
     fn traits(&self) -> RegisterTraits {
         let pace = Pace { first: Duration::from_millis(1), most: Duration::from_millis(20) };
-        RegisterTraits { store: "memory", trusted: true, generations: true, pace }
+        RegisterTraits {
+            store: "memory",
+            trusted: true,
+            generations: !self.by_content,
+            metadata: Some(METADATA_BYTES),
+            pace,
+        }
     }
 }

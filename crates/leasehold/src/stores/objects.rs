@@ -3,16 +3,66 @@
 mod keys;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(super) use self::keys::Keys;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, StoreOptions};
-use crate::register::{Register, RegisterLeases};
+use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Register, RegisterLeases};
 use crate::url::StoreUrl;
 
 /// The longest prefix, in bytes: an object key has at most 1,024, of which `/`, a percent-encoded name of 256 and
 /// `.lock` take 774.
 const MAX_PREFIX_BYTES: usize = 250;
+
+/// What a body may take in bytes for each second, beside the limit of a request: a slow line.
+const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
+
+/// The limit of a request with a body of `bytes`, given that of one with a record.
+pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
+    if bytes <= MAX_VALUE_BYTES {
+        return least;
+    }
+    least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
+}
+
+/// What a register was opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contents {
+    /// Records of locks: small, and nothing is said about them.
+    Records,
+    /// Objects of users, with their metadata.
+    Objects,
+}
+
+impl Contents {
+    /// The longest value that is read.
+    pub(super) fn most_bytes(self) -> usize {
+        match self {
+            Self::Records => MAX_VALUE_BYTES,
+            Self::Objects => MAX_OBJECT_BYTES,
+        }
+    }
+
+    /// What is wrong with an object of more bytes than that.
+    pub(super) fn too_large(self, object: &str, bytes: Option<usize>) -> StoreError {
+        let most = self.most_bytes();
+        let size = bytes.map_or_else(|| format!("more than {most}"), |bytes| bytes.to_string());
+        let fault = match self {
+            Self::Records => Fault::new(
+                ErrorKind::Corrupt,
+                format!("the object {object:?} has {size} bytes; lock records have about 1,000"),
+            )
+            .with_help("it is not a record of leasehold: look at it, and move it away if it is not needed"),
+            Self::Objects => Fault::new(
+                ErrorKind::Unsupported,
+                format!("the object {object:?} has {size} bytes, and leasehold reads and writes {most} at most"),
+            )
+            .with_help("objects are held in memory and written at once: split it, or keep in it the name of a larger one"),
+        };
+        fault.not_applied()
+    }
+}
 
 /// What the objects of a lock look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +102,29 @@ impl Protocol {
             Self::Existence => Keys::verbatim(prefix),
         }
     }
+}
+
+/// The folder and the last part of the object key that the path of an object's URL names: `a/b` and `c.json` of
+/// `/a/b/c.json`; `example` is such a URL.
+pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, String), Error> {
+    let key = path.strip_prefix('/').unwrap_or(path);
+    let flaw = if key.is_empty() {
+        Some("names no object")
+    } else if key.len() > 1_024 {
+        Some("is longer than 1,024 bytes")
+    } else if key.chars().any(crate::name::is_unprintable) {
+        Some("contains a control or invisible character")
+    } else if key.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
+        Some("has an empty, `.` or `..` segment")
+    } else {
+        None
+    };
+    if let Some(flaw) = flaw {
+        return Err(Error::invalid(format!("the object key {key:?} {flaw}"))
+            .with_help(format!("write the object's URL like {example}")));
+    }
+    let (folder, name) = key.rsplit_once('/').unwrap_or(("", key));
+    Ok((folder.to_owned(), name.to_owned()))
 }
 
 /// The prefix that the path of a store URL names, without `/` at either end; `example` is such a URL.

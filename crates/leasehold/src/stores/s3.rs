@@ -2,6 +2,7 @@
 //!
 //! Layout, permissions and limits: `docs/stores/s3.md`.
 
+mod bodies;
 mod config;
 mod errors;
 #[cfg(test)]
@@ -15,25 +16,23 @@ use std::time::Duration;
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_s3::operation::get_object::GetObjectOutput;
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::primitives::ByteStream;
 use aws_smithy_runtime_api::http::Response;
-use bytes::{Bytes, BytesMut};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OnceCell;
 
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
 use super::aws::config::REQUEST_LIMIT;
-use super::aws::requests::{Requests, chain};
+use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::objects::Keys;
-use crate::clock::{self, StoreTime};
+use super::objects::{Contents, Keys, request_limit};
+use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
-use crate::register::{Cell, Deleted, Expect, MAX_VALUE_BYTES, Register, RegisterTraits, Version, Write};
+use crate::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
 use crate::url::StoreUrl;
 
 /// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on
@@ -42,6 +41,9 @@ const PACE: Pace = Pace { first: Duration::from_millis(250), most: Duration::fro
 
 /// No object's ETag: not an MD5 that anybody has found the input of, and not the form of other ETags.
 const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
+
+/// All names and values of `x-amz-meta-*` together.
+const METADATA_BYTES: usize = 2_048;
 
 /// Checked before the first delete: is the delete conditional?
 const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
@@ -57,8 +59,19 @@ const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let protocol = location.protocol;
-    let register = Arc::new(S3Register::connect(location, options.env.clone()).await?);
+    let register = Arc::new(S3Register::connect(location, Contents::Records, options.env.clone()).await?);
     Ok(protocol.leases(register, options))
+}
+
+/// Opens the folder of the object that `url` names, and says which key the object has there:
+/// `s3://bucket/path/counter.json?region=&endpoint=&path_style=on|off&profile=`.
+///
+/// # Errors
+/// As [`open`].
+pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
+    let (location, key) = Location::of_object(url)?;
+    let register = S3Register::connect(location, Contents::Objects, env).await?;
+    Ok((Arc::new(register), key))
 }
 
 /// The objects below one prefix of a bucket, as a [`Register`].
@@ -77,6 +90,7 @@ pub struct S3Register {
     place: Place,
     keys: Keys,
     requests: Requests,
+    contents: Contents,
     delete_checked: OnceCell<()>,
 }
 
@@ -88,20 +102,21 @@ impl S3Register {
     pub async fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options)?;
-        Self::connect(location, options.env).await
+        Self::connect(location, Contents::Objects, options.env).await
     }
 
-    async fn connect(location: Location, env: Env) -> Result<Self, Error> {
+    async fn connect(location: Location, contents: Contents, env: Env) -> Result<Self, Error> {
         let (client, place) = location.connect(&env).await?;
-        Ok(Self::new(client, place, &location, env))
+        Ok(Self::new(client, place, &location, contents, env))
     }
 
-    fn new(client: Client, place: Place, location: &Location, env: Env) -> Self {
+    fn new(client: Client, place: Place, location: &Location, contents: Contents, env: Env) -> Self {
         Self {
             client,
             place,
             keys: location.protocol.keys(&location.prefix),
             requests: Requests::new(env),
+            contents,
             delete_checked: OnceCell::new(),
         }
     }
@@ -115,29 +130,41 @@ impl Register for S3Register {
         let request = self.client.get_object().bucket(&self.place.bucket).key(&object);
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.settle(Operation::Read, &object, &watch, result) {
-            Ok(output) => self.cell(&object, output).await.map(Some),
+            Ok(output) => bodies::cell(&object, output, self.contents, self.env()).await.map(Some),
             Err(Meaning::Absent) => Ok(None),
             Err(other) => Err(failed(other)),
         }
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, value: Bytes) -> Result<Write, StoreError> {
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
-        let request = self
-            .client
-            .put_object()
-            .bucket(&self.place.bucket)
-            .key(&object)
-            .content_type("application/json")
-            .body(ByteStream::from(value));
+        let request = self.client.head_object().bucket(&self.place.bucket).key(&object);
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        match self.settle(Operation::Stat, &object, &watch, result) {
+            Ok(output) => bodies::stat(&object, output).map(Some),
+            Err(Meaning::Absent) => Ok(None),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        let object = self.keys.object(key);
+        let watch = self.requests.watch();
+        let limit = request_limit(REQUEST_LIMIT, body.bytes.len());
+        let request = self.client.put_object().bucket(&self.place.bucket).key(&object);
+        let request = bodies::with_metadata(request, body.metadata).body(ByteStream::from(body.bytes));
         let (operation, request) = match expect {
             Expect::Absent => (Operation::Create, request.if_none_match("*")),
             Expect::Version(version) => (Operation::Replace, request.if_match(version.as_str())),
         };
-        let result = request.customize().interceptor(watch.clone()).send().await;
+        let mut request = request.customize().interceptor(watch.clone());
+        if limit > REQUEST_LIMIT {
+            request = request.config_override(config::limited(limit));
+        }
+        let result = request.send().await;
         match self.settle(operation, &object, &watch, result) {
-            Ok(output) => match version(output.e_tag()) {
+            Ok(output) => match bodies::version(output.e_tag()) {
                 Ok(version) => Ok(Write::Committed(version)),
                 // The object is there, but could never be replaced by its version.
                 Err(fault) => Err(fault.maybe_applied()),
@@ -159,6 +186,10 @@ impl Register for S3Register {
         stream::try_unfold(pages, |pages| self.next_listed(pages)).boxed()
     }
 
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        Some(bodies::etag_of(bytes))
+    }
+
     fn store_time(&self) -> Option<StoreTime> {
         self.requests.store_time()
     }
@@ -168,24 +199,17 @@ impl Register for S3Register {
     }
 
     fn traits(&self) -> RegisterTraits {
-        RegisterTraits { store: "S3", trusted: self.place.is_trusted(), generations: false, pace: PACE }
+        RegisterTraits {
+            store: "S3",
+            trusted: self.place.is_trusted(),
+            generations: false,
+            metadata: Some(METADATA_BYTES),
+            pace: PACE,
+        }
     }
 }
 
 impl S3Register {
-    async fn cell(&self, object: &str, output: GetObjectOutput) -> Result<Cell, StoreError> {
-        let version = version(output.e_tag()).map_err(Fault::not_applied)?;
-        let announced = output.content_length().and_then(|length| usize::try_from(length).ok());
-        if announced.is_some_and(|length| length > MAX_VALUE_BYTES) {
-            return Err(too_large(object, announced));
-        }
-        match clock::timeout(&*self.requests.env().clock, REQUEST_LIMIT, collected(object, output.body)).await
-        {
-            Some(value) => Ok(Cell { value: value?, version }),
-            None => Err(broken_off(object, "it stalled")),
-        }
-    }
-
     async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
@@ -202,7 +226,7 @@ impl S3Register {
     /// Some stores check the preconditions of writes and ignore those of deletes: a sweep could delete a held lock.
     async fn check_delete(&self) -> Result<(), StoreError> {
         // There, now or already: either will do.
-        self.write(DELETE_PROBE_KEY, Expect::Absent, Bytes::from_static(b"{}")).await?;
+        self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()).await?;
         match self.delete_unchecked(DELETE_PROBE_KEY, &Version::new(NOBODYS_ETAG)).await? {
             Deleted::Conflict => Ok(()),
             Deleted::Deleted => Err(Fault::new(
@@ -287,48 +311,6 @@ fn next_page(output: &ListObjectsV2Output, asked: Option<String>) -> Result<Next
         .with_help("check that the endpoint is an S3 endpoint")
         .not_applied()),
     }
-}
-
-/// The version that an answer names.
-fn version(etag: Option<&str>) -> Result<Version, Fault> {
-    let what = match etag {
-        None | Some("") => "without an ETag",
-        // If-Match compares strongly, so a weak ETag never matches: a proxy that compresses makes such.
-        Some(etag) if etag.starts_with("W/") => "with a weak ETag",
-        Some(etag) => return Ok(Version::new(etag)),
-    };
-    Err(Fault::new(
-        ErrorKind::Unsupported,
-        format!("the store answered {what}, so the object has no version to compare"),
-    )
-    .with_help("conditional writes need strong ETags: use a store, or a way to it, that gives them"))
-}
-
-/// The body, up to [`MAX_VALUE_BYTES`].
-async fn collected(object: &str, mut body: ByteStream) -> Result<Bytes, StoreError> {
-    let mut value = BytesMut::new();
-    while let Some(chunk) = body.next().await {
-        let chunk = chunk.map_err(|error| broken_off(object, &chain(&error)))?;
-        if value.len() + chunk.len() > MAX_VALUE_BYTES {
-            return Err(too_large(object, None));
-        }
-        value.extend_from_slice(&chunk);
-    }
-    Ok(value.freeze())
-}
-
-fn broken_off(object: &str, detail: &str) -> StoreError {
-    Fault::unavailable(format!("the answer to reading {object:?} broke off: {detail}")).not_applied()
-}
-
-fn too_large(object: &str, bytes: Option<usize>) -> StoreError {
-    let size = bytes.map_or_else(|| format!("more than {MAX_VALUE_BYTES}"), |bytes| bytes.to_string());
-    Fault::new(
-        ErrorKind::Corrupt,
-        format!("the object {object:?} has {size} bytes; lock records have about 1,000"),
-    )
-    .with_help("it is not a record of leasehold: look at it, and move it away if it is not needed")
-    .not_applied()
 }
 
 fn failed(meaning: Meaning) -> StoreError {

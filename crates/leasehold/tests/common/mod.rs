@@ -77,8 +77,8 @@ impl World {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         let mut value = serde_json::from_slice(&cell.value).unwrap();
         edit(&mut value);
-        let bytes = serde_json::to_vec(&value).unwrap().into();
-        self.register.write(KEY, Expect::Version(&cell.version), bytes).await.unwrap();
+        let bytes: bytes::Bytes = serde_json::to_vec(&value).unwrap().into();
+        self.register.write(KEY, Expect::Version(&cell.version), bytes.into()).await.unwrap();
     }
 
     /// Deletes the record by hand.

@@ -23,7 +23,7 @@ use serde::Serialize;
 use tokio::sync::OnceCell;
 
 use super::super::record::{Content, Record, RecordState, parse, protocol};
-use super::super::{Cell, Deleted, Expect, Register, Version, Write, probe};
+use super::super::{Body, Cell, Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::{StoreTime, timeout};
 use crate::env::Env;
@@ -135,7 +135,7 @@ impl ExistenceRecords {
             Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
                 .not_applied()
         })?;
-        let version = match self.register.write(name.as_str(), expect, bytes).await? {
+        let version = match self.register.write(name.as_str(), expect, bytes.into()).await? {
             Write::Conflict => return Ok(Written::Conflict(Refusal::Unexplained)),
             Write::Committed(version) => version,
         };
@@ -390,7 +390,7 @@ async fn race(register: &dyn Register, key: &str, version: &Version) -> Result<O
     }
 }
 
-fn marker(register: &dyn Register) -> Bytes {
+fn marker(register: &dyn Register) -> Body {
     format!(
         "{{\"about\":\"leasehold checks with this object that deletes are conditional\",\"nonce\":\"{}\"}}",
         Id::random(&register.env().random)

@@ -57,7 +57,7 @@ impl Records for JsonRecords {
         record: &Record,
     ) -> Result<Written, StoreError> {
         let bytes = record.to_bytes().map_err(Fault::not_applied)?;
-        Ok(match self.register.write(&key(name), expect, bytes).await? {
+        Ok(match self.register.write(&key(name), expect, bytes.into()).await? {
             Write::Committed(version) => Written::Committed { record: Box::new(record.clone()), version },
             Write::Conflict => Written::Conflict(Refusal::Unexplained),
         })

@@ -9,7 +9,7 @@ use super::credentials::Source;
 use super::errors::Place;
 use crate::error::{Error, ErrorKind};
 use crate::lease::StoreOptions;
-use crate::stores::objects::{Protocol, checked_prefix};
+use crate::stores::objects::{Protocol, checked_object, checked_prefix};
 use crate::url::StoreUrl;
 
 /// The limit of one request, so that several fit into the shortest usual lease. The layers above cut it further.
@@ -43,37 +43,58 @@ impl Location {
         options: &mut StoreOptions,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
-        if url.user().is_some() || url.password().is_some() {
-            return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
-                "name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS",
-            ));
-        }
-        let bucket = checked_bucket(url.authority().unwrap_or(""))?;
+        let (place, source) = take_access(&mut url, environment)?;
         let prefix = checked_prefix(url.path(), "gs://my-bucket/team/locks")?;
-        let mut source = url.take("credentials").map(|text| checked_source(&text)).transpose()?;
-        let endpoint = match url.take("endpoint") {
-            Some(endpoint) => checked_endpoint(endpoint, "the option `endpoint`")?,
-            None => match environment(EMULATOR).filter(|host| !host.is_empty()) {
-                Some(host) => {
-                    source.get_or_insert(Source::Anonymous);
-                    let host = if host.contains("://") { host } else { format!("http://{host}") };
-                    checked_endpoint(host, "the environment variable STORAGE_EMULATOR_HOST")?
-                }
-                None => GOOGLE.to_owned(),
-            },
-        };
         let protocol = Protocol::take(&mut url)?;
         url.take_common(options)?;
         url.finish()?;
-        let source = source.unwrap_or(Source::Default);
-        if source != Source::Anonymous && !keeps_secrets(&endpoint) {
-            return Err(Error::invalid(format!(
-                "the endpoint {endpoint:?} would be sent access tokens unencrypted"
-            ))
-            .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
-        }
-        Ok(Self { place: Place { bucket, endpoint }, prefix, source, protocol })
+        Ok(Self { place, prefix, source, protocol })
     }
+
+    /// Reads `url` as that of an object: where it lies, and its key there.
+    pub(super) fn of_object(
+        mut url: StoreUrl,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Self, String), Error> {
+        let (place, source) = take_access(&mut url, environment)?;
+        let (prefix, key) = checked_object(url.path(), "gs://my-bucket/path/counter.json")?;
+        url.finish()?;
+        // Keys as they are.
+        Ok((Self { place, prefix, source, protocol: Protocol::Existence }, key))
+    }
+}
+
+/// Takes out of `url` where requests go, and with whose credentials.
+fn take_access(
+    url: &mut StoreUrl,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<(Place, Source), Error> {
+    if url.user().is_some() || url.password().is_some() {
+        return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
+            "name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS",
+        ));
+    }
+    let bucket = checked_bucket(url.authority().unwrap_or(""))?;
+    let mut source = url.take("credentials").map(|text| checked_source(&text)).transpose()?;
+    let endpoint = match url.take("endpoint") {
+        Some(endpoint) => checked_endpoint(endpoint, "the option `endpoint`")?,
+        None => match environment(EMULATOR).filter(|host| !host.is_empty()) {
+            Some(host) => {
+                source.get_or_insert(Source::Anonymous);
+                let host = if host.contains("://") { host } else { format!("http://{host}") };
+                checked_endpoint(host, "the environment variable STORAGE_EMULATOR_HOST")?
+            }
+            None => GOOGLE.to_owned(),
+        },
+    };
+    let source = source.unwrap_or(Source::Default);
+    if source != Source::Anonymous && !keeps_secrets(&endpoint) {
+        return Err(Error::invalid(format!(
+            "the endpoint {endpoint:?} would be sent access tokens unencrypted"
+        ))
+        .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
+    }
+    Ok((Place { bucket, endpoint }, source))
 }
 
 /// A client that sends each request once.

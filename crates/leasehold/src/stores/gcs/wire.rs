@@ -1,5 +1,6 @@
 //! Requests and answers of the JSON API, without what they mean.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::errors::{Answer, Place, Trouble};
 use crate::lease::Id;
+use crate::register::{Body, Metadata};
 
 /// In a path or a query everything but these is percent-encoded: an object's name is one segment, slashes and all.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -27,37 +29,49 @@ pub(super) struct Request {
     pub(super) method: Method,
     pub(super) url: String,
     pub(super) content: Option<(String, Bytes)>,
+    /// Whether to ask for the bytes as they are stored: without this, GCS decompresses what is stored as gzip.
+    pub(super) as_stored: bool,
+}
+
+/// Generation, size and metadata of an object.
+pub(super) fn stat(place: &Place, object: &str) -> Request {
+    let fields = "generation%2Csize%2CcontentType%2CcacheControl%2CcontentEncoding%2CcontentDisposition%2C\
+                  contentLanguage%2Cmetadata";
+    Request {
+        method: Method::GET,
+        url: format!("{}?fields={fields}", object_url(place, object)),
+        content: None,
+        as_stored: false,
+    }
 }
 
 /// The content and the generation of an object.
 pub(super) fn read(place: &Place, object: &str) -> Request {
-    Request { method: Method::GET, url: format!("{}?alt=media", object_url(place, object)), content: None }
+    Request {
+        method: Method::GET,
+        url: format!("{}?alt=media", object_url(place, object)),
+        content: None,
+        as_stored: false,
+    }
 }
 
-/// Writes `value` if the object has `generation` now; 0 for none.
+/// Writes `body` if the object has `generation` now; 0 for none.
 ///
-/// A multipart upload, because only that takes metadata along: without `no-store`, Google's caches keep an object that
+/// A multipart upload, because only that takes metadata along: without `no-store`, Google's caches keep a record that
 /// everybody may read for an hour. The preconditions are checked once for all of it, when the upload is complete.
-pub(super) fn write(place: &Place, object: &str, generation: &str, value: &[u8], boundary: Id) -> Request {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Metadata<'a> {
-        name: &'a str,
-        content_type: &'a str,
-        cache_control: &'a str,
-    }
-    let metadata = Metadata { name: object, content_type: "application/json", cache_control: "no-store" };
+pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, boundary: Id) -> Request {
+    let resource = Resource { name: Some(object.to_owned()), ..Resource::new(body.metadata) };
+    let value_type = resource.content_type.as_deref().unwrap_or("application/octet-stream");
     // A struct of strings always serializes.
-    let metadata = serde_json::to_string(&metadata).unwrap_or_default();
-    let mut body = BytesMut::new();
-    for (kind, part) in
-        [("application/json; charset=UTF-8", metadata.as_bytes()), ("application/json", value)]
+    let metadata = serde_json::to_string(&resource).unwrap_or_default();
+    let mut content = BytesMut::with_capacity(body.bytes.len() + metadata.len() + 300);
+    for (kind, part) in [("application/json; charset=UTF-8", metadata.as_bytes()), (value_type, &body.bytes)]
     {
-        body.extend_from_slice(format!("--{boundary}\r\nContent-Type: {kind}\r\n\r\n").as_bytes());
-        body.extend_from_slice(part);
-        body.extend_from_slice(b"\r\n");
+        content.extend_from_slice(format!("--{boundary}\r\nContent-Type: {kind}\r\n\r\n").as_bytes());
+        content.extend_from_slice(part);
+        content.extend_from_slice(b"\r\n");
     }
-    body.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
+    content.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
     Request {
         method: Method::POST,
         url: format!(
@@ -66,7 +80,8 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, value: &[u8],
             encoded(&place.bucket),
             encoded(generation),
         ),
-        content: Some((format!("multipart/related; boundary={boundary}"), body.freeze())),
+        content: Some((format!("multipart/related; boundary={boundary}"), content.freeze())),
+        as_stored: false,
     }
 }
 
@@ -83,6 +98,7 @@ pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
         method: Method::DELETE,
         url: format!("{}?{version}ifGenerationMatch={generation}", object_url(place, object)),
         content: None,
+        as_stored: false,
     }
 }
 
@@ -98,7 +114,7 @@ pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
         // Writing to a string does not fail.
         let _ = write!(url, "&pageToken={}", encoded(page));
     }
-    Request { method: Method::GET, url, content: None }
+    Request { method: Method::GET, url, content: None, as_stored: false }
 }
 
 fn object_url(place: &Place, object: &str) -> String {
@@ -107,6 +123,66 @@ fn object_url(place: &Place, object: &str) -> String {
 
 fn encoded(text: &str) -> impl std::fmt::Display {
     utf8_percent_encode(text, SEGMENT)
+}
+
+/// An object's metadata, in the words of the JSON API.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Resource {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_control: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_encoding: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_disposition: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_language: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
+    #[serde(skip_serializing)]
+    pub(super) generation: Option<String>,
+    #[serde(skip_serializing)]
+    pub(super) size: Option<String>,
+}
+
+impl Resource {
+    fn new(metadata: Metadata) -> Self {
+        if metadata.is_empty() {
+            let said = |text: &str| Some(text.to_owned());
+            return Self {
+                content_type: said("application/json"),
+                cache_control: said("no-store"),
+                ..Self::default()
+            };
+        }
+        Self {
+            content_type: metadata.content_type,
+            cache_control: metadata.cache_control,
+            content_encoding: metadata.content_encoding,
+            content_disposition: metadata.content_disposition,
+            content_language: metadata.content_language,
+            metadata: metadata.user,
+            ..Self::default()
+        }
+    }
+
+    /// What it says about the bytes.
+    pub(super) fn into_metadata(self) -> Metadata {
+        // Emulators say of a header that it is empty where the object has none.
+        let said = |header: Option<String>| header.filter(|text| !text.is_empty());
+        Metadata {
+            content_type: said(self.content_type),
+            cache_control: said(self.cache_control),
+            content_encoding: said(self.content_encoding),
+            content_disposition: said(self.content_disposition),
+            content_language: said(self.content_language),
+            user: self.metadata,
+        }
+    }
 }
 
 /// What a write answers.
@@ -241,7 +317,8 @@ mod tests {
             list(&place, "p/ü", Some("a+b=")).url,
             "http://h/storage/v1/b/b/o?prefix=p%2F%C3%BC&fields=items(name)%2CnextPageToken&pageToken=a%2Bb%3D"
         );
-        let request = write(&place, "p/\"x\"", "7", b"{}", Id::random(&crate::random::Random::seeded(1)));
+        let request =
+            write(&place, "p/\"x\"", "7", "{}".into(), Id::random(&crate::random::Random::seeded(1)));
         let body = String::from_utf8(request.content.unwrap().1.to_vec()).unwrap();
         assert!(body.contains("{\"name\":\"p/\\\"x\\\"\",\"contentType\""), "{body}");
     }

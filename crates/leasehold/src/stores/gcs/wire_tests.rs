@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use super::credentials::Source;
 use super::*;
 use crate::clock::micros;
-use crate::register::probe;
+use crate::register::{MAX_VALUE_BYTES, probe};
 use crate::stores::objects::Protocol;
 use crate::stores::scripted::{Reply, Server, answer};
 
@@ -24,7 +24,7 @@ fn register_at(endpoint: &str, source: Source) -> GcsRegister {
         source,
         protocol: Protocol::Lease,
     };
-    GcsRegister::new(location, Env::system()).unwrap()
+    GcsRegister::new(location, Contents::Records, Env::system()).unwrap()
 }
 
 fn register(server: &Server) -> GcsRegister {
@@ -71,7 +71,10 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert_eq!(get.line, "GET /storage/v1/b/bucket/o/pre%2Ffix%2Fa%2520b.lock?alt=media");
     assert!(!get.head.contains("authorization") && !get.head.contains("accept-encoding"), "{get:?}");
 
-    assert_eq!(register.write("x.lock", Expect::Absent, value()).await.unwrap(), Write::Committed(v1()));
+    assert_eq!(
+        register.write("x.lock", Expect::Absent, value().into()).await.unwrap(),
+        Write::Committed(v1())
+    );
     let [create] = &server.requests()[..] else { panic!() };
     let upload = "POST /upload/storage/v1/b/bucket/o?uploadType=multipart&ifGenerationMatch=";
     assert_eq!(create.line, format!("{upload}0&fields=generation"));
@@ -82,7 +85,7 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     ));
     assert!(body.contains("\r\n\r\n{\"a\":1}\r\n--"), "{body}");
 
-    register.write("x.lock", Expect::Version(&v1()), value()).await.unwrap();
+    register.write("x.lock", Expect::Version(&v1()), value().into()).await.unwrap();
     let [replace] = &server.requests()[..] else { panic!() };
     assert_eq!(replace.line, format!("{upload}1795234395579324&fields=generation"));
 
@@ -99,8 +102,10 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert!(list.line.starts_with("GET /storage/v1/b/bucket/o?prefix=pre%2Ffix%2Fa%2520b&"), "{list:?}");
 
     for nobodys in ["0", "", "\"etag\"", "1&x=2"] {
-        let error =
-            register.write("x.lock", Expect::Version(&Version::new(nobodys)), value()).await.unwrap_err();
+        let error = register
+            .write("x.lock", Expect::Version(&Version::new(nobodys)), value().into())
+            .await
+            .unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Invalid, "{nobodys}");
         assert!(register.delete("x.lock", &Version::new(nobodys)).await.is_err(), "{nobodys}");
     }
@@ -120,7 +125,7 @@ async fn no_trouble_is_retried_inside() {
     ];
     for (status, headers, reason, maybe, kind, wait) in rows {
         let server = Server::always(refused(status, headers, reason)).await;
-        let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
         assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
         assert_eq!((error.fault().kind, error.fault().retry_after), (kind, wait.map(Duration::from_secs)));
         assert!(error.to_string().contains(reason), "{error:?}");
@@ -134,7 +139,7 @@ async fn what_is_refused_as_too_much_is_tried_again_after_about_a_second() {
     let register = register(&server);
     let mut pauses = Vec::new();
     for _ in 0..20 {
-        let error = register.write("x.lock", Expect::Version(&v1()), value()).await.unwrap_err();
+        let error = register.write("x.lock", Expect::Version(&v1()), value().into()).await.unwrap_err();
         pauses.push(micros(error.fault().retry_after.unwrap()));
     }
     assert!(pauses.iter().all(|pause| (500_000..=1_000_000).contains(pause)), "{pauses:?}");
@@ -150,7 +155,7 @@ async fn conflicts_and_absence_are_values() {
     }
     let server = Server::always(refused("412 X", "", "conditionNotMet")).await;
     for expect in [Expect::Absent, Expect::Version(&v1())] {
-        assert_eq!(register(&server).write("x.lock", expect, value()).await.unwrap(), Write::Conflict);
+        assert_eq!(register(&server).write("x.lock", expect, value().into()).await.unwrap(), Write::Conflict);
     }
 }
 
@@ -158,7 +163,7 @@ async fn conflicts_and_absence_are_values() {
 async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
     let server = Server::start(|_| Reply::Hang).await;
     let hung = register(&server);
-    let error = hung.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    let error = hung.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
     assert_eq!(server.requests().len(), 1, "neither the client nor its connections send it again");
     let error = hung.delete_unchecked("x.lock", &v1()).await.unwrap_err();
@@ -169,7 +174,7 @@ async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for endpoint in [format!("http://{nobody}"), "http://no-such-host.invalid".to_owned()] {
         let register = register_at(&endpoint, Source::Anonymous);
-        let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
         assert!(error.to_string().contains(&endpoint), "{error:?}");
     }
@@ -178,7 +183,7 @@ async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
 #[tokio::test]
 async fn a_silent_store_is_given_up() {
     let server = Server::start(|_| Reply::Silence).await;
-    let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+    let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
 }
 
@@ -187,7 +192,7 @@ async fn connections_are_used_again_and_may_be_closed() {
     let server = Server::always(written().replace("200 OK\r\n", "200 OK\r\nConnection: close\r\n")).await;
     let register = register(&server);
     for _ in 0..3 {
-        register.write("x.lock", Expect::Absent, value()).await.unwrap();
+        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
     }
     assert_eq!(server.requests().len(), 3);
 }
@@ -226,7 +231,7 @@ async fn a_huge_or_broken_body_is_an_error() {
         let server = Server::always(cut).await;
         let error = register(&server).read("x.lock").await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-        let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
     }
 }
@@ -247,7 +252,7 @@ async fn answers_that_are_not_of_gcs_are_never_taken_for_an_absent_lock() {
     }
     for body in ["{}", "{\"generation\":\"0\"}", "<html>"] {
         let server = Server::always(answer("200 OK", "", body)).await;
-        let error = register(&server).write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)), "it may be there: {error:?}");
         assert_eq!(error.fault().kind, ErrorKind::Unsupported);
     }
@@ -317,7 +322,7 @@ async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_fr
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     }
     server.requests();
-    register.write("x.lock", Expect::Absent, value()).await.unwrap();
+    register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
     let error = register.delete("x.lock", &v1()).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     let deletes = server.requests().into_iter().filter(|seen| seen.line.starts_with("DELETE"));
@@ -370,7 +375,7 @@ async fn requests_carry_the_token_of_a_key_file_and_nothing_shows_a_secret() {
     let (_folder, source) = key_file(user(&server.url));
     let register = register_at(&server.url, source);
     for _ in 0..2 {
-        register.write("x.lock", Expect::Absent, value()).await.unwrap();
+        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
     }
     let [token, first, second] = &server.requests()[..] else { panic!() };
     assert_eq!(token.line, "POST /token");
@@ -396,7 +401,7 @@ async fn a_workload_identity_exchanges_its_token() {
     });
     let Source::File(path) = &source else { panic!() };
     std::fs::write(path, key.to_string()).unwrap();
-    register_at(&server.url, source).write("x.lock", Expect::Absent, value()).await.unwrap();
+    register_at(&server.url, source).write("x.lock", Expect::Absent, value().into()).await.unwrap();
     let [exchange, write] = &server.requests()[..] else { panic!() };
     assert!(String::from_utf8_lossy(&exchange.body).contains("hunter2-subject"), "{exchange:?}");
     assert!(write.has("authorization: bearer token-1"), "{write:?}");
@@ -414,7 +419,7 @@ async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_e
         .await;
     let (_folder, source) = key_file(user(&server.url));
     let register = register_at(&server.url, source);
-    let write = async || register.write("x.lock", Expect::Absent, value()).await;
+    let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
     write().await.unwrap();
     let error = write().await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
@@ -430,7 +435,7 @@ async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_e
         .await;
     let (_folder, source) = key_file(user(&server.url));
     let register = register_at(&server.url, source);
-    let write = async || register.write("x.lock", Expect::Absent, value()).await;
+    let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
     write().await.unwrap();
     let (one, two) = futures_util::future::join(write(), write()).await;
     for error in [one.unwrap_err(), two.unwrap_err()] {
@@ -467,7 +472,7 @@ async fn without_credentials_nothing_is_sent_and_no_secret_is_told() {
     ] {
         let (_folder, source) = key_file(key);
         let register = register_at(&server.url, source);
-        let error = register.write("x.lock", Expect::Absent, value()).await.unwrap_err();
+        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
         assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
         assert!(error.to_string().contains(named), "{named}: {error:?}");
@@ -537,4 +542,57 @@ async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_be
     })
     .await;
     assert_eq!(signed.unwrap().headers["authorization"], "Bearer t");
+}
+
+const RESOURCE: &str = "{\"generation\":\"1795234395579324\",\"size\":\"7\",\"contentType\":\"text/plain\",\
+                        \"contentLanguage\":\"\",\"metadata\":{\"Owner\":\"änn\"}}";
+
+#[tokio::test]
+async fn an_objects_content_and_metadata_are_of_one_generation() {
+    let asked = Mutex::new(0);
+    let server = Server::start(move |seen| {
+        let mut asked = asked.lock().unwrap();
+        *asked += 1;
+        Reply::Answer(match seen.line.split(' ').next() {
+            // It is overwritten between the first two requests.
+            Some("GET") if seen.line.contains("alt=media") && *asked <= 2 => {
+                answer("200 OK", "X-Goog-Generation: 1\r\n", "old")
+            }
+            Some("GET") if seen.line.contains("alt=media") => answer("200 OK", GENERATION, "{\"a\":1}"),
+            Some("GET") => answer("200 OK", "", RESOURCE),
+            _ => written(),
+        })
+    })
+    .await;
+    let register = GcsRegister { contents: Contents::Objects, ..register(&server) };
+    let cell = register.read("x").await.unwrap().unwrap();
+    assert_eq!((cell.value, cell.version), (value(), v1()));
+    assert_eq!(cell.metadata.content_type.as_deref(), Some("text/plain"));
+    assert_eq!(
+        (cell.metadata.content_language.as_deref(), cell.metadata.user["Owner"].as_str()),
+        (None, "änn")
+    );
+    let requests = server.requests();
+    assert_eq!(requests.len(), 4, "twice, at once");
+    for request in requests.iter().filter(|request| request.line.contains("alt=media")) {
+        assert!(request.has("accept-encoding: gzip"), "the bytes as they are stored: {request:?}");
+    }
+    let body = Body { bytes: value(), metadata: cell.metadata };
+    register.write("x", Expect::Version(&v1()), body).await.unwrap();
+    let [post] = &server.requests()[..] else { panic!() };
+    let body = String::from_utf8(post.body.clone()).unwrap();
+    let resource = "{\"name\":\"pre/fix/x\",\"contentType\":\"text/plain\",\"metadata\":{\"Owner\":\"änn\"}}";
+    assert!(body.contains(resource) && body.contains("Content-Type: text/plain\r\n\r\n{\"a\":1}"), "{body}");
+}
+
+#[tokio::test]
+async fn an_object_that_never_stands_still_is_reported_as_such() {
+    let server = Server::start(|seen| {
+        let media = answer("200 OK", "X-Goog-Generation: 1\r\n", "old");
+        Reply::Answer(if seen.line.contains("alt=media") { media } else { answer("200 OK", "", RESOURCE) })
+    })
+    .await;
+    let register = GcsRegister { contents: Contents::Objects, ..register(&server) };
+    assert!(register.read("x").await.unwrap_err().is_transient());
+    assert_eq!(server.requests().len(), 2 * MOST_READS);
 }

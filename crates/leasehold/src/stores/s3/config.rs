@@ -1,6 +1,9 @@
 //! From a store URL and the machine's AWS configuration to a client.
 
+use std::time::Duration;
+
 use aws_config::SdkConfig;
+use aws_config::timeout::TimeoutConfig;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{Builder, RequestChecksumCalculation, ResponseChecksumValidation};
 
@@ -9,7 +12,7 @@ use crate::env::Env;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::aws::config::{Access, Service};
-use crate::stores::objects::{Protocol, checked_prefix};
+use crate::stores::objects::{Protocol, checked_object, checked_prefix};
 use crate::url::StoreUrl;
 
 const SERVICE: Service = Service {
@@ -43,6 +46,18 @@ impl Location {
         Ok(location)
     }
 
+    /// Reads `url` as that of an object: where it lies, and its key there.
+    pub(super) fn of_object(mut url: StoreUrl) -> Result<(Self, String), Error> {
+        let access = Access::take(&mut url, SERVICE)?;
+        let bucket = checked_bucket(url.authority().unwrap_or(""))?;
+        let (prefix, key) = checked_object(url.path(), "s3://my-bucket/path/counter.json")?;
+        let path_style = url.take_switch("path_style")?;
+        url.finish()?;
+        // Keys as they are.
+        let protocol = Protocol::Existence;
+        Ok((Self { bucket, prefix, access, path_style, protocol }, key))
+    }
+
     /// Reads the machine's AWS configuration and makes a client. No request is sent, unless the region has to be asked
     /// of the machine's metadata service.
     pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
@@ -62,6 +77,12 @@ impl Location {
             None => config,
         }
     }
+}
+
+/// A client's configuration with another limit for a request, for large bodies.
+pub(super) fn limited(limit: Duration) -> Builder {
+    let timeouts = TimeoutConfig::builder().read_timeout(limit).operation_attempt_timeout(limit).build();
+    Builder::new().timeout_config(timeouts)
 }
 
 fn checked_bucket(bucket: &str) -> Result<String, Error> {
@@ -86,8 +107,6 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::error::ErrorKind;
 

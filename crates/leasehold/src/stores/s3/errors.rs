@@ -9,6 +9,8 @@ use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
+    /// Asks for the metadata alone.
+    Stat,
     /// A write that expects nothing there.
     Create,
     /// A write that expects a version.
@@ -25,7 +27,7 @@ impl Operation {
 
     fn verb(self) -> &'static str {
         match self {
-            Self::Read => "read",
+            Self::Read | Self::Stat => "read",
             Self::Create | Self::Replace => "write",
             Self::Delete => "delete",
             Self::List => "list",
@@ -34,7 +36,7 @@ impl Operation {
 
     fn permission(self) -> &'static str {
         match self {
-            Self::Read => "s3:GetObject",
+            Self::Read | Self::Stat => "s3:GetObject",
             Self::Create | Self::Replace => "s3:PutObject",
             Self::Delete => "s3:DeleteObject",
             Self::List => "s3:ListBucket",
@@ -84,6 +86,8 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
     };
     match (operation, answer.status, answer.code.as_deref()) {
         (Operation::Read, 404, Some("NoSuchKey")) => Meaning::Absent,
+        // An answer to HEAD has no body, and so no code: the bucket may be what is missing, as the write will tell.
+        (Operation::Stat, 404, _) => Meaning::Absent,
         (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
         _ => case.answered(&answer),
@@ -153,7 +157,7 @@ impl Case<'_> {
 
     fn not_implemented(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unsupported, answer).with_help(match self.operation {
-            Operation::Read | Operation::List => "this store does not implement a request that leasehold needs",
+            Operation::Read | Operation::Stat | Operation::List => "this store does not implement a request that leasehold needs",
             Operation::Create | Operation::Replace => {
                 "this store does not implement conditional writes (If-None-Match and If-Match on PutObject); locks \
                  need them: use Amazon S3 or a store that has them"
@@ -202,7 +206,7 @@ impl Case<'_> {
             Operation::List => {
                 fault.with_help(format!("allow s3:ListBucket on arn:aws:s3:::{bucket}"))
             }
-            Operation::Read => fault.with_help(format!(
+            Operation::Read | Operation::Stat => fault.with_help(format!(
                 "allow s3:GetObject on arn:aws:s3:::{bucket}/{key}, and s3:ListBucket on arn:aws:s3:::{bucket}: without \
                  the latter S3 answers 403 also for an object that does not exist yet",
                 key = self.key

@@ -1,0 +1,60 @@
+//! A command as a filter: bytes in, bytes out.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::Stdio;
+
+use leasehold::register::MAX_OBJECT_BYTES;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Command;
+
+use crate::child;
+use crate::exit::{FAILED, Failure, of_child};
+
+/// Says to the command whether there is an object.
+const EXISTS: &str = "LEASEHOLD_OBJECT_EXISTS";
+
+/// What `command` makes of `input`; a failure with the command's exit code when it does not exit with 0.
+///
+/// Dropping the future kills the command.
+pub(crate) async fn through(command: &[OsString], input: Option<&[u8]>) -> Result<Vec<u8>, Failure> {
+    let failed =
+        |error: io::Error| Failure::new(FAILED, "failed", format!("cannot run the command: {error}"));
+    let mut process = Command::new(&command[0])
+        .args(&command[1..])
+        .env(EXISTS, if input.is_some() { "1" } else { "0" })
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| child::cannot_run(&command[0], &error))?;
+    let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
+    let feed = async {
+        if let Some(mut stdin) = stdin {
+            // A command need not read everything, or anything.
+            let _ = stdin.write_all(input.unwrap_or_default()).await;
+        }
+    };
+    let collect = async {
+        let mut output = Vec::new();
+        if let Some(stdout) = stdout {
+            stdout.take(MAX_OBJECT_BYTES as u64 + 1).read_to_end(&mut output).await?;
+        }
+        Ok(output)
+    };
+    let ((), output) = futures_util::future::join(feed, collect).await;
+    let output = output.map_err(failed)?;
+    if output.len() > MAX_OBJECT_BYTES {
+        return Err(Failure::new(
+            FAILED,
+            "unsupported",
+            format!("the command printed more than {MAX_OBJECT_BYTES} bytes; nothing was written"),
+        ));
+    }
+    let status = process.wait().await.map_err(failed)?;
+    if status.success() {
+        return Ok(output);
+    }
+    let name = command[0].to_string_lossy();
+    Err(Failure::new(of_child(status), "aborted", format!("{name}: {status}; nothing was written")))
+}

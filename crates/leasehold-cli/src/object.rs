@@ -1,0 +1,42 @@
+//! The object that `update` and `put` are about.
+
+use leasehold::url::StoreUrl;
+use leasehold::{ErrorKind, Object, Token};
+
+use crate::args::ObjectArgs;
+use crate::exit::Failure;
+
+/// An object as given on the command line.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) object: Object,
+    /// Its URL without secrets.
+    pub(crate) shown: String,
+}
+
+impl Target {
+    pub(crate) async fn open(args: &ObjectArgs) -> Result<Self, Failure> {
+        let Some(url) = args.object.to_str() else {
+            return Err(Failure::usage("the object's URL is not UTF-8"));
+        };
+        // It may be anything, a password too: it is not repeated.
+        let shown = StoreUrl::parse(url).map_err(|_| {
+            Failure::usage("OBJECT is no URL")
+                .with_help("like s3://my-bucket/path/counter.json or gs://my-bucket/counter.json")
+        })?;
+        let object = Object::open(url).await.map_err(|error| match error.kind() {
+            ErrorKind::Invalid | ErrorKind::Unsupported => Failure::bad_argument(&error),
+            _ => error.into(),
+        })?;
+        let object = match &args.content_type {
+            Some(kind) => object.content_type(kind),
+            None => object,
+        };
+        Ok(Self { object, shown: shown.to_string() })
+    }
+}
+
+/// A token as given on the command line.
+pub(crate) fn token(number: u64) -> Result<Token, Failure> {
+    Token::try_from(number).map_err(|error| Failure::bad_argument(&error))
+}

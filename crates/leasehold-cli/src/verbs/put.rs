@@ -1,0 +1,46 @@
+//! `leasehold put OBJECT FILE --fence TOKEN`: writes an object, unless a higher token wrote it before.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use leasehold::register::MAX_OBJECT_BYTES;
+use serde_json::json;
+
+use crate::args::PutArgs;
+use crate::context::Context;
+use crate::exit::{FAILED, Failure};
+use crate::object::{Target, token};
+use crate::output::print;
+
+pub(super) async fn put(context: &Context, args: PutArgs) -> Result<u8, Failure> {
+    let token = token(args.fence)?;
+    let Target { object, shown } = Target::open(&args.object).await?;
+    let content = content(&args.file)?;
+    let bytes = content.len();
+    object.write_fenced(token, content).await?;
+    if context.output.json {
+        let document = json!({ "type": "put", "object": shown, "token": token.get(), "bytes": bytes });
+        print(&format!("{document}\n"))?;
+    } else if !context.output.quiet {
+        print(&format!("wrote {shown} with token {token}\n"))?;
+    }
+    Ok(0)
+}
+
+/// The whole of `file`, or of stdin.
+fn content(file: &Path) -> Result<Vec<u8>, Failure> {
+    let shown = file.display();
+    let unread = |error| Failure::new(FAILED, "failed", format!("cannot read {shown}: {error}"));
+    let source: Box<dyn Read> = match file.as_os_str().as_encoded_bytes() {
+        b"-" => Box::new(std::io::stdin()),
+        _ => Box::new(File::open(file).map_err(unread)?),
+    };
+    let mut content = Vec::new();
+    source.take(MAX_OBJECT_BYTES as u64 + 1).read_to_end(&mut content).map_err(unread)?;
+    if content.len() > MAX_OBJECT_BYTES {
+        let message = format!("{shown} has more than {MAX_OBJECT_BYTES} bytes; nothing was written");
+        return Err(Failure::new(FAILED, "unsupported", message));
+    }
+    Ok(content)
+}

@@ -1,0 +1,71 @@
+//! `leasehold update OBJECT -- CMD...`: passes an object through CMD, optimistically.
+
+use leasehold::{ErrorKind, Updated};
+use serde_json::json;
+
+use crate::args::UpdateArgs;
+use crate::child;
+use crate::context::Context;
+use crate::exit::{FAILED, Failure, LOST};
+use crate::filter;
+use crate::job::in_shell;
+use crate::object::{Target, token};
+use crate::output::print;
+
+pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Failure> {
+    let token = args.fence.map(token).transpose()?;
+    let command = if args.shell { in_shell(args.command) } else { args.command };
+    child::look_up(&command[0])?;
+    let Target { mut object, shown } = Target::open(&args.object).await?;
+    if let Some(attempts) = args.attempts {
+        object = object.attempts(attempts);
+    }
+    if let Some(limit) = args.within {
+        object = object.within(limit);
+    }
+    let made = async |content: Option<&[u8]>| {
+        let made = filter::through(&command, content).await?;
+        if made.is_empty() && !args.allow_empty {
+            return Err(emptied());
+        }
+        Ok(Some(made.into()))
+    };
+    let updated = match token {
+        Some(token) => object.update_fenced(token, async |content| made(content.as_deref()).await).await,
+        None => object.update(async |content| made(content.as_deref()).await).await,
+    };
+    let lost = ErrorKind::Lost.to_string();
+    let updated = updated.map_err(|failure| match failure.kind == lost {
+        true => Failure { code: LOST, ..failure },
+        false => failure,
+    })?;
+    say(context, &shown, &updated)?;
+    Ok(0)
+}
+
+fn emptied() -> Failure {
+    Failure::new(FAILED, "empty", "the command printed nothing; the object was left as it is")
+        .with_help("a pipeline that broke looks like that; say --allow-empty when an empty object is meant")
+}
+
+fn say(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure> {
+    if context.output.json {
+        let bytes = updated.content.as_ref().map(|content| content.len());
+        let document = json!({
+            "type": "updated",
+            "object": shown,
+            "written": updated.written,
+            "attempts": updated.attempts,
+            "bytes": bytes,
+        });
+        return print(&format!("{document}\n"));
+    }
+    if context.output.quiet {
+        return Ok(());
+    }
+    print(&if updated.written {
+        format!("updated {shown}\n")
+    } else {
+        format!("{shown} is as it was: nothing was written\n")
+    })
+}

@@ -1,0 +1,256 @@
+//! Updates and fenced writes of objects on real servers, which `./test` starts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::env::Env;
+use leasehold::error::Error;
+use leasehold::register::{Body, Expect, Metadata, Register};
+use leasehold::stores::{gcs::GcsRegister, s3::S3Register};
+use leasehold::url::StoreUrl;
+use leasehold::{ErrorKind, Object, Token};
+use leasehold_testkit::process::Process;
+use leasehold_testkit::proxy::{Harm, Proxy};
+use leasehold_testkit::servers::{Server, below, through};
+
+const SERVERS: [Server; 3] = [Server::Moto, Server::MinIo, Server::FakeGcs];
+
+/// How many processes add to one number, and how often each: 800 additions.
+const PROCESSES: usize = 32;
+const TIMES: usize = 25;
+
+/// The folder of an object that nobody else uses, and the object's URL.
+fn fresh(server: Server) -> (String, String) {
+    let folder = server.fresh_url();
+    let object = below(&folder, "numbers and so on.json");
+    (folder, object)
+}
+
+async fn register(server: Server, folder: &str) -> Arc<dyn Register> {
+    let url = StoreUrl::parse(folder).unwrap();
+    match server {
+        Server::FakeGcs => Arc::new(GcsRegister::open(url, Env::system()).unwrap()),
+        _ => Arc::new(S3Register::open(url, Env::system()).await.unwrap()),
+    }
+}
+
+/// The method of a write.
+fn writes(server: Server) -> &'static str {
+    if server == Server::FakeGcs { "POST" } else { "PUT" }
+}
+
+fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+async fn text(object: &Object) -> String {
+    String::from_utf8(object.read().await.unwrap().unwrap().value.to_vec()).unwrap()
+}
+
+async fn append(object: &Object, word: &str) -> Result<(), Error> {
+    let make = async |content: Option<_>| Ok::<_, Error>(Some(with(content, word)));
+    object.update(make).await.map(|_| ())
+}
+
+fn with(content: Option<bytes::Bytes>, word: &str) -> bytes::Bytes {
+    let text = content.map_or_else(String::new, |bytes| String::from_utf8(bytes.to_vec()).unwrap());
+    format!("{text}{word} ").into()
+}
+
+#[tokio::test]
+async fn what_others_say_about_an_object_comes_back_and_stays() {
+    for server in SERVERS {
+        let folder = server.fresh_url();
+        let register = register(server, &folder).await;
+        let said = |text: &str| Some(text.to_owned());
+        let mut metadata = Metadata {
+            content_type: said("text/html; charset=utf-8"),
+            cache_control: said("max-age=60"),
+            content_encoding: said("gzip"),
+            content_disposition: said("attachment; filename=\"x.html\""),
+            content_language: said("de"),
+            ..Metadata::default()
+        };
+        metadata.user.insert("owner".into(), "ann, of 3 = 4".into());
+        let body = Body { bytes: "stored as it is ".into(), metadata: metadata.clone() };
+        register.write("x.html", Expect::Absent, body).await.unwrap();
+        let cell = register.read("x.html").await.unwrap().unwrap();
+        let stat = register.stat("x.html").await.unwrap().unwrap();
+        assert_eq!((&cell.metadata, &stat.metadata, stat.size), (&metadata, &metadata, 16), "{server:?}");
+        assert_eq!(cell.version, stat.version);
+        assert_eq!(register.stat("y.html").await.unwrap(), None);
+
+        let object = Object::open(&below(&folder, "x.html")).await.unwrap();
+        append(&object, "a").await.unwrap();
+        object.write_fenced(token(7), "b").await.unwrap();
+        let cell = object.read().await.unwrap().unwrap();
+        let mut now = cell.metadata;
+        assert_eq!(now.user.remove("leasehold-token").as_deref(), Some("7"));
+        assert!(now.user.remove("leasehold-log").unwrap().len() > 32);
+        now.user.remove("leasehold-seen");
+        assert_eq!((now, &cell.value[..]), (metadata, &b"b"[..]), "{server:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_update_and_a_fenced_write_cost_what_the_documentation_says() {
+    for server in SERVERS {
+        let (_, url) = fresh(server);
+        let proxy = Proxy::start(server.address()).await;
+        let object = Object::open(&through(&url, proxy.address())).await.unwrap();
+        append(&object, "a").await.unwrap();
+        let (read, stat): (&[&str], &[&str]) =
+            if server == Server::FakeGcs { (&["GET", "GET"], &["GET"]) } else { (&["GET"], &["HEAD"]) };
+        let write = [writes(server)];
+        for word in ["b", "c"] {
+            proxy.reset();
+            append(&object, word).await.unwrap();
+            assert_eq!(proxy.methods(""), [read, &write].concat(), "{server:?}: an update");
+        }
+        proxy.reset();
+        object.write_fenced(token(3), "d").await.unwrap();
+        assert_eq!(proxy.methods(""), [stat, &write].concat(), "{server:?}: a fenced write");
+        proxy.reset();
+        object.write_fenced(token(2), "e").await.unwrap_err();
+        assert_eq!(proxy.methods(""), stat, "{server:?}: refused");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_or_repeated_write_is_applied_once() {
+    for server in SERVERS {
+        let (_, url) = fresh(server);
+        let proxy = Proxy::start(server.address()).await;
+        let object = Object::open(&through(&url, proxy.address())).await.unwrap();
+        append(&object, "a").await.unwrap();
+        for (word, harm) in [
+            ("b", Harm::AnswerLost),
+            ("c", Harm::Cut),
+            ("d", Harm::TwiceSecondAnswer),
+            ("e", Harm::Twice),
+            ("f", Harm::Status(503)),
+        ] {
+            proxy.next(writes(server), harm);
+            append(&object, word).await.unwrap();
+        }
+        assert_eq!(text(&object).await, "a b c d e f ", "{server:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_write_delayed_past_a_takeover_is_refused() {
+    for server in SERVERS {
+        let (_, url) = fresh(server);
+        let proxy = Proxy::start(server.address()).await;
+        let (late, next) = (through(&url, proxy.address()), Object::open(&url).await.unwrap());
+        let late = Object::open(&late).await.unwrap();
+        late.write_fenced(token(5), "of 5").await.unwrap();
+        proxy.reset();
+        proxy.next(writes(server), Harm::Delayed(Duration::from_secs(3)));
+        let writing = tokio::spawn(async move { late.write_fenced(token(5), "late").await });
+        proxy.until(|log| log.iter().any(|seen| seen.method == writes(server))).await;
+        next.write_fenced(token(6), "of 6").await.unwrap();
+        let error = writing.await.unwrap().unwrap_err();
+        assert_eq!((error.kind(), error.refused_by()), (ErrorKind::Lost, Some(token(6))), "{server:?}");
+        assert_eq!(text(&next).await, "of 6", "{server:?}");
+    }
+}
+
+/// An ETag is the content's: a write that was delayed must not find its content again.
+#[tokio::test]
+async fn on_s3_the_content_of_a_lower_token_does_not_come_back() {
+    for server in [Server::Moto, Server::MinIo] {
+        let (_, url) = fresh(server);
+        let object = Object::open(&url).await.unwrap();
+        object.write_fenced(token(3), "idle").await.unwrap();
+        let refused = object.write_fenced(token(6), "idle").await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{server:?}: {refused:?}");
+        object.write_fenced(token(6), "busy").await.unwrap();
+        object.write_fenced(token(6), "idle").await.unwrap_err();
+        object.write_fenced(token(6), "busy").await.unwrap();
+        assert_eq!(object.read_fenced(token(7)).await.unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}
+
+#[tokio::test]
+async fn on_gcs_a_read_raises_the_fence() {
+    let (_, url) = fresh(Server::FakeGcs);
+    let object = Object::open(&url).await.unwrap();
+    object.write_fenced(token(3), "idle").await.unwrap();
+    assert_eq!(object.read_fenced(token(6)).await.unwrap().as_deref(), Some(&b"idle"[..]));
+    assert_eq!(object.write_fenced(token(5), "x").await.unwrap_err().refused_by(), Some(token(6)));
+    object.write_fenced(token(6), "idle").await.unwrap();
+}
+
+/// Holders with rising tokens add their token to one list: it rises, and has each addition once.
+#[tokio::test]
+async fn accepted_tokens_never_go_back() {
+    for server in SERVERS {
+        let (_, url) = fresh(server);
+        let holders: Vec<_> = (1..=12).map(|number| tokio::spawn(additions(url.clone(), number))).collect();
+        let mut accepted = Vec::new();
+        for holder in holders {
+            accepted.extend(holder.await.unwrap());
+        }
+        let text = text(&Object::open(&url).await.unwrap()).await;
+        let mut words: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
+        let tokens = words.iter().map(|word| word.split_once('.').unwrap().0.parse::<u64>().unwrap());
+        assert!(tokens.is_sorted(), "{server:?}: {text}");
+        accepted.sort();
+        words.sort();
+        assert_eq!(words, accepted, "{server:?}");
+    }
+}
+
+/// Which additions of the holder with token `number` were accepted.
+async fn additions(url: String, number: u64) -> Vec<String> {
+    let object = Object::open(&url).await.unwrap();
+    let mut accepted = Vec::new();
+    for n in 0..6 {
+        let word = format!("{number}.{n}");
+        let make = async |content: Option<_>| Ok::<_, Error>(Some(with(content, &word)));
+        match object.update_fenced(token(number), make).await {
+            Ok(_) => accepted.push(word),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+                break;
+            }
+        }
+    }
+    accepted
+}
+
+async fn count_exactly(server: Server) {
+    let (_, url) = fresh(server);
+    let times = TIMES.to_string();
+    let worker = || {
+        let arguments = ["add", "--object", &url, "--times", &times];
+        Process::start(env!("CARGO_BIN_EXE_leasehold-testkit-worker"), arguments)
+    };
+    let workers: Vec<_> = (0..PROCESSES).map(|_| worker()).collect();
+    let mut attempts = 0;
+    for worker in workers {
+        let (said, code) = worker.end().await;
+        assert_eq!((code, said.len()), (Some(0), TIMES), "{said:?}");
+        attempts += said.iter().map(|line| line.parse::<usize>().unwrap()).sum::<usize>();
+    }
+    println!("{server:?}: {} additions took {attempts} attempts", PROCESSES * TIMES);
+    let object = Object::open(&url).await.unwrap();
+    assert_eq!(text(&object).await, format!("{{\"n\":{}}}", PROCESSES * TIMES));
+}
+
+#[tokio::test]
+async fn thirty_two_processes_count_exactly_on_moto() {
+    count_exactly(Server::Moto).await;
+}
+
+#[tokio::test]
+async fn thirty_two_processes_count_exactly_on_minio() {
+    count_exactly(Server::MinIo).await;
+}
+
+#[tokio::test]
+async fn thirty_two_processes_count_exactly_on_fake_gcs_server() {
+    count_exactly(Server::FakeGcs).await;
+}

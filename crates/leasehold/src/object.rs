@@ -1,0 +1,192 @@
+//! [`Object`]: one object of a store, to be updated by many.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Mutex, OnceCell};
+
+use crate::env::Env;
+use crate::error::Error;
+use crate::lease::Token;
+use crate::register::{Cell, Change, Limits, Look, Register, Updated, trust};
+use crate::stores;
+use crate::url::StoreUrl;
+
+/// One object of a store, with settings for how it is written. Cheap to clone.
+///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// let counter = leasehold::Object::open("s3://my-bucket/stats/hits.txt?region=eu-west-1").await?;
+/// counter
+///     .update(async |content| {
+///         let hits: u64 = content.map_or(0, |text| String::from_utf8_lossy(&text).parse().unwrap_or(0));
+///         Ok::<_, leasehold::Error>(Some(format!("{}", hits + 1).into()))
+///     })
+///     .await?;
+/// # Ok(()) }
+/// ```
+///
+/// Clones take turns when they update, so that the tasks of one process do not get into each other's way. A store that is
+/// not known to honour preconditions is checked before the first write, as for locks, with the object `.leasehold-probe` in
+/// the folder of this one.
+#[derive(Clone)]
+pub struct Object {
+    register: Arc<dyn Register>,
+    key: Arc<str>,
+    trusted: Arc<OnceCell<()>>,
+    turn: Arc<Mutex<()>>,
+    limits: Limits,
+    content_type: Option<String>,
+}
+
+impl Object {
+    /// Opens the object that `url` names: `s3://bucket/path/name?region=...` or `gs://bucket/path/name`, with the options of
+    /// the store. The path is the object's key as it is, but for percent-encoding, which is taken away.
+    ///
+    /// Sends no request, unless the region has to be asked of the machine's metadata service.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL, [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
+    /// for a store that keeps no objects or was not built in.
+    pub async fn open(url: &str) -> Result<Self, Error> {
+        let (register, key) = stores::open_object(StoreUrl::parse(url)?, Env::system()).await?;
+        Ok(Self::new(register, key))
+    }
+
+    /// The object `key` in `register`.
+    pub fn new(register: Arc<dyn Register>, key: impl Into<Arc<str>>) -> Self {
+        Self {
+            register,
+            key: key.into(),
+            trusted: Arc::default(),
+            turn: Arc::default(),
+            limits: Limits::default(),
+            content_type: None,
+        }
+    }
+
+    /// How often an update is made on fresh content before it gives up (256).
+    #[must_use]
+    pub fn attempts(mut self, attempts: u32) -> Self {
+        self.limits.attempts = attempts;
+        self
+    }
+
+    /// How long an update or a fenced write may take, without the time in which the closure runs (a minute).
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limits.within = limit;
+        self
+    }
+
+    /// Writes the object with this content type, instead of leaving it as it is. Objects are created with
+    /// `application/octet-stream`.
+    #[must_use]
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.content_type = Some(content_type.into());
+        self
+    }
+
+    /// The key in its folder: the last part of the path.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Content, version and metadata; `None` when there is no object.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// What the store says; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when it is too large.
+    pub async fn read(&self) -> Result<Option<Cell>, Error> {
+        Ok(self.register.read(&self.key).await?)
+    }
+
+    /// Changes the object to what `make` makes of its content: see [`update`](crate::update).
+    ///
+    /// Dropping the future leaves the outcome unknown.
+    ///
+    /// # Errors
+    /// As [`update`](crate::update).
+    pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
+        &self,
+        make: impl FnMut(Option<Bytes>) -> F,
+    ) -> Result<Updated, E> {
+        self.changed(Look::Content, None, make).await
+    }
+
+    /// Changes the object to what `make` makes of its content, unless a higher token than `token` wrote it before: see
+    /// [`fence::update`](crate::fence::update).
+    ///
+    /// Dropping the future leaves the outcome unknown.
+    ///
+    /// # Errors
+    /// As [`fence::update`](crate::fence::update).
+    pub async fn update_fenced<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
+        &self,
+        token: Token,
+        make: impl FnMut(Option<Bytes>) -> F,
+    ) -> Result<Updated, E> {
+        self.changed(Look::Content, Some(token), make).await
+    }
+
+    /// Writes the object, unless a higher token than `token` wrote it before: see [`fence::write`](crate::fence::write).
+    ///
+    /// Dropping the future leaves the outcome unknown.
+    ///
+    /// # Errors
+    /// As [`fence::write`](crate::fence::write).
+    pub async fn write_fenced(&self, token: Token, bytes: impl Into<Bytes>) -> Result<(), Error> {
+        let bytes = bytes.into();
+        let make = async |_| Ok::<_, Error>(Some(bytes.clone()));
+        self.changed(Look::Nothing, Some(token), make).await.map(|_| ())
+    }
+
+    /// Reads the object and shuts lower tokens out: see [`fence::read`](crate::fence::read).
+    ///
+    /// # Errors
+    /// As [`fence::read`](crate::fence::read).
+    pub async fn read_fenced(&self, token: Token) -> Result<Option<Bytes>, Error> {
+        let _turn = self.turn.lock().await;
+        self.trust().await?;
+        self.change(Look::Content, Some(token)).raise().await
+    }
+
+    async fn changed<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
+        &self,
+        look: Look,
+        token: Option<Token>,
+        make: impl FnMut(Option<Bytes>) -> F,
+    ) -> Result<Updated, E> {
+        let _turn = self.turn.lock().await;
+        self.trust().await?;
+        self.change(look, token).run(make).await.map(Updated::from)
+    }
+
+    fn change(&self, look: Look, token: Option<Token>) -> Change<'_> {
+        Change {
+            limits: self.limits,
+            token,
+            content_type: self.content_type.as_deref(),
+            ..Change::of(&*self.register, &self.key, look)
+        }
+    }
+
+    async fn trust(&self) -> Result<(), Error> {
+        self.trusted.get_or_try_init(|| trust(&*self.register)).await.copied()
+    }
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { register, key, limits, content_type, .. } = self;
+        f.debug_struct("Object")
+            .field("register", register)
+            .field("key", key)
+            .field("limits", limits)
+            .field("content_type", content_type)
+            .finish()
+    }
+}

@@ -1,0 +1,375 @@
+//! The driver of updates and fenced writes: looks, lets the caller say what is to be written, writes under the condition
+//! that nothing has changed, and finds out what became of it by the rules in [`marks`](super::marks).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::effort::Effort;
+use super::marks::{Nonce, Sight, Verdict, verdict};
+use super::{Body, Expect, MAX_OBJECT_BYTES, Register, RegisterTraits, Stat, Write, probe};
+use crate::clock::{Moment, timeout};
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::Token;
+
+/// How long a request with a small body may take, and what each second carries of a large one.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
+
+/// Where versions come back, a fenced write is sent at most so long after the look that it rests on: what was seen earlier
+/// is looked at once more. So a write that finds an old version is a delayed one, and not one of a caller who took his time.
+const OLDEST_SIGHT: Duration = Duration::from_secs(10);
+
+/// Pauses after conflicts are drawn from up to this many times what a try takes, twice as many after each, and
+const MOST_DOUBLINGS: u32 = 6;
+/// never longer than this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const SHORTEST_TRY: Duration = Duration::from_millis(1);
+
+/// How long the check of the store's preconditions may take.
+const PROBE_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a change tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// How often it is made on fresh content.
+    pub(crate) attempts: u32,
+    /// How long it takes in all, without the time in which the caller makes the new content.
+    pub(crate) within: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { attempts: 256, within: Duration::from_secs(60) }
+    }
+}
+
+/// What the caller needs to see before it says what is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// The content.
+    Content,
+    /// Nothing: it overwrites whatever there is.
+    Nothing,
+}
+
+/// One change of one object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change<'a> {
+    pub(crate) register: &'a dyn Register,
+    pub(crate) key: &'a str,
+    pub(crate) limits: Limits,
+    pub(crate) look: Look,
+    /// The token to write with; none leaves the one that is there.
+    pub(crate) token: Option<Token>,
+    /// What the object is to be, instead of what it was.
+    pub(crate) content_type: Option<&'a str>,
+    /// Whether to write the same content too, if that raises the token.
+    pub(crate) raises: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Changed {
+    /// What the object has become; what it is, when nothing was written.
+    pub(crate) content: Option<Bytes>,
+    pub(crate) written: bool,
+    pub(crate) attempts: u32,
+}
+
+/// Makes sure that `register` enforces its preconditions.
+pub(crate) async fn trust(register: &dyn Register) -> Result<(), Error> {
+    if register.traits().trusted {
+        return Ok(());
+    }
+    match timeout(&*register.env().clock, PROBE_LIMIT, probe(register)).await {
+        Some(outcome) => Ok(outcome?),
+        None => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}"),
+        )),
+    }
+}
+
+impl<'a> Change<'a> {
+    /// Of the object `key`, with the default limits, and without a token.
+    pub(crate) fn of(register: &'a dyn Register, key: &'a str, look: Look) -> Self {
+        let limits = Limits::default();
+        Self { register, key, limits, look, token: None, content_type: None, raises: false }
+    }
+
+    /// Writes what `make` makes of the content; nothing, when it gives nothing.
+    pub(crate) async fn run<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
+        self,
+        mut make: impl FnMut(Option<Bytes>) -> F,
+    ) -> Result<Changed, E> {
+        let env = self.register.env();
+        let mut driver = Driver {
+            change: self,
+            traits: self.register.traits(),
+            effort: Effort::new(env, self.limits.within, self.limits.within),
+            nonces: Vec::new(),
+            size: MAX_OBJECT_BYTES,
+        };
+        if self.token.is_some() && driver.traits.metadata.is_none() {
+            return Err(no_metadata(&driver.traits).into());
+        }
+        let mut seen = driver.look().await.map_err(|error| self.failed(error))?;
+        for attempts in 1..=self.limits.attempts.max(1) {
+            self.check_fence(&seen.sight)?;
+            let began = env.now();
+            let made = make(seen.content.clone()).await?;
+            let took = env.now().longest_since(began);
+            driver.effort.extend(took);
+            let Some(bytes) = made.filter(|bytes| !self.is_in_vain(&seen, bytes)) else {
+                return Ok(Changed { content: seen.content, written: false, attempts });
+            };
+            let started = env.now();
+            match driver.write(&seen, bytes.clone()).await? {
+                None => return Ok(Changed { content: Some(bytes), written: true, attempts }),
+                Some(now) => seen = now,
+            }
+            driver.pause(attempts, env.now().longest_since(started)).await?;
+        }
+        Err(self.contended(format!("{} attempts", self.limits.attempts)).into())
+    }
+
+    /// Writes the content that is there with a higher token, and gives it.
+    pub(crate) async fn raise(self) -> Result<Option<Bytes>, Error> {
+        let change = Self { raises: true, ..self };
+        change.run(async |content| Ok::<_, Error>(content)).await.map(|changed| changed.content)
+    }
+
+    /// Whether the object is already what a write of `bytes` would make of it.
+    fn is_in_vain(&self, seen: &Seen, bytes: &Bytes) -> bool {
+        let raises = self.token > seen.sight.token;
+        let retyped =
+            self.content_type.is_some_and(|kind| seen.sight.metadata.content_type.as_deref() != Some(kind));
+        if retyped {
+            return false;
+        }
+        match self.look {
+            Look::Content => seen.content.as_ref() == Some(bytes) && !(self.raises && raises),
+            Look::Nothing => {
+                let version = self.register.version_of(bytes);
+                version.is_some() && version == seen.sight.version && !raises
+            }
+        }
+    }
+
+    fn check_fence(&self, now: &Sight) -> Result<(), Error> {
+        let (Some(by), Some(token)) = (now.refuses(self.token), self.token) else { return Ok(()) };
+        let message = format!("{:?} was written with token {by}, which is higher than {token}", self.key);
+        Err(Error::refused(message, by).with_help(
+            "whoever holds the lock now has the higher token: stop the work that the lower one was for",
+        ))
+    }
+
+    fn failed(&self, mut error: StoreError) -> Error {
+        let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = &mut error;
+        fault.message = format!("{:?} was not written: {}", self.key, fault.message);
+        error.into()
+    }
+
+    fn contended(&self, limit: String) -> Error {
+        Error::new(
+            ErrorKind::Conflict,
+            format!("{:?} was not updated: others changed it each time, within {limit}", self.key),
+        )
+        .with_help(
+            "try again, with more attempts or time; where many write at once, let them take a lock first",
+        )
+    }
+
+    /// Of a write that is not known to have had no effect.
+    fn untold(&self, why: &str) -> Error {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!("{:?} may or may not have been written, now or later: {why}", self.key),
+        )
+        .with_help("look at the object before you do it again: nothing was applied twice")
+        .after_maybe_applied()
+    }
+}
+
+/// The object at one look.
+#[derive(Debug)]
+struct Seen {
+    sight: Sight,
+    content: Option<Bytes>,
+    /// Before the look.
+    at: Moment,
+}
+
+struct Driver<'a> {
+    change: Change<'a>,
+    traits: RegisterTraits,
+    effort: Effort<'a>,
+    /// Of every write so far.
+    nonces: Vec<Nonce>,
+    /// How many bytes the object is thought to have.
+    size: usize,
+}
+
+impl Driver<'_> {
+    /// Writes `bytes` over what was `seen`; gives what is there instead, if that was certainly not applied.
+    async fn write(&mut self, seen: &Seen, bytes: Bytes) -> Result<Option<Seen>, Error> {
+        let change = self.change;
+        let body = self.body(&seen.sight, bytes)?;
+        let expect = seen.sight.version.as_ref().map_or(Expect::Absent, Expect::Version);
+        let limit = request_limit(body.bytes.len());
+        let mut looked = seen.at;
+        let mut unknown = false;
+        loop {
+            let mut trouble = None;
+            if !self.is_stale(looked) {
+                let write = change.register.write(change.key, expect, body.clone());
+                match self.effort.request_within(limit, write).await {
+                    Ok(Write::Committed(version)) => {
+                        self.check_version(&seen.sight, &version)?;
+                        return Ok(None);
+                    }
+                    Ok(Write::Conflict) => {}
+                    Err(error @ StoreError::NotApplied(_)) => {
+                        let paused = self.effort.pause_after(error).await;
+                        paused.map_err(|error| self.gave_up(unknown, error))?;
+                        continue;
+                    }
+                    Err(error @ StoreError::MaybeApplied(_)) => {
+                        unknown = true;
+                        trouble = Some(error);
+                    }
+                }
+            }
+            let now = self.look().await.map_err(|error| self.gave_up(unknown, error))?;
+            match verdict(&seen.sight, &self.nonces, unknown, &now.sight, &self.traits) {
+                Verdict::Applied => return Ok(None),
+                Verdict::Never => return Ok(Some(now)),
+                Verdict::Untold => {
+                    return Err(change.untold("its answer was lost, and others have written since"));
+                }
+                Verdict::Again if self.is_stale(looked) => looked = now.at,
+                Verdict::Again => {
+                    looked = now.at;
+                    let trouble = trouble.unwrap_or_else(refused_without_reason);
+                    let paused = self.effort.pause_after(trouble).await;
+                    paused.map_err(|error| self.gave_up(unknown, error))?;
+                }
+            }
+        }
+    }
+
+    /// What to write over `base`.
+    fn body(&mut self, base: &Sight, bytes: Bytes) -> Result<Body, Error> {
+        let change = self.change;
+        if bytes.len() > MAX_OBJECT_BYTES {
+            return Err(Error::unsupported(format!(
+                "{} bytes are too many for {:?}: leasehold writes {MAX_OBJECT_BYTES} at most",
+                bytes.len(),
+                change.key
+            )));
+        }
+        if let Some(version) = change.register.version_of(&bytes)
+            && !self.traits.generations
+            && base.lets_through(change.token, &version)
+        {
+            return Err(repeats(&self.traits, change.key));
+        }
+        let nonce = Nonce::random(&change.register.env().random);
+        let mut metadata = base.followed_by(nonce, change.token, &self.traits)?;
+        self.nonces.push(nonce);
+        if let Some(kind) = change.content_type {
+            metadata.content_type = Some(kind.to_owned());
+        } else if base.version.is_none() {
+            metadata.content_type = Some("application/octet-stream".to_owned());
+        }
+        Ok(Body { bytes, metadata })
+    }
+
+    /// Whether what was seen at `looked` is too old to be fenced by.
+    fn is_stale(&self, looked: Moment) -> bool {
+        let age = self.change.register.env().now().longest_since(looked);
+        self.change.token.is_some() && !self.traits.generations && age > OLDEST_SIGHT
+    }
+
+    /// Whether the store has given the object a version that lets delayed writes with lower tokens through.
+    fn check_version(&self, base: &Sight, version: &super::Version) -> Result<(), Error> {
+        if !self.traits.generations && base.lets_through(self.change.token, version) {
+            let error = repeats(&self.traits, self.change.key);
+            return Err(error.with_help("it was written all the same").after_maybe_applied());
+        }
+        Ok(())
+    }
+
+    async fn look(&mut self) -> Result<Seen, StoreError> {
+        let Change { register, key, look, .. } = self.change;
+        let limit = request_limit(self.size);
+        loop {
+            let at = register.env().now();
+            let found = match look {
+                Look::Content => self.effort.request_within(limit, register.read(key)).await.map(|cell| {
+                    cell.map(|cell| (cell.version, cell.metadata, cell.value.len(), Some(cell.value)))
+                }),
+                Look::Nothing => self
+                    .effort
+                    .request_within(limit, register.stat(key))
+                    .await
+                    .map(|stat| stat.map(|Stat { version, metadata, .. }| (version, metadata, 0, None))),
+            };
+            match found {
+                Ok(None) => return Ok(Seen { sight: Sight::default(), content: None, at }),
+                Ok(Some((version, metadata, size, content))) => {
+                    // It may have grown meanwhile.
+                    self.size = 2 * size;
+                    let sight = Sight::new(version, metadata).map_err(Fault::not_applied)?;
+                    return Ok(Seen { sight, content, at });
+                }
+                Err(error) => self.effort.pause_after(error).await?,
+            }
+        }
+    }
+
+    /// After a conflict, by a try that took so long.
+    async fn pause(&mut self, conflicts: u32, took: Duration) -> Result<(), Error> {
+        let env = self.change.register.env();
+        // One that wrote comes again at once: with a pause as long as a try takes it is past.
+        let bound = took.max(SHORTEST_TRY) * 2_u32.pow(conflicts.min(MOST_DOUBLINGS));
+        let pause = bound.min(LONGEST_PAUSE).mul_f64(env.random.fraction());
+        if pause >= self.effort.left() {
+            return Err(self.change.contended(format!("{:?}", self.change.limits.within)));
+        }
+        tracing::debug!(key = self.change.key, conflicts, ?pause, "changed by another; trying again");
+        env.sleep(pause).await;
+        Ok(())
+    }
+
+    /// With `error`, after which nothing is tried any more.
+    fn gave_up(&self, unknown: bool, error: StoreError) -> Error {
+        if unknown { self.change.untold(&error.to_string()) } else { self.change.failed(error) }
+    }
+}
+
+fn request_limit(bytes: usize) -> Duration {
+    REQUEST_LIMIT + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
+}
+
+fn refused_without_reason() -> StoreError {
+    Fault::unavailable("the store says that the object has changed, and it has not").not_applied()
+}
+
+fn no_metadata(traits: &RegisterTraits) -> Error {
+    Error::unsupported(format!(
+        "{} keeps no metadata beside an object, and a fence is kept there",
+        traits.store
+    ))
+    .with_help("objects on s3:// and gs:// can be fenced")
+}
+
+fn repeats(traits: &RegisterTraits, key: &str) -> Error {
+    Error::unsupported(format!(
+        "{key:?} had this very content under a lower token, and {} tells contents apart, not writes: a delayed write with \
+         that token would take it for the old one",
+        traits.store
+    ))
+    .with_help("put something into the content that changes, such as the token")
+}

@@ -1,0 +1,462 @@
+//! What updates and fenced writes leave in an object's metadata, and what it tells: pure rules, no requests.
+//!
+//! Every write of an update carries a nonce, and the object's metadata says which nonces wrote it lately, each with a
+//! fingerprint of the version that it replaced, newest first:
+//!
+//!     leasehold-log: <nonce>-<version replaced> <nonce>-<version replaced> ...
+//!
+//! So a write whose answer was lost is looked up instead of guessed at. The rules, taken in this order, once a write was
+//! answered with a conflict or not at all, and the object was read again:
+//!
+//! 1. A nonce of this update is in the log: it is applied.
+//! 2. The object is as it was: not applied yet. It may be sent again, the same and expecting the same.
+//! 3. All sends were answered with a conflict: not applied, and it never will be. Start over.
+//! 4. The log says that another's write replaced the version that ours expected, which never comes back: ours never landed and
+//!    never will. Start over.
+//! 5. Else it cannot be told (somebody wrote without the log, or deleted the object, or more was written than the log
+//!    holds): never a second time.
+//!
+//! Versions come back where they depend on the content alone (S3's ETags): A, B, A. Another may then have replaced the first
+//! A or the second, so rule 4 proves nothing there.
+//!
+//! A fenced write leaves the token it was made with, and a write with a lower one is refused. Where versions come back, a
+//! write that was delayed must not find the version that it expects once a higher token has written. So the versions that
+//! the object had under lower tokens are kept in `leasehold-seen`, and no fenced write makes one of them again.
+
+use std::fmt;
+
+use super::{Metadata, RegisterTraits, Version};
+use crate::error::{ErrorKind, Fault};
+use crate::lease::Token;
+use crate::random::Random;
+
+const LOG: &str = "leasehold-log";
+const TOKEN: &str = "leasehold-token";
+const SEEN: &str = "leasehold-seen";
+
+/// How many writes the log remembers, where there is room, and at least.
+const LOG_LENGTH: usize = 32;
+const LEAST_LOG: usize = 8;
+
+/// How many versions of lower tokens are remembered, where there is room, and at least.
+const SEEN_LENGTH: usize = 40;
+const LEAST_SEEN: usize = 16;
+
+/// What some stores count for each name besides its characters: `x-amz-meta-`.
+const NAME_OVERHEAD: usize = 11;
+
+/// Names one write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Nonce(u64);
+
+impl Nonce {
+    pub(super) fn random(random: &Random) -> Self {
+        // 64 of the 128 bits.
+        Self(random.bits() as u64)
+    }
+}
+
+impl fmt::Display for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// 32 bits of a hash of a version; that of nothing for an object that was not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fingerprint(u32);
+
+impl Fingerprint {
+    fn of(version: Option<&Version>) -> Self {
+        let text = version.map_or("", Version::as_str);
+        // FNV-1a: it is in the metadata of objects, so it must never change.
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Self((hash ^ (hash >> 32)) as u32)
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
+/// One write of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    nonce: Nonce,
+    /// The version that it replaced.
+    over: Fingerprint,
+}
+
+/// An object as it was seen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sight {
+    /// `None`: it was not there.
+    pub(super) version: Option<Version>,
+    pub(super) metadata: Metadata,
+    /// The token of the write that it is of; `None` when it was never fenced.
+    pub(super) token: Option<Token>,
+    /// Newest first.
+    log: Vec<Mark>,
+    seen: Vec<Fingerprint>,
+}
+
+impl Sight {
+    /// What `version` and `metadata` say; fails when there is a token that is none.
+    pub(super) fn new(version: Version, metadata: Metadata) -> Result<Self, Fault> {
+        let user = |name| metadata.user.get(name).map_or("", String::as_str);
+        let token = match user(TOKEN) {
+            "" => None,
+            text => Some(text.parse().ok().and_then(Token::new).ok_or_else(|| no_token(text))?),
+        };
+        // A log that cannot be read is none of ours: what it says cannot be told.
+        let log = user(LOG).split_ascii_whitespace().map(mark).collect::<Option<_>>().unwrap_or_default();
+        let seen = user(SEEN).split_ascii_whitespace().filter_map(fingerprint).collect();
+        Ok(Self { version: Some(version), metadata, token, log, seen })
+    }
+
+    /// Whether nothing was written between the two.
+    fn is_as(&self, other: &Self) -> bool {
+        // Where versions come back, the log tells two apart that have the same.
+        self.version == other.version
+            && self.log.first().map(|mark| mark.nonce) == other.log.first().map(|mark| mark.nonce)
+    }
+
+    /// The metadata of a write over this, by `nonce` and with `token`; a `token` of `None` leaves the one that is there.
+    pub(super) fn followed_by(
+        &self,
+        nonce: Nonce,
+        token: Option<Token>,
+        traits: &RegisterTraits,
+    ) -> Result<Metadata, Fault> {
+        let mut metadata = self.metadata.clone();
+        for name in [LOG, TOKEN, SEEN] {
+            metadata.user.remove(name);
+        }
+        let Some(most) = traits.metadata else { return Ok(metadata) };
+        let others = metadata.user.iter().map(|(name, value)| name.len() + value.len() + NAME_OVERHEAD);
+        let others: usize = others.sum();
+        let mut left = most.saturating_sub(others);
+        let full = || too_full(others, most);
+        if let Some(token) = token.or(self.token) {
+            let token = token.to_string();
+            left = left.checked_sub(TOKEN.len() + NAME_OVERHEAD + token.len()).ok_or_else(full)?;
+            metadata.user.insert(TOKEN.to_owned(), token);
+        }
+        let seen = if traits.generations { Vec::new() } else { self.seen_before(token) };
+        if !seen.is_empty() {
+            let least = entries(SEEN, left, 9, SEEN_LENGTH, LEAST_SEEN.min(seen.len())).ok_or_else(full)?;
+            let text = joined(seen.iter().take(least));
+            left -= SEEN.len() + NAME_OVERHEAD + text.len();
+            metadata.user.insert(SEEN.to_owned(), text);
+        }
+        let length = entries(LOG, left, 26, LOG_LENGTH, LEAST_LOG).ok_or_else(full)?;
+        let own = Mark { nonce, over: Fingerprint::of(self.version.as_ref()) };
+        let marks = std::iter::once(&own).chain(&self.log).take(length);
+        metadata.user.insert(LOG.to_owned(), joined(marks));
+        Ok(metadata)
+    }
+
+    /// The versions that this object had under lower tokens than the one of a write with `token`, latest first.
+    fn seen_before(&self, token: Option<Token>) -> Vec<Fingerprint> {
+        if token.or(self.token) == self.token {
+            return self.seen.clone();
+        }
+        let now = Fingerprint::of(self.version.as_ref());
+        let mut seen = Vec::new();
+        for version in
+            std::iter::once(now).chain(self.log.iter().map(|mark| mark.over)).chain(self.seen.clone())
+        {
+            if !seen.contains(&version) {
+                seen.push(version);
+            }
+        }
+        seen
+    }
+
+    /// Whether a write with `token` that gives the object `version` would let through one that was delayed and has a lower
+    /// token: it expects that version.
+    pub(super) fn lets_through(&self, token: Option<Token>, version: &Version) -> bool {
+        // Never fenced, and not fenced by this write either.
+        token.or(self.token).is_some() && self.seen_before(token).contains(&Fingerprint::of(Some(version)))
+    }
+
+    /// The higher token that refuses a write with `token`.
+    pub(super) fn refuses(&self, token: Option<Token>) -> Option<Token> {
+        self.token.filter(|written| token.is_some_and(|token| token < *written))
+    }
+}
+
+/// What became of writes over one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Applied.
+    Applied,
+    /// Not yet; the same may be sent again.
+    Again,
+    /// Not, and it never will be.
+    Never,
+    /// It cannot be told.
+    Untold,
+}
+
+/// What became of writes over `base`, given what is there `now`. `own` are the nonces of this update, those of earlier
+/// bases too; `unknown` says whether any of the writes over `base` was left without an answer.
+pub(super) fn verdict(
+    base: &Sight,
+    own: &[Nonce],
+    unknown: bool,
+    now: &Sight,
+    traits: &RegisterTraits,
+) -> Verdict {
+    if now.log.iter().any(|mark| own.contains(&mark.nonce)) {
+        return Verdict::Applied;
+    }
+    if now.is_as(base) {
+        return Verdict::Again;
+    }
+    if !unknown {
+        return Verdict::Never;
+    }
+    let over = Fingerprint::of(base.version.as_ref());
+    let replaced = base.version.is_some() && now.log.iter().any(|mark| mark.over == over);
+    if replaced && traits.generations { Verdict::Never } else { Verdict::Untold }
+}
+
+/// How many entries of `width` fit into `left` bytes under `name`; `None` when fewer than `least`.
+fn entries(name: &str, left: usize, width: usize, most: usize, least: usize) -> Option<usize> {
+    let fit = left.saturating_sub(name.len() + NAME_OVERHEAD) / width;
+    (fit >= least).then(|| fit.min(most))
+}
+
+fn joined<T: fmt::Display>(items: impl Iterator<Item = T>) -> String {
+    items.map(|item| item.to_string()).collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.nonce, self.over)
+    }
+}
+
+fn mark(text: &str) -> Option<Mark> {
+    let (nonce, over) = text.split_once('-')?;
+    let nonce = u64::from_str_radix(nonce, 16).ok().filter(|_| nonce.len() == 16)?;
+    Some(Mark { nonce: Nonce(nonce), over: fingerprint(over)? })
+}
+
+fn fingerprint(text: &str) -> Option<Fingerprint> {
+    u32::from_str_radix(text, 16).ok().filter(|_| text.len() == 8).map(Fingerprint)
+}
+
+fn no_token(text: &str) -> Fault {
+    let text: String = text.chars().filter(|c| !crate::name::is_unprintable(*c)).take(40).collect();
+    Fault::new(
+        ErrorKind::Corrupt,
+        format!("the object's metadata {TOKEN} is {text:?}, which is no fencing token"),
+    )
+    .with_help("nothing was written; write the object anew without that metadata once nobody else writes it")
+}
+
+fn too_full(others: usize, most: usize) -> Fault {
+    Fault::new(
+        ErrorKind::Unsupported,
+        format!(
+            "the object's own metadata takes {others} of the {most} bytes that the store keeps, which leaves too little for \
+             the marks that updates and fenced writes need"
+        ),
+    )
+    .with_help("take some of the metadata away, or move it into the object")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lease::Pace;
+
+    fn traits(generations: bool) -> RegisterTraits {
+        let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
+        RegisterTraits { store: "test", trusted: true, generations, metadata: Some(2_048), pace }
+    }
+
+    fn nonce(number: u64) -> Nonce {
+        Nonce(number)
+    }
+
+    fn token(number: u64) -> Token {
+        Token::new(number).unwrap()
+    }
+
+    fn foreign(version: &str) -> Sight {
+        Sight::new(Version::new(version), Metadata::default()).unwrap()
+    }
+
+    fn after(base: &Sight, number: u64, version: &str) -> Sight {
+        fenced_after(base, number, None, version, true)
+    }
+
+    fn fenced_after(
+        base: &Sight,
+        number: u64,
+        token: Option<Token>,
+        version: &str,
+        generations: bool,
+    ) -> Sight {
+        let metadata = base.followed_by(nonce(number), token, &traits(generations)).unwrap();
+        Sight::new(Version::new(version), metadata).unwrap()
+    }
+
+    fn told(base: &Sight, unknown: bool, now: &Sight) -> Verdict {
+        verdict(base, &[nonce(1)], unknown, now, &traits(true))
+    }
+
+    #[test]
+    fn rule_1_a_nonce_of_ours_is_found_also_below_those_of_others() {
+        let base = foreign("1");
+        let mut now = after(&base, 1, "2");
+        for number in 2..=32 {
+            assert_eq!(told(&base, true, &now), Verdict::Applied);
+            assert_eq!(
+                told(&base, false, &now),
+                Verdict::Applied,
+                "the answer of a second copy is a conflict"
+            );
+            now = after(&now, number, &format!("{}", number + 1));
+        }
+        // One more, and the log has forgotten it.
+        let now = after(&now, 40, "40");
+        assert_eq!(told(&base, true, &now), Verdict::Untold);
+    }
+
+    #[test]
+    fn rule_2_what_did_not_change_may_be_sent_the_same_again() {
+        for base in [foreign("1"), after(&foreign("1"), 7, "2"), Sight::default()] {
+            assert_eq!(told(&base, true, &base.clone()), Verdict::Again);
+            assert_eq!(told(&base, false, &base.clone()), Verdict::Again);
+        }
+    }
+
+    #[test]
+    fn rule_2_the_same_version_after_other_writes_is_a_change() {
+        let base = after(&foreign("a"), 7, "b");
+        let back = after(&after(&base, 8, "c"), 9, "b");
+        assert_eq!(verdict(&base, &[nonce(1)], true, &back, &traits(false)), Verdict::Untold);
+        assert_eq!(verdict(&base, &[nonce(1)], false, &back, &traits(false)), Verdict::Never);
+    }
+
+    #[test]
+    fn rule_3_a_conflict_is_believed() {
+        let base = foreign("1");
+        for now in [foreign("2"), after(&base, 7, "2"), after(&foreign("5"), 7, "6"), Sight::default()] {
+            assert_eq!(told(&base, false, &now), Verdict::Never);
+        }
+    }
+
+    #[test]
+    fn rule_4_another_that_replaced_what_ours_expected_shut_it_out() {
+        for base in [foreign("1"), after(&foreign("0"), 7, "1")] {
+            let now = after(&after(&base, 8, "2"), 9, "3");
+            assert_eq!(told(&base, true, &now), Verdict::Never);
+            let unsure = verdict(&base, &[nonce(1)], true, &now, &traits(false));
+            assert_eq!(unsure, Verdict::Untold, "where versions come back, it may have replaced it later");
+        }
+    }
+
+    #[test]
+    fn rule_5_what_was_wiped_or_deleted_or_forgotten_cannot_be_told() {
+        let base = after(&foreign("0"), 7, "1");
+        for now in [foreign("9"), after(&foreign("9"), 8, "10"), Sight::default()] {
+            assert_eq!(told(&base, true, &now), Verdict::Untold);
+        }
+        // A create: whoever created it next may have done so after ours was deleted.
+        let now = after(&Sight::default(), 8, "2");
+        assert_eq!(told(&Sight::default(), true, &now), Verdict::Untold);
+        assert_eq!(told(&Sight::default(), false, &now), Verdict::Never);
+    }
+
+    #[test]
+    fn what_others_say_about_the_object_stays() {
+        let mut metadata = Metadata { content_type: Some("text/plain".into()), ..Metadata::default() };
+        metadata.user.insert("owner".into(), "ann".into());
+        let base = Sight::new(Version::new("1"), metadata).unwrap();
+        let now = fenced_after(&base, 1, Some(token(5)), "2", true);
+        assert_eq!(now.metadata.content_type.as_deref(), Some("text/plain"));
+        assert_eq!(now.metadata.user["owner"], "ann");
+        assert_eq!(now.metadata.user[TOKEN], "5");
+        assert_eq!(now.metadata.user[LOG], format!("{:016x}-{}", 1, Fingerprint::of(base.version.as_ref())));
+        assert!(!now.metadata.user.contains_key(SEEN));
+        assert_eq!(after(&now, 2, "3").token, Some(token(5)), "an update leaves the token");
+    }
+
+    #[test]
+    fn the_marks_never_take_more_than_the_store_keeps() {
+        for others in (0..2_048).step_by(50) {
+            let mut metadata = Metadata::default();
+            metadata.user.insert("o".into(), "x".repeat(others));
+            let mut now = Sight::new(Version::new("0"), metadata).unwrap();
+            for number in 1..100 {
+                let next = now.followed_by(nonce(number), Some(token(number)), &traits(false));
+                let Ok(metadata) = next else {
+                    let fault = next.unwrap_err();
+                    assert!(others > 1_350 && fault.kind == ErrorKind::Unsupported, "{others}: {fault:?}");
+                    break;
+                };
+                let bytes =
+                    metadata.user.iter().map(|(name, value)| name.len() + value.len() + NAME_OVERHEAD);
+                assert!(bytes.sum::<usize>() <= 2_048, "{others} {number}");
+                now = Sight::new(Version::new(number.to_string()), metadata).unwrap();
+                assert!(now.log.len() >= LEAST_LOG.min(number as usize));
+            }
+        }
+    }
+
+    #[test]
+    fn a_lower_token_is_refused_and_an_equal_one_is_not() {
+        let now = fenced_after(&foreign("1"), 1, Some(token(5)), "2", true);
+        assert_eq!(now.refuses(Some(token(4))), Some(token(5)));
+        assert_eq!(now.refuses(Some(token(5))), None);
+        assert_eq!(now.refuses(Some(token(6))), None);
+        assert_eq!(now.refuses(None), None);
+        assert_eq!(foreign("1").refuses(Some(token(0))), None);
+    }
+
+    #[test]
+    fn a_version_of_a_lower_token_does_not_come_back() {
+        let a = Version::new("a");
+        let three = fenced_after(&foreign("a"), 1, Some(token(3)), "b", false);
+        assert!(!foreign("a").lets_through(None, &a), "nothing is fenced");
+        assert!(foreign("a").lets_through(Some(token(3)), &a));
+        assert!(three.lets_through(Some(token(3)), &a), "whoever has none may have read it");
+        assert!(three.lets_through(None, &a), "an update of a fenced object neither");
+        assert!(three.lets_through(Some(token(5)), &Version::new("b")));
+        assert!(!three.lets_through(Some(token(3)), &Version::new("b")), "the holder's own");
+        let five = fenced_after(&three, 2, Some(token(5)), "c", false);
+        let five = fenced_after(&five, 3, Some(token(5)), "d", false);
+        assert!(["a", "b"].iter().all(|old| five.lets_through(Some(token(5)), &Version::new(*old))));
+        assert!(!five.lets_through(Some(token(5)), &Version::new("c")));
+        assert!(
+            ["a", "b", "c", "d"].iter().all(|old| five.lets_through(Some(token(6)), &Version::new(*old)))
+        );
+    }
+
+    #[test]
+    fn metadata_that_others_made_is_read_with_care() {
+        let sight = |name: &str, value: &str| {
+            let mut metadata = Metadata::default();
+            metadata.user.insert(name.into(), value.into());
+            Sight::new(Version::new("1"), metadata)
+        };
+        for bad in ["x", "-1", "9007199254740992", "1 2", "\u{202e}"] {
+            assert_eq!(sight(TOKEN, bad).unwrap_err().kind, ErrorKind::Corrupt, "{bad}");
+        }
+        for bad in ["x", "0-0", "0000000000000001-0000000g", "0000000000000001-00000001 x", "é-é"] {
+            assert!(sight(LOG, bad).unwrap().log.is_empty(), "{bad}");
+        }
+        assert_eq!(sight(LOG, "0000000000000001-00000001").unwrap().log.len(), 1);
+    }
+}

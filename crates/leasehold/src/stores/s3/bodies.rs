@@ -1,0 +1,154 @@
+//! Bodies and metadata of objects, to and from the SDK's types.
+
+use std::collections::HashMap;
+
+use aws_sdk_s3::operation::get_object::GetObjectOutput;
+use aws_sdk_s3::operation::head_object::HeadObjectOutput;
+use aws_sdk_s3::operation::put_object::builders::PutObjectFluentBuilder;
+use aws_sdk_s3::primitives::ByteStream;
+use bytes::{Bytes, BytesMut};
+use md5::{Digest, Md5};
+
+use super::super::aws::config::REQUEST_LIMIT;
+use super::super::aws::requests::chain;
+use super::super::objects::{Contents, request_limit};
+use crate::clock;
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::register::{Cell, Metadata, Stat, Version};
+
+/// What a read answered.
+pub(super) async fn cell(
+    object: &str,
+    output: GetObjectOutput,
+    contents: Contents,
+    env: &Env,
+) -> Result<Cell, StoreError> {
+    let version = version(output.e_tag()).map_err(Fault::not_applied)?;
+    let announced = output.content_length().and_then(|length| usize::try_from(length).ok());
+    if announced.is_some_and(|length| length > contents.most_bytes()) {
+        return Err(contents.too_large(object, announced));
+    }
+    let metadata = metadata(
+        object,
+        Headers {
+            content_type: output.content_type,
+            cache_control: output.cache_control,
+            content_encoding: output.content_encoding,
+            content_disposition: output.content_disposition,
+            content_language: output.content_language,
+            user: output.metadata,
+            missing: output.missing_meta,
+        },
+    );
+    let limit = request_limit(REQUEST_LIMIT, announced.unwrap_or(0));
+    match clock::timeout(&*env.clock, limit, collected(object, output.body, contents)).await {
+        // Of records nobody asks what is said about them.
+        Some(value) if contents == Contents::Records => {
+            Ok(Cell { value: value?, version, metadata: metadata.unwrap_or_default() })
+        }
+        Some(value) => Ok(Cell { value: value?, version, metadata: metadata? }),
+        None => Err(broken_off(object, "it stalled")),
+    }
+}
+
+/// What a `HEAD` answered.
+pub(super) fn stat(object: &str, output: HeadObjectOutput) -> Result<Stat, StoreError> {
+    let version = version(output.e_tag()).map_err(Fault::not_applied)?;
+    let size = output.content_length().and_then(|length| u64::try_from(length).ok()).unwrap_or(0);
+    let metadata = metadata(
+        object,
+        Headers {
+            content_type: output.content_type,
+            cache_control: output.cache_control,
+            content_encoding: output.content_encoding,
+            content_disposition: output.content_disposition,
+            content_language: output.content_language,
+            user: output.metadata,
+            missing: output.missing_meta,
+        },
+    )?;
+    Ok(Stat { version, metadata, size })
+}
+
+/// What two operations answer in the same words.
+struct Headers {
+    content_type: Option<String>,
+    cache_control: Option<String>,
+    content_encoding: Option<String>,
+    content_disposition: Option<String>,
+    content_language: Option<String>,
+    user: Option<HashMap<String, String>>,
+    missing: Option<i32>,
+}
+
+fn metadata(object: &str, headers: Headers) -> Result<Metadata, StoreError> {
+    if let Some(missing) = headers.missing.filter(|missing| *missing > 0) {
+        return Err(Fault::new(
+            ErrorKind::Unsupported,
+            format!("{missing} metadata entries of {object:?} cannot be read over HTTP, and would be lost in a write"),
+        )
+        .with_help("take the entries out whose names or values no header can carry")
+        .not_applied());
+    }
+    Ok(Metadata {
+        content_type: headers.content_type,
+        cache_control: headers.cache_control,
+        content_encoding: headers.content_encoding,
+        content_disposition: headers.content_disposition,
+        content_language: headers.content_language,
+        user: headers.user.into_iter().flatten().collect(),
+    })
+}
+
+/// `request` with what is to be said about its body.
+pub(super) fn with_metadata(request: PutObjectFluentBuilder, metadata: Metadata) -> PutObjectFluentBuilder {
+    if metadata.is_empty() {
+        return request.content_type("application/json");
+    }
+    request
+        .set_content_type(metadata.content_type)
+        .set_cache_control(metadata.cache_control)
+        .set_content_encoding(metadata.content_encoding)
+        .set_content_disposition(metadata.content_disposition)
+        .set_content_language(metadata.content_language)
+        .set_metadata(Some(metadata.user.into_iter().collect()))
+}
+
+/// The version that an answer names.
+pub(super) fn version(etag: Option<&str>) -> Result<Version, Fault> {
+    let what = match etag {
+        None | Some("") => "without an ETag",
+        // If-Match compares strongly, so a weak ETag never matches: a proxy that compresses makes such.
+        Some(etag) if etag.starts_with("W/") => "with a weak ETag",
+        Some(etag) => return Ok(Version::new(etag)),
+    };
+    Err(Fault::new(
+        ErrorKind::Unsupported,
+        format!("the store answered {what}, so the object has no version to compare"),
+    )
+    .with_help("conditional writes need strong ETags: use a store, or a way to it, that gives them"))
+}
+
+/// The ETag of an object that was put with these bytes, unless it is encrypted with keys of one's own: their MD5.
+pub(super) fn etag_of(bytes: &[u8]) -> Version {
+    let digits: String = Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    Version::new(format!("\"{digits}\""))
+}
+
+/// The body, up to what is read of such contents.
+async fn collected(object: &str, mut body: ByteStream, contents: Contents) -> Result<Bytes, StoreError> {
+    let mut value = BytesMut::new();
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk.map_err(|error| broken_off(object, &chain(&error)))?;
+        if value.len() + chunk.len() > contents.most_bytes() {
+            return Err(contents.too_large(object, None));
+        }
+        value.extend_from_slice(&chunk);
+    }
+    Ok(value.freeze())
+}
+
+fn broken_off(object: &str, detail: &str) -> StoreError {
+    Fault::unavailable(format!("the answer to reading {object:?} broke off: {detail}")).not_applied()
+}

@@ -1,0 +1,329 @@
+//! Fenced writes: whoever lost the lock writes no more, however late its write arrives.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use leasehold::clock::{StoreTime, TestClock};
+use leasehold::env::Env;
+use leasehold::error::{Error, StoreError};
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use leasehold::stores::memory::MemoryRegister;
+use leasehold::{ErrorKind, Object, Token, fence, update};
+use leasehold_testkit::fault::{Chaos, FaultyRegister, Kind, Outcome};
+use tokio::task::JoinHandle;
+
+const KEY: &str = "state.json";
+
+fn env(seed: u64) -> Env {
+    Env::seeded(Arc::new(TestClock::default()), seed)
+}
+
+fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+/// A store with generations, and one in which a version depends on the content alone.
+fn both() -> [Arc<MemoryRegister>; 2] {
+    [Arc::new(MemoryRegister::new(env(0))), by_content()]
+}
+
+fn by_content() -> Arc<MemoryRegister> {
+    Arc::new(MemoryRegister::by_content(env(0)))
+}
+
+async fn text(register: &dyn Register) -> String {
+    String::from_utf8(register.read(KEY).await.unwrap().unwrap().value.to_vec()).unwrap()
+}
+
+async fn written_with(register: &dyn Register) -> u64 {
+    register.stat(KEY).await.unwrap().unwrap().metadata.user["leasehold-token"].parse().unwrap()
+}
+
+async fn write(register: &dyn Register, number: u64, text: &'static str) -> Result<(), Error> {
+    fence::write(register, KEY, token(number), text.into()).await
+}
+
+/// A write with `number` that is on its way.
+async fn under_way(
+    register: &Arc<MemoryRegister>,
+    number: u64,
+    text: &'static str,
+) -> (FaultyRegister, JoinHandle<Result<(), Error>>) {
+    let network = FaultyRegister::new(register.clone());
+    network.next_write(Outcome::Stalled);
+    let writing = tokio::spawn({
+        let network = network.clone();
+        async move { write(&network, number, text).await }
+    });
+    network.sent(2).await;
+    (network, writing)
+}
+
+fn is_refused_by(outcome: Result<impl std::fmt::Debug, Error>, by: u64) {
+    let error = outcome.unwrap_err();
+    assert_eq!((error.kind(), error.refused_by()), (ErrorKind::Lost, Some(token(by))), "{error:?}");
+    assert!(!error.maybe_applied() && error.to_string().contains(&by.to_string()), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lower_token_is_refused_and_an_equal_one_writes_on() {
+    for register in both() {
+        let network = FaultyRegister::new(register.clone());
+        write(&network, 5, "a").await.unwrap();
+        write(&network, 5, "b").await.unwrap();
+        write(&network, 7, "c").await.unwrap();
+        assert_eq!((network.counts().reads, network.counts().writes), (3, 3), "a look and a write each");
+        is_refused_by(write(&network, 6, "d").await, 7);
+        assert_eq!((network.counts().reads, network.counts().writes), (4, 3), "refused without a write");
+        assert_eq!((text(&*register).await.as_str(), written_with(&*register).await), ("c", 7));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_delayed_past_a_takeover_is_refused() {
+    for register in both() {
+        write(&*register, 3, "a").await.unwrap();
+        let (network, writing) = under_way(&register, 5, "b").await;
+        write(&*register, 6, "c").await.unwrap();
+        assert_eq!(network.deliver().await, Some(Write::Conflict));
+        is_refused_by(writing.await.unwrap(), 6);
+        assert_eq!((text(&*register).await.as_str(), written_with(&*register).await), ("c", 6));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_delayed_past_a_takeover_is_refused() {
+    for register in both() {
+        let (network, writing) = under_way(&register, 5, "b").await;
+        write(&*register, 6, "c").await.unwrap();
+        assert_eq!(network.deliver().await, Some(Write::Conflict));
+        is_refused_by(writing.await.unwrap(), 6);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_is_looked_up_also_after_a_takeover() {
+    for register in both() {
+        let network = FaultyRegister::new(register.clone());
+        write(&network, 5, "a").await.unwrap();
+        network.next_write(Outcome::AppliedLost);
+        network.next_read(Outcome::Fine);
+        network.next_read(Outcome::Stalled);
+        network.reset_counts();
+        let writing = tokio::spawn({
+            let network = network.clone();
+            async move { write(&network, 5, "b").await }
+        });
+        network.sent(3).await;
+        write(&*register, 6, "c").await.unwrap();
+        network.deliver().await;
+        writing.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_holders_never_lose_one_anothers_update() {
+    for register in both() {
+        let append = async |register: &dyn Register, number: u64, word: &str| {
+            fence::update(register, KEY, token(number), async |content| {
+                let text = content.map_or_else(String::new, |b| String::from_utf8_lossy(&b).into_owned());
+                Ok::<_, Error>(Some(format!("{text}{word} ").into()))
+            })
+            .await
+        };
+        append(&*register, 5, "a").await.unwrap();
+        let network = FaultyRegister::new(register.clone());
+        network.next_write(Outcome::Stalled);
+        let late = tokio::spawn({
+            let network = network.clone();
+            async move {
+                fence::update(&network, KEY, token(5), async |_| Ok::<_, Error>(Some("a late ".into()))).await
+            }
+        });
+        network.sent(2).await;
+        append(&*register, 6, "b").await.unwrap();
+        network.deliver().await;
+        is_refused_by(late.await.unwrap(), 6);
+        is_refused_by(append(&*register, 5, "c").await, 6);
+        // An update without a token leaves the fence as it is.
+        update(&*register, KEY, async |_| Ok::<_, Error>(Some("a b d ".into()))).await.unwrap();
+        is_refused_by(append(&*register, 5, "c").await, 6);
+        assert_eq!(text(&*register).await, "a b d ");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_that_raises_the_fence_shuts_the_earlier_holder_out() {
+    let register = Arc::new(MemoryRegister::new(env(0)));
+    assert_eq!(fence::read(&*register, KEY, token(4)).await.unwrap(), None);
+    write(&*register, 3, "a").await.unwrap();
+    let (network, writing) = under_way(&register, 5, "b").await;
+    assert_eq!(fence::read(&*register, KEY, token(6)).await.unwrap().as_deref(), Some(&b"a"[..]));
+    assert_eq!(network.deliver().await, Some(Write::Conflict));
+    is_refused_by(writing.await.unwrap(), 6);
+    is_refused_by(fence::read(&*register, KEY, token(5)).await, 6);
+    network.reset_counts();
+    fence::read(&network, KEY, token(6)).await.unwrap();
+    assert_eq!(network.counts().writes, 0, "the token is there already");
+    assert_eq!(text(&*register).await, "a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_write_takes_the_fence_away() {
+    let register = MemoryRegister::new(env(0));
+    write(&register, 7, "a").await.unwrap();
+    let version = register.stat(KEY).await.unwrap().unwrap().version;
+    register.write(KEY, Expect::Version(&version), "plain".into()).await.unwrap();
+    write(&register, 5, "b").await.unwrap();
+}
+
+/// The content that a delayed write expects to find must not come back under a higher token.
+#[tokio::test(start_paused = true)]
+async fn where_versions_come_back_a_content_of_a_lower_token_is_refused() {
+    let register = by_content();
+    write(&*register, 3, "a").await.unwrap();
+    let (network, _writing) = under_way(&register, 5, "late").await;
+    let same = write(&*register, 6, "a").await.unwrap_err();
+    assert_eq!((same.kind(), same.maybe_applied()), (ErrorKind::Unsupported, false), "{same:?}");
+    assert!(same.help()[0].contains("token"), "{same:?}");
+    assert_eq!(fence::read(&*register, KEY, token(6)).await.unwrap_err().kind(), ErrorKind::Unsupported);
+    write(&*register, 6, "b").await.unwrap();
+    assert!(write(&*register, 6, "a").await.is_err(), "by a way round");
+    write(&*register, 6, "c").await.unwrap();
+    write(&*register, 6, "b").await.unwrap();
+    assert!(update(&*register, KEY, async |_| Ok::<_, Error>(Some("a".into()))).await.is_err());
+    assert_eq!(network.deliver().await, Some(Write::Conflict));
+    assert_eq!((text(&*register).await.as_str(), written_with(&*register).await), ("b", 6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_versions_come_back_writing_the_same_again_writes_nothing() {
+    let register = FaultyRegister::new(by_content());
+    write(&register, 3, "a").await.unwrap();
+    write(&register, 3, "a").await.unwrap();
+    assert_eq!(register.counts().writes, 1);
+    let typed = Object::new(Arc::new(register.clone()), KEY).content_type("text/plain");
+    typed.write_fenced(token(3), "a").await.unwrap();
+    assert_eq!(register.counts().writes, 2, "another content type");
+    typed.write_fenced(token(3), "a").await.unwrap();
+    assert_eq!(register.counts().writes, 2);
+}
+
+/// A caller who takes his time between look and write would make it a delayed write from the start.
+#[tokio::test(start_paused = true)]
+async fn where_versions_come_back_an_old_look_is_taken_again() {
+    let register = by_content();
+    write(&*register, 3, "a").await.unwrap();
+    let network = FaultyRegister::new(register.clone());
+    let slow = fence::update(&network, KEY, token(3), async |_| {
+        register.env().sleep(Duration::from_secs(60)).await;
+        Ok::<_, Error>(Some("b".into()))
+    });
+    slow.await.unwrap();
+    assert_eq!((network.counts().reads, network.counts().writes), (2, 1));
+
+    let other = register.clone();
+    network.reset_counts();
+    let overtaken = fence::update(&network, KEY, token(3), async |_| {
+        register.env().sleep(Duration::from_secs(60)).await;
+        write(&*other, 4, "c").await.unwrap();
+        Ok::<_, Error>(Some("d".into()))
+    });
+    is_refused_by(overtaken.await, 4);
+    assert_eq!((network.counts().reads, network.counts().writes), (2, 0));
+}
+
+/// A register that says once a write has a lower token than the one it replaced.
+#[derive(Debug)]
+struct Witness {
+    inner: Arc<MemoryRegister>,
+    tokens: Mutex<Vec<u64>>,
+}
+
+#[async_trait]
+impl Register for Witness {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.inner.read(key).await
+    }
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        self.inner.stat(key).await
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        let token = body.metadata.user["leasehold-token"].parse().unwrap();
+        let written = self.inner.write(key, expect, body).await?;
+        if matches!(written, Write::Committed(_)) {
+            self.tokens.lock().unwrap().push(token);
+        }
+        Ok(written)
+    }
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.inner.delete(key, version).await
+    }
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.inner.list(prefix)
+    }
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.inner.version_of(bytes)
+    }
+    fn store_time(&self) -> Option<StoreTime> {
+        self.inner.store_time()
+    }
+    fn env(&self) -> &Env {
+        self.inner.env()
+    }
+    fn traits(&self) -> RegisterTraits {
+        self.inner.traits()
+    }
+}
+
+/// Holders with rising tokens write over a bad network, from few contents, so that contents come back.
+#[tokio::test(start_paused = true)]
+async fn accepted_tokens_never_go_back_under_any_faults() {
+    let mut accepted = 0;
+    for seed in 0..seeds() {
+        let inner = if seed % 2 == 0 {
+            Arc::new(MemoryRegister::new(env(seed)))
+        } else {
+            Arc::new(MemoryRegister::by_content(env(seed)))
+        };
+        let witness = Arc::new(Witness { inner, tokens: Mutex::default() });
+        let holders: Vec<_> = (1..=6).map(|number| holder(witness.clone(), seed, number)).collect();
+        for holder in holders {
+            let network = holder.await.unwrap();
+            network.deliver_all().await;
+        }
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let tokens = witness.tokens.lock().unwrap();
+        assert!(tokens.is_sorted(), "seed {seed}: {tokens:?}");
+        accepted += tokens.len();
+    }
+    assert!(accepted as u64 > 6 * seeds(), "{accepted}");
+}
+
+fn holder(witness: Arc<Witness>, seed: u64, number: u64) -> JoinHandle<FaultyRegister> {
+    let network = FaultyRegister::new(witness.clone());
+    let mut chaos = Chaos::all(seed * 8 + number, 0.07);
+    chaos.delay_most = Duration::from_secs(4);
+    network.chaos(chaos);
+    network.every(Kind::List, Outcome::Fine);
+    tokio::spawn(async move {
+        // Each begins when the one before is in the middle of it.
+        witness.env().sleep(Duration::from_millis(700 * number)).await;
+        for n in 0..8 {
+            let text = ["a", "b", "c", "d"][((seed + number + n) % 4) as usize];
+            let _ = write(&network, number, text).await;
+            witness.env().sleep(Duration::from_millis(100)).await;
+            if n % 4 == 3 {
+                network.deliver_all().await;
+            }
+        }
+        network
+    })
+}
+
+fn seeds() -> u64 {
+    std::env::var("LEASEHOLD_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2_000) / 4
+}
