@@ -1,10 +1,10 @@
-//! Asking for a lock, for `run` and `acquire`: how long to wait, what to show meanwhile, what to say in vain.
+//! Asking for a lock, for `run`, `once` and `acquire`: how long to wait, what to show meanwhile, what to say in vain.
 
 use std::time::Duration;
 
 use leasehold::clock::timeout;
 use leasehold::lease::{State, Ttl};
-use leasehold::{Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
+use leasehold::{Due, Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
 use rustix::process::Signal;
 
 use crate::args::{ClaimArgs, duration};
@@ -38,7 +38,7 @@ pub(crate) struct Request {
     pub(crate) conflict_code: Option<u8>,
     owner: Option<String>,
     note: String,
-    /// `run` or `acquire`, and what follows the lock's name: for help.
+    /// `run`, `once` or `acquire`, and what follows the lock's name: for help.
     verb: &'static str,
     tail: &'static str,
     for_ticket: bool,
@@ -83,19 +83,48 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let waiting = Waiting::new(self.name.clone(), clock(locker));
-        let lock = self.lock(locker).on_wait(waiting.observer());
-        let asked = async {
+        let ask = async |lock: Lock| match self.patience {
+            Patience::Try => lock.try_acquire().await,
+            Patience::Within(limit) => lock.acquire_within(limit).await,
+            Patience::Forever => lock.acquire().await,
+        };
+        self.ask(locker, store, output, signals, ask).await
+    }
+
+    /// Asks for it if what is to be done once per `period` is due. Waits for who does it now, and not for the next period.
+    pub(crate) async fn acquire_if_due(
+        &self,
+        period: Duration,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Due, Failure> {
+        let ask = async |lock: Lock| {
+            let once = lock.once_per(period);
             match self.patience {
-                Patience::Try => lock.try_acquire().await,
-                Patience::Within(limit) => lock.acquire_within(limit).await,
-                Patience::Forever => lock.acquire().await,
+                Patience::Try => once.try_acquire().await,
+                Patience::Within(limit) => once.acquire_within(limit).await,
+                Patience::Forever => once.acquire().await,
             }
         };
+        self.ask(locker, store, output, signals, ask).await
+    }
+
+    async fn ask<T>(
+        &self,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+        ask: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
+    ) -> Result<T, Failure> {
+        let waiting = Waiting::new(self.name.clone(), clock(locker));
+        let asked = ask(self.lock(locker).on_wait(waiting.observer()));
         tokio::select! {
             biased;
             outcome = waiting.show_during(output, asked) => match outcome {
-                Ok(guard) => Ok(guard),
+                Ok(acquired) => Ok(acquired),
                 Err(error) => Err(self.failure(error, locker, store).await),
             },
             signal = signals.next() => {

@@ -20,6 +20,7 @@ use crate::complete::lock_names;
     after_help = "Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run --try nightly -- ./report.sh
+  leasehold once nightly --per 23h -- ./report.sh
   leasehold -s s3://my-bucket/locks run deploy/prod --wait 10m -- make deploy
   leasehold update s3://my-bucket/counter.json -- jq '.n += 1'
   leasehold ls
@@ -71,6 +72,8 @@ pub(crate) enum ColorChoice {
 pub(crate) enum Verb {
     /// Hold LOCK while a command runs
     Run(RunArgs),
+    /// Run a command once per period, on whichever machine comes first
+    Once(OnceArgs),
     /// Take LOCK and print a ticket to renew and release it with
     Acquire(AcquireArgs),
     /// Prolong the lease of a ticket once
@@ -121,6 +124,39 @@ Examples:
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
+    #[command(flatten)]
+    pub(crate) claim: ClaimArgs,
+    #[command(flatten)]
+    pub(crate) command: CommandArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The first to be granted LOCK runs the command. When that exits with 0, the lock rests until the \
+period is over, and whoever comes meanwhile is told that it already ran, and exits with 0. When it fails, the lock is \
+free at once, and when its machine dies, after --ttl: another may then run it within the same period. Who comes \
+while it runs waits for how it ends.
+
+The period counts from the grant, on the store's clock. What cron starts daily says --per 23h and not 1d: the next \
+tick comes a day after this one, which is a little less than a day after the grant.
+
+A command that succeeded but could not be noted in the store makes 125: it may run again within its period. To run it \
+again before its time: leasehold break LOCK --token N, with the token that `leasehold show LOCK` tells.
+
+Examples:
+  leasehold once nightly --per 23h -- ./report.sh             # 0 2 * * * on all machines
+  leasehold once hourly --per 55m -n -E 0 -- ./refresh.sh     # content when another runs it now
+  leasehold once import --per 10m --count-failures -- ./import"
+)]
+pub(crate) struct OnceArgs {
+    #[command(flatten)]
+    pub(crate) lock: LockArgs,
+    /// The period: the shortest time from the grant of one run to that of the next, at most 366 days
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) per: Option<Duration>,
+    /// Let a run that failed count as well: it is not tried again within its period
+    #[arg(long)]
+    pub(crate) count_failures: bool,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! A command that runs under a lock: what is run, how it is supervised and reported, and what becomes of the lock then.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use leasehold::clock::{Clock, timeout};
 use leasehold::lease::Id;
-use leasehold::{Error, ErrorKind, Guard, LockName, Locker, Released};
+use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, LockName, Locker, Released};
 
 use crate::acquiring::{Request, WITHDRAWAL};
 use crate::args::{CommandArgs, OnLost, duration};
@@ -17,7 +18,8 @@ use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, LOST, of_child};
 use crate::output::json::ms;
-use crate::report::{self, Report};
+use crate::output::{human, json};
+use crate::report::{self, Earlier, Report};
 use crate::signals::Signals;
 
 /// The longest default grace.
@@ -47,6 +49,21 @@ pub(crate) struct Session {
 pub(crate) enum Afterwards {
     /// It is free.
     Release,
+    /// It rests until so long after its grant, if the command has succeeded; or else, too.
+    Rest { period: Duration, also_after_failure: bool },
+}
+
+impl Afterwards {
+    /// How long the lock rests after a command that ended so.
+    fn rest(self, ended: &Result<Ended, Failure>) -> Option<Duration> {
+        match (self, ended) {
+            (Self::Rest { period, also_after_failure }, Ok(ended)) => {
+                let counts = ended.status.success() || also_after_failure;
+                Some(period).filter(|_| counts && !ended.stopped)
+            }
+            (Self::Release, _) | (_, Err(_)) => None,
+        }
+    }
 }
 
 impl Hold for Guard {
@@ -124,6 +141,37 @@ impl Job {
         acquired
     }
 
+    /// Takes the lock if what is to be done once per `period` is due.
+    pub(crate) async fn acquire_if_due(
+        &mut self,
+        context: &Context,
+        request: &Request,
+        period: Duration,
+        session: &mut Session,
+    ) -> Result<Due, Failure> {
+        let asked = session.clock.now();
+        let Session { locker, signals, clock } = session;
+        let due = request.acquire_if_due(period, locker, &self.store, &context.output, signals).await;
+        self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        due
+    }
+
+    /// Says that the command was not run, because it `ran` already.
+    pub(crate) fn already_ran(&mut self, context: &Context, lock: &LockName, ran: AlreadyRan) -> u8 {
+        let line = human::already_ran(lock, &ran);
+        let ran = Earlier::from(ran);
+        if !context.output.quiet {
+            let line =
+                if context.output.json { json::already_ran(lock, &ran).to_string() } else { line.clone() };
+            // Nobody who reads is nobody who is told.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+        self.report.outcome = "already_ran".to_owned();
+        self.report.message = Some(line);
+        self.report.already_ran = Some(ran);
+        self.report.exit_code
+    }
+
     /// Runs the command under `guard`, ends the guard, and says how it all ended.
     pub(crate) async fn run_under(
         &mut self,
@@ -144,8 +192,13 @@ impl Job {
         // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
-        self.give_up(context, guard, &mut loss, session, afterwards).await;
-        self.judge(context, ended?, loss)
+        let rest = afterwards.rest(&ended).filter(|_| loss.is_none());
+        let untold = self.give_up(context, guard, &mut loss, session, rest).await;
+        let code = self.judge(context, ended?, loss)?;
+        Ok(match untold {
+            Some(error) => self.not_told(context, &error, code),
+            None => code,
+        })
     }
 
     async fn supervise(
@@ -165,21 +218,24 @@ impl Job {
         child::launch(&self.command, &environment, self.plan)?.supervise(guard, signals, clock).await
     }
 
-    /// Ends the guard; a loss that only the store knows of goes into `loss`.
+    /// Ends the guard, and lets the lock rest; a loss that only the store knows of goes into `loss`. Gives the error when
+    /// the store could not be told of the rest.
     async fn give_up(
         &mut self,
         context: &Context,
         guard: Guard,
         loss: &mut Option<Error>,
         session: &mut Session,
-        afterwards: Afterwards,
-    ) {
+        rest: Option<Duration>,
+    ) -> Option<Error> {
         let name = guard.name().clone();
         let given_up = async {
-            match afterwards {
-                Afterwards::Release => guard.release().await,
+            match rest {
+                Some(period) => guard.rest(period).await,
+                None => guard.release().await,
             }
         };
+        let mut untold = None;
         let released = match unless_signalled(given_up, session).await {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
@@ -188,12 +244,34 @@ impl Job {
                 loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
                 false
             }
+            Err(error) if rest.is_some() => {
+                untold = Some(error);
+                false
+            }
             Err(error) => {
                 context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
                 false
             }
         };
         self.report.released = Some(released);
+        self.report.rests = rest.map(|_| released);
+        untold
+    }
+
+    /// What to exit with when the command ran, and the store does not know. It is not done once for the period then: one
+    /// that succeeded must not look as if it were.
+    fn not_told(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
+        const AGAIN: &str = "it may run again within its period";
+        let message = format!("that `{}` ran could not be noted in the store: {error}", self.report.lock);
+        if code != 0 {
+            context.output.warning(&format!("{message}; {AGAIN}"));
+            return code;
+        }
+        context.output.failure(&Failure::new(FAILED, "not_told", message.clone()).with_help(AGAIN));
+        self.report.outcome = "not_told".to_owned();
+        self.report.exit_code = FAILED;
+        self.report.message = Some(message);
+        FAILED
     }
 
     fn judge(&mut self, context: &Context, ended: Ended, loss: Option<Error>) -> Result<u8, Failure> {

@@ -1,18 +1,20 @@
-//! `--report FILE`: how a `run` ended, without the ambiguity of an exit code that the command may use too.
+//! `--report FILE`: how a `run` or `once` ended, without the ambiguity of an exit code that the command may use too.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use leasehold::{Loss, LossReason, Token};
+use leasehold::{AlreadyRan, Holder, Loss, LossReason, Token};
 use serde::Serialize;
 
 use crate::exit::{FAILED, Failure};
+use crate::output::json::ms;
 
 /// The document. Field names are stable; a field that does not apply is null.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// `exited`, `signaled`, `lost`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`.
+    /// `exited`, `signaled`, `lost`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`;
+    /// of `once` also `already_ran`, and `not_told`: the command succeeded, and the store does not know.
     pub(crate) outcome: String,
     /// What leasehold exits with.
     pub(crate) exit_code: u8,
@@ -29,10 +31,36 @@ pub(crate) struct Report {
     pub(crate) held_ms: Option<u64>,
     /// `expired`, `taken_over`, `ended`, `deleted`, or `not_renewed`: the command was ended before the lease was.
     pub(crate) lost_reason: Option<&'static str>,
-    /// Whether the lock is free again: released by us. If not, it lapses.
+    /// Whether we ended our grant, and the store knows. If not, it lapses.
     pub(crate) released: Option<bool>,
+    /// Of `once`: whether the lock now rests until the period is over.
+    pub(crate) rests: Option<bool>,
+    /// Of `once`: the run that counts for this period, when the command was not run.
+    pub(crate) already_ran: Option<Earlier>,
     /// What went wrong, for people.
     pub(crate) message: Option<String>,
+}
+
+/// A run of `once` that made another one needless. What the store does not tell is null.
+#[derive(Debug, Serialize)]
+pub(crate) struct Earlier {
+    pub(crate) holder: Option<Holder>,
+    pub(crate) token: Option<Token>,
+    /// Since it was granted the lock; or since it ended, where only that is known.
+    pub(crate) ago_ms: Option<u64>,
+    /// Until the next may run, at most.
+    pub(crate) again_within_ms: Option<u64>,
+}
+
+impl From<AlreadyRan> for Earlier {
+    fn from(ran: AlreadyRan) -> Self {
+        Self {
+            holder: ran.by,
+            token: ran.token,
+            ago_ms: ran.ago.map(ms),
+            again_within_ms: ran.again_within.map(ms),
+        }
+    }
 }
 
 impl Report {

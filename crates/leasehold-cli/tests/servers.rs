@@ -22,6 +22,7 @@ fn a_day_on(url: &str) {
         assert_eq!(job.stdout, "lock deploy/prod\n");
     }
     an_eviction(&place, url);
+    a_job_once_per_period(&place, url);
     // A lock that outlives its process, and is handed on.
     let ticket = on("acquire steps --ttl 60s").expect(0).stdout;
     let refused = on("run -n steps -- true").expect(123);
@@ -55,6 +56,20 @@ fn an_eviction(place: &Place, url: &str) {
     place.run(&format!("break -s {url} deploy/prod --token {token}")).expect(0);
     let evicted = holder.end();
     assert_eq!(evicted.code, 122, "{evicted:?}");
+}
+
+fn a_job_once_per_period(place: &Place, url: &str) {
+    let once = |script: &str| place.run_script(&format!("once -s {url} hourly --per 1h"), script);
+    if url.contains("protocol=existence") {
+        let refused = once("echo ran").expect(125);
+        assert!(refused.stdout.is_empty() && refused.stderr.contains("cannot rest"), "{refused:?}");
+        return;
+    }
+    once("exit 3").expect(3);
+    assert_eq!(once("echo ran").expect(0).stdout, "ran\n");
+    let again = once("echo never").expect(0);
+    assert!(again.stdout.is_empty() && again.stderr.contains("hourly already ran"), "{again:?}");
+    assert!(again.stderr.contains("(tester@") && again.stderr.contains(", again in <= "), "{again:?}");
 }
 
 fn held(place: &Place, url: &str, words: &str) -> Holder {

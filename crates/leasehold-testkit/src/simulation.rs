@@ -10,6 +10,9 @@
 //! - **Elections**: those who observe are told no term that is lower than an earlier one, none that was not granted, and
 //!   with each what its leader advertises; and at the end of the history they are told of its last leader.
 //! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
+//! - **O1** Of a job that runs once per period: when the store was told that it ran, nobody begins it again before the
+//!   period since its grant is over.
+//! - **O2** And then it can run again, also for a process that has only just started.
 //!
 //! ```
 //! use leasehold_testkit::simulation::{Plan, run};
@@ -18,8 +21,10 @@
 //! ```
 
 mod observers;
+mod once;
 
 use std::collections::{HashMap, HashSet};
+use std::iter::Sum;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,6 +63,8 @@ pub struct Plan {
     pub deletions: bool,
     /// Whether a lock is held while its object exists, as simple clients have it: a release deletes.
     pub by_existence: bool,
+    /// Instead of holding the lock now and then: all run a job once per so long.
+    pub once_per: Option<Duration>,
     /// Whether it is an election: machines campaign, advertise a value, and others observe who leads.
     pub election: bool,
 }
@@ -75,8 +82,16 @@ impl Plan {
             rate_error: leasehold::clock::RATE_ERROR,
             deletions: random.u8(..4) == 0,
             by_existence: false,
+            once_per: None,
             election: false,
         }
+    }
+
+    /// The plan that `seed` stands for, with a job that runs once per period.
+    pub fn once_from_seed(seed: u64) -> Self {
+        let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
+        // Who deletes the record by hand deletes what tells that it ran.
+        Self { once_per: Some(Duration::from_millis(period_ms)), deletions: false, ..Self::from_seed(seed) }
     }
 }
 
@@ -89,8 +104,25 @@ pub struct History {
     pub checks: usize,
     /// Locks that were lost, and said so.
     pub losses: usize,
+    /// Jobs that ran, and of which the store knows.
+    pub runs: usize,
+    /// Jobs that were not run, because they already had.
+    pub already_ran: usize,
     /// Leaders that observers were told of.
     pub told: usize,
+}
+
+impl Sum for History {
+    fn sum<I: Iterator<Item = Self>>(histories: I) -> Self {
+        histories.fold(Self::default(), |sum, history| Self {
+            grants: sum.grants + history.grants,
+            checks: sum.checks + history.checks,
+            losses: sum.losses + history.losses,
+            runs: sum.runs + history.runs,
+            already_ran: sum.already_ran + history.already_ran,
+            told: sum.told + history.told,
+        })
+    }
 }
 
 /// Runs the history of `plan`.
@@ -141,6 +173,15 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release deletes.
     let late = if plan.by_existence { plan.ttl } else { Duration::ZERO };
     let bound = plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late;
+    if let Some(period) = plan.once_per {
+        // What a wall clock that was set back does not show is rested once more. A `Date` is true to a second.
+        let bound = bound + period.mul_f64(1.02) + Duration::from_secs(2);
+        let due = leasehold::clock::timeout(&*store_clock, bound, last.runs_at_last(period)).await;
+        if due.is_none() {
+            checker.violated(format!("O2: not due within {bound:?} of the end"));
+        }
+        return;
+    }
     match leasehold::clock::timeout(&*last.clock, bound, last.acquire()).await {
         Some(Ok(guard)) => {
             let token = guard.token().unwrap().get();
@@ -186,6 +227,8 @@ struct Player {
     plan: Plan,
     register: Arc<Witness>,
     checker: Arc<Checker>,
+    /// For how long in all, on its own clock. In this world no true time passes meanwhile.
+    suspended: Duration,
 }
 
 impl Player {
@@ -201,15 +244,19 @@ impl Player {
         options.env = env.clone();
         options.store_clock = random.bool();
         let skew_us = random.i64(-2_000_000..2_000_000);
-        let machine =
-            Machine::new(Arc::new(network.clone()), env.clone()).with_front_end_skew(if plan.deletions {
-                0 // A new record's token is as good as the front ends agree; that is said in the documentation.
+        let machine = Machine::new(Arc::new(network.clone()), env.clone()).with_front_end_skew(
+            if plan.deletions || plan.once_per.is_some() {
+                // A new record's token, and the end of a rest, are as good as the front ends agree; that is said in the
+                // documentation.
+                0
             } else {
                 skew_us
-            });
+            },
+        );
         let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
         let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
-        Self { seed, locker, network, clock, env, random, plan: plan.clone(), register, checker }
+        let (plan, suspended) = (plan.clone(), Duration::ZERO);
+        Self { seed, locker, network, clock, env, random, plan, register, checker, suspended }
     }
 
     fn calm(&self) {
@@ -220,19 +267,14 @@ impl Player {
     async fn play(&mut self) {
         loop {
             self.rest(1_000).await;
+            if let Some(period) = self.plan.once_per {
+                self.run_once(period).await;
+                continue;
+            }
             let guard =
                 if self.random.u8(..3) == 0 { self.try_acquire().await } else { self.acquire().await };
             let Ok(guard) = guard else { continue };
-            let steps = self.random.u32(1..40);
-            for _ in 0..steps {
-                if !self.check(&guard) {
-                    break;
-                }
-                self.accident();
-                // Straight after an accident, as a program that was stopped between two instructions.
-                self.check(&guard);
-                self.rest(400).await;
-            }
+            self.hold(&guard).await;
             match self.random.u8(..4) {
                 0 => drop(guard),
                 1 => self.crash(guard),
@@ -261,6 +303,20 @@ impl Player {
         self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl)
     }
 
+    /// Holds the lock for a while, with accidents.
+    async fn hold(&mut self, guard: &Guard) {
+        let steps = self.random.u32(1..40);
+        for _ in 0..steps {
+            if !self.check(guard) {
+                break;
+            }
+            self.accident();
+            // Straight after an accident, as a program that was stopped between two instructions.
+            self.check(guard);
+            self.rest(400).await;
+        }
+    }
+
     /// It advertises its seed.
     fn candidate(&self) -> Election {
         let election = self.locker.election(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl);
@@ -279,7 +335,11 @@ impl Player {
 
     fn accident(&mut self) {
         match self.random.u8(..60) {
-            0 => self.clock.suspend(self.plan.ttl.mul_f64(3.0 * self.random.f64())),
+            0 => {
+                let suspended = self.plan.ttl.mul_f64(3.0 * self.random.f64());
+                self.clock.suspend(suspended);
+                self.suspended += suspended;
+            }
             1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
             2 => self.network.disconnect(),
             3 => self.network.stall(),
@@ -328,6 +388,8 @@ struct Checked {
     committed: u64,
     grant: String,
     deleted: bool,
+    /// Until then, in true time, nobody is to begin the job.
+    rests_until: Duration,
     /// Whether the history is over, and no more harm is to be done.
     concluded: bool,
     /// What the holder of each token that was granted advertises.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::clock::{Clock, Moment, SystemClock};
 use leasehold::env::Env;
 use leasehold::lease::{Claim, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl, Verdict};
 use leasehold::url::StoreUrl;
@@ -21,9 +22,13 @@ struct Client {
 
 impl Client {
     async fn open(url: &str) -> Self {
+        Self::open_with(url, StoreOptions::default()).await
+    }
+
+    async fn open_with(url: &str, options: StoreOptions) -> Self {
         let url = StoreUrl::parse(url).unwrap();
         let prefix = format!("{}/lock/", url.path().trim_matches('/'));
-        Self { store: leasehold::stores::open(url, StoreOptions::default()).await.unwrap(), prefix }
+        Self { store: leasehold::stores::open(url, options).await.unwrap(), prefix }
     }
 
     fn env(&self) -> &Env {
@@ -71,6 +76,45 @@ impl Client {
 async fn two() -> (Client, Client) {
     let url = Server::Etcd.fresh_url();
     (Client::open(&url).await, Client::open(&url).await)
+}
+
+/// A clock on which nobody waits for long: what is not told is never heard of.
+#[derive(Debug)]
+struct NoLongSleep;
+
+#[async_trait::async_trait]
+impl Clock for NoLongSleep {
+    fn now(&self) -> Moment {
+        SystemClock.now()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        if duration > Duration::from_secs(9) {
+            std::future::pending::<()>().await;
+        }
+        SystemClock.sleep(duration).await;
+    }
+}
+
+/// Who waits for a job to end is told that it now rests: the key is not deleted then, but written.
+#[tokio::test]
+async fn who_waits_outside_the_line_is_told_of_a_rest() {
+    let url = Server::Etcd.fresh_url();
+    let mut options = StoreOptions::default();
+    options.env = Env::seeded(Arc::new(NoLongSleep), 1);
+    let (one, two) = (Client::open(&url).await, Client::open_with(&url, options).await);
+    let mut grant = one.granted(&one.claim("lock", TTL)).await;
+    let claim = two.claim("lock", TTL);
+    let seen = two.held(&claim).await;
+    let told = within("hearing of the rest", two.store.turn(&claim, &seen));
+    let rested = one.store.release(&mut grant, Some(Duration::from_secs(3_600)));
+    let (told, rested) = futures_util::future::join(told, rested).await;
+    told.unwrap();
+    assert_eq!(rested.unwrap(), Released::Released);
+    let resting = two.held(&claim).await;
+    assert!(resting.resting && resting.last_holder == Some(Holder::this_process()), "{resting:?}");
+    // What is left of its lease, asked for: the key tells only how long it was to rest.
+    assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
 }
 
 /// Fault 28: the key of a claim in line expires with its lease. Whoever believes that it is its turn, because nobody is

@@ -7,9 +7,6 @@ use crate::guard::Guard;
 use crate::lease::{Held, Holder, Released, Token};
 use crate::lock::Lock;
 
-/// The longest period: a year.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-
 /// A job that several machines start and that is to run once per period: [`Lock::once_per`].
 ///
 /// The first to be granted the lock runs the job. When that has succeeded, the lock rests until the period is over, and
@@ -92,8 +89,8 @@ impl AlreadyRan {
 }
 
 impl Lock {
-    /// Something to do once per `period`, more than zero and at most 366 days, from grant to grant: see [`OncePer`]. A bad
-    /// period is reported when it is run.
+    /// Something to do once per `period`, from grant to grant: more than zero, at most [`OncePer::LONGEST`]. A bad period is
+    /// reported when it is run.
     ///
     /// Only where locks can rest ([`Capabilities::rests`](crate::lease::Capabilities::rests)).
     pub fn once_per(self, period: Duration) -> OncePer {
@@ -102,6 +99,9 @@ impl Lock {
 }
 
 impl OncePer {
+    /// The longest period: 366 days.
+    pub const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
     /// Whether a run that fails counts too: then it is not tried again within its period. Not unless set.
     #[must_use]
     pub fn rest_after_failure(mut self, rests: bool) -> Self {
@@ -204,7 +204,7 @@ impl OncePer {
 
     /// Whether this can be kept at all, before anything is run.
     fn check(&self) -> Result<()> {
-        if self.period.is_zero() || self.period > LONGEST {
+        if self.period.is_zero() || self.period > Self::LONGEST {
             return Err(Error::invalid(format!(
                 "a period of {:?} is not one of at most 366 days",
                 self.period

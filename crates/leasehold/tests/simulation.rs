@@ -13,30 +13,34 @@ use leasehold_testkit::simulation::{History, Plan, run};
 
 #[test]
 fn no_history_breaks_the_promise() {
-    many(Plan::from_seed, 1);
+    many(Plan::from_seed, 1, busy);
 }
 
 /// Where a release deletes the lock's object, requests that come late find another world.
 #[test]
 fn no_history_of_locks_that_are_objects_breaks_the_promise() {
-    many(|seed| Plan { by_existence: true, ..Plan::from_seed(seed) }, 2);
+    many(|seed| Plan { by_existence: true, ..Plan::from_seed(seed) }, 2, busy);
+}
+
+#[test]
+fn in_no_history_a_job_runs_twice_in_its_period() {
+    many(Plan::once_from_seed, 4, |total, seeds| total.runs > seeds && total.already_ran > 20 * seeds);
 }
 
 /// Candidates that lead by turns, and observers whom nobody misleads.
 #[test]
 fn no_history_of_an_election_breaks_the_promise() {
-    let told =
-        many(|seed| Plan { election: true, by_existence: seed % 4 == 0, ..Plan::from_seed(seed) }, 4).told;
-    assert!(told > 0);
+    let plan = |seed| Plan { election: true, by_existence: seed % 4 == 0, ..Plan::from_seed(seed) };
+    many(plan, 4, |total, seeds| busy(total, seeds) && total.told > 0);
 }
 
-/// One in so many of the histories that were asked for.
-fn many(plan: fn(u64) -> Plan, one_in: u64) -> History {
+/// One in so many of the histories that were asked for. A simulation in which not enough happens proves nothing.
+fn many(plan: fn(u64) -> Plan, one_in: u64, enough: fn(&History, usize) -> bool) {
     if let Ok(seed) = var("LEASEHOLD_SEED") {
         let plan = plan(seed.parse().expect("LEASEHOLD_SEED is a number"));
         let history = run(&plan).unwrap_or_else(|violation| panic!("{violation}"));
         println!("{history:?}");
-        return history;
+        return;
     }
     let seeds = var("LEASEHOLD_SEEDS")
         .map_or(2_000, |seeds| seeds.parse().expect("LEASEHOLD_SEEDS is a number"))
@@ -47,28 +51,18 @@ fn many(plan: fn(u64) -> Plan, one_in: u64) -> History {
             (0..threads).map(|first| scope.spawn(move || every(plan, first, threads, seeds))).collect();
         workers.into_iter().map(|worker| worker.join().expect("a violation, see above")).collect()
     });
-    let total = histories.iter().fold(History::default(), |sum, history| History {
-        grants: sum.grants + history.grants,
-        checks: sum.checks + history.checks,
-        losses: sum.losses + history.losses,
-        told: sum.told + history.told,
-    });
+    let total: History = histories.into_iter().sum();
     println!("{seeds} histories: {total:?}");
-    // A simulation in which nothing happens proves nothing.
-    assert!(total.grants > seeds as usize * 5 && total.losses > seeds as usize / 10, "{total:?}");
-    total
+    assert!(enough(&total, seeds as usize), "{total:?}");
+}
+
+fn busy(total: &History, seeds: usize) -> bool {
+    total.grants > 5 * seeds && total.losses > seeds / 10
 }
 
 fn every(plan: fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> History {
-    let mut sum = History::default();
-    for seed in (first..seeds).step_by(step as usize) {
-        let history = run(&plan(seed)).unwrap_or_else(|violation| panic!("{violation}"));
-        sum.grants += history.grants;
-        sum.checks += history.checks;
-        sum.losses += history.losses;
-        sum.told += history.told;
-    }
-    sum
+    let seeds = (first..seeds).step_by(step as usize);
+    seeds.map(|seed| run(&plan(seed)).unwrap_or_else(|violation| panic!("{violation}"))).sum()
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use leasehold::lease::{End, State, printable};
-use leasehold::{Election, Held, Holder, LockName, Status, Token};
+use leasehold::{AlreadyRan, Election, Held, Holder, LockName, Status, Token};
 
 use crate::exit::Failure;
 
@@ -35,6 +35,21 @@ pub(crate) fn waiting(name: &LockName, held: &Held) -> String {
     text
 }
 
+/// `nightly already ran 3m ago (alice@ci-7), again in <= 57m`
+pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
+    let mut text = format!("{name} already ran");
+    if let Some(ago) = ran.ago {
+        let _ = write!(text, " {} ago", span(ago));
+    }
+    if let Some(by) = &ran.by {
+        let _ = write!(text, " ({})", without_process(by));
+    }
+    if let Some(left) = ran.again_within {
+        let _ = write!(text, ", again in <= {}", span_up(left));
+    }
+    text
+}
+
 /// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
 pub(crate) fn who(held: &Held) -> String {
     let mut held = held.clone();
@@ -46,16 +61,15 @@ pub(crate) fn who(held: &Held) -> String {
 pub(crate) fn who_shortly(held: &Held) -> String {
     match &held.holder {
         None => who(held),
-        Some(holder) => {
-            let text = Holder { note: None, ..holder.clone() }.to_string();
-            if holder.pid == 0 {
-                return text;
-            }
-            let pid = format!(" pid {}", holder.pid);
-            let name = text.strip_suffix(&pid).unwrap_or(&text);
-            format!("{name} (pid {})", holder.pid)
-        }
+        Some(holder) if holder.pid == 0 => Holder { note: None, ..holder.clone() }.to_string(),
+        Some(holder) => format!("{} (pid {})", without_process(holder), holder.pid),
     }
+}
+
+/// `alice@ci-7`.
+fn without_process(holder: &Holder) -> String {
+    let text = Holder { note: None, ..holder.clone() }.to_string();
+    text.strip_suffix(&format!(" pid {}", holder.pid)).unwrap_or(&text).to_owned()
 }
 
 /// A table of locks.
@@ -236,5 +250,12 @@ mod tests {
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
         );
         assert_eq!(who_shortly(&held), "alice@ci-7 (pid 4121)");
+        let mut ran = AlreadyRan::default();
+        let name = LockName::new("nightly").unwrap();
+        assert_eq!(already_ran(&name, &ran), "nightly already ran");
+        ran.by = held.holder;
+        ran.ago = Some(Duration::from_secs(180));
+        ran.again_within = Some(Duration::from_secs(3_420));
+        assert_eq!(already_ran(&name, &ran), "nightly already ran 3m ago (alice@ci-7), again in <= 57m");
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::human;
 use crate::exit::Failure;
+use crate::report::Earlier;
 
 /// `{"type":"error","kind","message","help"}`
 pub(crate) fn error(failure: &Failure) -> Value {
@@ -17,6 +18,15 @@ pub(crate) fn error(failure: &Failure) -> Value {
 pub(crate) fn waiting(name: &LockName, held: &Held) -> Value {
     let mut object = object("waiting", name);
     add_holder(&mut object, held);
+    Value::Object(object)
+}
+
+/// `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`
+pub(crate) fn already_ran(name: &LockName, ran: &Earlier) -> Value {
+    let mut object = object("already_ran", name);
+    if let Value::Object(ran) = json!(ran) {
+        object.extend(ran);
+    }
     Value::Object(object)
 }
 

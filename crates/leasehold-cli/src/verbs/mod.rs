@@ -7,6 +7,7 @@ mod history;
 mod init;
 mod ls;
 mod man;
+mod once;
 mod put;
 mod release;
 mod renew;
@@ -53,6 +54,7 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
 fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
     match verb {
         Verb::Run(args) => on(run_runtime(), run::run(context, args)),
+        Verb::Once(args) => on(run_runtime(), once::once(context, args)),
         Verb::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
         Verb::Renew(args) => on(small_runtime(), renew::renew(context, args)),
         Verb::Release(args) => on(small_runtime(), release::release(context, args)),
@@ -70,7 +72,7 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
     }
 }
 
-/// For `run`: a thread that is busy, or that waits for a terminal, must not keep the lease from being renewed.
+/// For `run` and `once`: a thread that is busy, or that waits for a terminal, must not keep the lease from being renewed.
 fn run_runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }

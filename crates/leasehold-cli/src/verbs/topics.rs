@@ -44,18 +44,21 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
 }
 
 const EXIT_CODES: &str = "\
-Of run:
+Of run and once:
   the command's, or 128 + signal   the command ended while the lock was held
   122   the lock was lost while the command ran, or was about to be: the command was stopped. Overrides the
         command's own status, since work done after the loss must not look successful
   123   held by another (--try); -E replaces it
   124   waited in vain (--wait); -E replaces it
   125   leasehold failed: the store, its URL, its permissions, config.toml; also when --wait ended before the store had
-        said that another has the lock
+        said that another has the lock, and when a command of once succeeded but the store could not be told: it may
+        run again within its period
   126   the command is not executable
   127   the command was not found
   128 + signal   a signal ended leasehold while it waited for the lock
   2     the command line is wrong
+Of once:
+  0     also when it already ran in this period: a line on stderr says so
 
 Of update:
   0     written, or there was nothing to write
@@ -74,7 +77,8 @@ Of the other verbs:
   123, 124, 125   as above
 
 A command may use any of these numbers itself: `run --report FILE` writes what happened as JSON, whose `outcome` is one
-of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed.
+of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed; that of `once --report FILE`
+also already_ran, and not_told: it succeeded, and the store does not know.
 ";
 
 const ENVIRONMENT: &str = "\
@@ -91,6 +95,8 @@ A setting is taken from the flag, else from the environment, else from config.to
   --on-lost              LEASEHOLD_ON_LOST              on_lost
   --grace                LEASEHOLD_GRACE                grace
   --report               LEASEHOLD_REPORT               -
+  --per                  LEASEHOLD_PER                  -
+  --count-failures       LEASEHOLD_COUNT_FAILURES       -
   --color                LEASEHOLD_COLOR                color
   --json, --quiet        LEASEHOLD_JSON, _QUIET         -
   TICKET                 LEASEHOLD_TICKET               -
@@ -105,7 +111,7 @@ The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.t
   [stores.prod]
   url = \"s3://my-bucket/locks?region=eu-west-1\"
 
-The command that `run` runs finds:
+The command that `run` or `once` runs finds:
   LEASEHOLD_LOCK    the lock's name
   LEASEHOLD_TOKEN   the fencing token: give it along with every write, and let the resource refuse lower ones;
                     absent where the store's protocol has none

@@ -6,6 +6,7 @@ mod bad_input;
 mod help;
 mod listing;
 mod loss;
+mod once;
 mod processes;
 mod run;
 mod settings;

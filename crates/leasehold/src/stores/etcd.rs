@@ -160,6 +160,21 @@ impl EtcdLeases {
         }
     }
 
+    /// What to show of whoever is first in line; of a rest, also how much of it is left. That is nice to know, and no reason
+    /// to fail.
+    async fn shown(&self, first: &KeyValue, effort: &Effort<'_>) -> Held {
+        let mut held = value::held(first);
+        if held.resting
+            && let Ok(answer) = limited(effort, Effect::None, self.client.time_to_live(first.lease)).await
+            && let Ok(seconds) = u64::try_from(answer.ttl)
+        {
+            let left = Duration::from_secs(seconds + 1);
+            held.held_for = held.lapses_within.map(|rest| rest.saturating_sub(left));
+            held.lapses_within = Some(left);
+        }
+        held
+    }
+
     /// Who stands in line for `name`, in order, of those that were created until `create` (0: all). Reads all keys below
     /// the name, those of other locks too.
     async fn line_until(
@@ -268,7 +283,7 @@ impl LeaseStore for EtcdLeases {
         let Some(first) = self.first(name, &mut effort).await?.0 else {
             return Ok(Status::new(name.clone(), State::Free));
         };
-        let held = value::held(&first);
+        let held = self.shown(&first, &effort).await;
         let token = held.token;
         let mut status = Status::new(name.clone(), State::Held(held));
         status.token = token;

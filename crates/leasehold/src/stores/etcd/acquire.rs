@@ -84,6 +84,14 @@ impl EtcdLeases {
             });
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
+                Outcome::Held(held) if held.resting => {
+                    // The first by now, which may be another: that is as good.
+                    let first = self.first(&claim.name, &mut effort).await.ok().and_then(|(first, _)| first);
+                    return Ok(Verdict::Held(match first {
+                        Some(first) => self.shown(&first, &effort).await,
+                        None => held,
+                    }));
+                }
                 Outcome::Held(held) => return Ok(Verdict::Held(held)),
                 Outcome::NoLease => session.end(),
             }

@@ -17,8 +17,9 @@ use super::config::{Location, Login};
 use super::errors::{Effect, Trouble, trouble};
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
-    LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, RangeRequest, RangeResponse, TxnRequest,
-    TxnResponse, WatchRequest, WatchResponse,
+    LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest,
+    WatchResponse,
 };
 use crate::error::{Error, Fault};
 
@@ -77,6 +78,11 @@ impl Client {
     pub(super) async fn grant(&self, id: i64, ttl: i64) -> Result<LeaseGrantResponse, Trouble> {
         let request = LeaseGrantRequest { ttl, id };
         self.unary("/etcdserverpb.Lease/LeaseGrant", Effect::Writes, &request).await
+    }
+
+    pub(super) async fn time_to_live(&self, id: i64) -> Result<LeaseTimeToLiveResponse, Trouble> {
+        let request = LeaseTimeToLiveRequest { id };
+        self.unary("/etcdserverpb.Lease/LeaseTimeToLive", Effect::None, &request).await
     }
 
     pub(super) async fn revoke(&self, id: i64) -> Result<LeaseRevokeResponse, Trouble> {

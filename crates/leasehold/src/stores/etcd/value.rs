@@ -161,8 +161,11 @@ pub(super) fn held(kv: &KeyValue) -> Held {
             held.token = token(kv, &value);
             held.lapses_within = Some(value.lasts());
             held.resting = value.state == Standing::Resting;
-            let holder = Some(value.holder);
-            if held.resting { held.last_holder = holder } else { held.holder = holder }
+            if held.resting {
+                held.last_holder = Some(value.holder.of_the_past());
+            } else {
+                held.holder = Some(value.holder);
+            }
         }
     }
     held
@@ -238,5 +241,6 @@ mod tests {
         let shown = held(&kv(std::str::from_utf8(&resting.to_bytes().unwrap()).unwrap()));
         assert!(shown.resting && shown.holder.is_none(), "{shown:?}");
         assert_eq!(shown.lapses_within, Some(Duration::from_secs(60)));
+        assert_eq!(shown.last_holder, Some(Holder::default()));
     }
 }

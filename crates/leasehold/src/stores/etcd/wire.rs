@@ -211,6 +211,19 @@ pub(super) struct LeaseGrantResponse {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct LeaseTimeToLiveRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) id: i64,
+}
+
+/// What remains in seconds, rounded down; negative when there is no such lease.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct LeaseTimeToLiveResponse {
+    #[prost(int64, tag = "3")]
+    pub(super) ttl: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct LeaseRevokeRequest {
     #[prost(int64, tag = "1")]
     pub(super) id: i64,
