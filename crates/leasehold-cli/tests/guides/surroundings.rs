@@ -12,7 +12,7 @@ use leasehold_testkit::servers::Server;
 use super::script::quoted;
 
 /// What a guide may mention, and what takes its place.
-const STAND_INS: &[(&str, fn() -> StandIn)] = &[
+const STAND_INS: &[(&str, Maker)] = &[
     ("my-bucket", bucket),
     ("dynamodb", dynamodb),
     ("my-table", table),
@@ -25,6 +25,8 @@ const STAND_INS: &[(&str, fn() -> StandIn)] = &[
     ("old-go-worker", old_go_worker),
     ("gcloud", gcloud),
 ];
+
+type Maker = fn() -> StandIn;
 
 /// Variables of ours that the guides' commands get, if they are there.
 const HANDED_ON: &[&str] = &[
