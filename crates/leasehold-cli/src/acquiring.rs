@@ -12,6 +12,7 @@ use crate::config::{Settings, Store};
 use crate::context::{clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, SIGNAL_BASE, TIMED_OUT};
 use crate::output::{Output, human};
+use crate::sharing::Sharing;
 use crate::signals::Signals;
 use crate::waiting::{OWN_LOCK, Waiting, is_our_own};
 
@@ -36,6 +37,7 @@ pub(crate) struct Request {
     pub(crate) ttl: Duration,
     pub(crate) patience: Patience,
     pub(crate) conflict_code: Option<u8>,
+    sharing: Sharing,
     owner: Option<String>,
     note: String,
     /// `run`, `once` or `acquire`, and what follows the lock's name: for help.
@@ -62,12 +64,23 @@ impl Request {
             ttl,
             patience: patience(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
-            owner: settings.pick(claim.owner.clone(), "owner", text)?,
-            note: settings.pick(claim.note.clone(), "note", text)?.unwrap_or(line),
+            owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
+            note: settings.pick(claim.holder.note.clone(), "note", text)?.unwrap_or(line),
             verb,
             tail,
             for_ticket: false,
+            sharing: Sharing::Lock,
         })
+    }
+
+    /// The same, held with those whom `sharing` allows.
+    pub(crate) fn sharing(self, sharing: Sharing) -> Self {
+        Self { sharing, ..self }
+    }
+
+    /// The number of the permit that `held` is, when one was asked for.
+    pub(crate) fn permit(&self, held: &LockName) -> Option<usize> {
+        self.sharing.permit(held)
     }
 
     /// The same, for a lock that is handed on as a ticket.
@@ -83,12 +96,31 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let ask = async |lock: Lock| match self.patience {
-            Patience::Try => lock.try_acquire().await,
-            Patience::Within(limit) => lock.acquire_within(limit).await,
-            Patience::Forever => lock.acquire().await,
+        let ask = async |lock: Lock| self.sharing.ask(lock, self.patience).await;
+        let waiting =
+            Waiting::new(self.name.clone(), clock(locker)).shown_as(self.sharing.awaited(&self.name));
+        self.ask(waiting, locker, store, output, signals, ask).await
+    }
+
+    /// Campaigns for it, however long that takes, and advertises `value`.
+    pub(crate) async fn campaign(
+        &self,
+        value: Option<&str>,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Guard, Failure> {
+        let ask = async |lock: Lock| {
+            let election = lock.election();
+            let election = match value {
+                Some(value) => election.value(value),
+                None => election,
+            };
+            election.campaign().await.map(Guard::from)
         };
-        self.ask(locker, store, output, signals, ask).await
+        let waiting = Waiting::new(self.name.clone(), clock(locker)).for_months();
+        self.ask(waiting, locker, store, output, signals, ask).await
     }
 
     /// Asks for it if what is to be done once per `period` is due. Waits for who does it now, and not for the next period.
@@ -108,18 +140,19 @@ impl Request {
                 Patience::Forever => once.acquire().await,
             }
         };
-        self.ask(locker, store, output, signals, ask).await
+        let waiting = Waiting::new(self.name.clone(), clock(locker));
+        self.ask(waiting, locker, store, output, signals, ask).await
     }
 
     async fn ask<T>(
         &self,
+        waiting: Waiting,
         locker: &Locker,
         store: &Store,
         output: &Output,
         signals: &mut Signals,
         ask: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
-        let waiting = Waiting::new(self.name.clone(), clock(locker));
         let asked = ask(self.lock(locker).on_wait(waiting.observer()));
         tokio::select! {
             biased;
@@ -127,7 +160,7 @@ impl Request {
                 Ok(acquired) => Ok(acquired),
                 Err(error) => Err(self.failure(error, locker, store).await),
             },
-            signal = signals.next() => {
+            signal = signals.next_ending() => {
                 clock(locker).sleep(WITHDRAWAL).await;
                 Err(interrupted(signal))
             }
@@ -162,6 +195,9 @@ impl Request {
             let message = format!("lock `{}`: {what}, and nothing was heard of a holder", self.name);
             Failure::new(FAILED, "unavailable", message)
         };
+        if matches!(self.sharing, Sharing::Permit(_)) {
+            return silent("the store did not say in time whether a permit is free");
+        }
         match timeout(&*clock(locker), LAST_LOOK, locker.inspect(&self.name)).await {
             None => silent("the store did not answer in time"),
             Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
@@ -177,13 +213,33 @@ impl Request {
         let (code, kind) =
             if self.patience == Patience::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
-        let mut message = format!("lock `{}` is held by {}", self.name, human::who_shortly(held));
-        if let Some(token) = held.token {
-            message = format!("{message}, token {token}");
-        }
+        let mut message = match (self.sharing, held.token) {
+            // Of several who have it, the library knows.
+            (Sharing::Permit(_) | Sharing::Shared | Sharing::Exclusive, _)
+                if error.kind() == ErrorKind::Held =>
+            {
+                error.to_string()
+            }
+            (_, Some(token)) => format!("{}, token {token}", self.held_by(held)),
+            (_, None) => self.held_by(held),
+        };
         if let Patience::Within(limit) = self.patience {
             message = format!("{message}; waited {}", human::span(limit));
         }
+        let failure = Failure::new(code, kind, message);
+        if is_our_own(&self.name, held) {
+            return failure
+                .with_help(format!("{OWN_LOCK}; leave out the inner run, or give it another lock"));
+        }
+        self.helped(failure, held, error, store)
+    }
+
+    fn held_by(&self, held: &Held) -> String {
+        format!("lock `{}` is held by {}", self.name, human::who_shortly(held))
+    }
+
+    /// What to do about `held`.
+    fn helped(&self, failure: Failure, held: &Held, error: &Error, store: &Store) -> Failure {
         let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
         let longer = match self.patience {
             Patience::Within(limit) => {
@@ -191,12 +247,7 @@ impl Request {
             }
             _ => format!("wait for it: leasehold{flag} {} --wait 10m", self.verb),
         };
-        let mut failure =
-            Failure::new(code, kind, message).with_help(format!("{longer} {lock}{}", self.tail));
-        if is_our_own(&self.name, held) {
-            return Failure { help: Vec::new(), ..failure }
-                .with_help(format!("{OWN_LOCK}; leave out the inner run, or give it another lock"));
-        }
+        let mut failure = failure.with_help(format!("{longer} {lock}{}{}", self.sharing, self.tail));
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);
@@ -206,6 +257,9 @@ impl Request {
                 format!("if that process is dead, the lease ends by itself in <= {left}s")
             };
             failure = failure.with_help(help);
+        }
+        if self.sharing != Sharing::Lock {
+            return failure.with_help(format!("who has what: leasehold{flag} ls {lock}"));
         }
         if let Some(token) = held.token {
             let evict = format!("leasehold{flag} break {lock} --token {token}");

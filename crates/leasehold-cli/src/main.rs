@@ -12,6 +12,7 @@ mod job;
 mod object;
 mod output;
 mod report;
+mod sharing;
 mod signals;
 mod verbs;
 mod waiting;

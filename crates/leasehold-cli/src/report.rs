@@ -21,6 +21,8 @@ pub(crate) struct Report {
     pub(crate) lock: String,
     pub(crate) store: String,
     pub(crate) token: Option<Token>,
+    /// The number of the permit that was held, with `--permits`.
+    pub(crate) permit: Option<usize>,
     /// What the command exited with.
     pub(crate) command_exit_code: Option<i32>,
     /// The signal that ended the command.
@@ -66,7 +68,9 @@ impl From<AlreadyRan> for Earlier {
 impl Report {
     pub(crate) fn failed(mut self, failure: &Failure) -> Self {
         self.outcome = match failure.kind.as_str() {
-            kind @ ("held" | "timed_out" | "interrupted" | "not_found" | "not_executable") => kind.to_owned(),
+            kind @ ("held" | "lost" | "timed_out" | "interrupted" | "not_found" | "not_executable") => {
+                kind.to_owned()
+            }
             _ => "failed".to_owned(),
         };
         self.exit_code = failure.code;

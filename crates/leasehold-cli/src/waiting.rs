@@ -22,13 +22,27 @@ const FRAME: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     name: LockName,
+    /// What people are told is waited for.
+    shown: String,
     clock: Arc<dyn Clock>,
     seen: Arc<Mutex<Option<(Held, Moment)>>>,
+    /// Whether a line is to tell of each holder only once, in place of one now and then.
+    once: bool,
 }
 
 impl Waiting {
     pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self { name, clock, seen: Arc::default() }
+        Self { shown: name.to_string(), name, clock, seen: Arc::default(), once: false }
+    }
+
+    /// The same, with another text for what is waited for.
+    pub(crate) fn shown_as(self, shown: String) -> Self {
+        Self { shown, ..self }
+    }
+
+    /// For a wait that may take months: into a log, a line for each holder.
+    pub(crate) fn for_months(self) -> Self {
+        Self { once: true, ..self }
     }
 
     /// What to call each time the holder is heard of.
@@ -71,7 +85,7 @@ impl Waiting {
         let _cleared = Cleared(bar.clone());
         loop {
             if let Some(held) = self.now() {
-                bar.set_message(format!("{:>10} {}", "Waiting", human::waiting(&self.name, &held)));
+                bar.set_message(format!("{:>10} {}", "Waiting", human::waiting(&self.shown, &held)));
                 bar.tick();
             }
             self.clock.sleep(FRAME).await;
@@ -80,15 +94,17 @@ impl Waiting {
 
     /// A line now and then, into a log.
     async fn tell(&self, output: &Output) -> Infallible {
+        let mut told = None;
         loop {
-            let Some(held) = self.now() else {
-                self.clock.sleep(FRAME).await;
+            let Some(held) = self.now().filter(|held| !self.once || told != Some(held.token)) else {
+                self.clock.sleep(if told.is_some() { LINE_EVERY } else { FRAME }).await;
                 continue;
             };
+            told = Some(held.token);
             let line = if output.json {
                 json::waiting(&self.name, &held).to_string()
             } else {
-                format!("{:>12} {}", "Waiting", human::waiting(&self.name, &held))
+                format!("{:>12} {}", "Waiting", human::waiting(&self.shown, &held))
             };
             // Nobody who reads is nobody who is told.
             let _ = writeln!(std::io::stderr(), "{line}");
@@ -112,11 +128,15 @@ impl Waiting {
 /// What to say of [`is_our_own`].
 pub(crate) const OWN_LOCK: &str = "this very command runs under the lock that it waits for";
 
-/// Whether `held` is the grant of the `leasehold run` that started us: it holds the lock until we have ended.
+/// Whether `held` is the grant of the `leasehold run` that started us, of the lock or a shared hold of it: it holds it until
+/// we have ended.
 pub(crate) fn is_our_own(name: &LockName, held: &Held) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
-        && is("LEASEHOLD_LOCK", name.as_str())
+        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| {
+            lock.strip_prefix(name.as_str())
+                .is_some_and(|slot| slot.is_empty() || slot.starts_with("/shared-"))
+        })
 }
 
 struct Cleared(ProgressBar);

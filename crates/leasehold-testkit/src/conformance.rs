@@ -41,6 +41,8 @@ mod once;
 mod races;
 mod release;
 mod renewal;
+mod semaphore;
+mod shared;
 mod status;
 mod tickets;
 mod tokens;
@@ -64,6 +66,8 @@ pub use self::once::*;
 pub use self::races::*;
 pub use self::release::*;
 pub use self::renewal::*;
+pub use self::semaphore::*;
+pub use self::shared::*;
 pub use self::status::*;
 pub use self::tickets::*;
 pub use self::tokens::*;
@@ -174,6 +178,12 @@ cases! {
     a_holder_is_told_that_it_was_evicted
     a_guard_keeps_its_lease_alive
     a_ticket_hands_a_lock_on
+    so_many_permits_are_held_at_once_and_no_more
+    a_released_permit_goes_to_who_waits_for_any
+    a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind
+    shared_holders_are_together_and_an_exclusive_one_is_alone
+    shared_holders_who_keep_coming_do_not_keep_an_exclusive_one_waiting
+    the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
     a_ticket_is_taken_up_and_handed_on_again
     one_of_several_candidates_leads_and_is_followed_when_it_resigns
     an_observer_is_told_of_each_leader_and_of_nobody

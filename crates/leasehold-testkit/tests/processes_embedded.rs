@@ -15,6 +15,11 @@ async fn sixteen_processes_count_exactly() {
     workers::count_exactly(&sqlite.url(), sqlite.folder()).await;
 }
 
+#[tokio::test]
+async fn never_more_processes_than_permits() {
+    workers::never_more_processes_than_permits(&Sqlite::default().url()).await;
+}
+
 /// Like flock(1): the lease had an hour to go, and its holder's death ends it.
 #[tokio::test]
 async fn a_killed_holder_is_succeeded_at_the_next_try() {

@@ -23,6 +23,11 @@ async fn sixteen_processes_count_exactly() {
     workers::count_exactly(&Server::Etcd.fresh_url(), folder.path()).await;
 }
 
+#[tokio::test]
+async fn never_more_processes_than_permits() {
+    workers::never_more_processes_than_permits(&Server::Etcd.fresh_url()).await;
+}
+
 /// Keys of a lock whose name begins with this one's lie among this one's keys, and are none of its business.
 #[tokio::test]
 async fn processes_count_exactly_also_amid_the_keys_of_other_locks() {

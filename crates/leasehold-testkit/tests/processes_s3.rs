@@ -20,6 +20,11 @@ async fn sixteen_processes_count_exactly_on_minio() {
 }
 
 #[tokio::test]
+async fn never_more_processes_than_permits() {
+    workers::never_more_processes_than_permits(&Server::MinIo.fresh_url()).await;
+}
+
+#[tokio::test]
 async fn a_waiter_succeeds_a_killed_holder_by_observation() {
     for server in Server::S3 {
         killed::is_succeeded_by_observation(*server).await;

@@ -8,12 +8,15 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::timeout;
+use crate::election::Election;
 use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::guard::Guard;
 use crate::lease::{Claim, Grant, Held, Holder, Id, LeaseStore, Ttl, Verdict, deadline};
 use crate::locker::Locker;
 use crate::name::{LockName, is_unprintable};
 use crate::queue::{Queue, Turn};
+use crate::rw_lock::RwLock;
+use crate::semaphore::Semaphore;
 
 /// The longest name and note of a holder that are written into a record, in characters.
 const MAX_TEXT: usize = 200;
@@ -135,6 +138,24 @@ impl Lock {
     pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
+    }
+
+    /// The semaphore with this name and these settings, and with `permits` permits.
+    #[must_use]
+    pub fn semaphore(self, permits: usize) -> Semaphore {
+        Semaphore::new(self, permits)
+    }
+
+    /// The readers-writer lock with this name and these settings.
+    #[must_use]
+    pub fn rw_lock(self) -> RwLock {
+        RwLock::new(self)
+    }
+
+    /// The election with this name and these settings.
+    #[must_use]
+    pub fn election(self) -> Election {
+        Election::new(self)
     }
 
     /// Acquires the lock, waiting for as long as it takes.

@@ -89,18 +89,18 @@ impl Locker {
     /// The election called `name`, which is a lock of that name. Sends nothing; a bad name is reported by what is asked of
     /// it.
     pub fn election(&self, name: impl Into<String>) -> Election {
-        Election::new(self.lock(name))
+        self.lock(name).election()
     }
 
     /// The semaphore called `name`, with `permits` permits: from 1 to [`Semaphore::MAX_PERMITS`]. Sends nothing; a bad
     /// name or number is reported by the acquisition.
     pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
-        Semaphore::new(self.lock(name), permits)
+        self.lock(name).semaphore(permits)
     }
 
     /// The readers-writer lock called `name`. Sends nothing; a bad name is reported by the acquisition.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
-        RwLock::new(self.lock(name))
+        self.lock(name).rw_lock()
     }
 
     /// The state of one lock, now. Cancel safe.

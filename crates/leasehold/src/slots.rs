@@ -170,9 +170,14 @@ impl Slots {
         if let Some(held) = seen.of(&self.name) {
             return refusal(format!("lock `{}` is held by {held}", self.name), held);
         }
-        let message = format!("all {} {} of `{}` are held", self.slots.len(), self.plural, self.name);
+        let message = match self.slots.len() {
+            1 => format!("the permit of `{}` is held", self.name),
+            several => format!("all {several} {} of `{}` are held", self.plural, self.name),
+        };
         match seen.soonest() {
             Some(soonest) => refusal(format!("{message}: {}", seen.told()), soonest),
+            // Heard in the queue, where it is not said whether the gate was closed.
+            None if self.gated => refusal(format!("lock `{}` is held by {held}", self.name), held),
             None => refusal(format!("{message}, among others by {held}"), held),
         }
     }

@@ -9,7 +9,7 @@
 
 use std::env::var;
 
-use leasehold_testkit::simulation::{History, Plan, run};
+use leasehold_testkit::simulation::{Game, History, Plan, run};
 
 #[test]
 fn no_history_breaks_the_promise() {
@@ -30,8 +30,32 @@ fn in_no_history_a_job_runs_twice_in_its_period() {
 /// Candidates that lead by turns, and observers whom nobody misleads.
 #[test]
 fn no_history_of_an_election_breaks_the_promise() {
-    let plan = |seed| Plan { election: true, by_existence: seed % 4 == 0, ..Plan::from_seed(seed) };
+    let plan = |seed: u64| Plan {
+        game: Game::Election,
+        by_existence: seed.is_multiple_of(4),
+        ..Plan::from_seed(seed)
+    };
     many(plan, 4, |total, seeds| busy(total, seeds) && total.told > 0);
+}
+
+/// Never more holders than permits, on both protocols.
+#[test]
+fn no_history_of_a_semaphore_has_more_holders_than_permits() {
+    let plan = |seed| Plan { game: Game::Semaphore(1 + seed as usize % 3), ..of_several(seed) };
+    many(plan, 16, |total, seeds| busy(total, seeds) && total.most == 3);
+}
+
+/// Nobody beside an exclusive holder, on both protocols.
+#[test]
+fn no_history_of_a_readers_writer_lock_has_anybody_beside_an_exclusive_holder() {
+    let plan = |seed| Plan { game: Game::RwLock, ..of_several(seed) };
+    many(plan, 16, |total, seeds| busy(total, seeds) && total.most > 2);
+}
+
+fn of_several(seed: u64) -> Plan {
+    let plan = Plan::from_seed(seed);
+    let (machines, by_existence) = (plan.machines + 2, seed.is_multiple_of(4));
+    Plan { machines, deletions: false, by_existence, ..plan }
 }
 
 /// One in so many of the histories that were asked for. A simulation in which not enough happens proves nothing.

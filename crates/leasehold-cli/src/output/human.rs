@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use leasehold::lease::{End, State, printable};
-use leasehold::{AlreadyRan, Election, Held, Holder, LockName, Status, Token};
+use leasehold::{AlreadyRan, Election, Held, Holder, Leader, LockName, Status, Token};
 
 use crate::exit::Failure;
 
@@ -21,7 +21,7 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 }
 
 /// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
-pub(crate) fn waiting(name: &LockName, held: &Held) -> String {
+pub(crate) fn waiting(name: &str, held: &Held) -> String {
     let mut text = format!("for {name}: {}", who(held));
     if let Some(age) = held.held_for {
         let _ = write!(text, ", held {}", span(age));
@@ -112,6 +112,15 @@ pub(crate) fn lock(status: &Status) -> String {
         row("token", token.to_string());
     }
     aligned(&rows)
+}
+
+/// Who leads: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
+pub(crate) fn leader(leader: Option<&Leader>) -> String {
+    let Some(leader) = leader else { return "nobody".to_owned() };
+    match &leader.value {
+        Some(value) => format!("{leader}, value {}", printable(value, Election::MAX_VALUE)),
+        None => leader.to_string(),
+    }
 }
 
 /// The latest grants that are over, newest first.
@@ -244,7 +253,7 @@ mod tests {
         held.token = Token::new(1_763_654_400_000_041);
         held.held_for = Some(Duration::from_secs(192));
         held.lapses_within = Some(Duration::from_secs(18));
-        let line = waiting(&LockName::new("deploy/prod").unwrap(), &held);
+        let line = waiting("deploy/prod", &held);
         assert_eq!(
             line,
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"

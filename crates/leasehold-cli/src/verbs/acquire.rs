@@ -7,14 +7,23 @@ use crate::args::AcquireArgs;
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 use crate::output::json::{ms, object};
-use crate::output::print_all;
+use crate::output::{human, print_all};
+use crate::sharing::Sharing;
 use crate::signals::Signals;
 
 pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
+    let sharing = Sharing::of(&args.sharing);
+    if sharing == Sharing::Exclusive {
+        return Err(Failure::usage("an exclusive hold cannot be handed on as a ticket").with_help(format!(
+            "it is made of nine locks; run what needs it: leasehold run --exclusive {} -- ...",
+            human::quoted(name.as_str())
+        )));
+    }
     let line = "leasehold acquire".to_owned();
-    let request =
-        Request::new(&context.settings, name, &args.claim, args.ttl, line, ("acquire", ""))?.for_ticket();
+    let request = Request::new(&context.settings, name, &args.claim, args.ttl, line, ("acquire", ""))?
+        .for_ticket()
+        .sharing(sharing);
     let store = context.store()?;
     let mut signals = Signals::ending()
         .map_err(|error| Failure::new(FAILED, "failed", format!("cannot receive signals: {error}")))?;
@@ -26,6 +35,9 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
         document.insert("ticket".into(), ticket.to_string().into());
         if locker.capabilities().tokens {
             document.insert("token".into(), json!(ticket.token()));
+        }
+        if let Some(permit) = request.permit(ticket.name()) {
+            document.insert("permit".into(), permit.into());
         }
         document.insert("ttl_ms".into(), ms(ticket.ttl()).into());
         print_all(&format!("{}\n", Value::Object(document)))

@@ -3,6 +3,7 @@
 #![cfg(feature = "sqlite")]
 
 mod bad_input;
+mod elect;
 mod help;
 mod listing;
 mod loss;
@@ -10,6 +11,7 @@ mod once;
 mod processes;
 mod run;
 mod settings;
+mod sharing;
 mod support;
 mod terminal;
 mod tickets;

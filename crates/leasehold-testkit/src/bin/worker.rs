@@ -6,12 +6,13 @@
 //! leasehold-testkit-worker hold --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker leave --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker try --store URL --lock LOCK
+//! leasehold-testkit-worker permit --store URL --lock LOCK --permits N --times N
 //! leasehold-testkit-worker add --object URL --times N
 //! ```
 //!
 //! `increment` adds one to the number in a plain file, N times, each under the lock. `hold` holds the lock until it is
 //! killed. `leave` takes it and ends without a release, the grant detached. `try` exits with 1 if somebody has it.
-//! `add` adds one to the number `n` in the JSON of an object, N times, without a lock.
+//! `permit` holds a permit, N times. `add` adds one to the number `n` in the JSON of an object, N times, without a lock.
 
 // A panic is how a worker fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -23,6 +24,9 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::{Error, ErrorKind, Guard, Locker, Object, Token};
+
+/// Long enough that holders meet.
+const HOLD: Duration = Duration::from_millis(20);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -37,6 +41,7 @@ async fn main() -> ExitCode {
     match verb.as_str() {
         "increment" => increment(&locker, &options).await,
         "hold" => hold(&locker, &options).await,
+        "permit" => permit(&locker, &options).await,
         "leave" => leave(&locker, &options).await,
         "try" => return attempt(&locker, &options).await,
         other => panic!("there is no verb {other:?}"),
@@ -91,6 +96,22 @@ async fn increment(locker: &Locker, options: &Options) {
         let until = SystemClock.now().since_boot().as_nanos();
         guard.check().unwrap();
         say(format_args!("{} {from} {until}", token(&guard)));
+        guard.release().await.unwrap();
+    }
+}
+
+/// Prints for each hold the permit's number and then what `increment` does.
+async fn permit(locker: &Locker, options: &Options) {
+    let permits = options.number("permits").try_into().unwrap();
+    let semaphore = locker.semaphore(options.text("lock"), permits);
+    for _ in 0..options.number("times") {
+        let guard = semaphore.acquire().await.unwrap();
+        let from = SystemClock.now().since_boot().as_nanos();
+        SystemClock.sleep(HOLD).await;
+        let until = SystemClock.now().since_boot().as_nanos();
+        guard.check().unwrap();
+        let number = guard.name().as_str().rsplit_once("/permit-").unwrap().1;
+        say(format_args!("{number} {} {from} {until}", token(&guard)));
         guard.release().await.unwrap();
     }
 }

@@ -12,7 +12,7 @@ use super::Harness;
 use super::client::{Client, LONG, name};
 
 /// A locker on a client of its own, and that client for a look behind the scenes.
-async fn locker(harness: &dyn Harness, who: &str) -> (Client, Locker) {
+pub(super) async fn locker(harness: &dyn Harness, who: &str) -> (Client, Locker) {
     let client = Client::open(harness, who).await;
     (client.clone(), Locker::new(client.store))
 }

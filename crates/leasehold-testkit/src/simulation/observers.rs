@@ -9,7 +9,7 @@ use leasehold::clock::timeout;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Checker, LOCK, Plan, Player, Witness};
+use super::{Checker, Game, LOCK, Plan, Player, Witness};
 use crate::fault::FaultyRegister;
 
 /// How many observe each election.
@@ -36,7 +36,7 @@ impl Observers {
     /// None, where nobody campaigns.
     pub(super) fn start(plan: &Plan, register: &Arc<Witness>, checker: &Arc<Checker>) -> Self {
         let mut tasks = JoinSet::new();
-        let watched = (0..if plan.election { OBSERVERS } else { 0 }).map(|n| {
+        let watched = (0..if plan.game == Game::Election { OBSERVERS } else { 0 }).map(|n| {
             let seed = plan.seed.wrapping_mul(37).wrapping_add(n + 1_000);
             let player = Arc::new(Player::new(plan, seed, register.clone(), checker.clone()));
             let (tell, latest) = watch::channel(None);

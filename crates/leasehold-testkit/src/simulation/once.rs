@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{Due, Register as _, Released};
 
-use super::{Checker, Player, Witness};
+use super::{Checker, Held, Player, Witness};
 
 impl Player {
     /// Runs the job if it is due; it succeeds, fails or dies.
@@ -22,7 +22,7 @@ impl Player {
         let granted = self.register.true_time();
         self.checker.begun(granted);
         let before = self.suspended;
-        self.hold(&guard).await;
+        self.hold(&guard, Held::Alone).await;
         let passed_for_us_alone = self.suspended - before;
         match self.random.u8(..4) {
             0 => drop(guard),

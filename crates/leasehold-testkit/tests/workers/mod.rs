@@ -85,3 +85,38 @@ pub(crate) async fn count_exactly(url: &str, folder: &Path) {
         }
     }
 }
+
+/// 16 processes hold one of three permits, a few times each: three are held at once and never four, and each permit is
+/// a lock, with rising tokens.
+#[allow(dead_code, reason = "not on every store")]
+pub(crate) async fn never_more_processes_than_permits(url: &str) {
+    const PERMITS: usize = 3;
+    const TIMES: usize = 4;
+    let (permits, times) = (PERMITS.to_string(), TIMES.to_string());
+    let more = ["--permits", &permits, "--times", &times];
+    let workers: Vec<_> = (0..PROCESSES).map(|_| Worker::start("permit", url, "render", &more)).collect();
+    let (mut events, mut by_permit) = (Vec::new(), std::collections::BTreeMap::<_, Vec<_>>::new());
+    for worker in workers {
+        let (said, code) = worker.end().await;
+        assert_eq!((said.len(), code), (TIMES, Some(0)), "a worker failed");
+        for line in said {
+            let (permit, hold) = line.split_once(' ').unwrap();
+            let hold = Addition::read(hold);
+            events.extend([(hold.from, 1), (hold.until, -1)]);
+            by_permit.entry(permit.to_owned()).or_default().push(hold);
+        }
+    }
+    events.sort_unstable();
+    let held = events.iter().scan(0, |held, (_, step)| {
+        *held += step;
+        Some(*held)
+    });
+    assert_eq!(held.max(), Some(PERMITS as i32));
+    for (permit, mut holds) in by_permit {
+        holds.sort_by_key(|hold| hold.from);
+        for pair in holds.windows(2) {
+            assert!(pair[0].until <= pair[1].from, "{permit} held by two at once: {pair:?}");
+            assert!(pair[0].token < pair[1].token, "tokens of {permit} do not rise: {pair:?}");
+        }
+    }
+}

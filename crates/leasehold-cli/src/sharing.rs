@@ -1,0 +1,104 @@
+//! With whom a lock is held: alone, as one of so many permits, or shared.
+
+use std::fmt;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use leasehold::{Guard, Lock, LockName};
+
+use crate::acquiring::Patience;
+use crate::args::SharingArgs;
+
+/// What is taken of a name. Its text is the flag that asks for it, with a space before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// The lock.
+    #[default]
+    Lock,
+    /// One of so many permits.
+    Permit(usize),
+    /// A hold beside other shared ones.
+    Shared,
+    /// The hold beside no other, shared ones included.
+    Exclusive,
+}
+
+impl Sharing {
+    pub(crate) fn of(args: &SharingArgs) -> Self {
+        match args.permits {
+            Some(permits) => Self::Permit(permits.into()),
+            None if args.shared => Self::Shared,
+            None if args.exclusive => Self::Exclusive,
+            None => Self::Lock,
+        }
+    }
+
+    /// Asks for it with the name and the settings of `lock`.
+    pub(crate) fn ask(self, lock: Lock, patience: Patience) -> BoxFuture<'static, leasehold::Result<Guard>> {
+        match self {
+            Self::Lock => async move {
+                match patience {
+                    Patience::Try => lock.try_acquire().await,
+                    Patience::Within(limit) => lock.acquire_within(limit).await,
+                    Patience::Forever => lock.acquire().await,
+                }
+            }
+            .boxed(),
+            Self::Permit(permits) => async move {
+                let semaphore = lock.semaphore(permits);
+                match patience {
+                    Patience::Try => semaphore.try_acquire().await,
+                    Patience::Within(limit) => semaphore.acquire_within(limit).await,
+                    Patience::Forever => semaphore.acquire().await,
+                }
+            }
+            .boxed(),
+            Self::Shared => async move {
+                let lock = lock.rw_lock();
+                match patience {
+                    Patience::Try => lock.try_shared().await,
+                    Patience::Within(limit) => lock.shared_within(limit).await,
+                    Patience::Forever => lock.shared().await,
+                }
+            }
+            .boxed(),
+            Self::Exclusive => async move {
+                let lock = lock.rw_lock();
+                match patience {
+                    Patience::Try => lock.try_exclusive().await,
+                    Patience::Within(limit) => lock.exclusive_within(limit).await,
+                    Patience::Forever => lock.exclusive().await,
+                }
+            }
+            .boxed(),
+        }
+    }
+
+    /// What is waited for when `name` is held as it is asked for here, for people.
+    pub(crate) fn awaited(self, name: &LockName) -> String {
+        match self {
+            Self::Lock => name.to_string(),
+            Self::Permit(1) => format!("{name} (its permit is held)"),
+            Self::Permit(permits) => format!("{name} (all {permits} permits are held)"),
+            Self::Shared => format!("{name} (shared)"),
+            Self::Exclusive => format!("{name} (exclusive)"),
+        }
+    }
+
+    /// The number of the permit that `held` is.
+    pub(crate) fn permit(self, held: &LockName) -> Option<usize> {
+        let Self::Permit(_) = self else { return None };
+        held.as_str().rsplit_once("/permit-")?.1.parse().ok()
+    }
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock => Ok(()),
+            Self::Permit(permits) => write!(f, " --permits {permits}"),
+            Self::Shared => f.write_str(" --shared"),
+            Self::Exclusive => f.write_str(" --exclusive"),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Semaphores: at most so many hold a permit, and each permit is a lock.
+
+use futures_util::future::join;
+use leasehold::ErrorKind;
+
+use super::Harness;
+use super::client::{LONG, name};
+use super::locks::locker;
+
+/// So many permits as there are can be held at once, by different clients, and no more.
+pub async fn so_many_permits_are_held_at_once_and_no_more(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (_, there) = locker(harness, "two").await;
+    let (here, there) = (here.semaphore("s", 2).ttl(LONG), there.semaphore("s", 2).ttl(LONG));
+    let (first, second) = one.within("two permits", join(here.acquire(), there.acquire())).await;
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert_ne!(first.name(), second.name());
+    for refused in [here.try_acquire().await, there.try_acquire().await] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+        assert!(error.to_string().starts_with("all 2 permits of `s` are held: "), "{error}");
+    }
+    first.check().unwrap();
+    second.check().unwrap();
+    first.release().await.unwrap();
+    one.within("the permit that is free", there.acquire()).await.unwrap().release().await.unwrap();
+    second.release().await.unwrap();
+}
+
+/// A permit that is released goes to one who waits for any of them, with a higher token.
+pub async fn a_released_permit_goes_to_who_waits_for_any(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    let here = here.semaphore("s", 2).ttl(LONG);
+    let (first, second) = one.within("two permits", join(here.acquire(), here.acquire())).await;
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let (freed, token) = (first.name().clone(), one.token(&first));
+    let there = there.semaphore("s", 2).ttl(LONG);
+    let released = async {
+        one.env().sleep(harness.ttl() / 4).await;
+        first.release().await.unwrap();
+    };
+    let (third, ()) = two.within("the permit that was released", join(there.acquire(), released)).await;
+    let third = third.unwrap();
+    assert_eq!(third.name(), &freed);
+    assert!(token.is_none() || two.token(&third) > token, "{third:?} after {token:?}");
+    second.check().unwrap();
+    second.release().await.unwrap();
+    third.release().await.unwrap();
+}
+
+/// Who waited for a permit and gave up keeps nobody else from any of them.
+pub async fn a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (_, there) = locker(harness, "two").await;
+    let (here, there) = (here.semaphore("s", 2).ttl(LONG), there.semaphore("s", 2).ttl(LONG));
+    let (first, second) = one.within("two permits", join(here.acquire(), here.acquire())).await;
+    let given_up = there.acquire_within(harness.ttl() / 2).await.unwrap_err();
+    assert!(matches!(given_up.kind(), ErrorKind::Held | ErrorKind::Unavailable), "{given_up}");
+    first.unwrap().release().await.unwrap();
+    second.unwrap().release().await.unwrap();
+    let (first, second) = one.within("both again", join(here.acquire(), here.acquire())).await;
+    first.unwrap().release().await.unwrap();
+    second.unwrap().release().await.unwrap();
+    one.assert_free(&name("s/permit-1")).await;
+    one.assert_free(&name("s/permit-2")).await;
+}

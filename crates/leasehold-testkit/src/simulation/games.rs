@@ -1,0 +1,148 @@
+//! What the machines of a simulated history want, and who may have it at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::Guard;
+use leasehold::clock::timeout;
+
+use super::{Checker, LOCK, Player};
+
+/// What the machines of a history want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Game {
+    /// One lock.
+    Lock,
+    /// To be the leader, with observers looking on.
+    Election,
+    /// A permit of a semaphore with so many.
+    Semaphore(usize),
+    /// A shared or an exclusive hold.
+    RwLock,
+}
+
+impl Game {
+    /// Whether there is one lock that one holds at a time, so that its tokens tell all.
+    pub(super) fn is_one_lock(self) -> bool {
+        matches!(self, Self::Lock | Self::Election)
+    }
+}
+
+/// How something is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// By one alone.
+    Alone,
+    /// By any number together.
+    Shared,
+    /// By so many together.
+    Permit(usize),
+}
+
+impl Player {
+    /// One of what there is, and how it is held.
+    pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
+        let (ttl, tries) = (self.plan.ttl, self.random.u8(..3) == 0);
+        let lock = self.lock();
+        let guard = match self.plan.game {
+            Game::Lock if tries => lock.try_acquire().await?,
+            Game::Lock => lock.acquire().await?,
+            Game::Election => {
+                // It advertises its seed.
+                let candidate =
+                    self.locker.election(LOCK).ttl(ttl).patience(ttl).value(self.seed.to_string());
+                Guard::from(if tries {
+                    candidate.try_campaign().await?
+                } else {
+                    candidate.campaign().await?
+                })
+            }
+            Game::Semaphore(permits) => {
+                let semaphore = lock.semaphore(permits);
+                let guard = if tries { semaphore.try_acquire().await? } else { semaphore.acquire().await? };
+                return Ok((guard, Held::Permit(permits)));
+            }
+            Game::RwLock if self.random.u8(..3) > 0 => {
+                let lock = lock.rw_lock();
+                let guard = if tries { lock.try_shared().await? } else { lock.shared().await? };
+                return Ok((guard, Held::Shared));
+            }
+            Game::RwLock if tries => lock.rw_lock().try_exclusive().await?,
+            Game::RwLock => lock.rw_lock().exclusive().await?,
+        };
+        Ok((guard, Held::Alone))
+    }
+
+    /// In what time a lock is free again that nobody renews.
+    pub(super) fn bound(&self) -> Duration {
+        // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release
+        // deletes.
+        let late = if self.plan.by_existence { self.plan.ttl } else { Duration::ZERO };
+        self.plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late
+    }
+
+    /// I7: whoever died holding what, all of it can be had again within a lapse and a poll.
+    pub(super) async fn acquire_all(&mut self) -> Vec<Guard> {
+        let bound = self.bound();
+        let (all, bound) = match self.plan.game {
+            Game::Semaphore(permits) => (permits, bound),
+            // Slots are not looked at before the gate is had.
+            Game::RwLock => (1, bound * 2),
+            Game::Lock | Game::Election => (1, bound),
+        };
+        let (clock, mut guards) = (self.clock.clone(), Vec::new());
+        let whole = async {
+            while guards.len() < all {
+                match self.acquire().await {
+                    Ok((_, Held::Shared)) => {}
+                    Ok((guard, _)) => guards.push(guard),
+                    Err(error) if error.kind() == leasehold::ErrorKind::Held => self.rest(200).await,
+                    Err(error) => return Err(error.to_string()),
+                }
+            }
+            Ok(())
+        };
+        let ended = timeout(&*clock, bound, whole).await.unwrap_or_else(|| Err("still held".into()));
+        if let Err(error) = ended {
+            self.checker.violated(format!("I7: not free within {bound:?} of the end: {error}"));
+        }
+        guards
+    }
+}
+
+impl Checker {
+    /// Somebody was granted `guard`.
+    pub(super) fn granted(&self, guard: Guard, how: Held, game: Game) -> Arc<Guard> {
+        let guard = Arc::new(guard);
+        let mut checked = self.lock();
+        // Of one lock, the store counts the grants.
+        checked.history.grants += usize::from(!game.is_one_lock());
+        checked.held.retain(|(_, guard)| guard.strong_count() > 0);
+        checked.held.push((how, Arc::downgrade(&guard)));
+        guard
+    }
+
+    /// A check of what is held as `how` has passed: asks all other guards in the same instant.
+    pub(super) fn together(&self, how: Held) {
+        let guards = self.lock().held.clone();
+        let believed = guards
+            .into_iter()
+            .filter(|(_, guard)| guard.upgrade().is_some_and(|guard| guard.check().is_ok()))
+            .map(|(how, _)| how);
+        let (alone, others): (Vec<_>, Vec<_>) = believed.partition(|how| *how == Held::Alone);
+        let (alone, others) = (alone.len(), others.len());
+        let mut checked = self.lock();
+        checked.history.checks += usize::from(how != Held::Alone);
+        checked.history.most = checked.history.most.max(alone + others);
+        if let Held::Permit(permits) = how
+            && others > permits
+        {
+            let violation = format!("S1: {others} of {permits} permits are believed in");
+            checked.violation.get_or_insert(violation);
+        }
+        if alone > 1 || (alone > 0 && others > 0) {
+            let violation = format!("S2: {alone} hold it exclusively, and {others} shared");
+            checked.violation.get_or_insert(violation);
+        }
+    }
+}
