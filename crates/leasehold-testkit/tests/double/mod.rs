@@ -220,7 +220,8 @@ impl Store {
             }
             return Some(held);
         }
-        let left = row.rest.checked_sub(now.shortest_since(row.rested_from?)).filter(|left| !left.is_zero())?;
+        let left =
+            row.rest.checked_sub(now.shortest_since(row.rested_from?)).filter(|left| !left.is_zero())?;
         held.resting = true;
         held.token = Token::new(row.token);
         held.lapses_within = Some(left);
