@@ -97,8 +97,7 @@ impl Request {
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
         let ask = async |lock: Lock| self.sharing.ask(lock, self.patience).await;
-        let waiting =
-            Waiting::new(self.name.clone(), clock(locker)).shown_as(self.sharing.awaited(&self.name));
+        let waiting = Waiting::new(self.name.clone(), clock(locker)).sharing(self.sharing);
         self.ask(waiting, locker, store, output, signals, ask).await
     }
 
@@ -227,7 +226,7 @@ impl Request {
             message = format!("{message}; waited {}", human::span(limit));
         }
         let failure = Failure::new(code, kind, message);
-        if is_our_own(&self.name, held) {
+        if is_our_own(&self.name, self.sharing, held) {
             return failure
                 .with_help(format!("{OWN_LOCK}; leave out the inner run, or give it another lock"));
         }
@@ -235,6 +234,9 @@ impl Request {
     }
 
     fn held_by(&self, held: &Held) -> String {
+        if held.resting {
+            return format!("lock `{}` rests", self.name);
+        }
         format!("lock `{}` is held by {}", self.name, human::who_shortly(held))
     }
 
@@ -251,7 +253,9 @@ impl Request {
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);
-            let help = if held.is_by_ticket() {
+            let help = if held.resting {
+                format!("it may be had again in <= {left}s")
+            } else if held.is_by_ticket() {
                 format!("it is held by a ticket, and ends by itself in <= {left}s unless that is renewed")
             } else {
                 format!("if that process is dead, the lease ends by itself in <= {left}s")
@@ -262,8 +266,9 @@ impl Request {
             return failure.with_help(format!("who has what: leasehold{flag} ls {lock}"));
         }
         if let Some(token) = held.token {
-            let evict = format!("leasehold{flag} break {lock} --token {token}");
-            failure = failure.with_help(format!("to evict it now (unsafe while it runs): {evict}"));
+            let what =
+                if held.resting { "to end its rest now" } else { "to evict it now (unsafe while it runs)" };
+            failure = failure.with_help(format!("{what}: leasehold{flag} break {lock} --token {token}"));
         }
         failure
     }

@@ -85,6 +85,17 @@ impl Sharing {
         }
     }
 
+    /// Whether who asks for this of `name` is kept waiting for as long as `held` is: the lock that stands in its way, and
+    /// not one of several that would do.
+    pub(crate) fn is_kept_out_by(self, name: &LockName, held: &str) -> bool {
+        let Some(part) = held.strip_prefix(name.as_str()) else { return false };
+        match self {
+            Self::Lock | Self::Shared => part.is_empty(),
+            Self::Exclusive => part.is_empty() || part.starts_with("/shared-"),
+            Self::Permit(permits) => permits == 1 && part == "/permit-1",
+        }
+    }
+
     /// The number of the permit that `held` is.
     pub(crate) fn permit(self, held: &LockName) -> Option<usize> {
         let Self::Permit(_) = self else { return None };
@@ -100,5 +111,25 @@ impl fmt::Display for Sharing {
             Self::Shared => f.write_str(" --shared"),
             Self::Exclusive => f.write_str(" --exclusive"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_cannot_be_had_beside_it_is_kept_out() {
+        let name = LockName::new("x").unwrap();
+        let by = |sharing: Sharing| {
+            let all = ["x", "x/shared-2", "x/permit-1", "x/y", "xy", "y"];
+            all.into_iter().filter(|held| sharing.is_kept_out_by(&name, held)).collect::<Vec<_>>()
+        };
+        assert_eq!(by(Sharing::Lock), ["x"]);
+        // Another slot may become free.
+        assert_eq!(by(Sharing::Shared), ["x"]);
+        assert_eq!(by(Sharing::Exclusive), ["x", "x/shared-2"]);
+        assert_eq!(by(Sharing::Permit(1)), ["x/permit-1"]);
+        assert_eq!(by(Sharing::Permit(2)), [""; 0]);
     }
 }

@@ -10,6 +10,7 @@ use leasehold::clock::{Clock, Moment};
 use leasehold::{Held, LockName};
 
 use crate::output::{Output, human, json};
+use crate::sharing::Sharing;
 
 /// Most locks are had at once; nobody wants to read of a wait that is over.
 const SILENCE: Duration = Duration::from_millis(400);
@@ -22,8 +23,8 @@ const FRAME: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     name: LockName,
-    /// What people are told is waited for.
-    shown: String,
+    /// What of it is waited for.
+    sharing: Sharing,
     clock: Arc<dyn Clock>,
     seen: Arc<Mutex<Option<(Held, Moment)>>>,
     /// Whether a line is to tell of each holder only once, in place of one now and then.
@@ -32,12 +33,12 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self { shown: name.to_string(), name, clock, seen: Arc::default(), once: false }
+        Self { name, sharing: Sharing::Lock, clock, seen: Arc::default(), once: false }
     }
 
-    /// The same, with another text for what is waited for.
-    pub(crate) fn shown_as(self, shown: String) -> Self {
-        Self { shown, ..self }
+    /// The same, waiting to hold it with those whom `sharing` allows.
+    pub(crate) fn sharing(self, sharing: Sharing) -> Self {
+        Self { sharing, ..self }
     }
 
     /// For a wait that may take months: into a log, a line for each holder.
@@ -68,7 +69,7 @@ impl Waiting {
             return std::future::pending().await;
         }
         self.clock.sleep(SILENCE).await;
-        if self.now().is_some_and(|held| is_our_own(&self.name, &held)) {
+        if self.now().is_some_and(|held| is_our_own(&self.name, self.sharing, &held)) {
             output.warning(&format!("{}: this will not end by itself", OWN_LOCK));
         }
         if output.spins() { self.spin(output).await } else { self.tell(output).await }
@@ -83,9 +84,10 @@ impl Waiting {
         );
         // Takes the line away whenever the wait ends or is dropped.
         let _cleared = Cleared(bar.clone());
+        let shown = self.sharing.awaited(&self.name);
         loop {
             if let Some(held) = self.now() {
-                bar.set_message(format!("{:>10} {}", "Waiting", human::waiting(&self.shown, &held)));
+                bar.set_message(format!("{:>10} {}", "Waiting", human::waiting(&shown, &held)));
                 bar.tick();
             }
             self.clock.sleep(FRAME).await;
@@ -95,6 +97,7 @@ impl Waiting {
     /// A line now and then, into a log.
     async fn tell(&self, output: &Output) -> Infallible {
         let mut told = None;
+        let shown = self.sharing.awaited(&self.name);
         loop {
             let Some(held) = self.now().filter(|held| !self.once || told != Some(held.token)) else {
                 self.clock.sleep(if told.is_some() { LINE_EVERY } else { FRAME }).await;
@@ -104,7 +107,7 @@ impl Waiting {
             let line = if output.json {
                 json::waiting(&self.name, &held).to_string()
             } else {
-                format!("{:>12} {}", "Waiting", human::waiting(&self.shown, &held))
+                format!("{:>12} {}", "Waiting", human::waiting(&shown, &held))
             };
             // Nobody who reads is nobody who is told.
             let _ = writeln!(std::io::stderr(), "{line}");
@@ -128,15 +131,12 @@ impl Waiting {
 /// What to say of [`is_our_own`].
 pub(crate) const OWN_LOCK: &str = "this very command runs under the lock that it waits for";
 
-/// Whether `held` is the grant of the `leasehold run` that started us, of the lock or a shared hold of it: it holds it until
-/// we have ended.
-pub(crate) fn is_our_own(name: &LockName, held: &Held) -> bool {
+/// Whether `held` is the grant of the `leasehold run` that started us, and keeps out who asks for `name` as `sharing` says:
+/// it holds it until we have ended.
+pub(crate) fn is_our_own(name: &LockName, sharing: Sharing, held: &Held) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
-        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| {
-            lock.strip_prefix(name.as_str())
-                .is_some_and(|slot| slot.is_empty() || slot.starts_with("/shared-"))
-        })
+        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| sharing.is_kept_out_by(name, &lock))
 }
 
 struct Cleared(ProgressBar);

@@ -192,11 +192,8 @@ pub(crate) fn start(
     tracing::debug!(lock = %grant.name, token = %grant.token, "lock acquired");
     tokio::spawn(watch(lease.clone(), identity.clone()));
     let granted = store.env().now();
-    let keeper = Keeper { store, grant, granted, lease: lease.clone(), identity, store_url };
-    tokio::spawn(async move {
-        keeper.keep(commands).await;
-        drop(turn);
-    });
+    let keeper = Keeper { store, grant, granted, lease: lease.clone(), identity, store_url, turn };
+    tokio::spawn(keeper.keep(commands));
     (lease, sender)
 }
 
@@ -232,6 +229,8 @@ struct Keeper {
     lease: Arc<Lease>,
     identity: Identity,
     store_url: Option<String>,
+    /// Given up when the grant is settled, before whoever asked for that hears of it: they may try again at once.
+    turn: Option<Turn>,
 }
 
 /// Why the renewals ended.
@@ -332,6 +331,9 @@ impl Keeper {
         loop {
             let outcome = self.try_release(None).await;
             let done = outcome.is_ok();
+            if done {
+                self.turn = None;
+            }
             if let Some(reply) = reply.take() {
                 let _ = reply.send(outcome.map_err(|error| error.with_help("the lease ends by itself")));
             }
@@ -356,6 +358,7 @@ impl Keeper {
                 Err(_) => {}
             }
         };
+        self.turn = None;
         let _ = reply.send(outcome);
     }
 

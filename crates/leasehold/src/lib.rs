@@ -1,4 +1,5 @@
-//! Distributed locks on the storage you already have: a local file, S3, Google Cloud Storage, with one promise on all of them.
+//! Distributed locks on the storage you already have: a local file, a bucket, a table,
+//! etcd, with one promise on all of them.
 //!
 //! ```
 //! use std::time::Duration;
@@ -37,10 +38,11 @@
 //!
 //! # Where things are
 //!
-//! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held; [`Semaphore`] and [`RwLock`]
-//! are made of locks, and an [`Election`] says who has one, and where to find them. Stores implement
-//! [`lease::LeaseStore`], or the smaller [`Register`] on which [`RegisterLeases`] runs the lease protocol.
-//! [`update`] changes an object that many write, without a lock; [`fence`] writes one with a guard's token; [`Object`] opens one by its URL.
+//! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held; a [`Ticket`] hands it to another
+//! process. [`Semaphore`] and [`RwLock`] are made of locks, [`OncePer`] runs a job once per period, and an [`Election`] says
+//! who has a lock, and where to find them. Stores implement [`lease::LeaseStore`], or the smaller [`Register`] on which
+//! [`RegisterLeases`] runs the lease protocol. [`update`] changes an object that many write, without a lock; [`fence`]
+//! writes one with a guard's token; [`Object`] opens one by its URL.
 //! Everything needs a tokio runtime with time enabled.
 
 pub mod clock;
@@ -62,6 +64,7 @@ pub mod random;
 pub mod register;
 mod rw_lock;
 mod semaphore;
+mod settings;
 mod slots;
 pub mod stores;
 mod ticket;

@@ -10,7 +10,8 @@ use crate::clock::timeout;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::Held;
-use crate::lock::{Lock, refusal, settings, unheard_of};
+use crate::lock::{Lock, refusal, unheard_of};
+use crate::settings::settings;
 use crate::slots::{Seen, Slots};
 
 /// A readers-writer lock: up to [eight](Self::MAX_SHARED) hold it shared, or one holds it exclusively. A handle that is

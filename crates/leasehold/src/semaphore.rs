@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::Held;
-use crate::lock::{Lock, settings};
+use crate::lock::Lock;
+use crate::settings::settings;
 use crate::slots::Slots;
 
 /// At most N holders at once: a handle that is cheap to clone, and the settings to acquire a permit with.

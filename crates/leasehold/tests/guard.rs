@@ -8,13 +8,15 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use common::{Client, TTL, World, holder_span, name};
 use leasehold::clock::Clock;
-use leasehold::{ErrorKind, Locker, LossReason, Released, Ticket};
+use leasehold::{ErrorKind, Lock, Locker, LossReason, Released, Ticket};
 use leasehold_testkit::fault::{Kind, Outcome};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -491,4 +493,38 @@ async fn an_eviction_is_heard_of_at_the_next_renewal_and_waiting_for_freedom_end
     );
     freed.await.unwrap().unwrap();
     assert_eq!(guard.lost().await.reason, LossReason::Ended);
+}
+
+/// Whoever is woken tries the lock at once, as another thread of a runtime may.
+struct TryingWhenWoken {
+    lock: Lock,
+    /// Whether a try was refused without asking the store.
+    refused: Mutex<Vec<bool>>,
+}
+
+impl Wake for TryingWhenWoken {
+    fn wake(self: Arc<Self>) {
+        let tried = pin!(self.lock.try_acquire()).poll(&mut Context::from_waker(Waker::noop()));
+        self.refused.lock().unwrap().push(matches!(tried, Poll::Ready(Err(_))));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_hears_of_a_release_or_of_a_refusal_is_not_refused_by_its_own_process() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let lock = locker(&client).lock("x").ttl(TTL);
+    let woken_by = async |told: std::pin::Pin<&mut (dyn Future<Output = ()> + Send)>| {
+        let waker = Arc::new(TryingWhenWoken { lock: lock.clone(), refused: Mutex::default() });
+        assert!(told.poll(&mut Context::from_waker(&Waker::from(waker.clone()))).is_pending());
+        client.env.sleep(SECOND * 5).await;
+        let refused = waker.refused.lock().unwrap().clone();
+        assert_eq!(refused, [false]);
+    };
+    let guard = lock.acquire().await.unwrap();
+    woken_by(pin!(async { drop(guard.release().await) })).await;
+    let guard = lock.acquire().await.unwrap();
+    woken_by(pin!(async { drop(guard.rest(SECOND).await) })).await;
+    let _held = locker(&other).lock("x").ttl(TTL).acquire().await.unwrap();
+    woken_by(pin!(async { drop(lock.try_acquire().await) })).await;
 }

@@ -167,3 +167,13 @@ fn a_bad_period_is_a_usage_error_and_nothing_runs() {
     assert_eq!(by_variable("366d").expect(0).stdout, "ran\n");
     assert!(by_variable("10m").expect(0).stderr.contains("again in <= 36"), "the rest is that of the run");
 }
+
+#[test]
+fn who_wants_a_lock_that_rests_is_told_when_it_may_be_had_and_not_of_a_dead_process() {
+    let place = Place::new();
+    place.run("once x --per 1h -- true").expect(0);
+    let refused = place.run("run -n x -- true").expect(123);
+    assert!(refused.stderr.starts_with("error: lock `x` rests, token "), "{refused:?}");
+    assert!(refused.stderr.contains("help: it may be had again in <= "), "{refused:?}");
+    assert!(refused.stderr.contains("help: to end its rest now: leasehold break x --token "), "{refused:?}");
+}

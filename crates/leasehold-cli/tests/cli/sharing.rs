@@ -154,10 +154,15 @@ fn flags_that_make_no_sense_are_usage_errors() {
 }
 
 #[test]
-fn a_writer_under_its_own_shared_hold_is_told_so() {
+fn who_is_kept_out_by_the_hold_that_it_runs_under_is_told_so() {
     let place = Place::new();
-    let mut command = place.scripted("run x --shared", "exec \"$LEASEHOLD\" run -n x --exclusive -- true");
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-    let tried = Outcome::of(command.output().unwrap()).expect(123);
-    assert!(tried.stderr.contains("help: this very command runs under the lock"), "{tried:?}");
+    for (outer, inner) in
+        [("--shared", "--exclusive"), ("--exclusive", "--shared"), ("--permits 1", "--permits 1")]
+    {
+        let script = format!("exec \"$LEASEHOLD\" run -n x {inner} -- true");
+        let mut command = place.scripted(&format!("run x {outer}"), &script);
+        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+        let tried = Outcome::of(command.output().unwrap()).expect(123);
+        assert!(tried.stderr.contains("help: this very command runs under the lock"), "{outer}: {tried:?}");
+    }
 }
