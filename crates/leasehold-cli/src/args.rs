@@ -131,7 +131,7 @@ ticket at once; whoever releases it ends it for all.
 
 Examples:
   leasehold run deploy/prod -- make deploy
-  leasehold run nightly --try -E 0 -- ./report.sh    # from cron, on many machines
+  leasehold run nightly -q --try -E 0 -- ./report.sh    # from cron, on many machines
   leasehold run migrate --wait 10m --report out.json -- ./migrate
   leasehold run render --permits 3 -- ./render.sh    # at most three at once
   leasehold run index --shared -- ./search           # beside others who search
@@ -307,7 +307,7 @@ pub(crate) struct ClaimArgs {
     /// Wait at most this long, then exit 124 [default: as long as it takes]
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
-    /// Exit with N instead of 123 and 124
+    /// Exit with N instead of 123 and 124; with 0, and --quiet, nothing is said about it either
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
     #[command(flatten)]

@@ -8,6 +8,7 @@ readonly PEER_SOURCES=crates/leasehold-testkit/peers
 
 readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
+readonly AWS_CLI=awscli-1.46.2                # Debian's knows nothing of conditional writes to S3
 readonly MAVEN_DEPENDENCY_PLUGIN=org.apache.maven.plugins:maven-dependency-plugin:3.8.1
 
 # Programs in Go, which are built from their source: the name, the package, its version.
@@ -33,7 +34,8 @@ install_all() {
     need_packages && new_enough_go || return 1
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
-        "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" install_java install_go_peers
+        "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
+        install_go_peers
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -65,7 +67,8 @@ together() {
 
 need_packages() {
     need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
-        need javac default-jdk-headless && need mvn maven || return 1
+        need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
+        need_postgresql || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 
@@ -77,16 +80,35 @@ need() {
 }
 
 install_packages() {
-    local root=()
     command -v apt-get >/dev/null || die "these are missing, and there is no apt-get to install them with: $*"
-    if ((EUID != 0)); then
-        command -v sudo >/dev/null || die "these packages are missing: $*"
-        root=(sudo)
-    fi
     printf 'installing %s\n' "$*"
-    "${root[@]}" apt-get update -qq || return 1
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+    as_root apt-get update -qq || return 1
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+}
+
+as_root() {
+    if ((EUID == 0)); then
+        "$@"
+    else
+        command -v sudo >/dev/null || die "only root can: $*"
+        sudo "$@"
+    fi
+}
+
+# PostgreSQL's package would make a cluster and start it: the tests have one of their own.
+need_postgresql() {
+    local settings=/etc/postgresql-common/createcluster.conf
+    postgresql_programs >/dev/null && command -v psql >/dev/null && return 0
+    need pg_lsclusters postgresql-common || return 1
+    as_root sed -i 's/^#* *create_main_cluster *=.*/create_main_cluster = false/' "$settings" || return 1
+    install_packages postgresql && postgresql_programs >/dev/null
+}
+
+# The folder with PostgreSQL's own programs, of the newest version that is there.
+postgresql_programs() {
+    local folder
+    folder=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
+    [[ -x $folder/initdb && -x $folder/postgres ]] && printf '%s' "$folder"
 }
 
 # --- Python ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 readonly STORE=leasehold-test                 # the bucket, or the table, on each server
 servers=()
+declare -A stop_signals=()                    # by process id, where it is not TERM
 scratch=
 
 start_servers() {
@@ -14,7 +15,7 @@ start_servers() {
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
     name_programs
-    for server in moto minio dynamodb_local fake_gcs bad_gcs etcd; do
+    for server in moto minio dynamodb_local fake_gcs bad_gcs etcd postgresql; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -23,7 +24,7 @@ start_servers() {
 stop_servers() {
     local pid
     for pid in "${servers[@]}"; do
-        kill "$pid" 2>/dev/null || true
+        kill -s "${stop_signals[$pid]:-TERM}" "$pid" 2>/dev/null || true
     done
     for pid in "${servers[@]}"; do
         wait "$pid" 2>/dev/null || true
@@ -34,7 +35,7 @@ stop_servers() {
 # Any credentials will do for the others, and these are MinIO's. Nobody else's are to be used.
 set_credentials() {
     unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
-    unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST
+    unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST "${!PG@}"
     export AWS_ACCESS_KEY_ID=leasehold AWS_SECRET_ACCESS_KEY=leasehold-test AWS_REGION=us-east-1
     export AWS_EC2_METADATA_DISABLED=true AWS_CONFIG_FILE=/dev/null AWS_SHARED_CREDENTIALS_FILE=/dev/null
     export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost
@@ -122,10 +123,28 @@ start_etcd() {
     export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
 }
 
+# In a cluster of its own. It refuses to run as root: then as the user that Debian's package makes.
+start_postgresql() {
+    local port programs data=$scratch/postgresql as=()
+    port=$(free_port) && programs=$(postgresql_programs) || return 1
+    if ((EUID == 0)); then
+        as=(setpriv --reuid=postgres --regid=postgres --clear-groups)
+        install -d -o postgres -g postgres "$data" && chmod o+x "$scratch" || return 1
+    fi
+    (cd / && "${as[@]}" "$programs/initdb" --pgdata="$data" --username=leasehold --auth=trust --encoding=UTF8 \
+        --no-sync) >"$scratch/initdb.log" 2>&1 || { tail -n 20 "$scratch/initdb.log"; return 1; }
+    start postgresql "$port" postgresql_is_ready "${as[@]}" "$programs/postgres" -D "$data" -h 127.0.0.1 -p "$port" \
+        -c unix_socket_directories= -c fsync=off || return 1
+    # At TERM it would wait until everybody has gone.
+    stop_signals[${servers[-1]}]=INT
+    export LEASEHOLD_TEST_POSTGRES="postgresql://leasehold@127.0.0.1:$port/postgres"
+}
+
 # Programs that tests run themselves.
 name_programs() {
-    export LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
+    export LEASEHOLD_TEST_AWS LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
     export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO
+    LEASEHOLD_TEST_AWS=$CACHE/$AWS_CLI/bin/aws
     LEASEHOLD_TEST_ETCD_SERVER=$(go_program etcd)
     LEASEHOLD_TEST_ETCDCTL=$(go_program etcdctl)
     LEASEHOLD_TEST_PEER_DYNAMODB_JAVA=$(java_peer)
@@ -153,6 +172,8 @@ make_gcs_bucket() {
 }
 
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }
+
+postgresql_is_ready() { psql -XAtqc 'SELECT' "postgresql://leasehold@127.0.0.1:$1/postgres" >/dev/null 2>&1; }
 
 # aws_request SERVICE URL OPTION...
 aws_request() {

@@ -1,4 +1,4 @@
-//! Programs that `./test` has made ready: clients by others that take the same locks, and etcd's own.
+//! Programs that `./test` has made ready: clients by others that take the same locks, and tools of the stores.
 
 use std::path::PathBuf;
 
@@ -15,6 +15,8 @@ pub enum Program {
     EtcdServer,
     /// etcd's command, which has `lock`.
     EtcdCtl,
+    /// Amazon's command.
+    Aws,
     /// A peer: AWS's lock client for DynamoDB, in Java.
     DynamoDbJava,
     /// A peer: dynamolock, its port to Go.
@@ -29,6 +31,7 @@ impl Program {
         match self {
             Self::EtcdServer => "LEASEHOLD_TEST_ETCD_SERVER",
             Self::EtcdCtl => "LEASEHOLD_TEST_ETCDCTL",
+            Self::Aws => "LEASEHOLD_TEST_AWS",
             Self::DynamoDbJava => "LEASEHOLD_TEST_PEER_DYNAMODB_JAVA",
             Self::DynamoDbGo => "LEASEHOLD_TEST_PEER_DYNAMODB_GO",
             Self::EtcdGo => "LEASEHOLD_TEST_PEER_ETCD_GO",
@@ -72,7 +75,7 @@ impl Program {
                 vec!["--endpoint".to_owned(), endpoint, "--table".to_owned(), place]
             }
             Self::EtcdGo => vec!["--endpoint".to_owned(), place],
-            Self::EtcdServer | Self::EtcdCtl => panic!("{self:?} is no peer"),
+            Self::EtcdServer | Self::EtcdCtl | Self::Aws => panic!("{self:?} is no peer"),
         }
     }
 }

@@ -23,6 +23,8 @@ pub enum Server {
     BadGcs,
     /// etcd itself, one member.
     Etcd,
+    /// PostgreSQL, which is no store yet: guides protect it with tokens.
+    PostgreSql,
 }
 
 impl Server {
@@ -41,6 +43,7 @@ impl Server {
             Self::FakeGcs => "LEASEHOLD_TEST_GCS_FAKE",
             Self::BadGcs => "LEASEHOLD_TEST_BAD_GCS",
             Self::Etcd => "LEASEHOLD_TEST_ETCD",
+            Self::PostgreSql => "LEASEHOLD_TEST_POSTGRES",
         }
     }
 

@@ -48,6 +48,8 @@ mod election;
 pub mod env;
 pub mod error;
 mod guard;
+#[cfg(doctest)]
+mod guides;
 mod keeper;
 pub mod lease;
 mod lock;

@@ -37,6 +37,10 @@ impl Output {
 
     /// Says why a verb failed.
     pub(crate) fn failure(&self, failure: &Failure) {
+        // With `-E 0` a lock that another has is no error, and cron would send a mail for each line.
+        if self.quiet && failure.code == 0 {
+            return;
+        }
         let text = if self.json {
             format!("{}\n", json::error(failure))
         } else {

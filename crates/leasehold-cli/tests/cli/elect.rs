@@ -116,11 +116,12 @@ fn a_loss_kills_the_command_and_the_candidate_campaigns_again() {
 #[test]
 fn cut_off_from_the_store_the_command_is_dead_before_another_leads() {
     let place = Place::new();
-    let leader = place.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
+    let mut leader = place.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let pid = leader.first.clone();
     let store = place.cut_off();
     until("the command is killed", || !lives(&pid));
     drop(store);
+    assert_ne!(leader.line(), pid, "it campaigns again");
     leader.signal(Signal::KILL);
 }
 
@@ -128,7 +129,10 @@ fn cut_off_from_the_store_the_command_is_dead_before_another_leads() {
 fn a_command_that_ends_resigns_and_campaigns_again_after_ever_longer_pauses() {
     let place = Place::new();
     let mut leader = place.hold("elect x --ttl 1h", "echo $LEASEHOLD_TOKEN; exit 3");
-    // While it pauses, another can lead.
+    // While it pauses, another can lead; and what would be for the command is for nobody.
+    until("it pauses", || place.run("show x").stdout.contains("free"));
+    leader.signal(Signal::CONT);
+    leader.signal(Signal::WINCH);
     place.run_script("elect x --ttl 1h --on-exit exit", "exit 4").expect(4);
     let (first, second): (u64, u64) = (leader.first.parse().unwrap(), leader.line().parse().unwrap());
     assert!(second > first);

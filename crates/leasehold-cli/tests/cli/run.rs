@@ -103,7 +103,13 @@ fn a_lock_that_is_held_is_123_124_or_what_was_asked_for() {
         )
     );
     assert_eq!(held.stdout, "");
-    place.run("run --try -E 0 deploy/prod -- false").expect(0);
+    assert!(place.run("run --try -E 0 deploy/prod -- false").expect(0).stderr.contains("is held by"));
+    assert_eq!(
+        place.run("run -q --try -E 0 deploy/prod -- false").expect(0).stderr,
+        "",
+        "cron would mail it"
+    );
+    assert!(place.run("run -q --try deploy/prod -- false").expect(123).stderr.contains("is held by"));
     place.run("run --wait 50ms deploy/prod -- false").expect(124);
     place.run("run -w 50ms -E 9 deploy/prod -- false").expect(9);
     drop(holder.process.stdin.take());

@@ -226,7 +226,9 @@ fn a_run_by_ticket_that_is_killed_leaves_the_ticket_valid() {
 fn a_ticket_is_instead_of_all_that_asks_for_a_lock() {
     let place = Place::new();
     let ticket = ticket(&place, "x --ttl 1h");
-    for words in ["y", "-n", "-w 1s", "-E 0", "--owner me", "--note text", "--ttl 1m"] {
+    for words in
+        ["y", "--permits 3", "--shared", "-n", "-w 1s", "-E 0", "--owner me", "--note text", "--ttl 1m"]
+    {
         let outcome = place.run(&format!("run --ticket={ticket} {words} -- true")).expect(2);
         assert!(outcome.stderr.contains("cannot be used with"), "{words}: {outcome:?}");
     }

@@ -132,7 +132,7 @@ struct Shared {
 struct Row {
     token: u64,
     live: Option<Live>,
-    rest_until: Option<Moment>,
+    rested_from: Option<Moment>,
     rest: Duration,
     history: Vec<Past>,
 }
@@ -220,9 +220,13 @@ impl Store {
             }
             return Some(held);
         }
-        let released = row.rest_until?;
-        held.resting = now.shortest_since(released) < row.rest;
-        held.resting.then_some(held)
+        let left =
+            row.rest.checked_sub(now.shortest_since(row.rested_from?)).filter(|left| !left.is_zero())?;
+        held.resting = true;
+        held.token = Token::new(row.token);
+        held.lapses_within = Some(left);
+        held.last_holder = row.history.first().map(|past| past.holder.clone());
+        Some(held)
     }
 
     fn grant(&self, row: &mut Row, claim: &Claim) -> Grant {
@@ -359,12 +363,12 @@ impl LeaseStore for Store {
         {
             self.end(row, &live, End::Released);
             if self.is(Flaw::LockDelayAfterRelease) {
-                (row.rest_until, row.rest) = (Some(now), live.lock_delay);
+                (row.rested_from, row.rest) = (Some(now), live.lock_delay);
             }
         }
         if let Some(rest) = rest.filter(|_| !self.is(Flaw::RestIgnored)) {
             let rest = if self.is(Flaw::RestForgotten) { rest / 2 } else { rest };
-            (row.rest_until, row.rest) = (Some(now), rest);
+            (row.rested_from, row.rest) = (Some(now), rest);
         }
         if !self.is(Flaw::MissesRelease) {
             self.0.woken.notify_waiters();
@@ -424,14 +428,14 @@ impl LeaseStore for Store {
         stream::iter(names.into_iter().map(|name| Ok(LockName::new(name).unwrap()))).boxed()
     }
 
-    async fn changed(&self, name: &LockName, _seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         if self.is(Flaw::MissesReleaseBeforeTheWait) {
             self.0.woken.notified().await;
         }
         loop {
             let woken = self.0.woken.notified();
             let row = self.rows().get(&self.key(name)).cloned().unwrap_or_default();
-            if self.held(&row, None).is_none() {
+            if self.held(&row, None).is_none_or(|held| held.resting && !seen.resting) {
                 return Ok(());
             }
             let left = match &row.live {

@@ -9,7 +9,6 @@ mod wire;
 #[cfg(test)]
 mod wire_tests;
 
-use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join;
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::stream::BoxStream;
 use reqwest::{Response, StatusCode};
 use tokio::sync::OnceCell;
 
@@ -25,7 +24,7 @@ use self::config::{Location, REQUEST_LIMIT};
 use self::credentials::Credentials;
 use self::errors::{Meaning, Operation, Place, Trouble, meaning};
 use self::wire::{Listing, Request, Resource, Written};
-use super::objects::{Contents, Keys, request_limit};
+use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
 use crate::clock::{self, StoreClock, StoreTime};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -164,8 +163,7 @@ impl Register for GcsRegister {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        let pages = Pages { prefix: self.keys.object(prefix), page: VecDeque::new(), next: Next::First };
-        stream::try_unfold(pages, |pages| self.next_listed(pages)).boxed()
+        listing(&self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
     }
 
     fn store_time(&self) -> Option<StoreTime> {
@@ -253,19 +251,19 @@ impl GcsRegister {
         }
     }
 
-    /// Some stores check the preconditions of writes and ignore those of deletes: a sweep could delete a held lock.
     async fn check_delete(&self) -> Result<(), StoreError> {
-        // There, now or already: either will do.
-        self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()).await?;
-        match self.delete_unchecked(DELETE_PROBE_KEY, &Version::new(NOBODYS_GENERATION)).await? {
-            Deleted::Conflict => Ok(()),
-            Deleted::Deleted => Err(Fault::new(
-                ErrorKind::Unsupported,
-                "this store ignores the generation in a delete: a record could be deleted while its lock is held",
-            )
-            .with_help("use Google Cloud Storage itself, or an emulator that honours `generation` in deletes")
-            .not_applied()),
-        }
+        let ignored = Fault::new(
+            ErrorKind::Unsupported,
+            "this store ignores the generation in a delete: a record could be deleted while its lock is held",
+        )
+        .with_help("use Google Cloud Storage itself, or an emulator that honours `generation` in deletes");
+        let nobodys = Version::new(NOBODYS_GENERATION);
+        check_delete(
+            self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()),
+            self.delete_unchecked(DELETE_PROBE_KEY, &nobodys),
+            ignored,
+        )
+        .await
     }
 
     /// One request: the generation in the headers of its answer and the body, with everything but success explained.
@@ -360,25 +358,14 @@ impl GcsRegister {
         }
     }
 
-    async fn next_listed(&self, mut pages: Pages) -> Result<Option<(String, Pages)>, StoreError> {
-        loop {
-            while let Some(object) = pages.page.pop_front() {
-                // What does not decode was not put there by us.
-                if let Some(key) = self.keys.register(&object) {
-                    return Ok(Some((key, pages)));
-                }
-            }
-            let token = match std::mem::replace(&mut pages.next, Next::None) {
-                Next::First => None,
-                Next::After(token) => Some(token),
-                Next::None => return Ok(None),
-            };
-            let request = wire::list(&self.place, &pages.prefix, token.as_deref());
-            let (_, body) = self.ask(Operation::List, &pages.prefix, request).await.map_err(failed)?;
-            let listing: Listing = serde_json::from_slice(&body).map_err(|_| no_listing().not_applied())?;
-            pages.next = next_page(listing.next_page_token, token)?;
-            pages.page = listing.items.into_iter().map(|item| item.name).collect();
-        }
+    async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
+        let request = wire::list(&self.place, prefix, token.as_deref());
+        let (_, body) = self.ask(Operation::List, prefix, request).await.map_err(failed)?;
+        let listing: Listing = serde_json::from_slice(&body).map_err(|_| no_listing().not_applied())?;
+        Ok(Page {
+            objects: listing.items.into_iter().map(|item| item.name).collect(),
+            next: listing.next_page_token.filter(|token| !token.is_empty()),
+        })
     }
 }
 
@@ -388,35 +375,13 @@ const MOST_ANSWER_BYTES: usize = 8 << 20;
 /// How often an object is read that is written meanwhile.
 const MOST_READS: usize = 8;
 
-/// Where a listing is.
-struct Pages {
-    prefix: String,
-    page: VecDeque<String>,
-    next: Next,
-}
-
-enum Next {
-    First,
-    After(String),
-    None,
-}
-
-fn next_page(token: Option<String>, asked: Option<String>) -> Result<Next, StoreError> {
-    match token.filter(|token| !token.is_empty()) {
-        None => Ok(Next::None),
-        Some(token) if Some(&token) != asked.as_ref() => Ok(Next::After(token)),
-        // To ask again would list the same page for ever.
-        Some(_) => Err(no_listing().not_applied()),
-    }
-}
-
 fn no_resource(object: &str) -> Fault {
     Fault::new(ErrorKind::Corrupt, format!("what the store says about {object:?} cannot be read"))
         .with_help("check that the endpoint is one of Google Cloud Storage")
 }
 
 fn no_listing() -> Fault {
-    Fault::new(ErrorKind::Corrupt, "the store's listing cannot be read, or does not end")
+    Fault::new(ErrorKind::Corrupt, "the store's listing cannot be read")
         .with_help("check that the endpoint is one of Google Cloud Storage")
 }
 

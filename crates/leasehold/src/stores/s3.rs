@@ -8,7 +8,6 @@ mod errors;
 #[cfg(test)]
 mod wire_tests;
 
-use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +15,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::primitives::ByteStream;
 use aws_smithy_runtime_api::http::Response;
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::stream::BoxStream;
 use tokio::sync::OnceCell;
 
 use self::config::Location;
@@ -27,7 +25,7 @@ use self::errors::{Meaning, Operation, Place, meaning};
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::objects::{Contents, Keys, request_limit};
+use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
 use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -182,8 +180,7 @@ impl Register for S3Register {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        let pages = Pages { prefix: self.keys.object(prefix), page: VecDeque::new(), next: Next::First };
-        stream::try_unfold(pages, |pages| self.next_listed(pages)).boxed()
+        listing(&self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
     }
 
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {
@@ -223,50 +220,37 @@ impl S3Register {
         }
     }
 
-    /// Some stores check the preconditions of writes and ignore those of deletes: a sweep could delete a held lock.
     async fn check_delete(&self) -> Result<(), StoreError> {
-        // There, now or already: either will do.
-        self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()).await?;
-        match self.delete_unchecked(DELETE_PROBE_KEY, &Version::new(NOBODYS_ETAG)).await? {
-            Deleted::Conflict => Ok(()),
-            Deleted::Deleted => Err(Fault::new(
-                ErrorKind::Unsupported,
-                "this store ignores If-Match on DeleteObject: a record could be deleted while its lock is held",
-            )
-            .with_help("records cannot be swept in this store; locking does not need deletes")
-            .not_applied()),
-        }
+        let ignored = Fault::new(
+            ErrorKind::Unsupported,
+            "this store ignores If-Match on DeleteObject: a record could be deleted while its lock is held",
+        )
+        .with_help("records cannot be swept in this store; locking does not need deletes");
+        let nobodys = Version::new(NOBODYS_ETAG);
+        check_delete(
+            self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()),
+            self.delete_unchecked(DELETE_PROBE_KEY, &nobodys),
+            ignored,
+        )
+        .await
     }
 
-    async fn next_listed(&self, mut pages: Pages) -> Result<Option<(String, Pages)>, StoreError> {
-        loop {
-            while let Some(object) = pages.page.pop_front() {
-                // What does not decode was not put there by us.
-                if let Some(key) = self.keys.register(&object) {
-                    return Ok(Some((key, pages)));
-                }
-            }
-            let token = match std::mem::replace(&mut pages.next, Next::None) {
-                Next::First => None,
-                Next::After(token) => Some(token),
-                Next::None => return Ok(None),
-            };
-            let output = self.page(&pages.prefix, token.as_deref()).await?;
-            pages.next = next_page(&output, token)?;
-            pages.page = output.contents.unwrap_or_default().into_iter().filter_map(|o| o.key).collect();
-        }
-    }
-
-    async fn page(&self, prefix: &str, token: Option<&str>) -> Result<ListObjectsV2Output, StoreError> {
+    async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
         let watch = self.requests.watch();
         let request = self
             .client
             .list_objects_v2()
             .bucket(&self.place.bucket)
             .prefix(prefix)
-            .set_continuation_token(token.map(str::to_owned));
+            .set_continuation_token(token);
         let result = request.customize().interceptor(watch.clone()).send().await;
-        self.settle(Operation::List, prefix, &watch, result).map_err(failed)
+        let output = self.settle(Operation::List, prefix, &watch, result).map_err(failed)?;
+        let next = output.next_continuation_token.filter(|_| output.is_truncated == Some(true));
+        if output.is_truncated == Some(true) && next.is_none() {
+            return Err(unfinished());
+        }
+        let objects = output.contents.unwrap_or_default().into_iter().filter_map(|object| object.key);
+        Ok(Page { objects: objects.collect(), next })
     }
 
     /// What came of a request, with everything but success explained.
@@ -286,31 +270,10 @@ impl S3Register {
     }
 }
 
-/// Where a listing is.
-struct Pages {
-    prefix: String,
-    page: VecDeque<String>,
-    next: Next,
-}
-
-enum Next {
-    First,
-    After(String),
-    None,
-}
-
-fn next_page(output: &ListObjectsV2Output, asked: Option<String>) -> Result<Next, StoreError> {
-    match output.next_continuation_token() {
-        _ if output.is_truncated() != Some(true) => Ok(Next::None),
-        Some(token) if Some(token) != asked.as_deref() => Ok(Next::After(token.to_owned())),
-        // To ask again would list the same page for ever.
-        _ => Err(Fault::new(
-            ErrorKind::Corrupt,
-            "the store's listing has more pages, but does not say where they begin",
-        )
+fn unfinished() -> StoreError {
+    Fault::new(ErrorKind::Corrupt, "the store's listing has more pages, but does not say where they begin")
         .with_help("check that the endpoint is an S3 endpoint")
-        .not_applied()),
-    }
+        .not_applied()
 }
 
 fn failed(meaning: Meaning) -> StoreError {

@@ -1,0 +1,138 @@
+//! One shell script that does what a guide says.
+
+use std::fmt::Write as _;
+
+use super::document::Block;
+use super::workflow;
+
+/// Where the script keeps what the blocks have printed, each in a file with the block's number.
+pub(crate) const OUTPUT: &str = "GUIDE_OUTPUT";
+
+/// Names the block whose turn it is, or that all had theirs.
+pub(crate) const PROGRESS: &str = "progress";
+
+/// What it says when all blocks had their turn.
+pub(crate) const DONE: &str = "done";
+
+/// What stands before all blocks: it ends what they leave running, also when one fails.
+const HEAD: &str = r#"set -euo pipefail
+end_jobs() { local jobs; jobs=$(jobs -p); [[ -z $jobs ]] || kill $jobs 2>/dev/null || true; }
+trap end_jobs EXIT
+"#;
+
+/// What stands after all blocks.
+const FOOT: &str = r#"if [[ -n $(jobs -pr) ]]; then echo 'the guide leaves this running:'; jobs -r; exit 1; fi
+"#;
+
+/// The script for `blocks`, after `preparation`.
+pub(crate) fn of(blocks: &[Block], preparation: &str) -> Result<String, String> {
+    let mut script = HEAD.to_owned() + preparation;
+    let mut has_command = false;
+    for (number, block) in blocks.iter().enumerate() {
+        let commands = match block.kind.as_str() {
+            "sh" => Ok(block.text.clone()),
+            "crontab" => crontab(&block.text),
+            "yaml" => workflow::read(&block.text).map(steps),
+            "text" => output_of_the_one_before(blocks, number),
+            "rust" => Ok(String::new()),
+            kind => Err(format!("nothing here runs a block of the kind {kind:?}")),
+        };
+        let commands = commands.map_err(|error| format!("line {}: {error}", block.line))?;
+        has_command |= !commands.is_empty();
+        let _ =
+            writeln!(script, "echo {number} >\"${OUTPUT}/{PROGRESS}\"; exec >\"${OUTPUT}/{number}\" 2>&1");
+        script.push_str(&commands);
+    }
+    if !has_command {
+        return Err("a guide without a command".to_owned());
+    }
+    script.push_str(FOOT);
+    let _ = writeln!(script, "echo {DONE} >\"${OUTPUT}/{PROGRESS}\"");
+    Ok(script)
+}
+
+fn output_of_the_one_before(blocks: &[Block], number: usize) -> Result<String, String> {
+    let before = number.checked_sub(1).map(|before| blocks[before].kind.as_str());
+    match before {
+        Some("sh" | "crontab" | "yaml") => Ok(String::new()),
+        _ => Err("a text block that is nobody's output".to_owned()),
+    }
+}
+
+/// As cron does it: with `sh`, in an environment of almost nothing.
+fn crontab(text: &str) -> Result<String, String> {
+    let mut settings = vec!["PATH=/usr/bin:/bin".to_owned()];
+    let mut commands = String::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if line.contains('%') {
+            return Err("cron takes % for the end of a line".to_owned());
+        }
+        let is_setting = |name: &str| name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+        if let Some((name, value)) = line.split_once('=').filter(|(name, _)| is_setting(name)) {
+            settings.push(format!("{name}={}", value.trim_matches('"')));
+            continue;
+        }
+        let command = command_of(line).ok_or_else(|| format!("no time and command: {line}"))?;
+        let environment: Vec<String> = settings.iter().map(|setting| quoted(setting)).collect();
+        let _ = writeln!(commands, "env {} /bin/sh -c {}", environment.join(" "), quoted(command));
+    }
+    match commands.is_empty() {
+        true => Err("a crontab without a command".to_owned()),
+        false => Ok(commands),
+    }
+}
+
+/// What stands after the five fields of the time, or after a word like `@daily`.
+fn command_of(line: &str) -> Option<&str> {
+    let mut rest = line;
+    let fields = if line.starts_with('@') { 1 } else { 5 };
+    for _ in 0..fields {
+        let (field, after) = rest.split_once(' ')?;
+        let is_time = field.contains(|c: char| c.is_ascii_digit() || c == '*' || c == '@')
+            && field.bytes().all(|b| b.is_ascii_alphanumeric() || b"*/,-@".contains(&b));
+        if !is_time {
+            return None;
+        }
+        rest = after.trim_start();
+    }
+    Some(rest).filter(|rest| !rest.is_empty())
+}
+
+/// What the two systems tell each step.
+const WORKFLOW_HEAD: &str = r#"export GITHUB_ENV="$GUIDE_OUTPUT/github-env" GITHUB_RUN_ID=4711 CI_PIPELINE_ID=4711
+: >"$GITHUB_ENV"
+"#;
+
+/// Each step in a shell of its own, as the servers of both systems do it. What a step of GitHub Actions writes to the file
+/// `$GITHUB_ENV` is set for those after it.
+fn steps(workflow: workflow::Workflow) -> String {
+    let mut commands = WORKFLOW_HEAD.to_owned();
+    let variables: Vec<String> =
+        workflow.variables.iter().map(|(name, value)| quoted(&format!("{name}={value}"))).collect();
+    for step in workflow.steps {
+        let _ = writeln!(
+            commands,
+            "(while IFS= read -r setting; do export \"$setting\"; done <\"$GITHUB_ENV\"; exec env {} bash -eo pipefail -c {})",
+            variables.join(" "),
+            quoted(&step)
+        );
+    }
+    commands
+}
+
+/// For a shell.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[test]
+fn a_crontab_is_read_as_cron_does() {
+    let commands = crontab("# every night\nMAILTO=me\n0 3 * * 1-5 a 'b'\n@daily c=1 d\n").unwrap();
+    assert_eq!(
+        commands,
+        "env 'PATH=/usr/bin:/bin' 'MAILTO=me' /bin/sh -c 'a '\\''b'\\'''\nenv 'PATH=/usr/bin:/bin' 'MAILTO=me' /bin/sh -c 'c=1 d'\n"
+    );
+    for bad in ["MAILTO=me\n", "0 3 * * a b\n", "0 3 * * *\n", "0 3 * * * date +%s\n", "@daily\n"] {
+        assert!(crontab(bad).is_err(), "{bad}");
+    }
+}

@@ -1,0 +1,85 @@
+//! Listings, page by page.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::Arc;
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+
+use super::Keys;
+use crate::error::{ErrorKind, Fault, StoreError};
+
+/// A page of object keys.
+pub(in crate::stores) struct Page {
+    pub(in crate::stores) objects: Vec<String>,
+    /// What to ask for the next one with; `None` after the last.
+    pub(in crate::stores) next: Option<String>,
+}
+
+/// The register keys that start with `prefix`. `fetch` gives the page of the objects that start with a prefix, by what the
+/// page before said.
+pub(in crate::stores) fn listing<'a, F>(
+    keys: &'a Keys,
+    prefix: &str,
+    fetch: impl Fn(String, Option<String>) -> F + Send + Sync + 'a,
+) -> BoxStream<'a, Result<String, StoreError>>
+where
+    F: Future<Output = Result<Page, StoreError>> + Send + 'a,
+{
+    let pages = Pages { prefix: keys.object(prefix), page: VecDeque::new(), next: Next::First };
+    let fetch = Arc::new(fetch);
+    stream::try_unfold(pages, move |pages| next_listed(keys, pages, fetch.clone())).boxed()
+}
+
+/// Where a listing is.
+struct Pages {
+    prefix: String,
+    page: VecDeque<String>,
+    next: Next,
+}
+
+enum Next {
+    First,
+    After(String),
+    None,
+}
+
+async fn next_listed<F>(
+    keys: &Keys,
+    mut pages: Pages,
+    fetch: Arc<impl Fn(String, Option<String>) -> F>,
+) -> Result<Option<(String, Pages)>, StoreError>
+where
+    F: Future<Output = Result<Page, StoreError>>,
+{
+    loop {
+        while let Some(object) = pages.page.pop_front() {
+            // What does not decode was not put there by us.
+            if let Some(key) = keys.register(&object) {
+                return Ok(Some((key, pages)));
+            }
+        }
+        let token = match std::mem::replace(&mut pages.next, Next::None) {
+            Next::First => None,
+            Next::After(token) => Some(token),
+            Next::None => return Ok(None),
+        };
+        let Page { objects, next } = fetch(pages.prefix.clone(), token.clone()).await?;
+        pages.next = match next {
+            None => Next::None,
+            // To ask again would list the same page for ever.
+            Some(next) if Some(&next) == token.as_ref() => return Err(endless()),
+            Some(next) => Next::After(next),
+        };
+        pages.page = objects.into();
+    }
+}
+
+fn endless() -> StoreError {
+    Fault::new(
+        ErrorKind::Corrupt,
+        "the store's listing does not end: a page says that it is its own successor",
+    )
+    .with_help("check that the endpoint is one of the store's")
+    .not_applied()
+}
