@@ -78,6 +78,11 @@ impl Request {
         Self { sharing, ..self }
     }
 
+    /// The same, waiting for as long as it takes, whatever the settings say.
+    pub(crate) fn for_ever(self) -> Self {
+        Self { patience: Patience::Forever, ..self }
+    }
+
     /// The number of the permit that `held` is, when one was asked for.
     pub(crate) fn permit(&self, held: &LockName) -> Option<usize> {
         self.sharing.permit(held)

@@ -30,7 +30,8 @@ pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Fail
     let line = context::line_of(&args.command.command);
     let claim = ClaimArgs { holder: args.holder, ..ClaimArgs::default() };
     let request =
-        Request::new(&context.settings, name, &claim, args.command.ttl, line, ("elect", " -- ..."))?;
+        Request::new(&context.settings, name, &claim, args.command.ttl, line, ("elect", " -- ..."))?
+            .for_ever();
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let candidate = Candidate { context, request, value, on_exit: on_exit.unwrap_or_default() };
     job.reported(context, async |job: &mut Job| candidate.run(job).await).await

@@ -160,6 +160,27 @@ fn with_on_exit_exit_it_ends_with_the_command() {
     place.run_script("elect x --on-exit exit --ttl 1h", &script).expect(8);
 }
 
+/// A setting that all commands read says how long the others wait for a lock. A candidate campaigns for as long as it takes.
+#[test]
+fn trouble_of_the_store_does_not_end_a_candidate_whatever_the_settings_say_of_waiting() {
+    let place = Place::new();
+    let leader = place.hold("elect x --ttl 1h", &member("one"));
+    // Reads get through, and nobody is granted anything.
+    let store = place.cut_off();
+    let mut command = place.scripted("elect x --ttl 1h", "true");
+    let mut candidate =
+        command.env("LEASEHOLD_WAIT", "1h").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    let mut stderr = std::io::BufReader::new(candidate.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut stderr, &mut told).unwrap();
+    assert!(told.contains("campaigning again"), "{told}");
+    candidate.kill().unwrap();
+    candidate.wait().unwrap();
+    drop(store);
+    leader.signal(Signal::TERM);
+    leader.end().expect(7);
+}
+
 #[test]
 fn a_candidate_that_is_told_to_end_while_it_waits_leaves_nothing() {
     let place = Place::new();

@@ -128,11 +128,48 @@ impl EtcdLeases {
     }
 }
 
-/// Whether the first in line is whoever was seen there.
+/// Whether the first in line is whoever was seen there. How much is left of a rest only its lease says, and no key.
 fn is_still(first: Option<&KeyValue>, seen: &State) -> bool {
     match (first.map(value::held), seen) {
         (None, State::Free) => true,
-        (Some(held), State::Held(seen)) => held == *seen,
+        (Some(held), State::Held(seen)) => {
+            Held { held_for: seen.held_for, lapses_within: seen.lapses_within, ..held } == *seen
+        }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::{Holder, Token};
+    use crate::stores::etcd::value::Value;
+
+    /// A look tells how much of a rest is left, and the key does not: an observer would look again at once, for ever.
+    #[test]
+    fn a_rest_that_goes_on_is_still_the_same() {
+        let env = crate::env::Env::seeded(std::sync::Arc::new(crate::clock::SystemClock), 1);
+        let claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::this_process());
+        let granted = Value::of(&claim, value::Standing::Granted);
+        let key = |value: Value, mod_revision| KeyValue {
+            key: b"a/1".to_vec(),
+            create_revision: 5,
+            mod_revision,
+            value: value.to_bytes().unwrap(),
+            lease: 7,
+        };
+        let rest = granted.clone().resting(Token::new(5).unwrap(), Duration::from_secs(60));
+        let (first, resting) = (key(granted, 5), key(rest, 9));
+        let mut left = value::held(&resting);
+        left.held_for = Some(Duration::from_secs(40));
+        left.lapses_within = Some(Duration::from_secs(20));
+        let seen = State::Held(left);
+        assert!(is_still(Some(&resting), &seen));
+        assert!(!is_still(Some(&first), &seen) && !is_still(None, &seen));
+        assert!(is_still(Some(&first), &State::Held(value::held(&first))));
+        assert!(!is_still(
+            Some(&key(Value::of(&claim, value::Standing::Granted), 6)),
+            &State::Held(value::held(&first))
+        ));
     }
 }

@@ -36,7 +36,7 @@ pub(super) enum Standing {
 pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Standing {
     match &record.state {
         State::Free => Standing::Free,
-        State::Resting(rest) => match rest_left(rest, machine, now) {
+        State::Resting(rest) => match rest_left(record, rest, machine, now) {
             Duration::ZERO => Standing::Free,
             left => Standing::Taken(left),
         },
@@ -80,12 +80,20 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
 }
 
 /// By the boot clock within a boot; by the wall clock of this machine across boots, since a rest outlives a reboot and
-/// guards nothing but a period.
-fn rest_left(rest: &Rest, machine: &Machine, now: Moment) -> Duration {
+/// guards nothing but a period. Not longer than it was to be, counted from this boot: that wall clock may have been years
+/// ahead when it began.
+fn rest_left(record: &Record, rest: &Rest, machine: &Machine, now: Moment) -> Duration {
     if rest.boot == machine.boot {
-        Duration::from_nanos(rest.until_ns).saturating_sub(now.since_boot())
-    } else {
-        Duration::from_micros(rest.until_us.saturating_sub(now.wall_us()))
+        return Duration::from_nanos(rest.until_ns).saturating_sub(now.since_boot());
+    }
+    let left = Duration::from_micros(rest.until_us.saturating_sub(now.wall_us()));
+    let past = record.history.iter().find(|past| past.token == record.token);
+    match past.and_then(|past| past.until_us) {
+        Some(began_us) => {
+            let whole = Duration::from_micros(rest.until_us.saturating_sub(began_us));
+            left.min(whole.saturating_sub(now.since_boot()))
+        }
+        None => left,
     }
 }
 

@@ -508,6 +508,23 @@ async fn a_lock_rests_for_as_long_as_its_holder_said_also_across_a_reboot() {
     assert!(grant(&store).await.token > first.token);
 }
 
+/// A wall clock that was years ahead when the rest began, and is right since the reboot, does not make it last for years.
+#[tokio::test(start_paused = true)]
+async fn a_rest_ends_also_when_the_wall_clock_was_set_back_with_the_reboot() {
+    let mut site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, Some(Duration::from_secs(100))).await.unwrap();
+    site.reboot();
+    site.clock.step_wall(-100_000_000);
+    let store = site.open().await;
+    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(100)));
+    site.clock.suspend(Duration::from_secs(99));
+    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(1)));
+    site.clock.suspend(Duration::from_secs(1));
+    assert!(grant(&store).await.token > first.token);
+}
+
 #[tokio::test]
 async fn eviction_ends_the_grant_that_it_names_and_no_other() {
     let site = Site::new();
