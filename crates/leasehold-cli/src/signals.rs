@@ -65,7 +65,8 @@ impl Signals {
         }
     }
 
-    /// The latest signal so far that ends a process, whoever received it here, and also if it was forgotten.
+    /// The latest signal so far that ends a process, whoever received it here, and also if it was forgotten; SIGHUP, which
+    /// may mean something else, only when there was no other.
     pub(crate) fn asked_to_end(&self) -> Option<Signal> {
         self.asked_to_end
     }
@@ -91,8 +92,9 @@ impl Signals {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
         for (signal, stream) in &mut self.streams {
             if stream.poll_recv(context).is_ready() {
-                self.asked_to_end =
-                    Some(*signal).filter(|signal| ENDING.contains(signal)).or(self.asked_to_end);
+                if ENDING.contains(signal) && (*signal != Signal::HUP || self.asked_to_end.is_none()) {
+                    self.asked_to_end = Some(*signal);
+                }
                 return Poll::Ready(*signal);
             }
         }

@@ -5,11 +5,12 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use futures_util::StreamExt as _;
 use leasehold::Election;
+use rustix::process::Signal;
 
 use crate::acquiring::{Request, interrupted};
 use crate::args::{ClaimArgs, ElectArgs, OnExit};
 use crate::context::{self, Context};
-use crate::exit::Failure;
+use crate::exit::{Failure, SIGNAL_BASE};
 use crate::job::{Afterwards, Job, Session};
 use crate::output::{human, json, tell};
 
@@ -65,7 +66,11 @@ impl Candidate<'_> {
                 };
             let elected = session.clock.now();
             let code = job.run_under(self.context, &mut session, guard, Afterwards::Release).await?;
-            let asked_to_end = session.signals.asked_to_end().is_some();
+            let asked_to_end = match session.signals.asked_to_end() {
+                // To many programs this means to read their settings again. One that ends by it was meant to.
+                Some(Signal::HUP) => i32::from(code) == i32::from(SIGNAL_BASE) + Signal::HUP.as_raw(),
+                signal => signal.is_some(),
+            };
             if asked_to_end || (self.on_exit == OnExit::Exit && !job.was_lost()) {
                 return Ok(code);
             }

@@ -182,6 +182,24 @@ fn trouble_of_the_store_does_not_end_a_candidate_whatever_the_settings_say_of_wa
 }
 
 #[test]
+fn a_hangup_that_the_command_takes_for_something_else_does_not_end_the_candidate() {
+    let place = Place::new();
+    let script = "trap 'echo reloads' HUP; trap 'exit 7' TERM; echo leads
+        until test -e end; do sleep 0.01; done; rm end";
+    let mut candidate = place.hold("elect x", script);
+    candidate.signal(Signal::HUP);
+    assert_eq!(candidate.line(), "reloads");
+    place.write("end", "");
+    assert_eq!(candidate.line(), "leads", "it campaigns again");
+    candidate.signal(Signal::TERM);
+    candidate.end().expect(7);
+
+    let candidate = place.hold("elect x", "echo leads; while :; do sleep 0.01; done");
+    candidate.signal(Signal::HUP);
+    candidate.end().expect(129);
+}
+
+#[test]
 fn a_candidate_that_is_told_to_end_while_it_waits_leaves_nothing() {
     let place = Place::new();
     let leader = place.hold("elect x --ttl 1h", &member("one"));
