@@ -463,6 +463,9 @@ pub(crate) struct PutArgs {
     /// The token to write with; like $LEASEHOLD_TOKEN under `leasehold run`
     #[arg(long, value_name = "TOKEN", required = true)]
     pub(crate) fence: u64,
+    /// Write it also when there is nothing on stdin
+    #[arg(long)]
+    pub(crate) allow_empty: bool,
 }
 
 /// Which object, and as what it is written.

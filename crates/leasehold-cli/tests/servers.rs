@@ -150,11 +150,22 @@ fn objects_on(server: Server) {
     place.run(&format!("update {url} -- /no/such")).expect(127);
     content();
     assert_eq!(place.read("content"), "1\nexists 0\n");
+    unheard(&place, &url);
     conflicts(&place, &url);
     fences(&place, &url);
     place.run(&format!("update --shell --allow-empty {url} -- cat >/dev/null")).expect(0);
     content();
     assert_eq!(place.read("content"), "");
+}
+
+/// What is done is not reported as failed when that cannot be said, or it would be done again.
+fn unheard(place: &Place, url: &str) {
+    let full = || std::fs::File::create("/dev/full").unwrap();
+    let words = format!("update {url}");
+    let done = place.scripted(&words, "cat; echo again").stdout(full()).output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    assert!(String::from_utf8_lossy(&done.stderr).contains("cannot write to stdout"), "{done:?}");
+    place.run_script(&words, "sed '$d'").expect(0);
 }
 
 /// Another writes while the command runs: it runs again, or that was it.
@@ -184,6 +195,9 @@ fn fences(place: &Place, url: &str) {
     place.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);
     assert_eq!(place.read("content"), "of 7and 8\n");
     place.run(&format!("put {url} nosuch --fence 9")).expect(125);
+    let emptied = place.run(&format!("put {url} - --fence 9")).expect(125);
+    assert!(emptied.stderr.contains("--allow-empty"), "{emptied:?}");
+    assert_eq!(place.run(&format!("put {url} - --fence 8 --allow-empty -q")).expect(0).stdout, "");
 }
 
 #[test]

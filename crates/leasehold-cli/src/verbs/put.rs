@@ -17,25 +17,36 @@ pub(super) async fn put(context: &Context, args: PutArgs) -> Result<u8, Failure>
     let token = token(args.fence)?;
     let Target { object, shown } = Target::open(&args.object).await?;
     let content = content(&args.file)?;
+    if content.is_empty() && is_stdin(&args.file) && !args.allow_empty {
+        return Err(Failure::new(FAILED, "empty", "there is nothing on stdin; the object was left as it is")
+            .with_help(
+                "a pipeline that broke looks like that; say --allow-empty when an empty object is meant",
+            ));
+    }
     let bytes = content.len();
     object.write_fenced(token, content).await?;
-    if context.output.json {
-        let document = json!({ "type": "put", "object": shown, "token": token.get(), "bytes": bytes });
-        print(&format!("{document}\n"))?;
-    } else if !context.output.quiet {
-        print(&format!("wrote {shown} with token {token}\n"))?;
+    let line = match context.output.json {
+        true => json!({ "type": "put", "object": shown, "token": token.get(), "bytes": bytes }).to_string(),
+        false if context.output.quiet => return Ok(0),
+        false => format!("wrote {shown} with token {token}"),
+    };
+    // A failure would ask for another try, and it is done.
+    if let Err(failure) = print(&format!("{line}\n")) {
+        context.output.warning(&failure.message);
     }
     Ok(0)
+}
+
+fn is_stdin(file: &Path) -> bool {
+    file.as_os_str() == "-"
 }
 
 /// The whole of `file`, or of stdin.
 fn content(file: &Path) -> Result<Vec<u8>, Failure> {
     let shown = file.display();
     let unread = |error| Failure::new(FAILED, "failed", format!("cannot read {shown}: {error}"));
-    let source: Box<dyn Read> = match file.as_os_str().as_encoded_bytes() {
-        b"-" => Box::new(std::io::stdin()),
-        _ => Box::new(File::open(file).map_err(unread)?),
-    };
+    let source: Box<dyn Read> =
+        if is_stdin(file) { Box::new(std::io::stdin()) } else { Box::new(File::open(file).map_err(unread)?) };
     let mut content = Vec::new();
     source.take(MAX_OBJECT_BYTES as u64 + 1).read_to_end(&mut content).map_err(unread)?;
     if content.len() > MAX_OBJECT_BYTES {

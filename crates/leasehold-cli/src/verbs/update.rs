@@ -39,7 +39,10 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
         true => Failure { code: LOST, ..failure },
         false => failure,
     })?;
-    say(context, &shown, &updated)?;
+    // A failure would ask for another try, and it is done.
+    if let Err(failure) = say(context, &shown, &updated) {
+        context.output.warning(&failure.message);
+    }
     Ok(0)
 }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::effort::Effort;
 use super::marks::{Nonce, Sight, Verdict, verdict};
+use super::probe::probe_metadata;
 use super::{Body, Expect, MAX_OBJECT_BYTES, Register, RegisterTraits, Stat, Write, probe};
 use crate::clock::{Moment, timeout};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -77,12 +78,16 @@ pub(crate) struct Changed {
     pub(crate) attempts: u32,
 }
 
-/// Makes sure that `register` enforces its preconditions.
+/// Makes sure that `register` enforces its preconditions, and keeps the metadata that it says it keeps.
 pub(crate) async fn trust(register: &dyn Register) -> Result<(), Error> {
     if register.traits().trusted {
         return Ok(());
     }
-    match timeout(&*register.env().clock, PROBE_LIMIT, probe(register)).await {
+    let probed = async {
+        probe(register).await?;
+        if register.traits().metadata.is_some() { probe_metadata(register).await } else { Ok(()) }
+    };
+    match timeout(&*register.env().clock, PROBE_LIMIT, probed).await {
         Some(outcome) => Ok(outcome?),
         None => Err(Error::new(
             ErrorKind::Unavailable,

@@ -13,13 +13,14 @@
 //! precondition counts as ignored only when two of our own writes were accepted of which a good store accepts at most
 //! one, whatever the others do.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, Cell, Expect, Register, Version, Write};
+use super::{Body, Cell, Expect, Metadata, Register, Version, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
@@ -28,6 +29,9 @@ const MARKER: &str = ".leasehold-probe";
 
 /// Followed by a random id, of keys where there must never be anything.
 const NOTHING: &str = ".leasehold-probe-nothing-";
+
+/// Whether metadata is kept is seen on this one.
+const KEEPSAKE: &str = ".leasehold-probe-metadata";
 
 /// Raised when the examination asks for more; markers of another number are examined anew.
 const EXAMINATION: u32 = 1;
@@ -66,19 +70,50 @@ struct Marker {
 /// [`ErrorKind::Unsupported`] when the store ignores preconditions or does not check them atomically; what the store
 /// says when it cannot be read from or written to; the last trouble when it stays busy.
 pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
+    patiently(register, |register| Box::pin(probe_once(register))).await.map_err(explained)
+}
+
+/// Checks that `register` keeps the metadata of an object, where fences and the nonces of updates stand. 2 requests.
+pub(super) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreError> {
+    patiently(register, |register| Box::pin(keeps_metadata(register))).await.map_err(explained)
+}
+
+/// Tries again what passes.
+async fn patiently(
+    register: &dyn Register,
+    examine: for<'a> fn(&'a dyn Register) -> BoxFuture<'a, Result<(), StoreError>>,
+) -> Result<(), StoreError> {
     let env = register.env();
     let mut pause = FIRST_PAUSE;
     for _ in 1..TRIES {
-        match probe_once(register).await {
+        match examine(register).await {
             Err(error) if error.is_transient() => {
                 let wait = env.random.jittered(pause, 0.5).max(error.fault().retry_after.unwrap_or_default());
                 env.sleep(wait).await;
                 pause *= 2;
             }
-            outcome => return outcome.map_err(explained),
+            outcome => return outcome,
         }
     }
-    probe_once(register).await.map_err(explained)
+    examine(register).await
+}
+
+async fn keeps_metadata(register: &dyn Register) -> Result<(), StoreError> {
+    let user = BTreeMap::from([("leasehold-kept".to_owned(), "yes".to_owned())]);
+    let metadata = Metadata { user, ..Metadata::default() };
+    // There, now or already: either will do.
+    let body = Body { bytes: Bytes::from_static(b"{}"), metadata: metadata.clone() };
+    register.write(KEEPSAKE, Expect::Absent, body).await?;
+    match register.stat(KEEPSAKE).await? {
+        Some(found) if found.metadata.user == metadata.user => Ok(()),
+        Some(_) => Err(Fault::new(
+            ErrorKind::Unsupported,
+            format!("this store does not keep the metadata of {KEEPSAKE}, or somebody else wrote that"),
+        )
+        .with_help("updates and fenced writes keep their marks in metadata (x-amz-meta-*): use a store that keeps it")
+        .not_applied()),
+        None => Err(vanished()),
+    }
 }
 
 async fn probe_once(register: &dyn Register) -> Result<(), StoreError> {
@@ -231,7 +266,7 @@ fn refusal(what: &str, danger: &str) -> StoreError {
 
 fn vanished() -> StoreError {
     Fault::unavailable(format!(
-        "the object {MARKER} was deleted while the store's preconditions were checked"
+        "an object {MARKER}* was deleted while the store's preconditions were checked"
     ))
     .not_applied()
 }
@@ -258,7 +293,7 @@ mod tests {
     use crate::clock::{StoreTime, TestClock};
     use crate::env::Env;
     use crate::lease::Pace;
-    use crate::register::{Deleted, Metadata, RegisterTraits};
+    use crate::register::{Deleted, RegisterTraits};
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Flaw {
@@ -271,6 +306,7 @@ mod tests {
         ChecksInTwoSteps,
         NeverMatches,
         SameVersionAlways,
+        DropsMetadata,
     }
 
     /// A register with a flaw, which also has bad moments: every so many requests it fails.
@@ -342,7 +378,8 @@ mod tests {
             }
             let version =
                 Version::new(if flaw == Flaw::SameVersionAlways { "v".to_owned() } else { format!("v{n}") });
-            let cell = Cell { value: body.bytes, version: version.clone(), metadata: body.metadata };
+            let metadata = if flaw == Flaw::DropsMetadata { Metadata::default() } else { body.metadata };
+            let cell = Cell { value: body.bytes, version: version.clone(), metadata };
             self.cells.lock().unwrap().insert(key.to_owned(), cell);
             if nth(self.loses_every) {
                 return Err(Fault::unavailable("reset").maybe_applied());
@@ -381,6 +418,23 @@ mod tests {
             probe(&store).await.unwrap();
             assert_eq!(store.requests(), 2);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_drops_metadata_is_refused_for_what_needs_it() {
+        let good = store(Flaw::None);
+        for _ in 0..2 {
+            probe_metadata(&good).await.unwrap();
+            assert_eq!(good.requests(), 2);
+        }
+        let forgetful = store(Flaw::DropsMetadata);
+        probe(&forgetful).await.unwrap();
+        for _ in 0..2 {
+            let error = probe_metadata(&forgetful).await.unwrap_err();
+            assert_eq!(error.fault().kind, ErrorKind::Unsupported);
+        }
+        let busy = Flawed { busy_every: 2, loses_every: 3, ..store(Flaw::None) };
+        probe_metadata(&busy).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
