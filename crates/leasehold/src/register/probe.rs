@@ -44,8 +44,9 @@ const RACERS: usize = 8;
 /// does not check atomically, one race in two found nothing.
 const RACES: usize = 4;
 
-/// How often the probe is tried when the store is busy, and the pause before the second try.
-const TRIES: u32 = 5;
+/// How often the probe is tried when the store is busy, or a whole fleet begins with it, and the pause before the second
+/// try.
+const TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The marker's value.
