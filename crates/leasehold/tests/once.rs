@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{Client, TTL, World, name};
-use leasehold::clock::Clock;
-use leasehold::{AlreadyRan, Due, Error, ErrorKind, Locker, Once, OncePer};
+use leasehold::clock::{Clock, TestClock};
+use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, Locker, Once, OncePer};
 use leasehold_testkit::fault::Outcome;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -48,6 +48,33 @@ async fn due_after(world: &World, start: leasehold::clock::Moment) -> Duration {
         }
     }
     world.clock.now().longest_since(start)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_goes_too_fast_shortens_no_rest() {
+    let world = World::new();
+    let client = world.client(1, TestClock::with_rate(1.005), true);
+    let start = world.clock.now();
+    let long = async |_: &Guard| {
+        client.env.sleep(SECOND * 5_000).await;
+        Ok::<_, ()>(())
+    };
+    let once = Locker::new(client.leases.clone()).lock("x").ttl(TTL).once_per(SECOND * 6_000);
+    assert_eq!(once.run(long).await.unwrap(), Once::Ran(Ok(())));
+    let due = due_after(&world, start).await;
+    assert!(due >= SECOND * 6_000, "{due:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_ends_after_its_lease_has_lost_it_whatever_it_says() {
+    let client = World::new().dated(1);
+    for says in [Ok(()), Err("failed")] {
+        let suspended = async |_: &Guard| {
+            client.clock.suspend(TTL * 2);
+            says
+        };
+        assert_eq!(job(&client).run(suspended).await.unwrap_err().kind(), ErrorKind::Lost);
+    }
 }
 
 #[tokio::test(start_paused = true)]
