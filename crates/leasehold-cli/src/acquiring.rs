@@ -64,8 +64,8 @@ impl Request {
             ttl,
             patience: patience(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
-            owner: settings.pick(claim.owner.clone(), "owner", text)?,
-            note: settings.pick(claim.note.clone(), "note", text)?.unwrap_or(line),
+            owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
+            note: settings.pick(claim.holder.note.clone(), "note", text)?.unwrap_or(line),
             verb,
             tail,
             for_ticket: false,
@@ -97,7 +97,30 @@ impl Request {
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
         let ask = async |lock: Lock| self.sharing.ask(lock, self.patience).await;
-        self.ask(locker, store, output, signals, ask).await
+        let waiting =
+            Waiting::new(self.name.clone(), clock(locker)).shown_as(self.sharing.awaited(&self.name));
+        self.ask(waiting, locker, store, output, signals, ask).await
+    }
+
+    /// Campaigns for it, however long that takes, and advertises `value`.
+    pub(crate) async fn campaign(
+        &self,
+        value: Option<&str>,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Guard, Failure> {
+        let ask = async |lock: Lock| {
+            let election = lock.election();
+            let election = match value {
+                Some(value) => election.value(value),
+                None => election,
+            };
+            election.campaign().await.map(Guard::from)
+        };
+        let waiting = Waiting::new(self.name.clone(), clock(locker)).for_months();
+        self.ask(waiting, locker, store, output, signals, ask).await
     }
 
     /// Asks for it if what is to be done once per `period` is due. Waits for who does it now, and not for the next period.
@@ -117,19 +140,19 @@ impl Request {
                 Patience::Forever => once.acquire().await,
             }
         };
-        self.ask(locker, store, output, signals, ask).await
+        let waiting = Waiting::new(self.name.clone(), clock(locker));
+        self.ask(waiting, locker, store, output, signals, ask).await
     }
 
     async fn ask<T>(
         &self,
+        waiting: Waiting,
         locker: &Locker,
         store: &Store,
         output: &Output,
         signals: &mut Signals,
         ask: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
-        let waiting =
-            Waiting::new(self.name.clone(), clock(locker)).shown_as(self.sharing.awaited(&self.name));
         let asked = ask(self.lock(locker).on_wait(waiting.observer()));
         tokio::select! {
             biased;
@@ -137,7 +160,7 @@ impl Request {
                 Ok(acquired) => Ok(acquired),
                 Err(error) => Err(self.failure(error, locker, store).await),
             },
-            signal = signals.next() => {
+            signal = signals.next_ending() => {
                 clock(locker).sleep(WITHDRAWAL).await;
                 Err(interrupted(signal))
             }

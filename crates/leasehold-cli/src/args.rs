@@ -72,6 +72,8 @@ pub(crate) enum ColorChoice {
 pub(crate) enum Verb {
     /// Hold LOCK while a command runs
     Run(RunArgs),
+    /// Run a command while leading, one of all candidates for NAME
+    Elect(ElectArgs),
     /// Run a command once per period, on whichever machine comes first
     Once(OnceArgs),
     /// Take LOCK and print a ticket to renew and release it with
@@ -123,6 +125,10 @@ With --shared and --exclusive, LOCK is a readers-writer lock: eight can hold it 
 LOCK/shared-8, or one exclusively. Who runs without any of these flags takes LOCK as a plain lock and does NOT wait for those \
 who hold it shared: where some say --shared, all others must say --exclusive.
 
+With --ticket it runs under the lock that `leasehold acquire` took: that is renewed first (exit 122, running nothing, \
+when it is lost), while the command runs, and once more afterwards, for the next step of the script. Several may run by one \
+ticket at once; whoever releases it ends it for all.
+
 Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run nightly --try -E 0 -- ./report.sh    # from cron, on many machines
@@ -130,15 +136,69 @@ Examples:
   leasehold run render --permits 3 -- ./render.sh    # at most three at once
   leasehold run index --shared -- ./search           # beside others who search
   leasehold run index --exclusive -- ./rebuild       # beside nobody
-  leasehold run cache --shell -- 'du -s /cache > size && ls'"
+  leasehold run cache --shell -- 'du -s /cache > size && ls'
+  leasehold run --ticket=\"$ticket\" -- ./step-2; leasehold run --ticket=\"$ticket\" --release -- ./step-3"
 )]
 pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) lock: LockArgs,
+    /// The lock's name, like deploy/prod
+    #[arg(value_name = "LOCK", required_unless_present = "ticket", add = ArgValueCompleter::new(lock_names))]
+    pub(crate) lock: Option<OsString>,
+    /// Run under the lock of a ticket, which stays valid; - reads it from stdin [default: $LEASEHOLD_TICKET]
+    #[arg(
+        long,
+        value_name = "TICKET|-",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = IN_VARIABLE,
+        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "HolderArgs", "SharingArgs", "ttl"],
+    )]
+    pub(crate) ticket: Option<OsString>,
+    /// Release the ticket's lock when the command has ended
+    #[arg(long, conflicts_with = "lock")]
+    pub(crate) release: bool,
     #[command(flatten)]
     pub(crate) sharing: SharingArgs,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
+    #[command(flatten)]
+    pub(crate) command: CommandArgs,
+}
+
+/// Stands for a ticket that is to be found in the environment.
+pub(crate) const IN_VARIABLE: &str = "$LEASEHOLD_TICKET";
+
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("command", |command| command.required(false).required_unless_present("observe")),
+    after_help = "The command runs while this candidate leads, and is stopped before its lease ends, exactly as by \
+`leasehold run`; then it campaigns again. LEASEHOLD_TOKEN is the term: higher than that of every leader before.
+
+When the command ends by itself, the candidate resigns, so that another can lead, and campaigns again after a second; \
+after up to 30 s while the command keeps ending within a few seconds. SIGTERM and SIGINT are passed on to the command; when \
+it has ended, the candidate resigns at once and exits with the command's exit code.
+
+With --observe nothing is run: a line for who leads now, and one for each change.
+
+Examples:
+  leasehold elect scheduler --value http://10.0.0.7:8080 -- ./scheduler
+  leasehold elect scheduler --ttl 10s --on-exit exit -- ./scheduler     # under systemd, with Restart=always
+  leasehold elect scheduler --observe --json | jq -r --unbuffered .value"
+)]
+pub(crate) struct ElectArgs {
+    /// The election's name, which is that of a lock
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(lock_names))]
+    pub(crate) name: OsString,
+    /// What to advertise while leading, for those who observe: an address, at most 1,024 characters
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) value: Option<String>,
+    /// What to do when the command ends by itself [default: campaign]
+    #[arg(long, value_name = "ACTION")]
+    pub(crate) on_exit: Option<OnExit>,
+    /// Print who leads, and every change, and run nothing
+    #[arg(long, conflicts_with_all = ["value", "on_exit", "HolderArgs", "CommandArgs"])]
+    pub(crate) observe: bool,
+    #[command(flatten)]
+    pub(crate) holder: HolderArgs,
     #[command(flatten)]
     pub(crate) command: CommandArgs,
 }
@@ -174,6 +234,16 @@ pub(crate) struct OnceArgs {
     pub(crate) claim: ClaimArgs,
     #[command(flatten)]
     pub(crate) command: CommandArgs,
+}
+
+/// What a candidate does when its command has ended by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnExit {
+    /// Resign, and campaign again after a pause
+    #[default]
+    Campaign,
+    /// Resign, and exit with the command's exit code
+    Exit,
 }
 
 /// What is run under a lock, and how.
@@ -229,7 +299,7 @@ pub(crate) struct SharingArgs {
 const MAX_PERMITS: i64 = leasehold::Semaphore::MAX_PERMITS as i64;
 
 /// How a lock is asked for.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct ClaimArgs {
     /// Do not wait when another holds it: exit 123
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
@@ -240,6 +310,13 @@ pub(crate) struct ClaimArgs {
     /// Exit with N instead of 123 and 124
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
+    #[command(flatten)]
+    pub(crate) holder: HolderArgs,
+}
+
+/// What others are shown of who holds a lock.
+#[derive(Debug, Default, Args)]
+pub(crate) struct HolderArgs {
     /// Who holds it, for others to see [default: the user]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner: Option<String>,

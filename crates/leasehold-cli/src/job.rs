@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use leasehold::clock::{Clock, timeout};
 use leasehold::lease::Id;
-use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, LockName, Locker, Released};
+use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, LockName, Locker, Released, Ticket};
 
 use crate::acquiring::{Request, WITHDRAWAL};
 use crate::args::{CommandArgs, OnLost, duration};
@@ -49,6 +49,8 @@ pub(crate) struct Session {
 pub(crate) enum Afterwards {
     /// It is free.
     Release,
+    /// It stays held, by its ticket.
+    HandOn,
     /// It rests until so long after its grant, if the command has succeeded; or else, too.
     Rest { period: Duration, also_after_failure: bool },
 }
@@ -61,7 +63,7 @@ impl Afterwards {
                 let counts = ended.status.success() || also_after_failure;
                 Some(period).filter(|_| counts && !ended.stopped)
             }
-            (Self::Release, _) | (_, Err(_)) => None,
+            (Self::Release | Self::HandOn, _) | (_, Err(_)) => None,
         }
     }
 }
@@ -84,11 +86,21 @@ impl Job {
         lock: &LockName,
         ttl: Duration,
     ) -> Result<Self, Failure> {
+        Self::on(context, context.store()?, args, lock, ttl)
+    }
+
+    /// The same, with the lock in `store`.
+    pub(crate) fn on(
+        context: &Context,
+        store: Store,
+        args: CommandArgs,
+        lock: &LockName,
+        ttl: Duration,
+    ) -> Result<Self, Failure> {
         let settings = &context.settings;
         let file = settings.pick(args.report, "report", |text| Ok(text.into()))?;
         let on_lost = settings.pick(args.on_lost, "on-lost", |text| OnLost::from_str(text, false))?;
         let grace = grace(settings, args.grace, ttl)?;
-        let store = context.store()?;
         if let Some(file) = &file {
             report::check(file)?;
         }
@@ -145,6 +157,41 @@ impl Job {
         acquired
     }
 
+    /// Waits until this candidate leads, and advertises `value`. The report is that of the term to come.
+    pub(crate) async fn campaign(
+        &mut self,
+        context: &Context,
+        request: &Request,
+        value: Option<&str>,
+        session: &mut Session,
+    ) -> Result<Guard, Failure> {
+        self.report =
+            Report { lock: request.name.to_string(), store: self.store.shown(), ..Report::default() };
+        let asked = session.clock.now();
+        let Session { locker, signals, clock } = session;
+        let elected = request.campaign(value, locker, &self.store, &context.output, signals).await;
+        self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        elected
+    }
+
+    /// Takes up the lock of `ticket`, which renews it.
+    pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
+        let Session { locker, signals, .. } = session;
+        let resumed = signals.unless(async { Ok(locker.resume(ticket).await) }).await?;
+        resumed.map_err(|error| {
+            if error.kind() != ErrorKind::Lost {
+                return Failure { code: FAILED, ..error.into() };
+            }
+            self.report.lost_reason = error.loss().map(report::reason);
+            Failure { code: LOST, ..Failure::from(error) }.with_help("the command was not run")
+        })
+    }
+
+    /// Whether the lock was lost in the latest run.
+    pub(crate) fn was_lost(&self) -> bool {
+        self.report.outcome == "lost"
+    }
+
     /// Takes the lock if what is to be done once per `period` is due.
     pub(crate) async fn acquire_if_due(
         &mut self,
@@ -197,7 +244,7 @@ impl Job {
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
         let rest = afterwards.rest(&ended).filter(|_| loss.is_none());
-        let untold = self.give_up(context, guard, &mut loss, session, rest).await;
+        let untold = self.give_up(context, guard, &mut loss, session, (afterwards, rest)).await;
         let code = self.judge(context, ended?, loss)?;
         Ok(match untold {
             Some(error) => self.not_told(context, &error, code),
@@ -231,17 +278,19 @@ impl Job {
         guard: Guard,
         loss: &mut Option<Error>,
         session: &mut Session,
-        rest: Option<Duration>,
+        (afterwards, rest): (Afterwards, Option<Duration>),
     ) -> Option<Error> {
         let name = guard.name().clone();
+        let locker = session.locker.clone();
         let given_up = async {
-            match rest {
-                Some(period) => guard.rest(period).await,
-                None => guard.release().await,
+            match (rest, afterwards) {
+                (Some(period), _) => guard.rest(period).await,
+                (None, Afterwards::HandOn) => hand_on(guard, &locker).await,
+                (None, _) => guard.release().await,
             }
         };
         let mut untold = None;
-        let released = match unless_signalled(given_up, session).await {
+        let ours = match unless_signalled(given_up, session).await {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
                 // The store knows better: ended by somebody else since the last renewal, while the command ran.
@@ -254,12 +303,16 @@ impl Job {
                 false
             }
             Err(error) => {
-                context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
+                let what = match afterwards {
+                    Afterwards::HandOn => "the ticket was not renewed",
+                    Afterwards::Release | Afterwards::Rest { .. } => "the lock was not released",
+                };
+                context.output.warning(&format!("{what}, it lapses by itself: {error}"));
                 false
             }
         };
-        self.report.released = Some(released);
-        self.report.rests = rest.map(|_| released);
+        self.report.released = Some(ours && !matches!(afterwards, Afterwards::HandOn));
+        self.report.rests = rest.map(|_| ours);
         untold
     }
 
@@ -315,6 +368,17 @@ impl Job {
             "what the command did last may have been done without the lock"
         }));
         Ok(LOST)
+    }
+}
+
+/// Stops to renew, and renews by the ticket once: whoever uses it next has a whole ttl, and whether the lock was ours until
+/// now is known, as by a release.
+async fn hand_on(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
+    let renewed = async { locker.renew(&guard.into_ticket().await?).await };
+    match renewed.await {
+        Ok(_) => Ok(Released::Released),
+        Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
+        Err(error) => Err(error),
     }
 }
 

@@ -68,7 +68,9 @@ impl From<AlreadyRan> for Earlier {
 impl Report {
     pub(crate) fn failed(mut self, failure: &Failure) -> Self {
         self.outcome = match failure.kind.as_str() {
-            kind @ ("held" | "timed_out" | "interrupted" | "not_found" | "not_executable") => kind.to_owned(),
+            kind @ ("held" | "lost" | "timed_out" | "interrupted" | "not_found" | "not_executable") => {
+                kind.to_owned()
+            }
             _ => "failed".to_owned(),
         };
         self.exit_code = failure.code;

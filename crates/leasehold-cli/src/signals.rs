@@ -18,12 +18,13 @@ const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
+    asked_to_end: Option<Signal>,
 }
 
 impl Signals {
     /// Those that end a process.
     pub(crate) fn ending() -> io::Result<Self> {
-        let mut signals = Self { streams: Vec::new() };
+        let mut signals = Self { streams: Vec::new(), asked_to_end: None };
         signals.add(&ENDING)?;
         Ok(signals)
     }
@@ -37,6 +38,9 @@ impl Signals {
     fn add(&mut self, signals: &[Signal]) -> io::Result<()> {
         let ignored = ignored();
         for &signal in signals {
+            if self.streams.iter().any(|(received, _)| *received == signal) {
+                continue;
+            }
             // What our parent had us ignore (nohup, `&` in a script) stays ignored, and so it does for the command:
             // installing a handler would undo that.
             if ignored & (1 << (signal.as_raw() - 1)) == 0 {
@@ -61,6 +65,11 @@ impl Signals {
         }
     }
 
+    /// The latest signal so far that ends a process, whoever received it here, and also if it was forgotten.
+    pub(crate) fn asked_to_end(&self) -> Option<Signal> {
+        self.asked_to_end
+    }
+
     /// Forgets those that have arrived.
     pub(crate) fn forget(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
@@ -82,6 +91,8 @@ impl Signals {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
         for (signal, stream) in &mut self.streams {
             if stream.poll_recv(context).is_ready() {
+                self.asked_to_end =
+                    Some(*signal).filter(|signal| ENDING.contains(signal)).or(self.asked_to_end);
                 return Poll::Ready(*signal);
             }
         }

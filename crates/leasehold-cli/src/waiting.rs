@@ -26,16 +26,23 @@ pub(crate) struct Waiting {
     shown: String,
     clock: Arc<dyn Clock>,
     seen: Arc<Mutex<Option<(Held, Moment)>>>,
+    /// Whether a line is to tell of each holder only once, in place of one now and then.
+    once: bool,
 }
 
 impl Waiting {
     pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self { shown: name.to_string(), name, clock, seen: Arc::default() }
+        Self { shown: name.to_string(), name, clock, seen: Arc::default(), once: false }
     }
 
     /// The same, with another text for what is waited for.
     pub(crate) fn shown_as(self, shown: String) -> Self {
         Self { shown, ..self }
+    }
+
+    /// For a wait that may take months: into a log, a line for each holder.
+    pub(crate) fn for_months(self) -> Self {
+        Self { once: true, ..self }
     }
 
     /// What to call each time the holder is heard of.
@@ -87,11 +94,13 @@ impl Waiting {
 
     /// A line now and then, into a log.
     async fn tell(&self, output: &Output) -> Infallible {
+        let mut told = None;
         loop {
-            let Some(held) = self.now() else {
-                self.clock.sleep(FRAME).await;
+            let Some(held) = self.now().filter(|held| !self.once || told != Some(held.token)) else {
+                self.clock.sleep(if told.is_some() { LINE_EVERY } else { FRAME }).await;
                 continue;
             };
+            told = Some(held.token);
             let line = if output.json {
                 json::waiting(&self.name, &held).to_string()
             } else {

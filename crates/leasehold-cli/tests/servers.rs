@@ -5,7 +5,7 @@
 #[path = "cli/support.rs"]
 mod support;
 
-use leasehold_testkit::servers::Server;
+use leasehold_testkit::servers::{Server, below};
 use rustix::process::Signal;
 
 use self::support::{Holder, Place};
@@ -22,12 +22,20 @@ fn a_day_on(url: &str) {
         assert_eq!(job.stdout, "lock deploy/prod\n");
     }
     an_eviction(&place, url);
+    an_election(&place, url);
     a_job_once_per_period(&place, url);
     // A lock that outlives its process, and is handed on.
     let ticket = on("acquire steps --ttl 60s").expect(0).stdout;
     let refused = on("run -n steps -- true").expect(123);
     assert!(refused.stderr.contains("by ticket"), "{refused:?}");
     place.run(&format!("renew -s {url} {ticket}")).expect(0);
+    let ticket = ticket.trim();
+    for step in ["one", "two"] {
+        let ran =
+            place.run_script(&format!("run -s {url} --ticket={ticket}"), "echo $LEASEHOLD_LOCK; exit 5");
+        assert_eq!(ran.expect(5).stdout, "steps\n", "{step}");
+        on("run -n steps -- true").expect(123);
+    }
     place.run(&format!("release -s {url} {ticket}")).expect(0);
     place.run(&format!("release -s {url} {ticket}")).expect(1);
     several_holders(&place, url);
@@ -81,6 +89,22 @@ fn an_eviction(place: &Place, url: &str) {
     assert_eq!(evicted.code, 122, "{evicted:?}");
 }
 
+/// An hour: only who resigns can be followed within the time of a test.
+fn an_election(place: &Place, url: &str) {
+    let serve = "trap 'exit 0' TERM; echo leads; while :; do sleep 0.05; done";
+    let candidate =
+        |value: &str| place.scripted(&format!("elect -s {url} web --ttl 1h --value {value}"), serve);
+    let first = Holder::start(candidate("http://one"));
+    let mut follower = Holder::start(place.leasehold(["elect", "-s", url, "web", "--observe", "--json"]));
+    assert!(follower.first.contains("\"value\":\"http://one\""), "{}", follower.first);
+    first.signal(Signal::TERM);
+    let second = Holder::start(candidate("http://two"));
+    while !follower.line().contains("\"value\":\"http://two\"") {}
+    first.end().expect(0);
+    second.signal(Signal::TERM);
+    second.end().expect(0);
+}
+
 fn a_job_once_per_period(place: &Place, url: &str) {
     let once = |script: &str| place.run_script(&format!("once -s {url} hourly --per 1h"), script);
     if url.contains("protocol=existence") {
@@ -97,6 +121,76 @@ fn a_job_once_per_period(place: &Place, url: &str) {
 
 fn held(place: &Place, url: &str, words: &str) -> Holder {
     place.hold(&format!("run -s {url} {words}"), "echo held; while :; do sleep 0.05; done")
+}
+
+/// What a user does with an object that others write too.
+fn objects_on(server: Server) {
+    let place = Place::new();
+    let url = below(&server.fresh_url(), "counter.txt");
+    let update = |words: &str, script: &str| place.run_script(&format!("update {url} {words}"), script);
+    let content = || update("", "cat >content; exit 3").expect(3);
+    // Created, changed, and left alone in every way that is not a change.
+    let created = update("", "echo exists $LEASEHOLD_OBJECT_EXISTS; cat").expect(0);
+    assert!(created.stdout.starts_with("updated ") && created.stdout.contains("counter.txt"), "{created:?}");
+    content();
+    assert_eq!(place.read("content"), "exists 0\n");
+    let written = update("--json", "echo $LEASEHOLD_OBJECT_EXISTS; cat").expect(0).stdout;
+    let written: serde_json::Value = serde_json::from_str(&written).unwrap();
+    assert_eq!((&written["written"], &written["bytes"]), (&true.into(), &11.into()), "{written}");
+    assert!(update("", "cat").expect(0).stdout.contains("nothing was written"));
+    assert_eq!(update("--quiet", "cat").expect(0).stdout, "");
+    let emptied = update("", "true").expect(125);
+    assert!(emptied.stderr.contains("--allow-empty"), "{emptied:?}");
+    let failed = update("", "echo x; kill -9 $$").expect(137);
+    assert!(failed.stderr.contains("nothing was written"), "{failed:?}");
+    update("", "exec /no/such").expect(127);
+    place.run(&format!("update {url} -- /no/such")).expect(127);
+    content();
+    assert_eq!(place.read("content"), "1\nexists 0\n");
+    conflicts(&place, &url);
+    fences(&place, &url);
+    place.run(&format!("update --shell --allow-empty {url} -- cat >/dev/null")).expect(0);
+    content();
+    assert_eq!(place.read("content"), "");
+}
+
+/// Another writes while the command runs: it runs again, or that was it.
+fn conflicts(place: &Place, url: &str) {
+    let other =
+        format!("{:?} update '{url}' -- sh -c 'cat; echo other'", assert_cmd::cargo::cargo_bin!("leasehold"));
+    let meddled = |once: &str| format!("cat; [ -e {once} ] || {{ >{once}; {other} >&2; }}; echo mine");
+    let given_up = place.run_script(&format!("update {url} --attempts 1"), &meddled("first")).expect(124);
+    assert!(given_up.stderr.contains("others changed it"), "{given_up:?}");
+    let again = place.run_script(&format!("update --json {url}"), &meddled("second")).expect(0);
+    assert!(again.stdout.contains("\"attempts\":2"), "{again:?}");
+    place.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);
+    assert_eq!(place.read("content"), "1\nexists 0\nother\nother\nmine\n");
+}
+
+fn fences(place: &Place, url: &str) {
+    place.write("a", "of 5");
+    place.write("b", "of 7");
+    let put = place.run(&format!("put {url} a --fence 5 --content-type text/plain")).expect(0);
+    assert!(put.stdout.starts_with("wrote ") && put.stdout.contains("with token 5"), "{put:?}");
+    place.run(&format!("put {url} b --fence 7 --json")).expect(0);
+    let refused = place.run(&format!("put {url} a --fence 6")).expect(1);
+    assert!(refused.stderr.contains("token 7"), "{refused:?}");
+    place.run_script(&format!("update {url} --fence 6"), "echo x").expect(122);
+    place.run_script(&format!("update {url} --fence 8"), "cat; echo and 8").expect(0);
+    place.run(&format!("put {url} b --fence 7")).expect(1);
+    place.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);
+    assert_eq!(place.read("content"), "of 7and 8\n");
+    place.run(&format!("put {url} nosuch --fence 9")).expect(125);
+}
+
+#[test]
+fn objects_on_s3() {
+    objects_on(Server::Moto);
+}
+
+#[test]
+fn objects_on_gcs() {
+    objects_on(Server::FakeGcs);
 }
 
 #[test]

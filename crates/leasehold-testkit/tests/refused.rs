@@ -4,9 +4,9 @@
 #[cfg(feature = "s3")]
 mod s3 {
     use futures_util::TryStreamExt;
-    use leasehold::{ErrorKind, Locker};
+    use leasehold::{Error, ErrorKind, Locker, Object, Token};
     use leasehold_testkit::s3_double::{Preconditions, S3Double};
-    use leasehold_testkit::servers::Server;
+    use leasehold_testkit::servers::{Server, below};
 
     async fn locker(server: &S3Double) -> Locker {
         Locker::open(&server.url()).await.unwrap()
@@ -23,6 +23,19 @@ mod s3 {
         }
         let records: Vec<_> = server.paths().into_iter().filter(|path| path.ends_with(".lock")).collect();
         assert!(records.is_empty(), "{records:?}");
+    }
+
+    /// An update that rests on preconditions is refused likewise, and a fenced write.
+    #[tokio::test]
+    async fn a_server_that_ignores_preconditions_is_given_no_object() {
+        let server = S3Double::start(Preconditions::Ignored).await;
+        let object = Object::open(&below(&server.url(), "counter.json")).await.unwrap();
+        let updated = object.update(async |_| Ok::<_, Error>(Some("1".into()))).await.map(|_| ());
+        let written = object.write_fenced(Token::new(1).unwrap(), "1").await;
+        for outcome in [updated, written] {
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+        assert!(!server.paths().iter().any(|path| path.ends_with("counter.json")), "{:?}", server.paths());
     }
 
     /// The same server with preconditions is accepted: it is refused for what it ignores and for nothing else.

@@ -40,6 +40,7 @@
 //! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held; [`Semaphore`] and [`RwLock`]
 //! are made of locks, and an [`Election`] says who has one, and where to find them. Stores implement
 //! [`lease::LeaseStore`], or the smaller [`Register`] on which [`RegisterLeases`] runs the lease protocol.
+//! [`update`] changes an object that many write, without a lock; [`fence`] writes one with a guard's token; [`Object`] opens one by its URL.
 //! Everything needs a tokio runtime with time enabled.
 
 pub mod clock;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::timeout;
+use crate::election::Election;
 use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::guard::Guard;
 use crate::lease::{Claim, Grant, Held, Holder, Id, LeaseStore, Ttl, Verdict, deadline};
@@ -149,6 +150,12 @@ impl Lock {
     #[must_use]
     pub fn rw_lock(self) -> RwLock {
         RwLock::new(self)
+    }
+
+    /// The election with this name and these settings.
+    #[must_use]
+    pub fn election(self) -> Election {
+        Election::new(self)
     }
 
     /// Acquires the lock, waiting for as long as it takes.

@@ -89,7 +89,7 @@ impl Locker {
     /// The election called `name`, which is a lock of that name. Sends nothing; a bad name is reported by what is asked of
     /// it.
     pub fn election(&self, name: impl Into<String>) -> Election {
-        Election::new(self.lock(name))
+        self.lock(name).election()
     }
 
     /// The semaphore called `name`, with `permits` permits: from 1 to [`Semaphore::MAX_PERMITS`]. Sends nothing; a bad

@@ -106,6 +106,8 @@ impl Object {
 
     /// Changes the object to what `make` makes of its content: see [`update`](crate::update).
     ///
+    /// Since clones take turns, `make` must not update the same handle: it would wait for itself.
+    ///
     /// Dropping the future leaves the outcome unknown.
     ///
     /// # Errors

@@ -181,6 +181,39 @@ async fn where_versions_come_back_that_cannot_be_told() {
     assert_eq!(world.text().await, "a b ");
 }
 
+/// Whoever created the object next may have done so after ours was there, and deleted.
+#[tokio::test(start_paused = true)]
+async fn a_create_of_unknown_fate_is_not_made_again_beside_that_of_another() {
+    let world = World::new();
+    let network = world.network();
+    network.next_write(Outcome::AppliedLost);
+    network.next_read(Outcome::Fine);
+    network.next_read(Outcome::Stalled);
+    let adding = tokio::spawn({
+        let network = network.clone();
+        async move { add(&network, "a").await }
+    });
+    network.sent(3).await;
+    let version = world.0.stat(KEY).await.unwrap().unwrap().version;
+    world.0.delete(KEY, &version).await.unwrap();
+    add(&*world.0, "b").await.unwrap();
+    network.deliver().await;
+    assert!(adding.await.unwrap().unwrap_err().maybe_applied());
+    assert_eq!(world.text().await, "b ");
+}
+
+/// The version is the same again, but the log is not what the write would leave: it would wipe the marks of others.
+#[tokio::test(start_paused = true)]
+async fn where_versions_come_back_a_change_there_and_back_is_a_change() {
+    let world = World::by_content();
+    let (network, updating) = write_under_way(&world).await;
+    add(&*world.0, "c").await.unwrap();
+    update(&*world.0, KEY, async |_| Ok::<_, Error>(Some("a ".into()))).await.unwrap();
+    network.deliver_newest().await;
+    assert!(updating.await.unwrap().unwrap_err().maybe_applied());
+    assert_eq!(world.text().await, "a ");
+}
+
 #[tokio::test(start_paused = true)]
 async fn after_an_overwrite_without_leasehold_it_cannot_be_told() {
     for world in [World::new(), World::by_content()] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use leasehold::lease::{End, State, printable};
-use leasehold::{AlreadyRan, Election, Held, Holder, LockName, Status, Token};
+use leasehold::{AlreadyRan, Election, Held, Holder, Leader, LockName, Status, Token};
 
 use crate::exit::Failure;
 
@@ -112,6 +112,15 @@ pub(crate) fn lock(status: &Status) -> String {
         row("token", token.to_string());
     }
     aligned(&rows)
+}
+
+/// Who leads: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
+pub(crate) fn leader(leader: Option<&Leader>) -> String {
+    let Some(leader) = leader else { return "nobody".to_owned() };
+    match &leader.value {
+        Some(value) => format!("{leader}, value {}", printable(value, Election::MAX_VALUE)),
+        None => leader.to_string(),
+    }
 }
 
 /// The latest grants that are over, newest first.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Held, LockName, Status};
+use leasehold::{Held, Leader, LockName, Status};
 use serde_json::{Map, Value, json};
 
 use super::human;
@@ -39,6 +39,16 @@ pub(crate) fn lock(status: &Status) -> Value {
     }
     object.insert("token".into(), json!(human::token_of(status)));
     Value::Object(object)
+}
+
+/// `{"type":"leader","lock","term","value","holder"}`, or `{"type":"nobody","lock"}`
+pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
+    match leader {
+        None => json!({ "type": "nobody", "lock": election }),
+        Some(Leader { term, value, holder, .. }) => {
+            json!({ "type": "leader", "lock": election, "term": term, "value": value, "holder": holder })
+        }
+    }
 }
 
 /// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each grant that is over.

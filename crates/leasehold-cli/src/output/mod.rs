@@ -60,9 +60,15 @@ impl Output {
 
 /// Prints `text` on stdout. A reader that has gone away (`| head`) has what it wanted: that is no failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    tell(text).map(|_| ())
+}
+
+/// Prints `text` on stdout, one of many. Gives whether there is still a reader.
+pub(crate) fn tell(text: &str) -> Result<bool, Failure> {
     match write(text) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprinted(&error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(unprinted(&error)),
     }
 }
 

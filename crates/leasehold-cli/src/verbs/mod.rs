@@ -3,6 +3,7 @@
 mod acquire;
 mod break_;
 mod completions;
+mod elect;
 mod history;
 mod init;
 mod ls;
@@ -55,6 +56,7 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
     match verb {
         Verb::Run(args) => on(run_runtime(), run::run(context, args)),
         Verb::Once(args) => on(run_runtime(), once::once(context, args)),
+        Verb::Elect(args) => on(run_runtime(), elect::elect(context, args)),
         Verb::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
         Verb::Renew(args) => on(small_runtime(), renew::renew(context, args)),
         Verb::Release(args) => on(small_runtime(), release::release(context, args)),

@@ -1,4 +1,4 @@
-//! The ticket that `renew` and `release` are given, and the store that it belongs to.
+//! The ticket that `renew`, `release` and `run --ticket` are given, and the store that it belongs to.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -6,6 +6,7 @@ use std::io::Read as _;
 use leasehold::{Locker, Ticket};
 
 use crate::args::TicketArgs;
+use crate::config::Store;
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 
@@ -16,11 +17,16 @@ const MOST: u64 = 64 * 1024;
 
 /// Reads the ticket and opens its store.
 pub(super) async fn opened(context: &Context, args: TicketArgs) -> Result<(Ticket, Locker), Failure> {
-    let text = text(args.ticket)?;
-    let ticket: Ticket = text.parse().map_err(|error| Failure::bad_argument(&error))?;
-    let store = context.store_or(ticket.store())?;
+    let (ticket, store) = read(context, args.ticket)?;
     let locker = context::open(&store).await?;
     Ok((ticket, locker))
+}
+
+/// The ticket that is `given`, or where it stands, and its store.
+pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
+    let ticket: Ticket = text(given)?.parse().map_err(|error| Failure::bad_argument(&error))?;
+    let store = context.store_or(ticket.store())?;
+    Ok((ticket, store))
 }
 
 fn text(given: Option<OsString>) -> Result<String, Failure> {

@@ -44,10 +44,11 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
 }
 
 const EXIT_CODES: &str = "\
-Of run and once:
+Of run, once and elect:
   the command's, or 128 + signal   the command ended while the lock was held
   122   the lock was lost while the command ran, or was about to be: the command was stopped. Overrides the
-        command's own status, since work done after the loss must not look successful
+        command's own status, since work done after the loss must not look successful. With --ticket also when it was
+        lost before: nothing was run. elect goes on after a loss, and campaigns again
   123   held by another (--try); -E replaces it
   124   waited in vain (--wait); -E replaces it
   125   leasehold failed: the store, its URL, its permissions, config.toml; also when --wait ended before the store had
@@ -76,7 +77,7 @@ Of the other verbs:
   2     the command line is wrong
   123, 124, 125   as above
 
-A command may use any of these numbers itself: `run --report FILE` writes what happened as JSON, whose `outcome` is one
+A command may use any of these numbers itself: `--report FILE` writes what happened as JSON, whose `outcome` is one
 of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed; that of `once --report FILE`
 also already_ran, and not_told: it succeeded, and the store does not know.
 ";
@@ -95,11 +96,12 @@ A setting is taken from the flag, else from the environment, else from config.to
   --on-lost              LEASEHOLD_ON_LOST              on_lost
   --grace                LEASEHOLD_GRACE                grace
   --report               LEASEHOLD_REPORT               -
+  --value, --on-exit     LEASEHOLD_VALUE, _ON_EXIT      -
   --per                  LEASEHOLD_PER                  -
   --count-failures       LEASEHOLD_COUNT_FAILURES       -
   --color                LEASEHOLD_COLOR                color
   --json, --quiet        LEASEHOLD_JSON, _QUIET         -
-  TICKET                 LEASEHOLD_TICKET               -
+  TICKET, --ticket       LEASEHOLD_TICKET               -
 
 Switches are 1 or 0. NO_COLOR is honoured. With -v, RUST_LOG chooses what is logged.
 
@@ -111,9 +113,9 @@ The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.t
   [stores.prod]
   url = \"s3://my-bucket/locks?region=eu-west-1\"
 
-The command that `run` or `once` runs finds:
+The command that `run`, `once` or `elect` runs finds:
   LEASEHOLD_LOCK    the lock's name
-  LEASEHOLD_TOKEN   the fencing token: give it along with every write, and let the resource refuse lower ones;
+  LEASEHOLD_TOKEN   the fencing token (elect: the term): give it along with every write, let the resource refuse lower ones;
                     absent where the store's protocol has none
   LEASEHOLD_PERMIT  with --permits: the number of the permit; LEASEHOLD_LOCK and the token are that permit's
   LEASEHOLD_STORE   the store's URL, without passwords

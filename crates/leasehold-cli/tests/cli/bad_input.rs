@@ -92,3 +92,40 @@ fn bad_options_are_usage_errors() {
     assert!(grace.stderr.contains("renewed"), "{grace:?}");
     place.run("run x --ttl 10s --grace 5s -- true").expect(0);
 }
+
+#[test]
+fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
+    let place = Place::new();
+    for (object, named) in
+        [("counter.json", "s3://"), ("sqlite:locks.db", "s3://"), ("mem:", "s3://"), ("etcd://h/x", "s3://")]
+    {
+        for words in [format!("update {object} -- cat"), format!("put {object} - --fence 1")] {
+            let outcome = place.run(&words).expect(2);
+            assert!(outcome.stderr.contains(named) && outcome.stderr.starts_with("error: "), "{outcome:?}");
+        }
+    }
+    if cfg!(feature = "s3") {
+        for (object, named) in [
+            ("s3://bucket?region=x", "names no object"),
+            ("s3://bucket/folder/?region=x", "segment"),
+            ("s3://bucket/../x?region=x", "segment"),
+            ("s3://bucket/x?region=x&protocol=existence", "protocol"),
+        ] {
+            let outcome = place.run(&format!("update {object} -- cat")).expect(2);
+            assert!(outcome.stderr.contains(named), "{outcome:?}");
+        }
+    }
+    for words in [
+        "put s3://b/x",
+        "put s3://b/x - --fence x",
+        "put s3://b/x -",
+        "update s3://b/x",
+        "update s3://b/x --attempts 0 -- cat",
+    ] {
+        place.run(words).expect(2);
+    }
+    let large = place.run("put s3://bucket/x - --fence 9007199254740992").expect(2);
+    assert!(large.stderr.contains("2^53"), "{large:?}");
+    let secret = place.run("update s3://id:hunter2@bucket/x -- cat").stderr;
+    assert!(!secret.contains("hunter2"), "{secret}");
+}

@@ -2,8 +2,9 @@
 
 use crate::support::{Outcome, Place};
 
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 16] = [
     "run",
+    "elect",
     "acquire",
     "renew",
     "release",
@@ -31,7 +32,9 @@ fn every_verb_explains_itself() {
         assert!(short.contains("Usage: leasehold") && asked.contains("Usage: leasehold"), "{short}");
         assert!(short.lines().all(|line| line.chars().count() <= 100), "{short}");
     }
-    for verb in ["run", "acquire", "renew", "ls", "wait", "break", "update", "put", "completions", "man"] {
+    for verb in
+        ["run", "elect", "acquire", "renew", "ls", "wait", "break", "update", "put", "completions", "man"]
+    {
         assert!(place.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
     }
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");

@@ -2,9 +2,10 @@
 
 use std::fs::File;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Outcome, Place};
+use crate::support::{Holder, Outcome, Place, lives, until};
 
 #[test]
 fn a_ticket_is_all_that_acquire_prints_and_all_that_renew_and_release_need() {
@@ -97,4 +98,143 @@ fn a_ticket_that_nobody_got_holds_nothing() {
     let output = place.leasehold(["acquire", "x", "--json"]).stdout(writer).output().unwrap();
     Outcome::of(output).expect(125);
     place.run("run -n x -- true").expect(0);
+}
+
+fn ticket(place: &Place, words: &str) -> String {
+    place.run(&format!("acquire {words}")).expect(0).stdout.trim().to_owned()
+}
+
+#[test]
+fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
+    let place = Place::new();
+    // As somebody writes it. Between all steps, nobody else is granted the lock.
+    let script = r#"set -eu
+        leasehold() { "$LEASEHOLD" "$@"; }
+        others() { leasehold run -n steps -- true && exit 99 || [ $? -eq 123 ]; }
+        LEASEHOLD_TICKET=$(leasehold acquire steps --ttl 10m); export LEASEHOLD_TICKET
+        others
+        leasehold run --ticket -- sh -c 'echo 1 $LEASEHOLD_LOCK $LEASEHOLD_TOKEN'
+        others
+        leasehold renew -q
+        leasehold run --ticket="$LEASEHOLD_TICKET" -- sh -c 'echo 2 $LEASEHOLD_LOCK $LEASEHOLD_TOKEN'
+        others
+        printf %s "$LEASEHOLD_TICKET" | leasehold run --ticket=- -- sh -c 'echo 3 $LEASEHOLD_LOCK $LEASEHOLD_TOKEN'
+        others
+        leasehold run --ticket -- sh -c 'exit 9' || [ $? -eq 9 ]
+        others
+        leasehold release -q
+        leasehold run -n steps -- true"#;
+    let mut shell = std::process::Command::new("sh");
+    let mut as_here = place.leasehold(["-V"]);
+    as_here.args(["-V"]);
+    shell.args(["-c", script]).env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold")).current_dir(place.path("."));
+    for (key, value) in as_here.get_envs() {
+        match value {
+            Some(value) => shell.env(key, value),
+            None => shell.env_remove(key),
+        };
+    }
+    let ran = Outcome::of(shell.stdin(std::process::Stdio::null()).output().unwrap()).expect(0);
+    let lines: Vec<_> = ran.stdout.lines().map(|line| line.split(' ').collect::<Vec<_>>()).collect();
+    assert_eq!(lines.iter().map(|words| words[0]).collect::<Vec<_>>(), ["1", "2", "3"], "{ran:?}");
+    assert!(lines.iter().all(|words| words[1] == "steps" && words[2] == lines[0][2]), "one grant: {ran:?}");
+}
+
+#[test]
+fn a_run_by_ticket_is_renewed_and_its_lock_is_left_to_the_next_step() {
+    let place = Place::new();
+    let ticket = ticket(&place, "x --ttl 1s");
+    // Longer than the lease.
+    let script = "i=0; while [ $i -lt 150 ]; do i=$((i + 1)); sleep 0.01; done";
+    let words = format!("run --ticket={ticket} --report out.json");
+    place.run_script(&words, script).expect(0);
+    place.run("run -n x -- true").expect(123);
+    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    assert_eq!(
+        (&report["outcome"], &report["released"], &report["lock"]),
+        (&"exited".into(), &false.into(), &"x".into())
+    );
+    place.run(&format!("run --ticket={ticket} --release -- false")).expect(1);
+    place.run("run -n x -- true").expect(0);
+}
+
+#[test]
+fn a_run_by_a_ticket_that_is_lost_runs_nothing_and_makes_122() {
+    let place = Place::new();
+    let ticket = ticket(&place, "x --ttl 1h");
+    place.run(&format!("release {ticket}")).expect(0);
+    let lost = place.run(&format!("run --ticket={ticket} --report out.json -- touch ran")).expect(122);
+    assert!(lost.stderr.contains("lost") && lost.stderr.contains("the command was not run"), "{lost:?}");
+    assert!(!place.path("ran").exists());
+    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    assert_eq!((&report["outcome"], &report["command_exit_code"]), (&"lost".into(), &Value::Null));
+}
+
+#[test]
+fn a_run_by_ticket_that_loses_its_lock_is_killed_and_makes_122() {
+    let place = Place::new();
+    let ticket = ticket(&place, "x --ttl 1s");
+    let stubborn = "trap '' TERM; echo $$; while :; do sleep 0.01; done";
+    let running = place.hold(&format!("run --ticket={ticket}"), stubborn);
+    let pid = running.first.clone();
+    let store = place.cut_off();
+    until("the command is killed", || !lives(&pid));
+    drop(store);
+    running.end().expect(122);
+    // Ended by another between the last renewal and the end: found out by the renewal that comes after the command.
+    let script = format!("{} release {{}}", env!("CARGO_BIN_EXE_leasehold"));
+    let ticket = self::ticket(&place, "y --ttl 1h");
+    place.run_script(&format!("run --ticket={ticket}"), &script.replace("{}", &ticket)).expect(122);
+}
+
+#[test]
+fn two_runs_by_one_ticket_keep_it_together_and_whoever_releases_ends_it_for_both() {
+    let place = Place::new();
+    let ticket = ticket(&place, "x --ttl 1s");
+    let start = |name: &str| {
+        let script = format!("echo $$; while ! [ -e {name} ]; do sleep 0.01; done");
+        let words = format!("run --ticket={ticket} {}", if name == "two" { "--release" } else { "" });
+        Holder::start(place.scripted(&words, &script))
+    };
+    let (one, two) = (start("one"), start("two"));
+    // Both renew: neither is lost within three leases.
+    let began = std::fs::metadata(place.write("began", "x")).unwrap().modified().unwrap();
+    until("three leases are over", || began.elapsed().unwrap().as_secs() >= 3);
+    assert!(lives(&one.first) && lives(&two.first));
+    place.run("run -n x -- true").expect(123);
+    place.write("two", "x");
+    two.end().expect(0);
+    let pid = one.first.clone();
+    one.end().expect(122);
+    assert!(!lives(&pid));
+    place.run("run -n x -- true").expect(0);
+}
+
+#[test]
+fn a_run_by_ticket_that_is_killed_leaves_the_ticket_valid() {
+    let place = Place::new();
+    let ticket = ticket(&place, "x --ttl 1h");
+    let running = place.hold(&format!("run --ticket={ticket}"), "echo running; while :; do sleep 0.01; done");
+    running.signal(Signal::KILL);
+    running.end();
+    place.run("run -n x -- true").expect(123);
+    place.run(&format!("run --ticket={ticket} --release -- true")).expect(0);
+    place.run("run -n x -- true").expect(0);
+}
+
+#[test]
+fn a_ticket_is_instead_of_all_that_asks_for_a_lock() {
+    let place = Place::new();
+    let ticket = ticket(&place, "x --ttl 1h");
+    for words in ["y", "-n", "-w 1s", "-E 0", "--owner me", "--note text", "--ttl 1m"] {
+        let outcome = place.run(&format!("run --ticket={ticket} {words} -- true")).expect(2);
+        assert!(outcome.stderr.contains("cannot be used with"), "{words}: {outcome:?}");
+    }
+    place.run("run -- true").expect(2);
+    place.run("run --release x -- true").expect(2);
+    let none = place.run("run --ticket -- true").expect(2);
+    assert!(none.stderr.contains("LEASEHOLD_TICKET"), "{none:?}");
+    place.run("run --ticket= -- true").expect(2);
+    let bad = place.run("run --ticket=hunter2 -- true").expect(2);
+    assert!(!bad.stderr.contains("hunter2") && bad.stderr.contains("not a ticket"), "{bad:?}");
 }

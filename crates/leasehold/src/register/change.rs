@@ -109,8 +109,9 @@ impl<'a> Change<'a> {
             traits: self.register.traits(),
             effort: Effort::new(env, self.limits.within, self.limits.within),
             nonces: Vec::new(),
-            size: MAX_OBJECT_BYTES,
+            size: None,
         };
+        self.check_content_type()?;
         if self.token.is_some() && driver.traits.metadata.is_none() {
             return Err(no_metadata(&driver.traits).into());
         }
@@ -154,6 +155,17 @@ impl<'a> Change<'a> {
                 let version = self.register.version_of(bytes);
                 version.is_some() && version == seen.sight.version && !raises
             }
+        }
+    }
+
+    fn check_content_type(&self) -> Result<(), Error> {
+        match self.content_type {
+            // It becomes a header.
+            Some(kind) if kind.is_empty() || !kind.bytes().all(|byte| matches!(byte, b' '..=b'~')) => {
+                Err(Error::invalid(format!("{kind:?} is no content type"))
+                    .with_help("a content type is like application/json or text/plain; charset=utf-8"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -207,8 +219,8 @@ struct Driver<'a> {
     effort: Effort<'a>,
     /// Of every write so far.
     nonces: Vec<Nonce>,
-    /// How many bytes the object is thought to have.
-    size: usize,
+    /// How many bytes the object had at the latest look; `None` before one.
+    size: Option<usize>,
 }
 
 impl Driver<'_> {
@@ -303,8 +315,13 @@ impl Driver<'_> {
 
     async fn look(&mut self) -> Result<Seen, StoreError> {
         let Change { register, key, look, .. } = self.change;
-        let limit = request_limit(self.size);
         loop {
+            // The time is for tries: a write is not left untold because it ran out before the look.
+            let limit = match self.size {
+                // It may have grown meanwhile.
+                Some(size) => request_limit(2 * size),
+                None => self.effort.left().max(REQUEST_LIMIT),
+            };
             let at = register.env().now();
             let found = match look {
                 Look::Content => self.effort.request_within(limit, register.read(key)).await.map(|cell| {
@@ -319,8 +336,7 @@ impl Driver<'_> {
             match found {
                 Ok(None) => return Ok(Seen { sight: Sight::default(), content: None, at }),
                 Ok(Some((version, metadata, size, content))) => {
-                    // It may have grown meanwhile.
-                    self.size = 2 * size;
+                    self.size = Some(size);
                     let sight = Sight::new(version, metadata).map_err(Fault::not_applied)?;
                     return Ok(Seen { sight, content, at });
                 }

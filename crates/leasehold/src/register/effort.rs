@@ -48,16 +48,16 @@ impl<'a> Effort<'a> {
         &self,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        self.request_within(self.attempt_limit, request).await
+        let limit = self.attempt_limit.min(self.left().max(SHORTEST_REQUEST));
+        self.request_within(limit, request).await
     }
 
-    /// The same for a request with a limit of its own: one with a large body.
+    /// The same with a limit of its own: for a request with a large body, and one that is worth its time also at the end.
     pub(crate) async fn request_within<T>(
         &self,
         limit: Duration,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let limit = limit.min(self.left().max(SHORTEST_REQUEST));
         match timeout(&*self.env.clock, limit, request).await {
             Some(answer) => answer,
             None => {

@@ -3,7 +3,9 @@
 //! Every write of an update carries a nonce, and the object's metadata says which nonces wrote it lately, each with a
 //! fingerprint of the version that it replaced, newest first:
 //!
-//!     leasehold-log: <nonce>-<version replaced> <nonce>-<version replaced> ...
+//! ```text
+//! leasehold-log: <nonce>-<version replaced> <nonce>-<version replaced> ...
+//! ```
 //!
 //! So a write whose answer was lost is looked up instead of guessed at. The rules, taken in this order, once a write was
 //! answered with a conflict or not at all, and the object was read again:

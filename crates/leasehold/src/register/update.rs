@@ -29,7 +29,8 @@ impl From<Changed> for Updated {
 ///
 /// `make` is given the content, or `None` when there is no object, and gives the new one, or `None` to leave everything as
 /// it is. Nobody else's write is lost: when another wrote meanwhile, `make` runs again on what is there now, after a pause
-/// with full jitter. So it must not have effects of its own. At most 256 times, and within a minute;
+/// with full jitter. So it must not have effects of its own. (An async closure that takes what it uses along with `move` does not
+/// compile here: let it borrow.) At most 256 times, and within a minute;
 /// [`Object`](crate::Object) has settings for both, and checks an unknown store once instead of before each update.
 ///
 /// A write whose answer was lost is looked up and never applied twice: its nonce is in the object's metadata, with those of

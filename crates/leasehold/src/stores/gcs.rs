@@ -127,7 +127,7 @@ impl Register for GcsRegister {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         let object = self.keys.object(key);
         match self.contents {
-            Contents::Records => self.content_of(&object).await,
+            Contents::Records => self.content_of(&object, None).await,
             Contents::Objects => self.whole(&object).await,
         }
     }
@@ -189,10 +189,14 @@ impl Register for GcsRegister {
 }
 
 impl GcsRegister {
-    /// The content, without metadata.
-    async fn content_of(&self, object: &str) -> Result<Option<Cell>, StoreError> {
+    /// The content, without metadata; of `generation`, or the one that is there now.
+    async fn content_of(&self, object: &str, generation: Option<&str>) -> Result<Option<Cell>, StoreError> {
         let as_stored = self.contents == Contents::Objects;
-        let request = Request { as_stored, ..wire::read(&self.place, object) };
+        let mut request = Request { as_stored, ..wire::read(&self.place, object) };
+        if let Some(generation) = generation {
+            request.url.push_str("&generation=");
+            request.url.push_str(generation);
+        }
         match self.ask(Operation::Read, object, request).await {
             Ok((version, value)) => {
                 let version = self.version(version.as_deref()).map_err(Fault::not_applied)?;
@@ -217,18 +221,23 @@ impl GcsRegister {
         }
     }
 
-    /// Content and metadata of one generation. The JSON API gives them by two requests, which are sent at once; when the
-    /// object is written between them, they are sent again.
+    /// Content and metadata of one generation. The JSON API gives them by two requests, which are sent at once. When the
+    /// object was written between them, or a cache had an old content, the content is asked for of the generation that
+    /// the metadata is of.
     async fn whole(&self, object: &str) -> Result<Option<Cell>, StoreError> {
-        for _ in 0..MOST_READS {
-            let (content, stat) = join(self.content_of(object), self.stat_of(object)).await;
-            match (content?, stat?) {
-                (None, None) => return Ok(None),
-                (Some(cell), Some(stat)) if cell.version == stat.version => {
-                    return Ok(Some(Cell { metadata: stat.metadata, ..cell }));
-                }
-                _ => {}
+        let (content, stat) = join(self.content_of(object, None), self.stat_of(object)).await;
+        let (mut content, mut stat) = (content?, stat?);
+        for _ in 1..MOST_READS {
+            let Some(Stat { version, metadata, .. }) = stat else { return Ok(None) };
+            if content.as_ref().is_none_or(|cell| cell.version != version) {
+                content = self.content_of(object, Some(version.as_str())).await?;
             }
+            match content {
+                Some(cell) if cell.version == version => return Ok(Some(Cell { metadata, ..cell })),
+                // It is gone already.
+                _ => stat = self.stat_of(object).await?,
+            }
+            content = None;
         }
         Err(Fault::unavailable(format!("the object {object:?} kept changing while it was read"))
             .not_applied())

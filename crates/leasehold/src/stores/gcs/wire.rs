@@ -47,12 +47,8 @@ pub(super) fn stat(place: &Place, object: &str) -> Request {
 
 /// The content and the generation of an object.
 pub(super) fn read(place: &Place, object: &str) -> Request {
-    Request {
-        method: Method::GET,
-        url: format!("{}?alt=media", object_url(place, object)),
-        content: None,
-        as_stored: false,
-    }
+    let url = format!("{}?alt=media", object_url(place, object));
+    Request { method: Method::GET, url, content: None, as_stored: false }
 }
 
 /// Writes `body` if the object has `generation` now; 0 for none.

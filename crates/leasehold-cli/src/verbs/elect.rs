@@ -1,0 +1,121 @@
+//! `leasehold elect NAME -- CMD...`: campaigns, runs CMD while leading, and campaigns again.
+
+use std::time::Duration;
+
+use clap::ValueEnum as _;
+use futures_util::StreamExt as _;
+use leasehold::Election;
+
+use crate::acquiring::{Request, interrupted};
+use crate::args::{ClaimArgs, ElectArgs, OnExit};
+use crate::context::{self, Context};
+use crate::exit::Failure;
+use crate::job::{Afterwards, Job, Session};
+use crate::output::{human, json, tell};
+
+/// The pause between the end of a command and the next campaign, or after trouble of the store: from this,
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// up to this, while what comes after it
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// is over within this.
+const SHORT: Duration = Duration::from_secs(10);
+
+pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Failure> {
+    let name = context::lock_name(&args.name)?;
+    if args.observe {
+        return observe(context, name.as_str()).await;
+    }
+    let value = value(context, args.value)?;
+    let on_exit = context.settings.pick(args.on_exit, "on-exit", |text| OnExit::from_str(text, false))?;
+    let line = context::line_of(&args.command.command);
+    let claim = ClaimArgs { holder: args.holder, ..ClaimArgs::default() };
+    let request =
+        Request::new(&context.settings, name, &claim, args.command.ttl, line, ("elect", " -- ..."))?;
+    let job = Job::new(context, args.command, &request.name, request.ttl)?;
+    let candidate = Candidate { context, request, value, on_exit: on_exit.unwrap_or_default() };
+    job.reported(context, async |job: &mut Job| candidate.run(job).await).await
+}
+
+struct Candidate<'a> {
+    context: &'a Context,
+    request: Request,
+    value: Option<String>,
+    on_exit: OnExit,
+}
+
+impl Candidate<'_> {
+    /// One term after the other.
+    async fn run(&self, job: &mut Job) -> Result<u8, Failure> {
+        let mut session = job.begin().await?;
+        // A store that cannot be reached at all is for whoever started this to know of, and not to be tried for ever.
+        let election = session.locker.election(self.request.name.as_str());
+        session.signals.unless(async { Ok(election.leader().await?) }).await?;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let guard =
+                match job.campaign(self.context, &self.request, self.value.as_deref(), &mut session).await {
+                    Ok(guard) => guard,
+                    Err(failure) if failure.kind == "unavailable" => {
+                        self.rest(&format!("no campaign: {}", failure.message), pause, &mut session).await?;
+                        pause = (pause * 2).min(LONGEST_PAUSE);
+                        continue;
+                    }
+                    Err(failure) => return Err(failure),
+                };
+            let elected = session.clock.now();
+            let code = job.run_under(self.context, &mut session, guard, Afterwards::Release).await?;
+            let asked_to_end = session.signals.asked_to_end().is_some();
+            if asked_to_end || (self.on_exit == OnExit::Exit && !job.was_lost()) {
+                return Ok(code);
+            }
+            if session.clock.now().longest_since(elected) >= SHORT {
+                pause = FIRST_PAUSE;
+            }
+            // After a loss another leads already, or nobody can.
+            if !job.was_lost() {
+                self.rest(&format!("the command ended with exit code {code}"), pause, &mut session).await?;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    async fn rest(&self, why: &str, pause: Duration, session: &mut Session) -> Result<(), Failure> {
+        if !self.context.output.quiet {
+            self.context.output.warning(&format!("{why}; campaigning again in {}", human::span(pause)));
+        }
+        let Session { locker, clock, signals } = session;
+        tokio::select! {
+            () = clock.sleep(locker.store().env().random.jittered(pause, 0.1)) => Ok(()),
+            signal = signals.next_ending() => Err(interrupted(signal)),
+        }
+    }
+}
+
+fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Failure> {
+    let value = context.settings.pick(flag, "value", |text| Ok(text.to_owned()))?;
+    let characters = value.as_ref().map_or(0, |value| value.chars().count());
+    if characters > Election::MAX_VALUE {
+        let most = Election::MAX_VALUE;
+        return Err(Failure::usage(format!("the value has {characters} characters, and at most {most} fit"))
+            .with_help("advertise an address, and serve the rest from there"));
+    }
+    Ok(value)
+}
+
+/// Prints who leads, until nobody reads it any more.
+async fn observe(context: &Context, name: &str) -> Result<u8, Failure> {
+    let locker = context::open(&context.store()?).await?;
+    let mut changes = locker.election(name).observe();
+    while let Some(leader) = changes.next().await {
+        let leader = leader?;
+        let line = if context.output.json {
+            json::leader(name, leader.as_ref()).to_string()
+        } else {
+            human::leader(leader.as_ref())
+        };
+        if !tell(&format!("{line}\n"))? {
+            break;
+        }
+    }
+    Ok(0)
+}

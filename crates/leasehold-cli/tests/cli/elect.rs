@@ -1,0 +1,226 @@
+//! `elect`: one of several candidates runs its command, and everybody can find out who.
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::support::{Holder, Outcome, Place, lives, send, until};
+
+/// Says its name and its term, and ends when it is told to.
+fn member(name: &str) -> String {
+    format!(
+        "trap 'echo {name} ends; exit 7' TERM; echo {name} $LEASEHOLD_TOKEN; while :; do sleep 0.01; done"
+    )
+}
+
+/// A candidate whose command has not started yet: it waits.
+fn waiting(place: &Place, words: &str, script: &str) -> Waiting {
+    let mut command = place.scripted(words, script);
+    let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    Waiting(process)
+}
+
+struct Waiting(std::process::Child);
+
+impl Waiting {
+    /// Its command's first line.
+    fn leads(mut self) -> Holder {
+        let stdout = std::io::BufReader::new(self.0.stdout.take().unwrap());
+        let mut holder = Holder { process: self.0, stdout, first: String::new() };
+        holder.first = holder.line();
+        holder
+    }
+}
+
+/// What an observer prints.
+fn observer(place: &Place, words: &str) -> Holder {
+    Holder::start(place.leasehold(words.split_whitespace()))
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(line).unwrap()
+}
+
+#[test]
+fn of_two_candidates_one_leads_and_hands_over_at_once_when_it_is_told_to_end() {
+    let place = Place::new();
+    // An hour: only a leader that resigns can be followed within the time of a test.
+    let first = place.hold("elect x --ttl 1h --value http://one --report one.json", &member("one"));
+    let second = waiting(&place, "elect x --ttl 1h --value http://two", &member("two"));
+    let mut observer = observer(&place, "elect x --observe --json");
+    let leader = json(&observer.first);
+    assert_eq!(
+        (&leader["type"], &leader["lock"], &leader["value"]),
+        (&"leader".into(), &"x".into(), &"http://one".into())
+    );
+    assert_eq!(format!("one {}", leader["term"]), first.first);
+    assert_eq!(leader["holder"]["name"], "tester");
+    assert!(place.run("show x").expect(0).stdout.contains("http://one"));
+    assert_eq!(json(&place.run("ls --json").expect(0).stdout)["holder"]["value"], "http://one");
+
+    first.signal(Signal::TERM);
+    // Its command is told, and its exit code is that of the candidate.
+    let ended = first.end().expect(7);
+    assert_eq!(ended.stdout, "one ends\n");
+    let report = json(&place.read("one.json"));
+    assert_eq!((&report["outcome"], &report["released"]), (&"exited".into(), &true.into()));
+
+    let second = second.leads();
+    let follows = loop {
+        let told = json(&observer.line());
+        if told["type"] == "leader" {
+            break told;
+        }
+        assert_eq!(told["type"], "nobody");
+    };
+    assert_eq!(
+        (&follows["value"], format!("two {}", follows["term"])),
+        (&"http://two".into(), second.first.clone())
+    );
+    assert!(follows["term"].as_u64() > leader["term"].as_u64());
+    second.signal(Signal::INT);
+    second.end().expect(130);
+    assert_eq!(json(&observer.line())["type"], "nobody");
+}
+
+#[test]
+fn a_leader_that_is_killed_is_followed() {
+    let place = Place::new();
+    let first = place.hold("elect x --ttl 1h", &member("one"));
+    let second = waiting(&place, "elect x --ttl 1h", &member("two"));
+    // With its guardian, which would do no more than kill the command.
+    send(first.guardian(), Signal::KILL);
+    first.signal(Signal::KILL);
+    assert!(second.leads().first.starts_with("two "));
+}
+
+#[test]
+fn a_loss_kills_the_command_and_the_candidate_campaigns_again() {
+    let place = Place::new();
+    let script = "trap '' TERM; echo $$ $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
+    let mut leader = place.hold("elect x --ttl 1s", script);
+    let (pid, term) =
+        leader.first.split_once(' ').map(|(pid, term)| (pid.to_owned(), term.to_owned())).unwrap();
+    place.run(&format!("break x --token {term}")).expect(0);
+    let again = leader.line();
+    assert!(!lives(&pid), "the command of the term that was lost");
+    let (second, later) = again.split_once(' ').unwrap();
+    assert!(later.parse::<u64>().unwrap() > term.parse::<u64>().unwrap());
+    leader.signal(Signal::TERM);
+    send(second.parse().unwrap(), Signal::KILL);
+    let ended = leader.end().expect(137);
+    assert!(ended.stderr.contains("error: lock `x`") && ended.stderr.contains("lost"), "{ended:?}");
+}
+
+#[test]
+fn cut_off_from_the_store_the_command_is_dead_before_another_leads() {
+    let place = Place::new();
+    let leader = place.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
+    let pid = leader.first.clone();
+    let store = place.cut_off();
+    until("the command is killed", || !lives(&pid));
+    drop(store);
+    leader.signal(Signal::KILL);
+}
+
+#[test]
+fn a_command_that_ends_resigns_and_campaigns_again_after_ever_longer_pauses() {
+    let place = Place::new();
+    let mut leader = place.hold("elect x --ttl 1h", "echo $LEASEHOLD_TOKEN; exit 3");
+    // While it pauses, another can lead.
+    place.run_script("elect x --ttl 1h --on-exit exit", "exit 4").expect(4);
+    let (first, second): (u64, u64) = (leader.first.parse().unwrap(), leader.line().parse().unwrap());
+    assert!(second > first);
+    leader.line();
+    until("it pauses", || place.run("show x").stdout.contains("free"));
+    leader.signal(Signal::TERM);
+    let ended = leader.end().expect(143);
+    for pause in ["ended with exit code 3; campaigning again in 1s", "campaigning again in 2s"] {
+        assert!(ended.stderr.contains(pause), "{ended:?}");
+    }
+}
+
+#[test]
+fn with_on_exit_exit_it_ends_with_the_command() {
+    let place = Place::new();
+    place.run_script("elect x --on-exit exit", "exit 5").expect(5);
+    place.run_script("elect x --on-exit exit", "kill -9 $$").expect(137);
+    let output = place.scripted("elect x", "exit 6").env("LEASEHOLD_ON_EXIT", "exit").output().unwrap();
+    Outcome::of(output).expect(6);
+    // Lost, it goes on to campaign.
+    let script = format!(
+        "[ -e again ] && exit 8; touch again; {} break x --token $LEASEHOLD_TOKEN",
+        env!("CARGO_BIN_EXE_leasehold")
+    );
+    place.run_script("elect x --on-exit exit --ttl 1h", &script).expect(8);
+}
+
+#[test]
+fn a_candidate_that_is_told_to_end_while_it_waits_leaves_nothing() {
+    let place = Place::new();
+    let leader = place.hold("elect x --ttl 1h", &member("one"));
+    let candidate = waiting(&place, "elect x --ttl 1h", "echo leads > leads");
+    let mut candidate = candidate.0;
+    until("it waits", || {
+        place.run("show x").stdout.contains("held") && candidate.try_wait().unwrap().is_none()
+    });
+    send(i32::try_from(candidate.id()).unwrap(), Signal::TERM);
+    let ended = Outcome::of(candidate.wait_with_output().unwrap());
+    assert!(ended.code == 143, "{ended:?}");
+    leader.signal(Signal::TERM);
+    leader.end().expect(7);
+    place.run("run -n x -- true").expect(0);
+    assert_eq!(place.read("leads"), "");
+}
+
+#[test]
+fn people_are_told_who_leads_without_control_characters() {
+    let place = Place::new();
+    let mut observer = observer(&place, "elect x --observe");
+    assert_eq!(observer.first, "nobody");
+    let mut command = place.leasehold([
+        "elect",
+        "x",
+        "--value",
+        "a\u{1b}[2J\u{202e}b",
+        "--note",
+        "serves",
+        "--",
+        "sh",
+        "-c",
+    ]);
+    command.arg(member("one"));
+    let leader = Holder::start(command);
+    let line = observer.line();
+    assert!(line.starts_with("tester@") && line.contains("\"serves\", term "), "{line}");
+    assert!(line.ends_with("value a\u{fffd}[2J\u{fffd}b"), "{line}");
+    assert!(!place.run("show x").expect(0).stdout.contains('\u{1b}'));
+    drop(leader);
+}
+
+#[test]
+fn what_makes_no_sense_is_a_usage_error() {
+    let place = Place::new();
+    for line in [
+        "elect x",
+        "elect",
+        "elect x --observe -- true",
+        "elect x --observe --value v",
+        "elect x --observe --ttl 1s",
+        "elect x --observe --owner me",
+        "elect x --on-exit wat -- true",
+        "elect x -n -- true",
+        "elect a//b -- true",
+        "elect a//b --observe",
+    ] {
+        place.run(line).expect(2);
+    }
+    let long = "v".repeat(1_025);
+    let refused =
+        Outcome::of(place.leasehold(["elect", "x", "--value", &long, "--", "true"]).output().unwrap())
+            .expect(2);
+    assert!(refused.stderr.contains("1025 characters"), "{refused:?}");
+    place.run("-s nosuch://x elect x -- true").expect(125);
+    place.run("elect x -- no-such-command").expect(127);
+}
