@@ -150,7 +150,7 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "SharingArgs", "try_once", "wait", "conflict_exit_code", "HolderArgs", "SharingArgs", "ttl"],
+        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the ticket's lock when the command has ended
