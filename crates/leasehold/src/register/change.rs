@@ -7,9 +7,9 @@ use bytes::Bytes;
 
 use super::effort::Effort;
 use super::marks::{Nonce, Sight, Verdict, verdict};
-use super::probe::probe_metadata;
+use super::probe::{probe_metadata, unless_trusted};
 use super::{Body, Expect, MAX_OBJECT_BYTES, Register, RegisterTraits, Stat, Write, probe};
-use crate::clock::{Moment, timeout};
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Token;
 
@@ -80,20 +80,11 @@ pub(crate) struct Changed {
 
 /// Makes sure that `register` enforces its preconditions, and keeps the metadata that it says it keeps.
 pub(crate) async fn trust(register: &dyn Register) -> Result<(), Error> {
-    if register.traits().trusted {
-        return Ok(());
-    }
-    let probed = async {
+    let checks = async {
         probe(register).await?;
         if register.traits().metadata.is_some() { probe_metadata(register).await } else { Ok(()) }
     };
-    match timeout(&*register.env().clock, PROBE_LIMIT, probed).await {
-        Some(outcome) => Ok(outcome?),
-        None => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}"),
-        )),
-    }
+    Ok(unless_trusted(register, PROBE_LIMIT, checks).await?)
 }
 
 impl<'a> Change<'a> {

@@ -21,6 +21,7 @@ use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
 
 use super::{Body, Cell, Expect, Metadata, Register, Version, Write};
+use crate::clock::timeout;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
@@ -77,6 +78,24 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 /// Checks that `register` keeps the metadata of an object, where fences and the nonces of updates stand. 2 requests.
 pub(super) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreError> {
     patiently(register, |register| Box::pin(keeps_metadata(register))).await.map_err(explained)
+}
+
+/// Does `checks` of `register`, but not of one that is trusted, and for at most `limit`.
+pub(super) async fn unless_trusted(
+    register: &dyn Register,
+    limit: Duration,
+    checks: impl Future<Output = Result<(), StoreError>>,
+) -> Result<(), StoreError> {
+    if register.traits().trusted {
+        return Ok(());
+    }
+    match timeout(&*register.env().clock, limit, checks).await {
+        Some(outcome) => outcome,
+        None => {
+            let message = format!("the store's preconditions could not be checked within {limit:?}");
+            Err(Fault::unavailable(message).not_applied())
+        }
+    }
 }
 
 /// Tries again what passes.

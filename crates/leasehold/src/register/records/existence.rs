@@ -22,10 +22,11 @@ use futures_util::stream::{BoxStream, StreamExt};
 use serde::Serialize;
 use tokio::sync::OnceCell;
 
+use super::super::probe::unless_trusted;
 use super::super::record::{Content, Record, RecordState, parse, protocol};
 use super::super::{Body, Cell, Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
-use crate::clock::{StoreTime, timeout};
+use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Id, Token};
@@ -221,21 +222,12 @@ impl Records for ExistenceRecords {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.traits().trusted {
-            return Ok(());
-        }
-        let checked = self.probed.get_or_try_init(async || {
+        let examine = async || {
             probe(&*self.register).await?;
             probe_deletes(&*self.register).await
-        });
-        match timeout(&*self.register.env().clock, PROBE_LIMIT, checked).await {
-            Some(outcome) => outcome.copied(),
-            None => {
-                let message =
-                    format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}");
-                Err(Fault::unavailable(message).not_applied())
-            }
-        }
+        };
+        let checks = async { self.probed.get_or_try_init(examine).await.copied() };
+        unless_trusted(&*self.register, PROBE_LIMIT, checks).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

@@ -7,10 +7,11 @@ use async_trait::async_trait;
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::sync::OnceCell;
 
+use super::super::probe::unless_trusted;
 use super::super::record::{Content, Record, parse, protocol};
 use super::super::{Expect, Register, Write, probe};
 use super::{Found, Records, Refusal, Written};
-use crate::clock::{StoreTime, timeout};
+use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
@@ -73,18 +74,8 @@ impl Records for JsonRecords {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.traits().trusted {
-            return Ok(());
-        }
-        let clock = &*self.register.env().clock;
-        match timeout(clock, PROBE_LIMIT, self.probed.get_or_try_init(|| probe(&*self.register))).await {
-            Some(outcome) => outcome.copied(),
-            None => {
-                let message =
-                    format!("the store's preconditions could not be checked within {PROBE_LIMIT:?}");
-                Err(Fault::unavailable(message).not_applied())
-            }
-        }
+        let checks = async { self.probed.get_or_try_init(|| probe(&*self.register)).await.copied() };
+        unless_trusted(&*self.register, PROBE_LIMIT, checks).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {
