@@ -35,10 +35,12 @@
 //! assert!(history.grants > 0);
 //! ```
 
+mod calls;
 mod checker;
 mod fate;
 mod games;
 mod host;
+mod network;
 mod observers;
 mod once;
 mod plan;
@@ -149,7 +151,9 @@ impl fmt::Display for Violation {
 /// # Panics
 /// When there is no runtime to be had.
 pub fn run(plan: &Plan) -> Result<History, Box<Violation>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    // One thread for what blocks, so that calls are served in the order in which they were made.
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).max_blocking_threads(1).build();
     let runtime = runtime.unwrap_or_else(|error| unreachable!("no runtime: {error}"));
     let checker = Arc::new(Checker::default());
     runtime.block_on(simulate(plan, checker.clone()));
@@ -161,7 +165,7 @@ pub fn run(plan: &Plan) -> Result<History, Box<Violation>> {
 }
 
 async fn simulate(plan: &Plan, checker: Arc<Checker>) {
-    let world = World::new(plan, checker);
+    let world = World::new(plan, checker).await;
     let observers = Observers::start(&world);
     Fate::new(&world).take_its_course().await;
     if plan.is_quiet() {

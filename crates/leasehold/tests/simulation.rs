@@ -24,6 +24,18 @@ fn no_history_of_locks_that_are_objects_breaks_the_promise() {
     many(|seed| Plan { store: Store::Objects, ..Plan::from_seed(seed) }, 2, busy);
 }
 
+/// Processes on one machine that share a file. Who deletes its rows by hand is asked to do so with nobody about.
+#[cfg(feature = "sqlite")]
+#[test]
+fn no_history_of_locks_in_a_file_breaks_the_promise() {
+    let plan = |seed| {
+        let plan = Plan { store: Store::File, ..Plan::from_seed(seed) };
+        let (length, faults) = (plan.length / 3, plan.faults.without(Fault::Deletions));
+        Plan { length, faults_until: length, faults, ..plan }
+    };
+    many(plan, 8, |total, seeds| total.grants > seeds && total.losses > seeds / 10);
+}
+
 #[test]
 fn in_no_history_a_job_runs_twice_in_its_period() {
     many(Plan::once_from_seed, 4, |total, seeds| total.runs > seeds / 2 && total.already_ran > 5 * seeds);
@@ -98,6 +110,8 @@ fn every(plan: impl Fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> Histo
 
 /// With the smallest plan that shows the same.
 fn smaller(violation: Box<Violation>) -> String {
+    // At once, since shrinking takes a while.
+    eprintln!("{violation}");
     format!("{violation}\nshrunk: {}", shrink(violation.clone()))
 }
 

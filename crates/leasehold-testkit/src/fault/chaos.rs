@@ -74,7 +74,7 @@ impl Chaos {
         }
     }
 
-    pub(super) fn draw(&mut self) -> Outcome {
+    pub(crate) fn draw(&mut self) -> Outcome {
         let mut left = self.random.f64();
         let delay = self.delay_most.mul_f64(self.random.f64());
         let table = [

@@ -98,7 +98,7 @@ impl Fate {
     /// Deletes the record by hand.
     async fn delete(&self) {
         let key = match self.plan().store {
-            Store::Register => format!("{LOCK}.lock"),
+            Store::Register | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
         };
         // Nobody deletes by hand what appeared within the last second while another's create is on its way: what that

@@ -43,6 +43,9 @@ pub struct Plan {
 pub enum Store {
     /// In a register, as records that stay.
     Register,
+    /// In a file of SQLite, on one machine. Which of the calls of one instant comes first is up to threads, so what is drawn
+    /// replays, and such races do not.
+    File,
     /// In a register, as objects that exist while the lock is held, as simple clients have it: a release deletes.
     Objects,
 }
@@ -289,7 +292,8 @@ impl Plan {
 }
 
 impl Store {
-    const ALL: [(Self, &'static str); 2] = [(Self::Register, "register"), (Self::Objects, "objects")];
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Register, "register"), (Self::File, "file"), (Self::Objects, "objects")];
 }
 
 /// In one line, as `LEASEHOLD_PLAN` takes it.

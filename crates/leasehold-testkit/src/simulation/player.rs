@@ -9,7 +9,7 @@ use leasehold::{ErrorKind, Guard, Lock, Locker, Object, Register, Token};
 
 use super::games::Held;
 use super::host::Host;
-use super::plan::Fault;
+use super::plan::{Fault, Store};
 use super::world::{Link, World};
 use super::{LOCK, Plan, RESOURCE};
 
@@ -43,7 +43,8 @@ impl Player {
         let plan = &world.plan;
         let mut random = fastrand::Rng::with_seed(seed);
         let rate = 1.0 + plan.rates() * (2.0 * random.f64() - 1.0);
-        let host = Arc::new(Host::new(Arc::new(TestClock::with_rate(rate))));
+        let clock = world.machine_clock().unwrap_or_else(|| Arc::new(TestClock::with_rate(rate)));
+        let host = Arc::new(Host::new(clock));
         let env = Env::seeded(host.clone(), seed);
         let ttl = plan.ttl.mul_f64(if plan.has(Fault::Ttls) { 0.5 + 1.5 * random.f64() } else { 1.0 });
         let (locker, resource, link) = world.connect(&env, seed, &mut random);
@@ -204,7 +205,7 @@ impl Player {
             4..8 => self.link.recover(self.plan().chaos(seed)),
             8 | 9 if has(Fault::Pauses) => self.pause(length).await,
             // The wall clock is what tells of a restore, so in these histories nobody sets it.
-            10 if has(Fault::Restores) && !has(Fault::WallSteps) => {
+            10 if has(Fault::Restores) && !has(Fault::WallSteps) && self.plan().store != Store::File => {
                 self.pause(length).await;
                 self.host.restored(length);
             }

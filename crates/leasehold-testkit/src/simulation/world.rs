@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock as _, TestClock};
 use leasehold::env::Env;
-use leasehold::lease::StoreOptions;
+use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{Locker, Register, RegisterLeases};
 
+use super::calls::Calls;
 use super::checker::Checker;
+use super::network::Network;
 use super::plan::{Fault, Plan, Store};
 use super::witness::{self, Witness};
 use crate::fault::{Chaos, FaultyRegister, Kind};
@@ -22,8 +24,10 @@ pub(super) struct World {
     pub(super) checker: Arc<Checker>,
     /// True time.
     clock: Arc<TestClock>,
-    /// Where the locks lie.
+    /// Where the locks lie, in all but files.
     pub(super) register: Arc<Witness>,
+    /// Where else they lie.
+    file: Option<Disk>,
     /// What holders write to.
     resource: Arc<Witness>,
     links: Mutex<Vec<Link>>,
@@ -38,16 +42,43 @@ struct Spent {
     held_since: Option<Duration>,
 }
 
+/// A file on the only machine of a history, the stores that have it open, and the clock of that machine.
+struct Disk {
+    stores: Vec<Arc<dyn LeaseStore>>,
+    clock: Arc<TestClock>,
+    _folder: tempfile::TempDir,
+}
+
+impl Disk {
+    async fn open(plan: &Plan) -> Self {
+        let folder = tempfile::tempdir().unwrap_or_else(|error| unreachable!("no folder: {error}"));
+        let rate = 1.0 + plan.rates() * (2.0 * fastrand::Rng::with_seed(plan.seed).f64() - 1.0);
+        let (clock, mut stores) = (Arc::new(TestClock::with_rate(rate)), Vec::new());
+        for n in 0..CONNECTIONS {
+            let mut options = StoreOptions::default();
+            options.env = Env::seeded(clock.clone(), plan.seed ^ n);
+            let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+            let locker = Locker::open_with(&url, options).await;
+            let locker = locker.unwrap_or_else(|error| unreachable!("the file cannot be opened: {error}"));
+            stores.push(locker.store().clone());
+        }
+        Self { stores, clock, _folder: folder }
+    }
+}
+
+/// How many connections to a file the processes of a history share.
+const CONNECTIONS: u64 = 2;
+
 /// The networks between one process, the store and the resource.
 #[derive(Clone)]
 pub(super) struct Link {
-    locks: FaultyRegister,
-    resource: FaultyRegister,
+    locks: Arc<dyn Network>,
+    resource: Arc<dyn Network>,
     dead: Arc<AtomicBool>,
 }
 
 impl World {
-    pub(super) fn new(plan: &Plan, checker: Arc<Checker>) -> Arc<Self> {
+    pub(super) async fn new(plan: &Plan, checker: Arc<Checker>) -> Arc<Self> {
         let clock = Arc::new(TestClock::default());
         let env = |seed| Env::seeded(clock.clone(), plan.seed ^ seed);
         let deletes = plan.store == Store::Objects || plan.has(Fault::Deletions);
@@ -63,6 +94,7 @@ impl World {
             resource: Arc::new(Witness::new(resource, checker.clone(), false)),
             checker,
             clock,
+            file: if plan.store == Store::File { Some(Disk::open(plan).await) } else { None },
             links: Mutex::default(),
             spent: Mutex::default(),
         })
@@ -92,7 +124,6 @@ impl World {
         let skew_us = self.plan.front_ends().as_micros() as u64;
         let (store_clock, many_front_ends) = (random.bool(), random.bool());
         let skew = random.i64(-(skew_us as i64)..=skew_us as i64);
-        let link = Link::new(self, seed);
         let machine = |network: &FaultyRegister| {
             let machine = Machine::new(Arc::new(network.clone()), env.clone());
             Arc::new(if many_front_ends {
@@ -104,24 +135,62 @@ impl World {
         let mut options = StoreOptions::default();
         options.env = env.clone();
         options.store_clock = store_clock;
-        let leases = match self.plan.store {
-            Store::Register => RegisterLeases::new(machine(&link.locks), options),
-            Store::Objects => RegisterLeases::by_existence(machine(&link.locks), options),
+        let (leases, locks): (Arc<dyn LeaseStore>, Arc<dyn Network>) = if let Some(file) = &self.file {
+            let calls = self.calls(file, env, seed);
+            let script = calls.script.clone();
+            (Arc::new(calls), script)
+        } else {
+            let network = self.network();
+            (self.leases(machine(&network), options), Arc::new(network))
         };
-        let resource = machine(&link.resource);
+        let network = FaultyRegister::new(self.resource.clone()).observed(|_| {});
+        let resource = machine(&network);
+        let link = Link { locks, resource: Arc::new(network), dead: Arc::default() };
+        link.recover(self.plan.chaos(seed));
         self.all_links().push(link.clone());
-        (Locker::new(Arc::new(leases)), resource, link)
+        (Locker::new(leases), resource, link)
+    }
+
+    fn leases(&self, register: Arc<dyn Register>, options: StoreOptions) -> Arc<dyn LeaseStore> {
+        Arc::new(match self.plan.store {
+            Store::Objects => RegisterLeases::by_existence(register, options),
+            Store::Register | Store::File => RegisterLeases::new(register, options),
+        })
+    }
+
+    fn calls(&self, file: &Disk, env: &Env, seed: u64) -> Calls {
+        Calls {
+            store: file.stores[(seed % CONNECTIONS) as usize].clone(),
+            env: env.clone(),
+            clock: self.clock.clone(),
+            checker: self.checker.clone(),
+            script: Arc::default(),
+        }
+    }
+
+    /// A network to the register, with the checker told of what is sent.
+    fn network(&self) -> FaultyRegister {
+        let (checker, clock) = (self.checker.clone(), self.clock.clone());
+        FaultyRegister::new(self.register.clone()).observed(move |sent| {
+            if let (Kind::Write, Some(value)) = (sent.kind, &sent.value) {
+                witness::sends(&checker, &sent.key, value, clock.now().since_boot());
+            }
+        })
+    }
+
+    /// The clock of a new process's machine; `None` where each has its own.
+    pub(super) fn machine_clock(&self) -> Option<Arc<TestClock>> {
+        self.file.as_ref().map(|file| file.clock.clone())
     }
 
     /// An operator's own locker: on true time, and on a good network.
     pub(super) fn operator(&self) -> Locker {
         let mut options = StoreOptions::default();
         options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
-        let leases = match self.plan.store {
-            Store::Register => RegisterLeases::new(self.register.clone(), options),
-            Store::Objects => RegisterLeases::by_existence(self.register.clone(), options),
-        };
-        Locker::new(Arc::new(leases))
+        Locker::new(match &self.file {
+            Some(file) => file.stores[0].clone(),
+            None => self.leases(self.register.clone(), options),
+        })
     }
 
     /// The networks of all processes that there are and were.
@@ -164,32 +233,16 @@ impl World {
 }
 
 impl Link {
-    fn new(world: &Arc<World>, seed: u64) -> Self {
-        let (checker, clock) = (world.checker.clone(), world.clock.clone());
-        let observe = move |sent: &crate::fault::Sent| {
-            if let (Kind::Write, Some(value)) = (sent.kind, &sent.value) {
-                witness::sends(&checker, &sent.key, value, clock.now().since_boot());
-            }
-        };
-        let link = Self {
-            locks: FaultyRegister::new(world.register.clone()).observed(observe),
-            resource: FaultyRegister::new(world.resource.clone()).observed(|_| {}),
-            dead: Arc::default(),
-        };
-        link.recover(world.plan.chaos(seed));
-        link
-    }
-
-    fn each(&self) -> [&FaultyRegister; 2] {
-        [&self.locks, &self.resource]
+    fn each(&self) -> [&dyn Network; 2] {
+        [&*self.locks, &*self.resource]
     }
 
     pub(super) fn disconnect(&self) {
-        self.each().into_iter().for_each(FaultyRegister::disconnect);
+        self.each().into_iter().for_each(<dyn Network>::disconnect);
     }
 
     pub(super) fn stall(&self) {
-        self.each().into_iter().for_each(FaultyRegister::stall);
+        self.each().into_iter().for_each(<dyn Network>::stall);
     }
 
     /// Cut off for ever: its process is no more.
@@ -201,7 +254,7 @@ impl Link {
     /// Well again, without any harm.
     pub(super) fn heal(&self) {
         if !self.dead.load(Ordering::Relaxed) {
-            self.each().into_iter().for_each(FaultyRegister::heal);
+            self.each().into_iter().for_each(<dyn Network>::heal);
         }
     }
 
@@ -231,7 +284,7 @@ impl Link {
 
     pub(super) async fn deliver_all(&self) {
         for network in self.each() {
-            network.deliver_all().await;
+            while network.deliver().await {}
         }
     }
 }
