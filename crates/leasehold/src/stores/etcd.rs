@@ -6,6 +6,7 @@
 mod acquire;
 mod client;
 mod config;
+mod connect;
 mod errors;
 mod hold;
 mod keys;

@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use serde::de::DeserializeOwned;
 
+use super::AttributeValue;
 use super::dialect::Dialect;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{End, Holder, Id, Past, Token, Ttl};
