@@ -7,6 +7,8 @@ mod connect;
 mod dialect;
 mod errors;
 mod expression;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod item;
 mod table;
 #[cfg(test)]

@@ -8,6 +8,8 @@ mod client;
 mod config;
 mod connect;
 mod errors;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod hold;
 mod keys;
 mod requests;

@@ -6,6 +6,8 @@ mod config;
 mod connect;
 mod credentials;
 mod errors;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod wire;
 #[cfg(test)]
 mod wire_tests;

@@ -6,6 +6,8 @@ mod bodies;
 mod config;
 mod connect;
 mod errors;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 #[cfg(test)]
 mod wire_tests;
 

@@ -6,6 +6,8 @@
 
 mod database;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod location;
 mod machine;
 mod record;

@@ -79,6 +79,9 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
             "upgrade leasehold here; the item was written by a newer version and was left as it is",
         ));
     }
+    if format == 0 {
+        return Err(corrupt("leasehold.format"));
+    }
     let ttl_ms = number(ours, "ttl").filter(|&ms| Ttl::from_millis(ms).is_ok());
     let rest_ms = optional_number(ours, "rest")?;
     Ok(Record {

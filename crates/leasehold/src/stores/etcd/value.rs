@@ -93,6 +93,12 @@ impl Value {
         whole_seconds(self.lasts())
     }
 
+    /// Whether it says what one of ours always says.
+    fn is_whole(&self) -> bool {
+        let rests = self.state != Standing::Resting || self.rest_ms.is_some();
+        self.leasehold != 0 && self.ttl().is_some() && rests
+    }
+
     pub(super) fn ttl(&self) -> Option<Ttl> {
         Ttl::from_millis(self.ttl_ms).ok()
     }
@@ -127,7 +133,7 @@ pub(super) fn read(kv: &KeyValue) -> Who {
             Who::Foreign(format!("a key of leasehold's format {leasehold}, newer than this version reads"))
         }
         Ok(_) => match serde_json::from_slice::<Value>(&kv.value) {
-            Ok(value) if value.ttl().is_some() => Who::Ours(Box::new(value)),
+            Ok(value) if value.is_whole() => Who::Ours(Box::new(value)),
             _ => Who::Foreign(format!("a damaged key of leasehold, {}", shown(&kv.key))),
         },
         Err(_) if kv.value.is_empty() => {
@@ -218,6 +224,8 @@ mod tests {
             ("{}", "not leasehold's"),
             (r#"{"leasehold":1}"#, "damaged"),
             (&GOLDEN.replace("30000", "1"), "damaged"),
+            (&GOLDEN.replace("\"leasehold\":1", "\"leasehold\":0"), "damaged"),
+            (&GOLDEN.replace("granted", "resting"), "damaged"),
             (&newer, "newer"),
         ] {
             let held = held(&kv(value));

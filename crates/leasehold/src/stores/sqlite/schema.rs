@@ -11,7 +11,7 @@ const APPLICATION_ID: i64 = 0x6c68_4c4b;
 /// In `user_version`. A file of a higher version is refused, not guessed at.
 const VERSION: i64 = 1;
 
-const TABLES: &str = "
+pub(super) const TABLES: &str = "
 CREATE TABLE lock (
     name          TEXT PRIMARY KEY NOT NULL,
     state         TEXT NOT NULL CHECK (state IN ('free', 'held', 'resting')),

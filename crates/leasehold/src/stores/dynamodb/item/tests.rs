@@ -220,7 +220,7 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
     assert_eq!(newer.kind, ErrorKind::Unsupported);
     assert!(newer.help.unwrap().contains("upgrade"));
     type Damage = dyn Fn(&mut Item, &mut Item);
-    let damages: [&Damage; 12] = [
+    let damages: [&Damage; 13] = [
         &|item, _| drop(item.remove(TOKEN)),
         &|item, _| drop(item.insert(TOKEN.to_owned(), n(Token::LIMIT))),
         &|item, _| drop(item.insert(TOKEN.to_owned(), AttributeValue::N("-1".to_owned()))),
@@ -233,6 +233,7 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
         &|_, ours| drop(ours.insert("ttl".to_owned(), n(0))),
         &|_, ours| drop(ours.insert("rest".to_owned(), s("long"))),
         &|_, ours| drop(ours.remove("format")),
+        &|_, ours| drop(ours.insert("format".to_owned(), n(0))),
     ];
     for (case, damage) in damages.into_iter().enumerate() {
         assert_eq!(with(damage).kind, ErrorKind::Corrupt, "damage {case}");
