@@ -53,6 +53,8 @@ pub mod error;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "no part of what is published")]
 pub mod fuzzing;
+#[cfg(test)]
+mod golden;
 mod guard;
 #[cfg(doctest)]
 mod guides;

@@ -77,7 +77,8 @@ fn ours(item: &Item, record: &Record, dialect: Dialect) {
     assert_eq!(*again, *record);
 }
 
-fn map(json: &serde_json::Map<String, Json>) -> Option<Item> {
+/// An item from DynamoDB's JSON.
+pub(super) fn map(json: &serde_json::Map<String, Json>) -> Option<Item> {
     json.iter().map(|(name, value)| Some((name.clone(), attribute(value)?))).collect()
 }
 
@@ -91,4 +92,22 @@ fn attribute(json: &Json) -> Option<AttributeValue> {
         ("L", Json::Array(values)) => AttributeValue::L(values.iter().map(attribute).collect::<Option<_>>()?),
         _ => return None,
     })
+}
+
+/// An item in DynamoDB's JSON, sorted.
+#[cfg(test)]
+pub(super) fn to_json(item: &Item) -> Json {
+    let one = |value: &AttributeValue| match value {
+        AttributeValue::S(text) => serde_json::json!({ "S": text }),
+        AttributeValue::N(digits) => serde_json::json!({ "N": digits }),
+        AttributeValue::Bool(value) => serde_json::json!({ "BOOL": value }),
+        AttributeValue::M(entries) => serde_json::json!({ "M": to_json(entries) }),
+        AttributeValue::L(values) => {
+            let entries =
+                values.iter().map(|value| serde_json::json!({ "M": to_json(value.as_m().unwrap()) }));
+            serde_json::json!({ "L": entries.collect::<Vec<_>>() })
+        }
+        other => panic!("{other:?}"),
+    };
+    item.iter().map(|(name, value)| (name.clone(), one(value))).collect::<serde_json::Map<_, _>>().into()
 }

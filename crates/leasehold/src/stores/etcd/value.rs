@@ -181,6 +181,7 @@ pub(super) fn held(kv: &KeyValue) -> Held {
 mod tests {
     use super::*;
     use crate::env::Env;
+    use crate::golden::{assert_written, golden, golden_record};
     use crate::name::LockName;
 
     /// The golden value of format 1: keys with it must stay readable for ever.
@@ -204,6 +205,31 @@ mod tests {
         assert_eq!(held.holder.unwrap().name, "alice");
         assert_eq!(held.token, Token::new(7), "the mod revision, where no other token is written");
         assert_eq!(held.lapses_within, Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn the_golden_values_are_read_and_written() {
+        let held = golden_record("1-held.json");
+        let granted = Value {
+            leasehold: FORMAT,
+            state: Standing::Granted,
+            claim: held.grant,
+            token: None,
+            ttl_ms: held.ttl_ms,
+            lock_delay_ms: held.lock_delay_ms,
+            holder: held.holder,
+            rest_ms: None,
+        };
+        let waiting = Value { state: Standing::Waiting, ..granted.clone() };
+        let resting = granted.clone().resting(Token::new(41).unwrap(), Duration::from_secs(60));
+        for (name, value) in [
+            ("1-etcd-granted.json", granted),
+            ("1-etcd-waiting.json", waiting),
+            ("1-etcd-resting.json", resting),
+        ] {
+            assert_written(name, std::str::from_utf8(&value.to_bytes().unwrap()).unwrap());
+            assert_eq!(read(&kv(&golden(name))), Who::Ours(Box::new(value)));
+        }
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
 }
 
 /// Whether the tables are there; `false` for an empty file.
-fn check(connection: &Connection) -> Result<bool, Trouble> {
+pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
     let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if application == APPLICATION_ID {

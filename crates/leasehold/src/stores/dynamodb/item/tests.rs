@@ -1,6 +1,10 @@
 //! Records to items and back, and the items of other clients.
 
+use serde_json::Value as Json;
+
+use super::super::fuzzing;
 use super::*;
+use crate::golden::{assert_written, golden as golden_file, golden_record};
 use crate::register::record::parse;
 
 const GOLDEN: &[&str] = &[
@@ -256,4 +260,15 @@ fn history_is_kept_as_long_as_the_item_stays_within_one_write_unit() {
     assert!(bytes(&fits) <= WRITE_UNIT_BYTES, "{}", bytes(&fits));
     let long = item(&many(Some("x".repeat(500))));
     assert_eq!(long[HISTORY].as_l().unwrap().len(), LEAST_HISTORY, "people are told, whatever it costs");
+}
+
+#[test]
+fn the_golden_items_are_read_and_written() {
+    for state in ["held", "free", "resting"] {
+        let record = golden_record(&format!("1-{state}.json"));
+        let name = format!("1-dynamodb-{state}.json");
+        assert_written(&name, &fuzzing::to_json(&item(&record)).to_string());
+        let Ok(Json::Object(json)) = serde_json::from_str(&golden_file(&name)) else { panic!("{name}") };
+        assert_eq!(read_record(&fuzzing::map(&json).unwrap()), record);
+    }
 }
