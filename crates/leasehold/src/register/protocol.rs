@@ -371,3 +371,6 @@ pub(super) fn until_store_reads(target_us: u64, store: StoreTime) -> Duration {
 pub(super) fn too_slow_for_create(attempt: &Attempt, answered: Moment) -> bool {
     attempt.created && micros(answered.longest_since(attempt.sent)) > 1_000_000
 }
+
+#[cfg(test)]
+mod model;
