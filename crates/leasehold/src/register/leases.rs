@@ -55,7 +55,7 @@ pub struct RegisterLeases {
 struct Memo {
     version: Version,
     record: Record,
-    /// Whether the grant was answered in time by the store, so that its token is known to be good.
+    /// Whether the grant of `record` was answered in time by the store, so that its token is known to be good.
     confirmed: bool,
     /// Renewals and releases that were sent since `record` and may still land.
     attempts: Vec<Attempt>,
@@ -249,6 +249,8 @@ impl RegisterLeases {
                                 let deleted = self.may_have_deleted(&memo.attempts);
                                 return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
                             }
+                            // Of a late create of the same claim nothing is known to be good.
+                            memo.confirmed &= record.nonce == memo.record.nonce;
                             (memo.record, memo.version) = (record, version);
                         }
                     }
