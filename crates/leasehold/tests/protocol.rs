@@ -266,6 +266,22 @@ async fn rule_9_lost_is_final_also_when_the_renewal_is_answered_after_all() {
     assert!(again.token().unwrap() > loss.token);
 }
 
+/// Found by the simulation: a process that stood still between two tries prolonged what its guard had reported lost.
+#[tokio::test(start_paused = true)]
+async fn rule_9_a_renewal_is_not_tried_again_after_the_deadline() {
+    let world = World::new();
+    let client = world.observer(1);
+    let mut grant = client.granted().await;
+    client.network.reset_counts();
+    client.network.next_write(Outcome::NotApplied);
+    let leases = client.leases.clone();
+    let renewal = tokio::spawn(async move { leases.renew(&mut grant).await });
+    client.network.sent(1).await;
+    client.clock.suspend(TTL);
+    assert!(matches!(renewal.await.unwrap().unwrap(), Renewal::Lost(_)));
+    assert_eq!(client.network.counts().writes, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn rule_10_a_grant_that_may_have_been_ours_in_between_is_reported_as_lost() {
     let world = World::new();

@@ -168,6 +168,10 @@ impl RegisterLeases {
     ) -> Result<Renewal, StoreError> {
         loop {
             let sent = self.now();
+            // A process that stood still between two tries: its guard has said that the lease is lost.
+            if grant.deadline.passed(sent) {
+                return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            }
             let record = protocol::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, attempts, .. } = memo;
             let over = Send::Over(Some(version));
