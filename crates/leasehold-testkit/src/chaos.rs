@@ -11,7 +11,7 @@
 //! - [`resource`]: the counter that the lock protects.
 //! - [`true_time`], [`history`]: what happened when.
 //! - [`checker`]: whether that was right.
-//! - [`report`]: says so.
+//! - [`options`], [`report`]: what the user asks, and is told.
 
 pub mod checker;
 pub mod conductor;
@@ -20,6 +20,7 @@ pub mod faults;
 pub mod fleet;
 pub mod history;
 pub mod naive;
+pub mod options;
 pub mod plan;
 pub mod report;
 pub mod resource;

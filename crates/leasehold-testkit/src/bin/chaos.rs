@@ -5,54 +5,60 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use leasehold_testkit::chaos::checker::judge;
-use leasehold_testkit::chaos::conductor::{Outcome, Settings, run};
+use leasehold_testkit::chaos::options::Options;
 use leasehold_testkit::chaos::report;
-use leasehold_testkit::chaos::scenario::{SCENARIOS, Scenario};
+use leasehold_testkit::chaos::scenario::SCENARIOS;
 use leasehold_testkit::chaos::worker::{Orders, work};
+use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("worker") => work(Orders::read(&arguments[1..]).expect("a worker's orders")).await,
-        Some("check") => check(&arguments[1]),
-        _ => tokio::select! {
-            code = conduct(&arguments) => code,
-            // Everything that was started is killed as it is dropped.
-            _ = tokio::signal::ctrl_c() => ExitCode::from(130),
+        Some("check") => check(&arguments[1..]),
+        Some("list") => list(),
+        _ => match Options::read(&arguments) {
+            Ok(options) => conduct(&options).await,
+            Err(error) => {
+                eprintln!("chaos: {error}");
+                ExitCode::from(2)
+            }
         },
     }
 }
 
-/// Judges a history that was kept.
-fn check(file: &str) -> ExitCode {
-    let verdict = judge(&std::fs::read_to_string(file).unwrap());
-    println!("{:#?}", verdict.counts);
-    for finding in verdict.broken.iter().chain(&verdict.observed) {
-        println!("{finding}");
+/// Until it is done, or somebody has had enough: everything that was started is killed as it is dropped.
+async fn conduct(options: &Options) -> ExitCode {
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt()).unwrap(), signal(SignalKind::terminate()).unwrap());
+    tokio::select! {
+        fine = report::run_and_tell(options) => if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE },
+        _ = interrupt.recv() => ExitCode::from(130),
+        _ = terminate.recv() => ExitCode::from(143),
     }
-    if verdict.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// `NAMES SECONDS SEED`
-async fn conduct(arguments: &[String]) -> ExitCode {
-    let [names, seconds, seed] = arguments else { panic!("NAMES SECONDS SEED") };
-    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(|scenario| names.split(',').any(|name| scenario.name.starts_with(name))).collect();
-    let settings = Settings {
-        seed: seed.parse().unwrap(),
-        duration: Duration::from_secs(seconds.parse().unwrap()),
-        faketime: std::env::var("LEASEHOLD_TEST_FAKETIME").unwrap(),
-    };
-    println!("seed {seed}");
-    let mut outcomes: Vec<Outcome> = Vec::new();
-    for scenario in chosen {
-        let outcome = run(scenario, &settings).await.unwrap();
-        println!("{}", report::told(&outcome));
-        outcomes.push(outcome);
+/// Judges a history that was kept.
+fn check(files: &[String]) -> ExitCode {
+    let mut fine = true;
+    for file in files {
+        let verdict = judge(&std::fs::read_to_string(file).unwrap());
+        println!("{file}: {:#?}", verdict.counts);
+        for finding in &verdict.broken {
+            println!("broken: {finding}");
+        }
+        for finding in &verdict.observed {
+            println!("found, and not promised: {finding}");
+        }
+        fine &= verdict.broken.is_empty();
     }
-    println!("{:#?}", report::faults(&outcomes));
-    if outcomes.iter().all(|outcome| outcome.wrong.is_empty()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn list() -> ExitCode {
+    SCENARIOS.iter().for_each(|scenario| println!("{}", scenario.name));
+    ExitCode::SUCCESS
 }

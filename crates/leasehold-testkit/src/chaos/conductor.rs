@@ -40,6 +40,8 @@ pub struct Settings {
     pub duration: Duration,
     /// What to preload into workers whose clocks are faked.
     pub faketime: String,
+    /// Whether histories are kept although nothing is wrong.
+    pub keep: bool,
 }
 
 /// What came of a scenario.
@@ -51,7 +53,7 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// Everything that is wrong, the verdict included; empty when all is as it has to be.
     pub wrong: Vec<String>,
-    /// Where the histories are kept, when something is wrong.
+    /// Where the histories are kept, when something is wrong or somebody wants them.
     pub kept: Option<PathBuf>,
     /// How long it took.
     pub took: Duration,
@@ -69,8 +71,7 @@ pub async fn run(scenario: &Scenario, settings: &Settings) -> io::Result<Outcome
     std::fs::write(folder.path().join("history.jsonl"), &history)?;
     let verdict = judge(&history);
     let wrong = what_is_wrong(scenario, &verdict, odd_deaths);
-    // Of a lock that must be found out, nothing is wrong then.
-    let kept = (!wrong.is_empty()).then(|| folder.keep());
+    let kept = (settings.keep || !wrong.is_empty()).then(|| folder.keep());
     let took = SystemClock.now().longest_since(start);
     Ok(Outcome { scenario: *scenario, verdict, wrong, kept, took })
 }
@@ -80,6 +81,7 @@ fn histories(folder: &TempDir) -> PathBuf {
 }
 
 fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> Vec<String> {
+    // What must be found is observed, not promised: it is only wrong not to find it.
     let mut wrong: Vec<String> = verdict.broken.iter().map(ToString::to_string).collect();
     wrong.extend(odd_deaths);
     if let Some(rule) = scenario.must_break

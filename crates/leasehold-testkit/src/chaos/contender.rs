@@ -51,7 +51,8 @@ pub trait Hold: Send + Sync {
 pub struct Leasehold {
     /// The lock.
     pub lock: Lock,
-    /// Whether the guard is asked if it still holds the lock. One who never asks is a naive user of a good lock.
+    /// Whether the guard is asked if it still holds the lock, and its token passed on. One who does neither is a naive user of
+    /// a good lock.
     pub checked: bool,
 }
 
@@ -87,7 +88,8 @@ struct Held {
 #[async_trait]
 impl Hold for Held {
     fn token(&self) -> u64 {
-        self.guard.token().map_or(0, Token::get)
+        // One who does not ask passes no token on either.
+        if self.checked { self.guard.token().map_or(0, Token::get) } else { 0 }
     }
 
     fn check(&self) -> bool {

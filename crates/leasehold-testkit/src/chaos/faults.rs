@@ -102,10 +102,14 @@ impl World {
         Ok(())
     }
 
-    /// The number of the worker that holds the lock now.
+    /// The number of the worker that has just been granted the lock, and begins to use it.
     async fn holder(&self, fault: &Fault) -> usize {
         let mut seen = self.seen.clone();
-        let held = async { seen.wait_for(|seen| seen.holder.is_some()).await.ok().and_then(|seen| seen.holder.clone()) };
+        seen.mark_unchanged();
+        let held = async {
+            seen.changed().await.ok()?;
+            seen.wait_for(|seen| seen.holder.is_some()).await.ok().and_then(|seen| seen.holder.clone())
+        };
         let holder = timeout(&SystemClock, PATIENCE, held).await.flatten();
         let home = |who: &String| self.berths.iter().position(|berth| berth.is_home_of(who));
         holder.as_ref().and_then(home).unwrap_or_else(|| self.anybody(fault))

@@ -44,6 +44,26 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::StopHolder,
+        Self::StopWorker,
+        Self::KillHolder,
+        Self::KillWorker,
+        Self::CutHolder,
+        Self::LoseAnswers,
+        Self::CutConnections,
+        Self::DelayRequests,
+        Self::DelayAnswers,
+        Self::DoubleRequests,
+        Self::GiveSecondAnswer,
+        Self::Unavailable,
+        Self::StopServer,
+        Self::KillServer,
+        Self::StopLeader,
+        Self::KillLeader,
+        Self::StepWall,
+    ];
     /// What happens to processes that contend for a lock.
     pub const TO_WORKERS: &[Self] = &[Self::StopHolder, Self::StopWorker, Self::KillHolder, Self::KillWorker];
     /// What a proxy does to HTTP.

@@ -114,7 +114,7 @@ pub const SCENARIOS: &[Scenario] = &[
     store("etcd", Place::Etcd(1), 5),
     Scenario { ttl: Duration::from_secs(3), ..store("etcd-cluster", Place::Etcd(3), 5) },
     Scenario { promises: FENCE_ONLY, clocks: Clocks::TwiceTooFast, ..store("clocks-twice-too-fast", Place::Moto, 5) },
-    naive("naive-unchecked", Place::Moto, Kind::Unchecked),
+    Scenario { clocks: Clocks::WallOnly, ..naive("naive-unchecked", Place::Sqlite, Kind::Unchecked) },
     naive("naive-plain-object", Place::Bucket, Kind::PlainObject),
     Scenario { clocks: Clocks::WallOnly, ..naive("naive-expiry-column", Place::File, Kind::ExpiryColumn) },
 ];

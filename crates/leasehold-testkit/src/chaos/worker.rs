@@ -213,9 +213,9 @@ impl Worker {
     /// Uses the lock for a while: mostly a short one, sometimes one that needs renewals.
     async fn hold(&mut self, grant: &Grant) -> Use {
         let rounds = match self.random.u8(..100) {
-            ..70 => self.random.u32(1..4),
-            70..85 => self.random.u32(4..20),
-            _ => self.random.u32(20..60),
+            ..75 => self.random.u32(1..4),
+            75..90 => self.random.u32(4..15),
+            _ => self.random.u32(25..60),
         };
         for _ in 0..rounds {
             if !self.checked(grant) {
