@@ -23,6 +23,9 @@ use super::worker::Orders;
 /// How many processes take the lock.
 const WORKERS: usize = 8;
 
+/// Faults begin when the lock was granted so many times.
+const GRANTS_BEFORE: u64 = 2;
+
 /// After the last fault, so many grants are waited for, and so long at most. Long enough for any lease and any client that
 /// has backed off.
 const GRANTS_AFTERWARDS: u64 = 3;
@@ -105,7 +108,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
     history.tell("run", history.now(), run);
     let site = Site::start(scenario, WORKERS, folder).await?;
     let resource = Resource::start(History::create(&histories, "counter")?).await?;
-    let mut world = World { site, berths: Vec::new(), seen: resource.seen(), steppers: Vec::new(), history };
+    let mut world = World { site, berths: Vec::new(), resource, steppers: Vec::new(), history };
     for n in 0..WORKERS {
         let environment = world.clock_of(n, scenario.clocks, folder, settings)?;
         let orders = Orders {
@@ -115,11 +118,12 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
             lock: "chaos".to_owned(),
             ttl: scenario.ttl,
             folder: histories.clone(),
-            resource: resource.address().to_string(),
+            resource: world.resource.address().to_string(),
             seed: settings.seed.wrapping_mul(1_000).wrapping_add(n as u64 * 100),
         };
         world.berths.push(Berth::occupy(Recipe { program: std::env::current_exe()?, orders, environment }));
     }
+    world.granted(GRANTS_BEFORE).await;
     let faults = plan(settings.seed, &world.kinds(scenario), settings.duration, scenario.ttl);
     if scenario.must_break.is_some() {
         tokio::select! {
@@ -214,12 +218,17 @@ impl World {
         try_join_all(all.collect::<Vec<_>>()).await.map(|_| ())
     }
 
-    /// All faults are over. Waits until the lock was granted some times more, or far too long.
+    /// All faults are over.
     async fn recover(&self) {
         self.history.tell("healed", self.history.now(), json!({}));
-        let mut seen = self.seen.clone();
-        let so_far = seen.borrow_and_update().grants;
-        let again = seen.wait_for(|seen| seen.grants >= so_far + GRANTS_AFTERWARDS);
+        self.granted(GRANTS_AFTERWARDS).await;
+    }
+
+    /// Waits until the lock was granted so many times more, or far too long: the checker will say so.
+    async fn granted(&self, times: u64) {
+        let mut seen = self.resource.seen();
+        let so_far = seen.borrow().grants;
+        let again = seen.wait_for(|seen| seen.grants >= so_far + times);
         let _ = timeout(&SystemClock, RECOVERY, again).await;
     }
 }

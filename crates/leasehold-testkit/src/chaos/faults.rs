@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, timeout};
 use serde_json::json;
-use tokio::sync::watch;
 
 use super::fleet::Berth;
 use super::history::History;
 use super::plan::{Fault, Kind};
-use super::resource::Seen;
+use super::resource::Resource;
 use super::site::Site;
 
 /// How long a fault that is meant for a holder waits for one; then it meets anybody.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a successor goes on holding the lock when the old holder is back.
+const AFTERMATH: Duration = Duration::from_millis(300);
 
 /// What can be harmed.
 #[derive(Debug)]
@@ -24,8 +26,8 @@ pub struct World {
     pub site: Site,
     /// The workers.
     pub berths: Vec<Berth>,
-    /// What the resource sees: who holds the lock.
-    pub seen: watch::Receiver<Seen>,
+    /// What the lock protects, and who knows who holds it.
+    pub resource: Resource,
     /// The wall clocks that can be stepped.
     pub steppers: Vec<Stepper>,
     /// Where faults are written down.
@@ -73,6 +75,7 @@ impl World {
     /// When a server does not come back.
     pub async fn suffer(&self, fault: &Fault) -> io::Result<()> {
         let from = self.history.now();
+        let linger = fault.kind.is_for_a_holder().then(|| self.resource.linger());
         let victim = match fault.kind {
             Kind::StopHolder | Kind::KillHolder | Kind::CutHolder => self.holder(fault).await,
             _ => self.anybody(fault),
@@ -96,6 +99,11 @@ impl World {
             Kind::StepWall => self.step(fault)?,
             kind => self.site.harm(victim, kind, fault.lasts).await,
         }
+        // Once more, with the one that comes back and the one that has succeeded it both at work.
+        if linger.is_some() {
+            SystemClock.sleep(AFTERMATH).await;
+        }
+        drop(linger);
         let lasts_ms = u64::try_from(fault.lasts.as_millis()).unwrap_or(u64::MAX);
         let event = json!({ "kind": fault.kind.name(), "target": target, "lasts_ms": lasts_ms });
         self.history.tell("fault", from, event);
@@ -104,8 +112,7 @@ impl World {
 
     /// The number of the worker that has just been granted the lock, and begins to use it.
     async fn holder(&self, fault: &Fault) -> usize {
-        let mut seen = self.seen.clone();
-        seen.mark_unchanged();
+        let mut seen = self.resource.seen();
         let held = async {
             seen.changed().await.ok()?;
             seen.wait_for(|seen| seen.holder.is_some()).await.ok().and_then(|seen| seen.holder.clone())

@@ -103,6 +103,11 @@ impl Kind {
         }
     }
 
+    /// Whether a lock should be held all the while.
+    pub fn is_for_a_holder(self) -> bool {
+        matches!(self, Self::StopHolder | Self::CutHolder | Self::KillServer | Self::KillLeader)
+    }
+
     /// For how long, in parts of the ttl.
     fn lasts(self, random: &mut Rng) -> f64 {
         let mut between = |least: f64, most: f64| least + (most - least) * random.f64();

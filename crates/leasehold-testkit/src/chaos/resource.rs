@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::json;
@@ -29,6 +30,7 @@ struct Shared {
     history: History,
     counters: Mutex<BTreeMap<String, Counter>>,
     seen: watch::Sender<Seen>,
+    lingering: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +57,12 @@ impl Resource {
     pub async fn start(history: History) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared { history, counters: Mutex::default(), seen: watch::Sender::default() });
+        let shared = Arc::new(Shared {
+            history,
+            counters: Mutex::default(),
+            seen: watch::Sender::default(),
+            lingering: AtomicUsize::new(0),
+        });
         let task = tokio::spawn(accept(listener, shared.clone()));
         Ok(Self { address, shared, task })
     }
@@ -68,6 +75,23 @@ impl Resource {
     /// What it has seen, and what it sees.
     pub fn seen(&self) -> watch::Receiver<Seen> {
         self.shared.seen.subscribe()
+    }
+
+    /// Until this is dropped, whoever reads is asked to stay: a fault that is meant for a holder finds one, and whoever
+    /// succeeds it holds the lock when it comes back.
+    pub fn linger(&self) -> Linger {
+        self.shared.lingering.fetch_add(1, Ordering::Relaxed);
+        Linger(self.shared.clone())
+    }
+}
+
+/// Holders stay while this lives.
+#[derive(Debug)]
+pub struct Linger(Arc<Shared>);
+
+impl Drop for Linger {
+    fn drop(&mut self) {
+        self.0.lingering.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -121,7 +145,7 @@ impl Shared {
                     seen.holder = seen.holder.take().filter(|_| !ends);
                     ends
                 });
-                Some("accepted 0\n".to_owned())
+                Some("accepted 0 go\n".to_owned())
             }
             _ => None,
         }
@@ -142,7 +166,9 @@ impl Shared {
         let event =
             json!({ "lock": lock, "token": token, "accepted": accepted, "value": value, "number": number });
         self.history.tell(what, from, event);
-        format!("{} {value}\n", if accepted { "accepted" } else { "refused" })
+        let linger = self.lingering.load(Ordering::Relaxed) > 0;
+        let stay = if linger { "stay" } else { "go" };
+        format!("{} {value} {stay}\n", if accepted { "accepted" } else { "refused" })
     }
 }
 
@@ -151,6 +177,7 @@ impl Shared {
 pub struct Client {
     connection: BufReader<TcpStream>,
     who: String,
+    stay: bool,
 }
 
 impl Client {
@@ -159,7 +186,13 @@ impl Client {
     /// # Errors
     /// When it is gone.
     pub async fn connect(address: &str, who: &str) -> io::Result<Self> {
-        Ok(Self { connection: BufReader::new(TcpStream::connect(address).await?), who: who.to_owned() })
+        let connection = BufReader::new(TcpStream::connect(address).await?);
+        Ok(Self { connection, who: who.to_owned(), stay: false })
+    }
+
+    /// Whether its last answer asked to go on holding the lock.
+    pub fn asks_to_stay(&self) -> bool {
+        self.stay
     }
 
     /// The counter; `None` when the token is too low.
@@ -193,11 +226,13 @@ impl Client {
         self.connection.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         self.connection.read_line(&mut answer).await?;
-        match answer.trim_end().split_once(' ') {
-            Some(("accepted", value)) => value.parse().map(Some).map_err(io::Error::other),
-            Some(("refused", _)) => Ok(None),
-            _ => Err(io::Error::other(format!("the resource says {answer:?}"))),
-        }
+        let words: Vec<&str> = answer.split_whitespace().collect();
+        let [verdict, value, stay] = words[..] else {
+            return Err(io::Error::other(format!("the resource says {answer:?}")));
+        };
+        self.stay = stay == "stay";
+        let value = value.parse().map_err(io::Error::other)?;
+        Ok((verdict == "accepted").then_some(value))
     }
 }
 
@@ -223,8 +258,12 @@ mod tests {
         assert!(seen.borrow().holder.is_some());
         new.over("l", 7).await.unwrap();
         assert!(seen.borrow().holder.is_none());
+        let linger = resource.linger();
+        assert_eq!((new.read("l", 7).await.unwrap(), new.asks_to_stay()), (Some(2), true));
+        drop(linger);
+        assert_eq!((new.read("l", 7).await.unwrap(), new.asks_to_stay()), (Some(2), false));
         let history = std::fs::read_to_string(folder.path().join("counter.jsonl")).unwrap();
-        assert_eq!(history.lines().count(), 5);
+        assert_eq!(history.lines().count(), 7);
         assert_eq!(history.matches("\"accepted\":false").count(), 1);
     }
 }

@@ -20,6 +20,9 @@ use super::resource::Client;
 /// What a worker ends with when it was its own decision to die.
 pub const CRASHED: u8 = 77;
 
+/// Nobody stays for longer than so many additions.
+const MOST_ROUNDS: u32 = 500;
+
 /// Which lock workers take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -213,11 +216,14 @@ impl Worker {
     /// Uses the lock for a while: mostly a short one, sometimes one that needs renewals.
     async fn hold(&mut self, grant: &Grant) -> Use {
         let rounds = match self.random.u8(..100) {
-            ..75 => self.random.u32(1..4),
-            75..90 => self.random.u32(4..15),
-            _ => self.random.u32(25..60),
+            ..80 => self.random.u32(1..4),
+            80..94 => self.random.u32(4..15),
+            _ => self.random.u32(20..40),
         };
-        for _ in 0..rounds {
+        for round in 0..MOST_ROUNDS {
+            if round >= rounds && !self.resource.asks_to_stay() {
+                break;
+            }
             if !self.checked(grant) {
                 return self.lost(grant).await;
             }
