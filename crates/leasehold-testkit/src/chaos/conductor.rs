@@ -31,6 +31,9 @@ const GRANTS_BEFORE: u64 = 2;
 const GRANTS_AFTERWARDS: u64 = 3;
 const RECOVERY: Duration = Duration::from_secs(60);
 
+/// A lock that is none is found out by then.
+const LONG_ENOUGH: Duration = Duration::from_secs(60);
+
 /// How often the checker looks at a lock that must be found out.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -124,7 +127,9 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
         world.berths.push(Berth::occupy(Recipe { program: std::env::current_exe()?, orders, environment }));
     }
     world.granted(GRANTS_BEFORE).await;
-    let faults = plan(settings.seed, &world.kinds(scenario), settings.duration, scenario.ttl);
+    // What must be found out is looked at until it is, and not for much longer than that takes.
+    let duration = if scenario.must_break.is_some() { LONG_ENOUGH } else { settings.duration };
+    let faults = plan(settings.seed, &world.kinds(scenario), duration, scenario.ttl);
     if scenario.must_break.is_some() {
         tokio::select! {
             suffered = world.suffer_all(&faults) => suffered?,

@@ -110,14 +110,12 @@ impl World {
         Ok(())
     }
 
-    /// The number of the worker that has just been granted the lock, and begins to use it.
+    /// The number of the worker that holds the lock, and was told now that it is to stay, if anybody is.
     async fn holder(&self, fault: &Fault) -> usize {
         let mut seen = self.resource.seen();
-        let held = async {
-            seen.changed().await.ok()?;
-            seen.wait_for(|seen| seen.holder.is_some()).await.ok().and_then(|seen| seen.holder.clone())
-        };
-        let holder = timeout(&SystemClock, PATIENCE, held).await.flatten();
+        let reads = seen.borrow().reads;
+        let read = async { seen.wait_for(|seen| seen.reads > reads).await.ok().and_then(|seen| seen.holder.clone()) };
+        let holder = timeout(&SystemClock, PATIENCE, read).await.flatten();
         let home = |who: &String| self.berths.iter().position(|berth| berth.is_home_of(who));
         holder.as_ref().and_then(home).unwrap_or_else(|| self.anybody(fault))
     }

@@ -47,6 +47,8 @@ pub struct Seen {
     pub holder: Option<String>,
     /// How many times somebody has begun to.
     pub grants: u64,
+    /// How often somebody has read.
+    pub reads: u64,
 }
 
 impl Resource {
@@ -130,13 +132,14 @@ impl Shared {
         let token: u64 = token.parse().ok()?;
         match *verb {
             "read" => {
-                self.seen.send_if_modified(|seen| {
-                    let begins = seen.holder.as_deref() != Some(*who);
-                    seen.grants += u64::from(begins);
+                // Counted before it is told, which has others act on it.
+                let answer = self.counted("read", lock, token, None);
+                self.seen.send_modify(|seen| {
+                    seen.grants += u64::from(seen.holder.as_deref() != Some(*who));
+                    seen.reads += 1;
                     seen.holder = Some((*who).to_owned());
-                    begins
                 });
-                Some(self.counted("read", lock, token, None))
+                Some(answer)
             }
             "write" => Some(self.counted("write", lock, token, Some(request.get(4)?.parse().ok()?))),
             "over" => {
@@ -253,7 +256,7 @@ mod tests {
         assert_eq!(old.write("l", 4, 2).await.unwrap(), None);
         assert_eq!(new.write("l", 7, 2).await.unwrap(), Some(2));
         let seen = resource.seen();
-        assert_eq!((seen.borrow().holder.as_deref(), seen.borrow().grants), (Some("w1.1"), 2));
+        assert_eq!((seen.borrow().holder.as_deref(), seen.borrow().grants, seen.borrow().reads), (Some("w1.1"), 2, 2));
         old.over("l", 4).await.unwrap();
         assert!(seen.borrow().holder.is_some());
         new.over("l", 7).await.unwrap();
