@@ -333,7 +333,10 @@ impl Case {
         let again = self.on(lock).filter(|(_, grant)| grant.until > healed).count() as u64;
         self.counts.granted_again += again;
         if again == 0 {
-            self.find(Rule::GrantedAgain, format!("{lock}: no grant after {healed}, when the last fault was over"));
+            self.find(
+                Rule::GrantedAgain,
+                format!("{lock}: no grant after {healed}, when the last fault was over"),
+            );
         }
     }
 
@@ -353,8 +356,7 @@ impl Case {
             if access.write {
                 self.counts.writes += 1;
                 if access.value != value + 1 {
-                    let text =
-                        format!("{lock}: token {} wrote {} over {value}", access.token, access.value);
+                    let text = format!("{lock}: token {} wrote {} over {value}", access.token, access.value);
                     self.find(Rule::CounterIsExact, text);
                 }
                 value = access.value;
@@ -448,10 +450,12 @@ mod tests {
     #[test]
     fn what_may_have_been_after_one_another_is_no_violation() {
         // The later check of the first may have been before the check of the second: bounds overlap.
-        let told = Told::default()
-            .held("a", 1, 100, 200)
-            .about("granted", "b", 2, (100, 205))
-            .about("checked", "b", 2, (205, 206));
+        let told = Told::default().held("a", 1, 100, 200).about("granted", "b", 2, (100, 205)).about(
+            "checked",
+            "b",
+            2,
+            (205, 206),
+        );
         assert_eq!(told.broken(), []);
     }
 
@@ -473,10 +477,12 @@ mod tests {
     #[test]
     fn an_old_holder_that_believes_again_is_found() {
         // Stopped for long, and none the wiser: its check passes after the successor's.
-        let told = Told::default()
-            .held("a", 1, 100, 110)
-            .held("b", 2, 200, 210)
-            .about("checked", "a", 1, (300, 310));
+        let told = Told::default().held("a", 1, 100, 110).held("b", 2, 200, 210).about(
+            "checked",
+            "a",
+            1,
+            (300, 310),
+        );
         assert_eq!(told.broken(), [Rule::OneHolder, Rule::TokensRise]);
     }
 

@@ -191,7 +191,11 @@ impl World {
                 environment.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
                 environment.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
                 self.steppers.push(stepper);
-                self.history.tell("fault", self.history.now(), json!({ "kind": "clock that is stepped", "target": format!("w{n}") }));
+                self.history.tell(
+                    "fault",
+                    self.history.now(),
+                    json!({ "kind": "clock that is stepped", "target": format!("w{n}") }),
+                );
                 return Ok(environment);
             }
             3 | 6 => of_its_own("+3600s x1.004", "+3600s"),

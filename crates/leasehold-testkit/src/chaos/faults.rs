@@ -114,7 +114,9 @@ impl World {
     async fn holder(&self, fault: &Fault) -> usize {
         let mut seen = self.resource.seen();
         let reads = seen.borrow().reads;
-        let read = async { seen.wait_for(|seen| seen.reads > reads).await.ok().and_then(|seen| seen.holder.clone()) };
+        let read = async {
+            seen.wait_for(|seen| seen.reads > reads).await.ok().and_then(|seen| seen.holder.clone())
+        };
         let holder = timeout(&SystemClock, PATIENCE, read).await.flatten();
         let home = |who: &String| self.berths.iter().position(|berth| berth.is_home_of(who));
         holder.as_ref().and_then(home).unwrap_or_else(|| self.anybody(fault))

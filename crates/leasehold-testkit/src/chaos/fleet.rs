@@ -7,12 +7,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, timeout};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::worker::{CRASHED, Orders};
+use crate::process::signal;
 
 /// How long a worker may take to end when it is told to.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -128,7 +129,10 @@ fn start(recipe: &Recipe) -> io::Result<Child> {
 }
 
 /// Does to a worker what is ordered until it is dead; says how, if that was not ordered.
-async fn attend(child: &mut Child, orders: &mut mpsc::UnboundedReceiver<Order>) -> io::Result<Option<String>> {
+async fn attend(
+    child: &mut Child,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+) -> io::Result<Option<String>> {
     loop {
         tokio::select! {
             status = child.wait() => {
@@ -151,17 +155,10 @@ async fn attend(child: &mut Child, orders: &mut mpsc::UnboundedReceiver<Order>) 
     }
 }
 
-/// Sends a signal to a process that has not been waited for, so that its id is still its own.
-pub(super) fn signal(child: &Child, signal: Signal) -> io::Result<()> {
-    match child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
-        Some(id) => Ok(kill_process(id, signal)?),
-        None => Ok(()),
-    }
-}
-
 async fn say_goodbye(mut child: Child, input: Option<ChildStdin>) -> io::Result<()> {
     drop(input);
-    signal(&child, Signal::CONT)?;
+    // It may be stopped, or gone already.
+    let _ = signal(&child, Signal::CONT);
     if timeout(&SystemClock, FAREWELL, child.wait()).await.is_none() {
         child.kill().await?;
     }

@@ -28,8 +28,14 @@ impl Options {
     /// What is wrong with them.
     pub fn read(arguments: &[String]) -> Result<Self, String> {
         let seed = fastrand::u64(..1_000_000);
-        let mut options =
-            Self { scenarios: Vec::new(), everything: false, seed, duration: MINUTE, at_once: 1, keep: false };
+        let mut options = Self {
+            scenarios: Vec::new(),
+            everything: false,
+            seed,
+            duration: MINUTE,
+            at_once: 1,
+            keep: false,
+        };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             let mut number = || number(argument, arguments.next());
@@ -39,11 +45,14 @@ impl Options {
                 "--at-once" => options.at_once = usize::try_from(number()?.max(1)).unwrap_or(1),
                 "--keep" => options.keep = true,
                 minutes if minutes.starts_with(|first: char| first.is_ascii_digit()) => {
-                    let minutes = minutes.parse::<f64>().ok().filter(|minutes| (0.0..=100_000.0).contains(minutes));
+                    let minutes =
+                        minutes.parse::<f64>().ok().filter(|minutes| (0.0..=100_000.0).contains(minutes));
                     let minutes = minutes.ok_or_else(|| format!("`{argument}` is no number of minutes"))?;
                     options.duration = MINUTE.mul_f64(minutes);
                 }
-                option if option.starts_with('-') => return Err(format!("there is no option `{option}`: try --help")),
+                option if option.starts_with('-') => {
+                    return Err(format!("there is no option `{option}`: try --help"));
+                }
                 name => options.scenarios.extend(called(name)?),
             }
         }
@@ -65,8 +74,10 @@ fn number(option: &str, value: Option<&String>) -> Result<u64, String> {
 /// The scenario of that name, or those whose names begin with it and a dash.
 fn called(name: &str) -> Result<Vec<&'static Scenario>, String> {
     let begin = format!("{name}-");
-    let found: Vec<_> =
-        SCENARIOS.iter().filter(|scenario| scenario.name == name || scenario.name.starts_with(&begin)).collect();
+    let found: Vec<_> = SCENARIOS
+        .iter()
+        .filter(|scenario| scenario.name == name || scenario.name.starts_with(&begin))
+        .collect();
     if found.is_empty() {
         let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
         return Err(format!("there is no `{name}`; there are: {}", known.join(", ")));

@@ -120,7 +120,10 @@ fn faults(outcomes: &[Outcome]) -> String {
 
 /// Kinds of faults that never came.
 fn missing(outcomes: &[Outcome]) -> Vec<&'static str> {
-    let came: BTreeSet<&str> =
-        outcomes.iter().flat_map(|outcome| outcome.verdict.counts.faults.keys()).map(String::as_str).collect();
+    let came: BTreeSet<&str> = outcomes
+        .iter()
+        .flat_map(|outcome| outcome.verdict.counts.faults.keys())
+        .map(String::as_str)
+        .collect();
     Kind::ALL.iter().map(|kind| kind.name()).filter(|kind| !came.contains(kind)).collect()
 }

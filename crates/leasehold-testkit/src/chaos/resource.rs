@@ -256,7 +256,10 @@ mod tests {
         assert_eq!(old.write("l", 4, 2).await.unwrap(), None);
         assert_eq!(new.write("l", 7, 2).await.unwrap(), Some(2));
         let seen = resource.seen();
-        assert_eq!((seen.borrow().holder.as_deref(), seen.borrow().grants, seen.borrow().reads), (Some("w1.1"), 2, 2));
+        assert_eq!(
+            (seen.borrow().holder.as_deref(), seen.borrow().grants, seen.borrow().reads),
+            (Some("w1.1"), 2, 2)
+        );
         old.over("l", 4).await.unwrap();
         assert!(seen.borrow().holder.is_some());
         new.over("l", 7).await.unwrap();

@@ -113,7 +113,11 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { options: "protocol=existence", ..store("gcs-existence", Place::FakeGcs, 3) },
     store("etcd", Place::Etcd(1), 5),
     Scenario { ttl: Duration::from_secs(3), ..store("etcd-cluster", Place::Etcd(3), 5) },
-    Scenario { promises: FENCE_ONLY, clocks: Clocks::TwiceTooFast, ..store("clocks-twice-too-fast", Place::Moto, 5) },
+    Scenario {
+        promises: FENCE_ONLY,
+        clocks: Clocks::TwiceTooFast,
+        ..store("clocks-twice-too-fast", Place::Moto, 5)
+    },
     Scenario { clocks: Clocks::WallOnly, ..naive("naive-unchecked", Place::Sqlite, Kind::Unchecked) },
     naive("naive-plain-object", Place::Bucket, Kind::PlainObject),
     Scenario { clocks: Clocks::WallOnly, ..naive("naive-expiry-column", Place::File, Kind::ExpiryColumn) },

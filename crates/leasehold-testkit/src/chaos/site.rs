@@ -14,11 +14,11 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
-use super::fleet::signal;
 use super::plan::Kind;
 use super::scenario::{Place, Scenario};
 use crate::etcd::{Answers, Cluster, Wire};
 use crate::http;
+use crate::process::signal;
 use crate::proxy::{Harm, Proxy};
 use crate::servers::{below, set_by_test, through};
 
@@ -137,8 +137,11 @@ impl Site {
                 proxies[n].every(Harm::None);
             }
             Self::Etcd { wires, .. } => {
-                let answers =
-                    if kind == Kind::DelayAnswers { Answers::ArriveAfter(late(duration)) } else { Answers::AreLost };
+                let answers = if kind == Kind::DelayAnswers {
+                    Answers::ArriveAfter(late(duration))
+                } else {
+                    Answers::AreLost
+                };
                 wires[n].iter().for_each(|wire| wire.let_answers(answers));
                 SystemClock.sleep(duration).await;
                 wires[n].iter().for_each(|wire| wire.let_answers(Answers::Arrive));
@@ -162,9 +165,9 @@ impl Site {
             Self::Etcd { cluster, .. } => {
                 let cluster = cluster.lock().await;
                 let leader = cluster.leader().await;
-                cluster.stop(leader).await;
+                cluster.stop(leader);
                 SystemClock.sleep(duration).await;
-                cluster.go_on(leader).await;
+                cluster.go_on(leader);
             }
         }
         Ok(())
@@ -284,7 +287,14 @@ fn command(place: Place, address: &str, folder: &Path) -> Command {
         Place::FakeGcs => {
             let mut gcs = Command::new(program("LEASEHOLD_TEST_FAKE_GCS_SERVER"));
             gcs.args(["-scheme", "http", "-backend", "memory", "-host", host, "-port", port]);
-            gcs.args(["-public-host", address, "-external-url", &format!("http://{address}"), "-log-level", "warn"]);
+            gcs.args([
+                "-public-host",
+                address,
+                "-external-url",
+                &format!("http://{address}"),
+                "-log-level",
+                "warn",
+            ]);
             gcs
         }
         _ => {

@@ -69,6 +69,8 @@ mod tests {
         let time = TrueTime::open().unwrap();
         let before = time.at_least_ms();
         let now = SystemClock.now().since_boot();
-        assert!(u128::from(before) <= now.as_millis() + 1 && now.as_millis() <= u128::from(time.at_most_ms()) + 1);
+        assert!(
+            u128::from(before) <= now.as_millis() + 1 && now.as_millis() <= u128::from(time.at_most_ms()) + 1
+        );
     }
 }

@@ -268,7 +268,8 @@ impl Worker {
         }
         if grant.hold.token() > 0 {
             self.pause(0, 40).await;
-            let late = self.resource.read(&grant.lock, grant.hold.token()).await.expect("the resource answers");
+            let late =
+                self.resource.read(&grant.lock, grant.hold.token()).await.expect("the resource answers");
             if let Some(value) = late {
                 let written = self.resource.write(&grant.lock, grant.hold.token(), value + 1).await;
                 written.expect("the resource answers");
