@@ -6,6 +6,8 @@ mod body;
 mod change;
 pub(crate) mod effort;
 pub mod fence;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod known;
 mod leases;
 mod marks;

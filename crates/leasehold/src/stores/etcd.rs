@@ -6,7 +6,10 @@
 mod acquire;
 mod client;
 mod config;
+mod connect;
 mod errors;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod hold;
 mod keys;
 mod requests;
