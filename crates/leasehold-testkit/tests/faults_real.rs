@@ -99,7 +99,7 @@ async fn a_holder_stopped_for_longer_than_its_lease_is_lost_at_its_first_check()
 async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
     let (stores, _folder) = stores();
     for url in stores {
-        for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "+0s"), ("-3600s", "+3600s")] {
+        for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "-3600s")] {
             let (of_holder, of_contender) = (clock(holder, false), clock(contender, false));
             let mut holder = worker("answer", &url, TTL_OPTION, &as_strs(&of_holder));
             let old = granted(&mut holder).await;
@@ -184,7 +184,7 @@ async fn a_server_killed_and_restarted_loses_no_grant_and_makes_no_second_holder
         };
         within("a renewal", renewed).await;
         guard.check().unwrap();
-        assert!(!waiting.is_finished(), "{}: two hold the lock", scenario.name);
+        assert!(!waiting.is_finished(), "{}: the waiter was granted the lock, or gave up", scenario.name);
         let old = token(&guard);
         guard.release().await.unwrap();
         let next = within("the successor", waiting).await.unwrap().unwrap();
