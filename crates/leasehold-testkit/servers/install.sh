@@ -68,7 +68,7 @@ together() {
 need_packages() {
     need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
-        need_postgresql || return 1
+        need faketime faketime && need_postgresql || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 

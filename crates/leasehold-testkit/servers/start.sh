@@ -140,8 +140,9 @@ start_postgresql() {
     export LEASEHOLD_TEST_POSTGRES="postgresql://leasehold@127.0.0.1:$port/postgres"
 }
 
-# Programs that tests run themselves.
+# Programs that tests run themselves; chaos kills servers and starts them again.
 name_programs() {
+    name_servers
     export LEASEHOLD_TEST_AWS LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
     export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO
     LEASEHOLD_TEST_AWS=$CACHE/$AWS_CLI/bin/aws
@@ -150,6 +151,20 @@ name_programs() {
     LEASEHOLD_TEST_PEER_DYNAMODB_JAVA=$(java_peer)
     LEASEHOLD_TEST_PEER_DYNAMODB_GO=$(go_peer dynamodb)
     LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
+}
+
+name_servers() {
+    export LEASEHOLD_TEST_MINIO_SERVER LEASEHOLD_TEST_FAKE_GCS_SERVER LEASEHOLD_TEST_FAKETIME
+    LEASEHOLD_TEST_MINIO_SERVER=$(go_program minio)
+    LEASEHOLD_TEST_FAKE_GCS_SERVER=$(go_program fake-gcs-server)
+    export LEASEHOLD_TEST_MOTO_PYTHON=$CACHE/$MOTO/bin/python
+    export LEASEHOLD_TEST_MOTO_SERVER=$PWD/$SERVER_FILES/atomic_moto.py
+    export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
+    export LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS
+    LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS=$(jars "$SERVER_FILES/dynamodb-local.xml")
+    # What faketime preloads. Not faketime itself: a signal would meet it and not its program.
+    # shellcheck disable=SC2016
+    LEASEHOLD_TEST_FAKETIME=$(faketime -f +0 sh -c 'echo "$LD_PRELOAD"')
 }
 
 # --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------
