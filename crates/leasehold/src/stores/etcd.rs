@@ -328,6 +328,12 @@ impl LeaseStore for EtcdLeases {
         self.until_ended(grant).await;
     }
 
+    /// A lock that is free has no key.
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        let status = self.inspect(name).await?;
+        Ok(matches!(status.state, State::Free))
+    }
+
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("etcd", PACE);
         capabilities.fifo = true;

@@ -162,6 +162,10 @@ impl Register for GcsRegister {
         self.delete_unchecked(key, version).await
     }
 
+    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.delete_unchecked(key, version).await
+    }
+
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         listing(&self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
     }

@@ -5,6 +5,7 @@
 //! once, like with flock(1). See `docs/stores/sqlite.md` for layout, permissions, and what it cannot promise.
 
 mod database;
+mod examine;
 mod fault;
 mod location;
 mod machine;
@@ -28,6 +29,7 @@ use self::machine::Machine;
 use self::record::{Counter, Record};
 use self::rules::{Decision, Standing};
 use crate::clock::Moment;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -280,6 +282,14 @@ impl LeaseStore for SqliteLeases {
                 }
             }
         }
+    }
+
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        self.deleted(name).await
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
     }
 
     fn capabilities(&self) -> Capabilities {
