@@ -15,7 +15,7 @@ start_servers() {
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
     name_programs
-    for server in moto minio dynamodb_local fake_gcs bad_gcs etcd postgresql; do
+    for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy etcd postgresql; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -111,6 +111,23 @@ start_bad_gcs() {
     start gcp-storage-emulator "$port" make_gcs_bucket "$CACHE/$GCP_STORAGE_EMULATOR/bin/gcp-storage-emulator" start \
         --host 127.0.0.1 --port "$port" --in-memory || return 1
     export LEASEHOLD_TEST_BAD_GCS="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
+}
+
+# It ignores preconditions: leasehold has to refuse it.
+start_s3_ignoring() {
+    local port
+    port=$(free_port) || return 1
+    start gofakes3 "$port" make_bucket "$(go_program gofakes3)" -host "127.0.0.1:$port" -backend memory || return 1
+    export LEASEHOLD_TEST_BAD_S3_IGNORING="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+}
+
+# It checks preconditions first and writes afterwards, so that several writers at once all succeed: likewise.
+start_s3_racy() {
+    local port
+    port=$(free_port) && mkdir -p "$scratch/s3s-fs" || return 1
+    start s3s-fs "$port" make_bucket "$(s3s_fs)" --host 127.0.0.1 --port "$port" --access-key "$AWS_ACCESS_KEY_ID" \
+        --secret-key "$AWS_SECRET_ACCESS_KEY" "$scratch/s3s-fs" || return 1
+    export LEASEHOLD_TEST_BAD_S3_RACY="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
 }
 
 start_etcd() {

@@ -66,7 +66,13 @@ impl Report {
     pub fn unopened(error: &Error) -> Self {
         let help = error.help().to_vec();
         let finding = Finding { help, ..Finding::failed(REACHABLE, error.to_string()) };
-        Self { kind: None, findings: vec![finding], round_trips: Vec::new(), smallest_ttl_ms: None, cost: None }
+        Self {
+            kind: None,
+            findings: vec![finding],
+            round_trips: Vec::new(),
+            smallest_ttl_ms: None,
+            cost: None,
+        }
     }
 
     /// Whether nothing failed. Warnings do not count.
@@ -137,7 +143,10 @@ impl Finding {
     /// With the words of `error`, and its help.
     pub fn of_error(check: &'static str, verdict: Verdict, error: &StoreError) -> Self {
         let fault = error.fault();
-        Self { help: fault.help.iter().cloned().collect(), ..Self::new(check, verdict, fault.message.clone()) }
+        Self {
+            help: fault.help.iter().cloned().collect(),
+            ..Self::new(check, verdict, fault.message.clone())
+        }
     }
 
     /// Adds a line that says what to do.
@@ -159,6 +168,8 @@ pub struct Examined {
     pub least_permissions: Vec<String>,
     /// A time to live below which the store itself is the obstacle, and why.
     pub least_ttl: Option<(Duration, &'static str)>,
+    /// Whether this is the endpoint of the provider whose list prices leasehold knows.
+    pub listed_prices: bool,
     /// What was written and could not be deleted.
     pub left: Vec<String>,
 }
@@ -176,6 +187,7 @@ impl Examined {
             self.least_permissions = other.least_permissions;
         }
         self.least_ttl = other.least_ttl.or(self.least_ttl);
+        self.listed_prices |= other.listed_prices;
         self.left.extend(other.left);
     }
 
@@ -219,12 +231,13 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         report.findings.extend(leases.findings);
         left.extend(leases.left);
         let ttl = measured::smallest_ttl(&leases.trips, examined.least_ttl);
-        report.findings.extend(measured::round_trips_finding(&leases.trips));
-        report.findings.extend(ttl.map(|ttl| measured::ttl_finding(ttl, examination.ttl)));
+        if let Some(finding) = measured::round_trips_finding(&leases.trips) {
+            report.findings.extend([finding, measured::ttl_finding(ttl, examination.ttl)]);
+        }
         report.smallest_ttl_ms = ttl.map(|ttl| ttl.smallest.as_millis());
         report.round_trips = leases.trips;
     }
-    report.findings.push(cost::finding(kind, report.cost.as_ref(), examination));
+    report.findings.push(cost::finding(kind, report.cost.as_ref(), examined.listed_prices, examination));
     report.findings.push(left_behind(&left));
     report
 }
@@ -234,8 +247,11 @@ fn left_behind(left: &[String]) -> Finding {
     if left.is_empty() {
         return Finding::passed(CHECK, "what this examination wrote is deleted");
     }
-    Finding::not_applicable(CHECK, format!("these stay, since deleting is not allowed or not known: {}", left.join(", ")))
-        .with_help("they are in nobody's way: delete them with the store's own tools, or let them be")
+    Finding::not_applicable(
+        CHECK,
+        format!("these stay, since deleting is not allowed or not known: {}", left.join(", ")),
+    )
+    .with_help("they are in nobody's way: delete them with the store's own tools, or let them be")
 }
 
 /// Whether the store answers at all. Who is refused has been answered: what is missing, the permissions tell.

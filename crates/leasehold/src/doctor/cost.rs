@@ -80,24 +80,25 @@ pub(super) fn estimate(store: &str, examination: &Examination) -> Option<Cost> {
     })
 }
 
-pub(super) fn finding(store: &str, cost: Option<&Cost>, examination: &Examination) -> Finding {
+pub(super) fn finding(store: &str, cost: Option<&Cost>, listed: bool, examination: &Examination) -> Finding {
     const CHECK: &str = "cost";
     let Some(cost) = cost else {
         return Finding::not_applicable(CHECK, format!("{store} has no price per request"));
     };
     let Examination { locks, acquisitions_per_day, ttl, .. } = examination;
-    Finding::passed(
-        CHECK,
-        format!(
-            "about ${:.2} a month: {locks} held all the time with a ttl of {:?}, {acquisitions_per_day} acquisitions a day; \
-             {} writes, {} reads; list prices of {}",
-            cost.usd_per_month,
-            ttl.get(),
-            cost.writes_per_month,
-            cost.reads_per_month,
-            cost.prices
-        ),
-    )
+    let what = format!(
+        "{} writes and {} reads a month, for {locks} held all the time with a ttl of {:?} and {acquisitions_per_day} \
+         acquisitions a day",
+        cost.writes_per_month,
+        cost.reads_per_month,
+        ttl.get(),
+    );
+    if listed {
+        let seen = format!("${:.2} a month at list prices of {}: {what}", cost.usd_per_month, cost.prices);
+        return Finding::passed(CHECK, seen);
+    }
+    let elsewhere = format!("${:.2} at list prices of {}", cost.usd_per_month, cost.prices);
+    Finding::not_applicable(CHECK, format!("{what}; this endpoint's prices are not known ({elsewhere})"))
 }
 
 #[cfg(test)]

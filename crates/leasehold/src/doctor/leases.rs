@@ -8,7 +8,9 @@ use futures_util::future::join_all;
 use super::measured::RoundTrips;
 use super::{Examination, Finding, Verdict};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Claim, Evicted, Grant, Holder, LeaseStore, Released, Renewal, State, Ttl, Verdict as Answer};
+use crate::lease::{
+    Claim, Evicted, Grant, Holder, LeaseStore, Released, Renewal, State, Ttl, Verdict as Answer,
+};
 use crate::name::LockName;
 
 /// How many claims race for one lock.
@@ -118,7 +120,10 @@ impl<'a> Patient<'a> {
                 self.pass(CHECK, "a grant is seen as soon as it is answered");
             }
             other => {
-                return Err(unsafe_store(CHECK, &format!("right after a grant another state was read: {other:?}")));
+                return Err(unsafe_store(
+                    CHECK,
+                    &format!("right after a grant another state was read: {other:?}"),
+                ));
             }
         }
         self.listed(&grant.name).await;
@@ -186,13 +191,18 @@ impl<'a> Patient<'a> {
         let mut next = self.granted(CHECK, &name).await?;
         match self.store.renew(&mut stale).await {
             Ok(Renewal::Lost(_)) => {}
-            Ok(Renewal::Renewed) => return Err(unsafe_store(CHECK, "a holder that was evicted renewed its lease")),
+            Ok(Renewal::Renewed) => {
+                return Err(unsafe_store(CHECK, "a holder that was evicted renewed its lease"));
+            }
             Err(error) => return Err(stopped(CHECK, &error)),
         }
         match self.store.release(&mut stale, None).await {
             Ok(Released::AlreadyLost) => {}
             Ok(Released::Released) => {
-                return Err(unsafe_store(CHECK, "a holder that was evicted released the lock of its successor"));
+                return Err(unsafe_store(
+                    CHECK,
+                    "a holder that was evicted released the lock of its successor",
+                ));
             }
             Err(error) => return Err(stopped(CHECK, &error)),
         }
@@ -232,10 +242,16 @@ impl<'a> Patient<'a> {
                 (1, _) => {}
                 (0, Some(error)) => return Err(stopped(CHECK, &error)),
                 (0, None) => {
-                    return Err(Finding::failed(CHECK, format!("of {racers} claims at once none was granted")));
+                    return Err(Finding::failed(
+                        CHECK,
+                        format!("of {racers} claims at once none was granted"),
+                    ));
                 }
                 _ => {
-                    return Err(unsafe_store(CHECK, &format!("of {racers} claims at once, {count} were granted")));
+                    return Err(unsafe_store(
+                        CHECK,
+                        &format!("of {racers} claims at once, {count} were granted"),
+                    ));
                 }
             }
         }

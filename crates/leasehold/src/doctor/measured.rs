@@ -46,7 +46,8 @@ pub(super) fn round_trips_finding(trips: &[RoundTrips]) -> Option<Finding> {
         .iter()
         .map(|trip| format!("{} {} / {}", trip.operation, ms(trip.p50_us), ms(trip.p99_us)))
         .collect();
-    let seen = format!("p50 / p99 of {}: {}", trips.iter().map(|t| t.count).max().unwrap_or(0), each.join(", "));
+    let seen =
+        format!("p50 / p99 of {}: {}", trips.iter().map(|t| t.count).max().unwrap_or(0), each.join(", "));
     Some(Finding::passed("round-trips", seen))
 }
 
@@ -64,10 +65,11 @@ const WORSE_DAY: u32 = 5;
 
 /// What people write.
 const CANDIDATES_MS: [u64; 14] = [
-    500, 1_000, 2_000, 3_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000, 3_600_000,
+    500, 1_000, 2_000, 3_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000,
+    3_600_000,
 ];
 
-/// `None` when no renewal was measured, or none is long enough.
+/// `None` when no renewal was measured, or renewals take so long that no lease is safe.
 pub(super) fn smallest_ttl(
     trips: &[RoundTrips],
     least: Option<(Duration, &'static str)>,
@@ -92,7 +94,12 @@ fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
     trip <= attempt_limit(ttl) && latest + attempt_limit(ttl) + trip <= ttl.holder_span()
 }
 
-pub(super) fn ttl_finding(found: SmallestTtl, wanted: Ttl) -> Finding {
+pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
+    const CHECK: &str = "smallest-ttl";
+    let Some(found) = found else {
+        return Finding::new(CHECK, Verdict::Warning, "no ttl is safe with renewals that take so long")
+            .with_help("leasehold gives a request 5 s at most: use a store that is nearer, or less busy");
+    };
     let because = found.why.map_or_else(
         || {
             format!(
@@ -104,9 +111,9 @@ pub(super) fn ttl_finding(found: SmallestTtl, wanted: Ttl) -> Finding {
     );
     let seen = format!("{:?}: {because}", found.smallest.get());
     if wanted >= found.smallest {
-        return Finding::passed("smallest-ttl", seen);
+        return Finding::passed(CHECK, seen);
     }
-    Finding::new("smallest-ttl", Verdict::Warning, seen).with_help(format!(
+    Finding::new(CHECK, Verdict::Warning, seen).with_help(format!(
         "a ttl of {:?} is too short here: a slow answer would lose the lock; use --ttl {:?} or more",
         wanted.get(),
         found.smallest.get()
@@ -142,14 +149,15 @@ mod tests {
 
     #[test]
     fn slower_stores_need_longer_leases() {
-        for (p99_ms, smallest_ms) in [(1, 500), (5, 500), (40, 1_000), (400, 10_000), (2_000, 0)] {
+        for (p99_ms, smallest_ms) in [(1, 500), (5, 1_000), (40, 1_000), (400, 10_000), (2_000, 0)] {
             let found = smallest_ttl(&renewals(Duration::from_millis(p99_ms)), None);
             assert_eq!(found.map_or(0, |found| found.smallest.as_millis()), smallest_ms, "{p99_ms} ms");
         }
         let floor = Some((Duration::from_secs(10), "a write a second"));
         let found = smallest_ttl(&renewals(Duration::from_millis(1)), floor).unwrap();
         assert_eq!(found.smallest.as_millis(), 10_000);
-        assert!(ttl_finding(found, Ttl::DEFAULT).seen.contains("a write a second"));
-        assert_eq!(ttl_finding(found, Ttl::from_millis(9_999).unwrap()).verdict, Verdict::Warning);
+        assert!(ttl_finding(Some(found), Ttl::DEFAULT).seen.contains("a write a second"));
+        assert_eq!(ttl_finding(None, Ttl::DEFAULT).verdict, Verdict::Warning);
+        assert_eq!(ttl_finding(Some(found), Ttl::from_millis(9_999).unwrap()).verdict, Verdict::Warning);
     }
 }

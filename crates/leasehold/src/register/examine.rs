@@ -3,8 +3,8 @@
 use futures_util::StreamExt;
 
 use super::probe::checks::{
-    keeps_metadata, marker, race, refusal, refuses_outdated, refuses_second_create, refuses_version_of_nothing,
-    vanished,
+    keeps_metadata, marker, race, refusal, refuses_outdated, refuses_second_create,
+    refuses_version_of_nothing, vanished,
 };
 use super::{Deleted, Expect, Register, Version, Write};
 use crate::doctor::{Examination, Examined, Finding, Verdict};
@@ -48,9 +48,16 @@ type Step<T> = Result<T, Finding>;
 impl Patient<'_> {
     async fn examine(&mut self) -> Step<()> {
         let first = self.permissions().await?;
+        let permitted = self.found.is_sound();
         let (register, key) = (self.register, self.key.clone());
         let asked = refuses_second_create(register, &key).await;
         self.check("create-if-absent", "a second create is refused", asked);
+        if !permitted {
+            return Err(Finding::not_applicable(
+                "preconditions",
+                "not examined further, because of what failed above",
+            ));
+        }
         self.new_version(&first).await?;
         let asked = refuses_outdated(register, &key, &first).await;
         self.check("stale-version", "a write that expects an outdated version is refused", asked);
@@ -68,11 +75,11 @@ impl Patient<'_> {
         let (register, key) = (self.register, self.key.clone());
         let listed = register.list(&key).next().await.transpose().map(|_| ());
         let written = register.write(&key, Expect::Absent, marker(register, 0, None)).await;
-        let absent = register.read(&nothing(&key)).await.map(|_| ());
         let read = match &written {
             Ok(Write::Committed(_)) => Some(register.read(&key).await),
             _ => None,
         };
+        let absent = register.read(&nothing(&key)).await.map(|_| ());
         let first = match written {
             Ok(Write::Committed(version)) => {
                 self.pass("permission-write", "objects can be written");
@@ -85,19 +92,15 @@ impl Patient<'_> {
                 );
                 Err(Finding::of_error("create-if-absent", Verdict::Failed, &error))
             }
-            // What a store does not know is no permission that is missing.
-            Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                Err(Finding::of_error("create-if-absent", Verdict::Failed, &error))
+            Err(error) => {
+                // What a store does not know is no permission that is missing.
+                let check = if is_denied(&error) { "permission-write" } else { "create-if-absent" };
+                Err(Finding::of_error(check, Verdict::Failed, &error))
             }
-            Err(error) => Err(Finding::of_error("permission-write", Verdict::Failed, &error)),
         };
         let readable = self.may_read(read, &listed, &absent, first.as_ref().ok());
         self.may_list(listed, absent, readable);
-        match first {
-            Ok(first) if self.found.is_sound() => Ok(first),
-            Ok(_) => Err(Finding::not_applicable("preconditions", "not examined without these permissions")),
-            Err(failed) => Err(failed),
-        }
+        first
     }
 
     /// Whether what is there can be read; and that it is what was just written.
@@ -116,7 +119,10 @@ impl Patient<'_> {
                     Some(cell) if Some(&cell.version) == written => {
                         Finding::passed("read-after-write", "a write is read as soon as it was answered")
                     }
-                    Some(_) => Finding::failed("read-after-write", "a read tells another version than the write before it"),
+                    Some(_) => Finding::failed(
+                        "read-after-write",
+                        "a read tells another version than the write before it",
+                    ),
                     None => Finding::failed("read-after-write", "what was just written is not there"),
                 };
                 self.found.push(match finding.verdict {
@@ -126,7 +132,8 @@ impl Patient<'_> {
                 true
             }
             Some(Err(error)) => {
-                self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
+                let check = if is_denied(&error) { CHECK } else { "read-after-write" };
+                self.found.push(Finding::of_error(check, Verdict::Failed, &error));
                 false
             }
             // Nothing of ours is there to be read: what is not there has to do.
@@ -174,7 +181,9 @@ impl Patient<'_> {
     async fn current(&self, check: &'static str) -> Step<Version> {
         match self.register.read(&self.key).await {
             Ok(Some(cell)) => Ok(cell.version),
-            Ok(None) => Err(Finding::of_error(check, Verdict::Failed, &vanished(&self.key))),
+            Ok(None) => Err(Finding::of_error(check, Verdict::Failed, &vanished(&self.key)).with_help(
+                "somebody deletes objects below the prefix, or what is written is read late: try again",
+            )),
             Err(error) => Err(Finding::of_error(check, Verdict::Failed, &error)),
         }
     }
@@ -216,7 +225,7 @@ impl Patient<'_> {
                 );
                 Err(Finding::of_error("current-version", Verdict::Failed, &error))
             }
-            Err(error) if error.fault().kind == ErrorKind::Denied => {
+            Err(error) if is_denied(&error) => {
                 Err(Finding::of_error("permission-replace", Verdict::Failed, &error))
             }
             Err(error) => Err(Finding::of_error("current-version", Verdict::Failed, &error)),
@@ -231,7 +240,10 @@ impl Patient<'_> {
             match race(self.register, &self.key, &current, racers).await {
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    self.found.push(Finding::failed(CHECK, format!("of {racers} writes at once none was accepted")));
+                    self.found.push(Finding::failed(
+                        CHECK,
+                        format!("of {racers} writes at once none was accepted"),
+                    ));
                     return Ok(());
                 }
                 Err(error) => {
@@ -240,7 +252,10 @@ impl Patient<'_> {
                 }
             }
         }
-        self.pass(CHECK, format!("of {racers} writes at once that expect one version, one is accepted, {races} times"));
+        self.pass(
+            CHECK,
+            format!("of {racers} writes at once that expect one version, one is accepted, {races} times"),
+        );
         Ok(())
     }
 
@@ -335,6 +350,10 @@ impl Patient<'_> {
     fn pass(&mut self, check: &'static str, seen: impl Into<String>) {
         self.found.push(Finding::passed(check, seen));
     }
+}
+
+fn is_denied(error: &StoreError) -> bool {
+    error.fault().kind == ErrorKind::Denied
 }
 
 /// Where there is never anything, on a good store.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // A panic is how a test fails.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -27,6 +27,16 @@ pub(crate) enum Flaw {
     NeverMatches,
     SameVersionAlways,
     DropsMetadata,
+    IgnoresVersionOfDeletes,
+    /// The first read after a write shows what was there before.
+    ReadsLate,
+    /// A delete leaves something that is still read.
+    KeepsDeleted,
+    DeniesWrites,
+    DeniesReads,
+    /// Of clouds: then they do not say either that something is not there.
+    DeniesListing,
+    DeniesDeletes,
 }
 
 /// A register with a flaw, which also has bad moments: every so many requests it fails.
@@ -34,12 +44,14 @@ pub(crate) enum Flaw {
 pub(crate) struct Flawed {
     pub(crate) flaw: Mutex<Flaw>,
     pub(crate) cells: Mutex<HashMap<String, Cell>>,
-    requests: AtomicUsize,
+    pub(crate) requests: AtomicUsize,
+    /// Whether nothing was read since the latest write.
+    pub(crate) fresh: AtomicBool,
     /// Every how many writes an answer is lost after the write was applied; 0 for never.
     pub(crate) loses_every: usize,
     /// Likewise refused as busy.
     pub(crate) busy_every: usize,
-    env: Env,
+    pub(crate) env: Env,
 }
 
 pub(crate) fn store(flaw: Flaw) -> Flawed {
@@ -47,6 +59,7 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
         flaw: Mutex::new(flaw),
         cells: Mutex::default(),
         requests: AtomicUsize::new(0),
+        fresh: AtomicBool::new(false),
         loses_every: 0,
         busy_every: 0,
         env: Env::seeded(Arc::new(TestClock::default()), 1),
@@ -77,7 +90,13 @@ impl Register for Flawed {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         tokio::task::yield_now().await;
-        Ok(self.cells.lock().unwrap().get(key).cloned())
+        let cell = self.cells.lock().unwrap().get(key).cloned();
+        match *self.flaw.lock().unwrap() {
+            Flaw::DeniesReads => Err(denied()),
+            Flaw::DeniesListing if cell.is_none() => Err(denied()),
+            Flaw::ReadsLate if self.fresh.swap(false, Ordering::SeqCst) => Ok(None),
+            _ => Ok(cell),
+        }
     }
 
     async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
@@ -88,6 +107,9 @@ impl Register for Flawed {
             return Err(Fault::unavailable("409").not_applied());
         }
         let flaw = *self.flaw.lock().unwrap();
+        if flaw == Flaw::DeniesWrites {
+            return Err(denied());
+        }
         if flaw == Flaw::ChecksInTwoSteps {
             if !self.holds(key, expect) {
                 return Ok(Write::Conflict);
@@ -101,18 +123,38 @@ impl Register for Flawed {
         let metadata = if flaw == Flaw::DropsMetadata { Metadata::default() } else { body.metadata };
         let cell = Cell { value: body.bytes, version: version.clone(), metadata };
         self.cells.lock().unwrap().insert(key.to_owned(), cell);
+        self.fresh.store(true, Ordering::SeqCst);
         if nth(self.loses_every) {
             return Err(Fault::unavailable("reset").maybe_applied());
         }
         Ok(Write::Committed(version))
     }
 
-    async fn delete(&self, _key: &str, _version: &Version) -> Result<Deleted, StoreError> {
-        Err(Fault::new(ErrorKind::Unsupported, "no deletes").not_applied())
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        let flaw = *self.flaw.lock().unwrap();
+        let mut cells = self.cells.lock().unwrap();
+        match (flaw, cells.get(key)) {
+            (Flaw::DeniesDeletes, _) => Err(denied()),
+            (Flaw::IgnoresVersionOfDeletes, _) => {
+                cells.remove(key);
+                Ok(Deleted::Deleted)
+            }
+            (Flaw::KeepsDeleted, Some(cell)) if cell.version == *version => Ok(Deleted::Deleted),
+            (_, Some(cell)) if cell.version == *version => {
+                cells.remove(key);
+                Ok(Deleted::Deleted)
+            }
+            _ => Ok(Deleted::Conflict),
+        }
     }
 
-    fn list(&self, _prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        stream::empty().boxed()
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        if *self.flaw.lock().unwrap() == Flaw::DeniesListing {
+            return stream::iter([Err(denied())]).boxed();
+        }
+        let keys: Vec<_> =
+            self.cells.lock().unwrap().keys().filter(|key| key.starts_with(prefix)).cloned().collect();
+        stream::iter(keys).map(Ok).boxed()
     }
 
     fn store_time(&self) -> Option<StoreTime> {
@@ -125,7 +167,10 @@ impl Register for Flawed {
 
     fn traits(&self) -> RegisterTraits {
         let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
-        RegisterTraits { store: "flawed", trusted: false, generations: false, metadata: None, pace }
+        RegisterTraits { store: "flawed", trusted: false, generations: false, metadata: Some(2_048), pace }
     }
 }
 
+fn denied() -> StoreError {
+    Fault::new(ErrorKind::Denied, "403").with_help("allow it").not_applied()
+}

@@ -5,6 +5,7 @@
 mod config;
 mod dialect;
 mod errors;
+mod examine;
 mod expression;
 mod item;
 mod table;
@@ -32,6 +33,7 @@ use self::expression::Expression;
 use self::item::{Item, KEY, VERSION};
 use super::aws::requests::Requests;
 use crate::clock::StoreTime;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Id, LeaseStore, Pace, StoreOptions};
@@ -191,6 +193,14 @@ impl Records for DynamoDb {
 
     async fn init(&self) -> Result<(), StoreError> {
         self.make_table().await
+    }
+
+    async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        self.deleted(name, version).await
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

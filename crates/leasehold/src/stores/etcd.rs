@@ -7,6 +7,7 @@ mod acquire;
 mod client;
 mod config;
 mod errors;
+mod examine;
 mod hold;
 mod keys;
 mod requests;
@@ -33,6 +34,7 @@ use self::session::{Session, limited};
 use self::value::Who;
 use self::watch::Watcher;
 use self::wire::{KeyValue, TxnRequest, TxnResponse};
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -332,6 +334,10 @@ impl LeaseStore for EtcdLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let status = self.inspect(name).await?;
         Ok(matches!(status.state, State::Free))
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -5,6 +5,7 @@
 mod bodies;
 mod config;
 mod errors;
+mod examine;
 #[cfg(test)]
 mod wire_tests;
 
@@ -27,6 +28,7 @@ use super::aws::requests::Requests;
 use super::aws::watch::Watch;
 use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
 use crate::clock::StoreTime;
+use crate::doctor::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
@@ -177,6 +179,10 @@ impl Register for S3Register {
             self.delete_checked.get_or_try_init(|| self.check_delete()).await?;
         }
         self.delete_unchecked(key, version).await
+    }
+
+    async fn examine(&self) -> Examined {
+        self.examined().await
     }
 
     async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {

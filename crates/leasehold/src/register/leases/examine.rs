@@ -20,8 +20,13 @@ const CHECK: &str = "store-clock";
 pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &LockName) -> Finding {
     match readings(records, name).await {
         Err(error) => Finding::of_error(CHECK, Verdict::Failed, &error),
-        Ok(readings) if readings.is_empty() => Finding::warning(CHECK, "the store's answers tell no time (no Date)")
-            .with_help("a dead holder is succeeded by those who wait only: a job that just tries never finds it gone"),
+        Ok(readings) if readings.is_empty() => Finding::warning(
+            CHECK,
+            "the store's answers tell no time (no Date)",
+        )
+        .with_help(
+            "a dead holder is succeeded by those who wait only: a job that just tries never finds it gone",
+        ),
         Ok(readings) => judge(&readings, rules.margin),
     }
 }
@@ -73,8 +78,11 @@ fn judge(readings: &[ClockReading], margin: Duration) -> Finding {
         );
     }
     if apart > Duration::from_secs(1) {
-        return Finding::warning(CHECK, format!("{answers} answers are {apart:?} apart; the margin is {margin:?}"))
-            .with_help("the store's machines should keep the same time: a larger ?margin= bears more");
+        return Finding::warning(
+            CHECK,
+            format!("{answers} answers are {apart:?} apart; the margin is {margin:?}"),
+        )
+        .with_help("the store's machines should keep the same time: a larger ?margin= bears more");
     }
     Finding::passed(CHECK, format!("{answers} answers agree; the margin for differences is {margin:?}"))
 }

@@ -146,8 +146,8 @@ pub(crate) fn marker(register: &dyn Register, passed: u32, outdated: Option<&Ver
 pub(crate) fn refusal(what: &str, danger: &str) -> StoreError {
     Fault::new(ErrorKind::Unsupported, what)
         .with_help(format!(
-            "{danger}, so nothing was locked: use a store that honours conditional writes (Amazon S3 does; of others, \
-             see the store's page in the documentation), or a newer version of this one"
+            "{danger}: use a store that honours conditional writes (Amazon S3 does; of others, see the store's page in the \
+             documentation), or a newer version of this one"
         ))
         .not_applied()
 }

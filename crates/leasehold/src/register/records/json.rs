@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::sync::OnceCell;
 
+use super::super::examine::examine;
 use super::super::probe::unless_trusted;
 use super::super::record::{Content, Record, parse, protocol};
-use super::super::examine::examine;
 use super::super::{Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;

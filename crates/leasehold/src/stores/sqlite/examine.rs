@@ -42,10 +42,12 @@ impl SqliteLeases {
         let name = name.clone();
         let work = move |connection: &mut Connection| {
             transact(connection, Durability::System, |transaction| {
-                transaction
-                    .execute("DELETE FROM lock WHERE name = ? AND state = 'free'", [name.as_str()])?;
-                let left: i64 = transaction
-                    .query_row("SELECT count(*) FROM lock WHERE name = ?", [name.as_str()], |row| row.get(0))?;
+                transaction.execute("DELETE FROM lock WHERE name = ? AND state = 'free'", [name.as_str()])?;
+                let left: i64 = transaction.query_row(
+                    "SELECT count(*) FROM lock WHERE name = ?",
+                    [name.as_str()],
+                    |row| row.get(0),
+                )?;
                 Ok((left == 0, Some(Changed)))
             })
         };
@@ -58,8 +60,10 @@ fn journal(connection: &mut Connection) -> Result<Finding, Trouble> {
     let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
     Ok(match mode.as_str() {
         "wal" => Finding::passed(CHECK, "a write-ahead log, which processes share"),
-        other => Finding::failed(CHECK, format!("the file is in journal mode {other:?}, and not in WAL mode"))
-            .with_help("somebody changed it: run `PRAGMA journal_mode=WAL` on it while nobody uses it"),
+        other => {
+            Finding::failed(CHECK, format!("the file is in journal mode {other:?}, and not in WAL mode"))
+                .with_help("somebody changed it: run `PRAGMA journal_mode=WAL` on it while nobody uses it")
+        }
     })
 }
 
@@ -68,8 +72,9 @@ fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
     let word: String = connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0))?;
     Ok(match word.as_str() {
         "ok" => Finding::passed(CHECK, "the file is whole"),
-        other => Finding::failed(CHECK, format!("the file is damaged: {other}"))
-            .with_help("move it away with its -wal and -shm files; a new one is made, and tokens keep rising"),
+        other => Finding::failed(CHECK, format!("the file is damaged: {other}")).with_help(
+            "move it away with its -wal and -shm files; a new one is made, and tokens keep rising",
+        ),
     })
 }
 
@@ -80,7 +85,8 @@ fn write_lock(connection: &mut Connection) -> Result<Finding, Trouble> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut other = Connection::open(path)?;
     other.busy_timeout(Duration::ZERO)?;
-    let second = other.transaction_with_behavior(TransactionBehavior::Immediate).map(|_| ()).map_err(Trouble::from);
+    let second =
+        other.transaction_with_behavior(TransactionBehavior::Immediate).map(|_| ()).map_err(Trouble::from);
     transaction.rollback()?;
     match second {
         Err(trouble) if trouble.is_busy() => {
