@@ -124,8 +124,8 @@ start_s3_ignoring() {
 # It checks preconditions first and writes afterwards, so that several writers at once all succeed: likewise.
 start_s3_racy() {
     local port
-    port=$(free_port) && mkdir -p "$scratch/s3s-fs" || return 1
-    start s3s-fs "$port" make_bucket "$(s3s_fs)" --host 127.0.0.1 --port "$port" --access-key "$AWS_ACCESS_KEY_ID" \
+    port=$(free_port) && mkdir -p "$scratch/s3s-fs/$STORE" || return 1
+    start s3s-fs "$port" listens "$(s3s_fs)" --host 127.0.0.1 --port "$port" --access-key "$AWS_ACCESS_KEY_ID" \
         --secret-key "$AWS_SECRET_ACCESS_KEY" "$scratch/s3s-fs" || return 1
     export LEASEHOLD_TEST_BAD_S3_RACY="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
 }
@@ -187,6 +187,9 @@ make_gcs_bucket() {
     request "http://127.0.0.1:$1/storage/v1/b?project=leasehold" --header 'Content-Type: application/json' \
         --data "{\"name\": \"$STORE\"}"
 }
+
+# Folders are its buckets.
+listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }
 
