@@ -1,5 +1,9 @@
 //! Settings: a flag, else `LEASEHOLD_<LONG_FLAG>`, else `config.toml`, else the default.
 
+#[cfg(any(test, fuzzing))]
+#[path = "config/fuzzing.rs"] // With a path it is found from the fuzz target too.
+pub(crate) mod fuzzing;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -56,13 +60,18 @@ impl Settings {
             Err(error) if is_absence(&error) => return Ok(Self::default()),
             Err(error) => return Err(bad_file(path, &error.to_string())),
         };
-        match toml::from_str(&text) {
+        Self::from_text(path, &text)
+    }
+
+    /// What the file at `path` says.
+    fn from_text(path: &Path, text: &str) -> Result<Self, Failure> {
+        match toml::from_str(text) {
             Ok(file) => Ok(Self { path: path.to_owned(), file }),
             Err(error) => {
                 let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
                 let line = before.matches('\n').count() + 1;
                 // Only the message: the line itself may hold a password.
-                Err(bad_file(path, &format!("line {line}: {}", error.message().replace('\n', " "))))
+                Err(bad_file(path, &format!("line {line}: {}", without_values(error.message()))))
             }
         }
     }
@@ -179,6 +188,15 @@ fn absolute(url: &str) -> String {
 fn redacted(url: &str) -> String {
     // What cannot be read may be anything, a password too.
     leasehold::url::StoreUrl::parse(url).map_or_else(|_| "***".to_owned(), |url| url.to_string())
+}
+
+/// An error's text without the value that it repeats in quotes, which may hold a password too.
+fn without_values(message: &str) -> String {
+    let (before, after) = match (message.find('"'), message.rfind('"')) {
+        (Some(first), Some(last)) if first < last => (&message[..first], &message[last + 1..]),
+        _ => return message.replace('\n', " "),
+    };
+    format!("{before}\"...\"{after}").replace('\n', " ")
 }
 
 fn config_path() -> Option<PathBuf> {

@@ -35,7 +35,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: u8, kind: &str, message: impl Into<String>) -> Self {
-        Self { code, kind: kind.to_owned(), message: message.into(), help: Vec::new() }
+        Self { code, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
     }
 
     /// The command line is wrong.
@@ -49,7 +49,7 @@ impl Failure {
     }
 
     pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
-        self.help.push(help.into());
+        self.help.push(clean(&help.into()));
         self
     }
 }
@@ -63,6 +63,11 @@ impl From<Error> for Failure {
         };
         Self { help: error.help().to_vec(), ..Self::new(code, &error.kind().to_string(), error.to_string()) }
     }
+}
+
+/// What is said may repeat what others wrote, and is read on a terminal.
+fn clean(text: &str) -> String {
+    leasehold::lease::printable(text, text.len())
 }
 
 /// What to exit with for a child that ended with `status`: its own code, or 128 + the signal that ended it.

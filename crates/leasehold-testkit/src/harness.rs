@@ -152,16 +152,10 @@ impl Harness for S3 {
 
     async fn delete_record(&self, name: &LockName) {
         // Not through leasehold's register, which deletes only where the server can do so conditionally: MinIO cannot.
-        let mut url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
-        let config = aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await;
-        let config = aws_sdk_s3::config::Builder::from(&config)
-            .endpoint_url(url.take("endpoint").unwrap())
-            .region(aws_sdk_s3::config::Region::new(url.take("region").unwrap()))
-            .force_path_style(true)
-            .build();
+        let url = leasehold::url::StoreUrl::parse(&self.url).unwrap();
         let object = object(name, is_by_existence(&self.url));
         let key = format!("{}/{object}", url.path().trim_matches('/'));
-        let client = aws_sdk_s3::Client::from_conf(config);
+        let client = s3_client(&self.url).await;
         let bucket = url.authority().unwrap();
         client.head_object().bucket(bucket).key(&key).send().await.expect("there is a record to delete");
         client.delete_object().bucket(bucket).key(&key).send().await.unwrap();
@@ -171,6 +165,19 @@ impl Harness for S3 {
         // Waiters ask a server only a few times a second.
         2
     }
+}
+
+/// A client of the server at `url`, for what an operator does by hand.
+#[cfg(feature = "s3")]
+pub async fn s3_client(url: &str) -> aws_sdk_s3::Client {
+    let mut url = leasehold::url::StoreUrl::parse(url).unwrap();
+    let config = aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await;
+    let config = aws_sdk_s3::config::Builder::from(&config)
+        .endpoint_url(url.take("endpoint").unwrap())
+        .region(aws_sdk_s3::config::Region::new(url.take("region").unwrap()))
+        .force_path_style(true)
+        .build();
+    aws_sdk_s3::Client::from_conf(config)
 }
 
 /// A fresh prefix of a real etcd.

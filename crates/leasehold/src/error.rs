@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::lease::{Held, Loss, Token};
+use crate::lease::{Held, Loss, Token, printable};
+use crate::name::is_unprintable;
 
 /// A `Result` with leasehold's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -69,7 +70,7 @@ impl Error {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
-            message: message.into(),
+            message: clean(message.into()),
             help: Vec::new(),
             held: None,
             loss: None,
@@ -117,7 +118,7 @@ impl Error {
     /// Adds a line that says what to do.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
-        self.0.help.push(help.into());
+        self.0.help.push(clean(help.into()));
         self
     }
 
@@ -213,7 +214,7 @@ pub struct Fault {
 impl Fault {
     /// A fault of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), help: None, retry_after: None }
+        Self { kind, message: clean(message.into()), help: None, retry_after: None }
     }
 
     /// Trouble that passes: worth another try.
@@ -224,7 +225,7 @@ impl Fault {
     /// Adds what to do about it.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
-        self.help = Some(help.into());
+        self.help = Some(clean(help.into()));
         self
     }
 
@@ -268,6 +269,11 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
+/// Errors are shown on terminals, and repeat what others wrote: records, URLs, what a store says.
+fn clean(text: String) -> String {
+    if text.contains(is_unprintable) { printable(&text, text.len()) } else { text }
+}
+
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = error;
@@ -280,5 +286,20 @@ impl From<StoreError> for Error {
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         fault.not_applied().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_error_repeats_cannot_harm_a_terminal() {
+        let hostile = "\u{1b}[2J\u{202e}\n";
+        let error = Error::invalid(hostile).with_help(hostile);
+        let fault = Fault::unavailable(hostile).with_help(hostile);
+        for text in [error.to_string(), error.help().concat(), fault.message, fault.help.unwrap()] {
+            assert_eq!(text, "\u{fffd}[2J\u{fffd}\u{fffd}");
+        }
     }
 }

@@ -50,6 +50,12 @@ pub mod doctor;
 mod election;
 pub mod env;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+#[allow(missing_docs, reason = "no part of what is published")]
+pub mod fuzzing;
+#[cfg(test)]
+mod golden;
 mod guard;
 #[cfg(doctest)]
 mod guides;

@@ -68,7 +68,8 @@ fn flaw(name: &str) -> Option<&'static str> {
 /// Control characters, and the invisible ones that reorder or hide text on a terminal.
 pub(crate) fn is_unprintable(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// `name` quoted for an error, escaped and cut to a line's length.
@@ -140,6 +141,8 @@ mod tests {
             ("a\nb", "control"),
             ("a\0", "control"),
             ("\u{202e}gnp", "invisible"),
+            ("\u{61c}a", "invisible"),
+            ("a\u{e0041}", "invisible"),
             (&long, "256 bytes"),
         ] {
             let error = LockName::new(name).unwrap_err();

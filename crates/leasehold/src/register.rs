@@ -9,6 +9,8 @@ pub(crate) mod examine;
 pub mod fence;
 #[cfg(test)]
 pub(crate) mod flawed;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod known;
 mod leases;
 mod marks;

@@ -6,10 +6,16 @@ mod aws;
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
 pub mod gcs;
 pub mod memory;
-#[cfg(any(feature = "gcs", feature = "s3"))]
+#[cfg(any(feature = "gcs", feature = "s3", fuzzing))]
+#[cfg_attr(
+    fuzzing,
+    allow(dead_code, unused_imports, reason = "the fuzz targets use the keys and the checks of URLs")
+)]
 mod objects;
 #[cfg(feature = "s3")]
 pub mod s3;
@@ -18,6 +24,13 @@ pub mod s3;
 mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
+#[path = "stores/without_clients.rs"] // With a path its modules lie beside it.
+mod without_clients;
+#[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
+use self::without_clients::{aws, gcs, s3};
+#[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
+pub(crate) use self::without_clients::{dynamodb, etcd};
 
 use std::sync::Arc;
 

@@ -135,6 +135,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::golden::{assert_written, golden};
     use crate::random::Random;
 
     fn ticket() -> Ticket {
@@ -155,6 +156,13 @@ mod tests {
         let spoiled = ticket.to_string().replace("lh1_", "lh1_!");
         let error = spoiled.parse::<Ticket>().unwrap_err();
         assert!(!format!("{error:?}").contains(&spoiled[6..20]));
+    }
+
+    #[test]
+    fn the_golden_ticket_is_read_and_written() {
+        let ticket = Ticket { grant: "00112233445566778899aabbccddeeff".parse().unwrap(), ..ticket() };
+        assert_written("1-ticket.txt", &ticket.to_string());
+        assert_eq!(golden("1-ticket.txt").parse::<Ticket>().unwrap(), ticket);
     }
 
     proptest! {

@@ -12,10 +12,14 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use crate::error::Error;
 use crate::lease::StoreOptions;
 
-/// What means something else in a path.
+/// What means something else in a path: an `@` behind an authority may be that of a password.
 const PATH: &AsciiSet = &CONTROLS.add(b'%').add(b'?');
+const PATH_OF_AUTHORITY: &AsciiSet = &PATH.add(b'@');
+/// What means something else in a user's name, and in the host behind it.
+const USER: &AsciiSet = &AUTHORITY.add(b':');
+const AUTHORITY: &AsciiSet = &PATH.add(b'@').add(b'/');
 /// What means something else in an option.
-const OPTION: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'=');
+const OPTION: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'=').add(b'@');
 
 /// A store URL, taken apart.
 ///
@@ -52,8 +56,10 @@ impl StoreUrl {
                 (Some(&rest[..end]), &rest[end..])
             }
         };
-        // `user:pass/word@host`: what stands before the slash would be shown as a host.
-        let unescaped = |authority: &str| authority.contains(':') && !authority.contains('@');
+        // `user:pass/word@host`: what stands before the slash would be shown as a host; `user:p@ss/word@host`: what stands
+        // behind it as a path.
+        let unescaped =
+            |authority: &str| authority.rsplit_once('@').map_or(authority, |(login, _)| login).contains(':');
         if authority.is_some_and(unescaped)
             && (path.contains('@') || query.is_some_and(|query| query.contains('@')))
         {
@@ -206,14 +212,18 @@ impl fmt::Display for StoreUrl {
         if let Some(authority) = &self.authority {
             f.write_str("//")?;
             match (&self.user, &self.password) {
-                (Some(user), Some(_)) => write!(f, "{user}:***@")?,
-                (Some(user), None) => write!(f, "{user}@")?,
+                (Some(user), Some(_)) => write!(f, "{}:***@", utf8_percent_encode(user, USER))?,
+                (Some(user), None) => write!(f, "{}@", utf8_percent_encode(user, USER))?,
                 (None, _) => {}
             }
-            f.write_str(authority)?;
+            utf8_percent_encode(authority, AUTHORITY).fmt(f)?;
         }
         // So that it can be read back: tickets and environments carry it.
-        utf8_percent_encode(&self.path, PATH).fmt(f)?;
+        match (&self.authority, self.path.strip_prefix("//")) {
+            (Some(_), _) => utf8_percent_encode(&self.path, PATH_OF_AUTHORITY).fmt(f)?,
+            (None, Some(rest)) => write!(f, "/%2F{}", utf8_percent_encode(rest, PATH))?,
+            (None, None) => utf8_percent_encode(&self.path, PATH).fmt(f)?,
+        }
         for (n, (key, value)) in self.options.iter().enumerate() {
             let value = if is_secret(key, value) { "***" } else { value };
             write!(f, "{}", if n == 0 { '?' } else { '&' })?;
@@ -226,6 +236,7 @@ impl fmt::Display for StoreUrl {
 fn is_secret(key: &str, value: &str) -> bool {
     // Where credentials are, and not they themselves: needed by whoever reads the URL back.
     let says_where = key == "credentials" && (value == "anonymous" || value.starts_with('/'));
+    let key = key.to_ascii_lowercase();
     !says_where && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
 }
 
@@ -267,9 +278,14 @@ mod tests {
             "sqlite:/a%3Fb%2520c.db",
             "s3://b/p%25?endpoint=http%3A%2F%2Fx%26y%3D%25",
             "sqlite:é/x",
+            "sqlite:%2F%2Fx",
+            "x1://h%2F%40%3F:1/%40?a=%40",
+            "x1://u%3A%40@h/",
+            "x1://%1b%e2%80%ae@%1b%e2%80%ae/%1b?%1b=%1b",
         ] {
             let url = StoreUrl::parse(text).unwrap();
             assert_eq!(StoreUrl::parse(&url.to_string()).unwrap(), url, "{url}");
+            assert!(!url.to_string().contains(crate::name::is_unprintable), "{url}");
         }
     }
 
@@ -279,9 +295,17 @@ mod tests {
         for shown in [url.to_string(), format!("{url:?}")] {
             assert!(!shown.contains("hunter2") && shown.contains("region=x"), "{shown}");
         }
-        let url = StoreUrl::parse("gs://bucket?credentials={hunter2}").unwrap();
-        assert!(!url.to_string().contains("hunter2"), "{url}");
-        for secret in ["hunter2", "etcd://user:hun/hunter2@host", "etcd://user:hun?hunter2@host"] {
+        for url in ["gs://bucket?credentials={hunter2}", "s3://bucket?Secret_Key=hunter2"] {
+            let url = StoreUrl::parse(url).unwrap();
+            assert!(!url.to_string().contains("hunter2"), "{url}");
+        }
+        for secret in [
+            "hunter2",
+            "etcd://user:hun/hunter2@host",
+            "etcd://user:hun?hunter2@host",
+            "etcd://user:hun@/hunter2@host",
+            "etcd://user:@?hunter2@host",
+        ] {
             let error = StoreUrl::parse(secret).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }

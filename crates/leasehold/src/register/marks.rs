@@ -279,6 +279,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::golden::{assert_written, golden};
     use crate::lease::Pace;
 
     fn traits(generations: bool) -> RegisterTraits {
@@ -460,5 +461,22 @@ mod tests {
             assert!(sight(LOG, bad).unwrap().log.is_empty(), "{bad}");
         }
         assert_eq!(sight(LOG, "0000000000000001-00000001").unwrap().log.len(), 1);
+    }
+
+    #[test]
+    fn the_golden_marks_are_read_and_written() {
+        let fenced = fenced_after(&foreign("\"a\""), 1, Some(token(41)), "\"b\"", false);
+        let fenced = fenced_after(&fenced, 2, Some(token(42)), "\"c\"", false);
+        let lines: Vec<_> =
+            fenced.metadata.user.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_written("1-update-marks.txt", &lines.join("\n"));
+        let mut metadata = Metadata::default();
+        for line in golden("1-update-marks.txt").lines() {
+            let (name, value) = line.split_once('=').unwrap();
+            metadata.user.insert(name.to_owned(), value.to_owned());
+        }
+        let read = Sight::new(Version::new("\"c\""), metadata).unwrap();
+        assert_eq!((read.token, &read.log, &read.seen), (Some(token(42)), &fenced.log, &fenced.seen));
+        assert_eq!((read.log.len(), read.seen.len()), (2, 2));
     }
 }

@@ -181,6 +181,7 @@ mod tests {
     use bytes::Bytes;
     use futures_util::future::join_all;
 
+    use crate::golden::{assert_written, golden};
     use crate::register::Metadata;
     use crate::register::flawed::{Flaw, Flawed, store};
 
@@ -289,5 +290,19 @@ mod tests {
         let error = probe(&store).await.unwrap_err();
         assert!(error.is_transient() && error.to_string().contains("preconditions"), "{error:?}");
         assert_eq!(store.requests(), 2 * TRIES as usize, "a read and a refused write each time");
+    }
+
+    #[test]
+    fn the_golden_marker_is_read_and_written() {
+        let marker = Marker {
+            about: "leasehold checks with this object that the store honours preconditions".to_owned(),
+            passed: 1,
+            outdated: Some("\"9b2cf535f27731c974343645a3985328\"".to_owned()),
+            nonce: "00112233445566778899aabbccddeeff".parse().unwrap(),
+        };
+        assert_written("1-probe-marker.json", &serde_json::to_string(&marker).unwrap());
+        let value = Bytes::from(golden("1-probe-marker.json"));
+        let cell = Cell { value, version: Version::new("2"), metadata: Metadata::default() };
+        assert_eq!(outdated_version(&cell), Some(Version::new("\"9b2cf535f27731c974343645a3985328\"")));
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Holder, Id, Past, Token, Ttl};
+use crate::lease::{Holder, Id, Past, Token, Ttl, printable};
 
 /// The format that this version writes, and the newest that it reads.
 pub(crate) const FORMAT: u64 = 1;
@@ -110,10 +110,18 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
         ));
     }
     let corrupt = |why: String| {
+        // It may repeat what stands there.
+        let why = printable(&why, 200);
         Fault::new(ErrorKind::Corrupt, format!("the lock record is damaged: {why}"))
             .with_help("look at it with the store's own tools; delete it by hand once nobody holds the lock")
     };
+    if format == 0 {
+        return Err(corrupt("there is no format 0".to_owned()));
+    }
     let record: Record = serde_json::from_slice(bytes).map_err(|error| corrupt(error.to_string()))?;
+    if record.state == RecordState::Resting && record.rest_ms.is_none() {
+        return Err(corrupt("it rests, and does not say for how long".to_owned()));
+    }
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
     if record.beat >= Token::LIMIT {
         return Err(corrupt("no lease has been renewed so often".to_owned())); // And counting on would overflow.
@@ -121,13 +129,18 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     Ok(Content::Record(Box::new(record)))
 }
 
-/// The protocol that an object of ours is marked with; `None` for that of records that stay.
+/// The protocol that a record of ours is marked with; `None` for that of records that stay.
 pub(crate) fn protocol(bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Tag {
-        protocol: Option<String>,
+        protocol: Option<serde_json::Value>,
     }
-    serde_json::from_slice::<Tag>(bytes).ok()?.protocol
+    match serde_json::from_slice::<Tag>(bytes) {
+        Ok(Tag { protocol: None }) => None,
+        Ok(Tag { protocol: Some(serde_json::Value::String(name)) }) => Some(printable(&name, 32)),
+        // Marked, and not as anything that is known.
+        Ok(Tag { protocol: Some(_) }) | Err(_) => Some("unknown".to_owned()),
+    }
 }
 
 /// A foreign object in a few printable words.
@@ -216,11 +229,32 @@ pub(crate) mod tests {
             ("\"ttl_ms\":30000", "\"ttl_ms\":0"),
             ("\"state\":\"held\"", "\"state\":\"mine\""),
             ("\"grant\":\"", "\"grant\":\"x"),
+            ("\"leasehold\":1", "\"leasehold\":0"),
+            // Without its end, a rest would be over.
+            ("\"state\":\"held\"", "\"state\":\"resting\""),
         ] {
             let damaged = GOLDEN[0].0.replacen(from, to, 1);
             assert_ne!(damaged, GOLDEN[0].0, "{from}");
             assert_eq!(parse(damaged.as_bytes()).unwrap_err().kind, ErrorKind::Corrupt, "{to}");
         }
+    }
+
+    #[test]
+    fn damage_is_told_without_control_characters() {
+        let hostile = GOLDEN[0].0.replacen("\"held\"", "\"\\u001b[2J\"", 1);
+        let fault = parse(hostile.as_bytes()).unwrap_err();
+        assert!(fault.message.contains("[2J") && !fault.message.contains('\u{1b}'), "{fault:?}");
+    }
+
+    #[test]
+    fn a_mark_that_is_not_understood_is_another_protocol() {
+        let marked = |mark: &str| protocol(GOLDEN[0].0.replacen('{', &format!("{{{mark},"), 1).as_bytes());
+        assert_eq!(protocol(GOLDEN[0].0.as_bytes()), None);
+        assert_eq!(marked(r#""protocol":"existence""#).as_deref(), Some("existence"));
+        for unknown in [r#""protocol":2"#, r#""protocol":{}"#, r#""protocol":"existence","protocol":null"#] {
+            assert_eq!(marked(unknown).as_deref(), Some("unknown"), "{unknown}");
+        }
+        assert_eq!(marked(r#""protocol":"\u001b""#).as_deref(), Some("\u{fffd}"));
     }
 
     proptest! {

@@ -1,5 +1,6 @@
 //! What every store of Amazon's shares: how to find and sign in to it, and what became of a request.
 
+pub(super) mod access;
 pub(super) mod config;
 mod credentials;
 pub(super) mod requests;

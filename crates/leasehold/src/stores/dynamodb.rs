@@ -3,10 +3,13 @@
 //! Layout, permissions and limits: `docs/stores/dynamodb.md`.
 
 mod config;
+mod connect;
 mod dialect;
 mod errors;
 mod examine;
 mod expression;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod item;
 mod table;
 #[cfg(test)]
@@ -21,7 +24,7 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::scan::ScanOutput;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
-use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
 use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OnceCell;

@@ -6,8 +6,11 @@
 mod acquire;
 mod client;
 mod config;
+mod connect;
 mod errors;
 mod examine;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod hold;
 mod keys;
 mod requests;

@@ -3,9 +3,12 @@
 //! Layout, roles and limits: `docs/stores/gcs.md`.
 
 mod config;
+mod connect;
 mod credentials;
 mod errors;
 mod examine;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod wire;
 #[cfg(test)]
 mod wire_tests;
@@ -21,7 +24,8 @@ use futures_util::stream::BoxStream;
 use reqwest::{Response, StatusCode};
 use tokio::sync::OnceCell;
 
-use self::config::{Location, REQUEST_LIMIT};
+use self::config::Location;
+use self::connect::REQUEST_LIMIT;
 use self::credentials::Credentials;
 use self::errors::{Meaning, Operation, Place, Trouble, meaning};
 use self::wire::{Listing, Request, Resource, Written};
@@ -111,7 +115,7 @@ impl GcsRegister {
 
     fn new(location: Location, contents: Contents, env: Env) -> Result<Self, Error> {
         Ok(Self {
-            client: config::client()?,
+            client: connect::client()?,
             keys: location.protocol.keys(&location.prefix),
             credentials: Credentials::new(location.source, env.clone()),
             place: location.place,

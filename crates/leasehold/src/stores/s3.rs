@@ -4,8 +4,11 @@
 
 mod bodies;
 mod config;
+mod connect;
 mod errors;
 mod examine;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 #[cfg(test)]
 mod wire_tests;
 
@@ -160,7 +163,7 @@ impl Register for S3Register {
         };
         let mut request = request.customize().interceptor(watch.clone());
         if limit > REQUEST_LIMIT {
-            request = request.config_override(config::limited(limit));
+            request = request.config_override(connect::limited(limit));
         }
         let result = request.send().await;
         match self.settle(operation, &object, &watch, result) {

@@ -7,6 +7,10 @@
 mod database;
 mod examine;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+#[cfg(test)]
+mod golden_tests;
 mod location;
 mod machine;
 mod record;

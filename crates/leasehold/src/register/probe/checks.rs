@@ -18,14 +18,14 @@ use crate::lease::Id;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Marker {
     /// For people who find the object.
-    about: String,
+    pub(super) about: String,
     /// Which examination was passed; 0 for none.
     pub(super) passed: u32,
     /// A version that the marker had and will never have again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) outdated: Option<String>,
     /// Makes every write differ, and so every version.
-    nonce: Id,
+    pub(super) nonce: Id,
 }
 
 /// Of two creates in a row, a good store refuses at least the second.

@@ -404,3 +404,23 @@ fn no_deletes(message: String) -> StoreError {
         )
         .not_applied()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::{assert_written, golden, golden_record};
+    use crate::register::Metadata;
+    use crate::stores::memory::MemoryRegister;
+
+    #[test]
+    fn the_golden_object_is_read_and_written() {
+        let record = stored(&golden_record("1-held.json"));
+        let object = Object { protocol: PROTOCOL, record: &record };
+        assert_written("1-existence.json", &serde_json::to_string(&object).unwrap());
+        let value = Bytes::from(golden("1-existence.json"));
+        let cell = Cell { value, version: Version::new("7"), metadata: Metadata::default() };
+        let records = ExistenceRecords::new(Arc::new(MemoryRegister::new(Env::system())));
+        let (content, token) = records.content(&cell).unwrap();
+        assert_eq!((content, token), (Content::Record(Box::new(record.clone())), record.token));
+    }
+}

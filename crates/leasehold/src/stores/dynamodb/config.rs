@@ -1,19 +1,13 @@
 //! What a store URL says, checked by DynamoDB's rules.
 
-use aws_config::SdkConfig;
-use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::Builder;
-
 use super::dialect::Dialect;
-use super::errors::Place;
-use crate::env::Env;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::name::LockName;
-use crate::stores::aws::config::{Access, Service};
+use crate::stores::aws::access::{Access, Service};
 use crate::url::StoreUrl;
 
-const SERVICE: Service = Service {
+pub(super) const SERVICE: Service = Service {
     id: "DynamoDB",
     article: "a",
     no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION",
@@ -33,7 +27,7 @@ pub(super) struct Location {
     pub(super) dialect: Dialect,
     /// Whether the table is to be made if it is not there.
     pub(super) create: bool,
-    access: Access,
+    pub(super) access: Access,
 }
 
 impl Location {
@@ -50,20 +44,6 @@ impl Location {
         url.take_common(options)?;
         url.finish()?;
         Ok(location)
-    }
-
-    /// Makes a client. No request is sent, unless the region has to be asked of the machine's metadata service.
-    pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
-        let found = self.access.find(SERVICE, env).await?;
-        let client = Client::from_conf(client_config(&found.sdk, found.endpoint.as_deref()).build());
-        Ok((client, Place { table: self.table.clone(), region: found.region, endpoint: found.endpoint }))
-    }
-}
-
-pub(super) fn client_config(sdk: &SdkConfig, endpoint: Option<&str>) -> Builder {
-    match endpoint {
-        Some(endpoint) => Builder::from(sdk).endpoint_url(endpoint),
-        None => Builder::from(sdk),
     }
 }
 

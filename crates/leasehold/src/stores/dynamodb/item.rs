@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use serde::de::DeserializeOwned;
 
+use super::AttributeValue;
 use super::dialect::Dialect;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{End, Holder, Id, Past, Token, Ttl};
@@ -82,6 +82,9 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         return Err(Fault::new(ErrorKind::Unsupported, message).with_help(
             "upgrade leasehold here; the item was written by a newer version and was left as it is",
         ));
+    }
+    if format == 0 {
+        return Err(corrupt("leasehold.format"));
     }
     let ttl_ms = number(ours, "ttl").filter(|&ms| Ttl::from_millis(ms).is_ok());
     let rest_ms = optional_number(ours, "rest")?;

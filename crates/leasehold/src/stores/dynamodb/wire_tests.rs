@@ -25,7 +25,7 @@ fn store(endpoint: &str, credentials: SharedCredentialsProvider) -> DynamoDb {
     let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
     let env = Env::system();
     let sdk = careful(&machine(credentials), &env);
-    let client = Client::from_conf(config::client_config(&sdk, Some(endpoint)).build());
+    let client = Client::from_conf(connect::client_config(&sdk, Some(endpoint)).build());
     let place =
         Place { table: "locks".into(), region: "eu-west-1".into(), endpoint: Some(endpoint.to_owned()) };
     DynamoDb::new(client, place, &location, env)

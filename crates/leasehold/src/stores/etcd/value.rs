@@ -93,6 +93,12 @@ impl Value {
         whole_seconds(self.lasts())
     }
 
+    /// Whether it says what one of ours always says.
+    fn is_whole(&self) -> bool {
+        let rests = self.state != Standing::Resting || self.rest_ms.is_some();
+        self.leasehold != 0 && self.ttl().is_some() && rests
+    }
+
     pub(super) fn ttl(&self) -> Option<Ttl> {
         Ttl::from_millis(self.ttl_ms).ok()
     }
@@ -127,7 +133,7 @@ pub(super) fn read(kv: &KeyValue) -> Who {
             Who::Foreign(format!("a key of leasehold's format {leasehold}, newer than this version reads"))
         }
         Ok(_) => match serde_json::from_slice::<Value>(&kv.value) {
-            Ok(value) if value.ttl().is_some() => Who::Ours(Box::new(value)),
+            Ok(value) if value.is_whole() => Who::Ours(Box::new(value)),
             _ => Who::Foreign(format!("a damaged key of leasehold, {}", shown(&kv.key))),
         },
         Err(_) if kv.value.is_empty() => {
@@ -175,6 +181,7 @@ pub(super) fn held(kv: &KeyValue) -> Held {
 mod tests {
     use super::*;
     use crate::env::Env;
+    use crate::golden::{assert_written, golden, golden_record};
     use crate::name::LockName;
 
     /// The golden value of format 1: keys with it must stay readable for ever.
@@ -201,6 +208,31 @@ mod tests {
     }
 
     #[test]
+    fn the_golden_values_are_read_and_written() {
+        let held = golden_record("1-held.json");
+        let granted = Value {
+            leasehold: FORMAT,
+            state: Standing::Granted,
+            claim: held.grant,
+            token: None,
+            ttl_ms: held.ttl_ms,
+            lock_delay_ms: held.lock_delay_ms,
+            holder: held.holder,
+            rest_ms: None,
+        };
+        let waiting = Value { state: Standing::Waiting, ..granted.clone() };
+        let resting = granted.clone().resting(Token::new(41).unwrap(), Duration::from_secs(60));
+        for (name, value) in [
+            ("1-etcd-granted.json", granted),
+            ("1-etcd-waiting.json", waiting),
+            ("1-etcd-resting.json", resting),
+        ] {
+            assert_written(name, std::str::from_utf8(&value.to_bytes().unwrap()).unwrap());
+            assert_eq!(read(&kv(&golden(name))), Who::Ours(Box::new(value)));
+        }
+    }
+
+    #[test]
     fn what_a_leader_advertises_is_read_and_written() {
         let golden = GOLDEN.replace("make deploy\"}", "make deploy\",\"value\":\"http://10.0.0.7:8080\"}");
         let Who::Ours(value) = read(&kv(&golden)) else { panic!() };
@@ -218,6 +250,8 @@ mod tests {
             ("{}", "not leasehold's"),
             (r#"{"leasehold":1}"#, "damaged"),
             (&GOLDEN.replace("30000", "1"), "damaged"),
+            (&GOLDEN.replace("\"leasehold\":1", "\"leasehold\":0"), "damaged"),
+            (&GOLDEN.replace("granted", "resting"), "damaged"),
             (&newer, "newer"),
         ] {
             let held = held(&kv(value));

@@ -1,30 +1,28 @@
 //! From a store URL and the environment to where requests go, and with whose credentials.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use reqwest::redirect;
-
-use super::credentials::Source;
 use super::errors::Place;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::objects::{Protocol, checked_object, checked_prefix};
 use crate::url::StoreUrl;
-
-/// The limit of one request, so that several fit into the shortest usual lease. The layers above cut it further.
-pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(5);
-
-/// A lost SYN is sent again after one second and after three.
-const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
-
-/// Google closes idle connections after four minutes; a request on one that is just being closed would be lost.
-const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 const GOOGLE: &str = "https://storage.googleapis.com";
 
 /// What Google's own clients go by when they are to use an emulator.
 const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
+
+/// Where credentials come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Application Default Credentials: `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's file, the metadata server.
+    Default,
+    /// A key file: a service account's, a user's, a workload identity's.
+    File(PathBuf),
+    /// None, for emulators.
+    Anonymous,
+}
 
 /// What a store URL and the environment say.
 #[derive(Clone, Debug)]
@@ -97,30 +95,6 @@ fn take_access(
     Ok((Place { bucket, endpoint }, source))
 }
 
-/// A client that sends each request once.
-pub(super) fn client() -> Result<reqwest::Client, Error> {
-    reqwest::Client::builder()
-        // A retry inside would turn an applied write whose answer was lost into a conflict.
-        .retry(reqwest::retry::never())
-        // A redirected write is not ours to repeat.
-        .redirect(redirect::Policy::none())
-        // What is sent to this machine in the clear, access tokens too, is to stay on it.
-        .no_proxy()
-        .connect_timeout(CONNECT_LIMIT)
-        .pool_idle_timeout(IDLE_LIMIT)
-        .tcp_nodelay(true)
-        .http1_only()
-        .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be made: {error}"))
-                .with_help(
-                    "check that the machine has root certificates (Debian: the package ca-certificates)",
-                )
-                .with_source(error)
-        })
-}
-
 fn checked_bucket(bucket: &str) -> Result<String, Error> {
     let ends = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let fine = (3..=222).contains(&bucket.len())
@@ -186,7 +160,10 @@ fn keeps_secrets(endpoint: &str) -> bool {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::error::ErrorKind;
 
     fn read_with(url: &str, emulator: Option<&str>) -> Result<Location, Error> {
         let environment = |name: &str| (name == EMULATOR).then(|| emulator.map(str::to_owned)).flatten();

@@ -7,7 +7,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use reqwest::header::HeaderMap;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
+use super::config::Source;
 use crate::clock::{self, Moment};
 use crate::env::Env;
 
@@ -27,17 +28,6 @@ const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 /// Enough for objects; what the roles allow within it is the administrator's to say.
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
-
-/// Where credentials come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    /// Application Default Credentials: `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's file, the metadata server.
-    Default,
-    /// A key file: a service account's, a user's, a workload identity's.
-    File(PathBuf),
-    /// None, for emulators.
-    Anonymous,
-}
 
 /// Why there are no credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]

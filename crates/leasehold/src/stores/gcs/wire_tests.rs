@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use futures_util::TryStreamExt;
 use tokio::net::TcpListener;
 
-use super::credentials::Source;
+use super::config::Source;
 use super::*;
 use crate::clock::micros;
 use crate::register::{MAX_VALUE_BYTES, probe};

@@ -1,21 +1,12 @@
-//! From a store URL and the machine's AWS configuration to a client.
+//! What a store URL says, checked by S3's rules.
 
-use std::time::Duration;
-
-use aws_config::SdkConfig;
-use aws_config::timeout::TimeoutConfig;
-use aws_sdk_s3::Client;
-use aws_sdk_s3::config::{Builder, RequestChecksumCalculation, ResponseChecksumValidation};
-
-use super::errors::Place;
-use crate::env::Env;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::aws::config::{Access, Service};
+use crate::stores::aws::access::{Access, Service};
 use crate::stores::objects::{Protocol, checked_object, checked_prefix};
 use crate::url::StoreUrl;
 
-const SERVICE: Service = Service {
+pub(super) const SERVICE: Service = Service {
     id: "S3",
     article: "an",
     no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores take us-east-1",
@@ -27,8 +18,8 @@ pub(super) struct Location {
     pub(super) bucket: String,
     /// Without `/` at either end; may be empty.
     pub(super) prefix: String,
-    access: Access,
-    path_style: Option<bool>,
+    pub(super) access: Access,
+    pub(super) path_style: Option<bool>,
     pub(super) protocol: Protocol,
 }
 
@@ -57,32 +48,6 @@ impl Location {
         let protocol = Protocol::Existence;
         Ok((Self { bucket, prefix, access, path_style, protocol }, key))
     }
-
-    /// Reads the machine's AWS configuration and makes a client. No request is sent, unless the region has to be asked
-    /// of the machine's metadata service.
-    pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
-        let found = self.access.find(SERVICE, env).await?;
-        let client = Client::from_conf(self.client_config(&found.sdk, found.endpoint.as_deref()).build());
-        Ok((client, Place { bucket: self.bucket.clone(), region: found.region, endpoint: found.endpoint }))
-    }
-
-    pub(super) fn client_config(&self, sdk: &SdkConfig, endpoint: Option<&str>) -> Builder {
-        let config = Builder::from(sdk)
-            // Many compatible stores refuse the newer checksums, and none of our requests requires one.
-            .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
-            .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
-            .force_path_style(self.path_style.unwrap_or(endpoint.is_some()));
-        match endpoint {
-            Some(endpoint) => config.endpoint_url(endpoint),
-            None => config,
-        }
-    }
-}
-
-/// A client's configuration with another limit for a request, for large bodies.
-pub(super) fn limited(limit: Duration) -> Builder {
-    let timeouts = TimeoutConfig::builder().read_timeout(limit).operation_attempt_timeout(limit).build();
-    Builder::new().timeout_config(timeouts)
 }
 
 fn checked_bucket(bucket: &str) -> Result<String, Error> {
@@ -107,6 +72,8 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::error::ErrorKind;
 

@@ -6,6 +6,7 @@ use rusqlite::ErrorCode;
 use rusqlite::ffi;
 
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::printable;
 
 /// Why a request to the file came to nothing.
 #[derive(Debug)]
@@ -65,6 +66,8 @@ impl From<Fault> for Trouble {
 
 /// A value that cannot be understood: reported, never overwritten, never granted.
 fn garbled(what: &str, path: &Path) -> Fault {
+    // It may repeat what stands there.
+    let what = printable(what, 300);
     Fault::new(ErrorKind::Corrupt, format!("{} holds a row that cannot be read: {what}", path.display()))
         .with_help("it was edited: when nobody holds that lock, delete the row; tokens keep rising")
 }

@@ -11,7 +11,7 @@ const APPLICATION_ID: i64 = 0x6c68_4c4b;
 /// In `user_version`. A file of a higher version is refused, not guessed at.
 const VERSION: i64 = 1;
 
-const TABLES: &str = "
+pub(super) const TABLES: &str = "
 CREATE TABLE lock (
     name          TEXT PRIMARY KEY NOT NULL,
     state         TEXT NOT NULL CHECK (state IN ('free', 'held', 'resting')),
@@ -50,7 +50,7 @@ pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
 }
 
 /// Whether the tables are there; `false` for an empty file.
-fn check(connection: &Connection) -> Result<bool, Trouble> {
+pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
     let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if application == APPLICATION_ID {

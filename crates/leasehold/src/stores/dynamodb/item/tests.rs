@@ -1,6 +1,10 @@
 //! Records to items and back, and the items of other clients.
 
+use serde_json::Value as Json;
+
+use super::super::fuzzing;
 use super::*;
+use crate::golden::{assert_written, golden as golden_file, golden_record};
 use crate::register::record::parse;
 
 const GOLDEN: &[&str] = &[
@@ -220,7 +224,7 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
     assert_eq!(newer.kind, ErrorKind::Unsupported);
     assert!(newer.help.unwrap().contains("upgrade"));
     type Damage = dyn Fn(&mut Item, &mut Item);
-    let damages: [&Damage; 12] = [
+    let damages: [&Damage; 13] = [
         &|item, _| drop(item.remove(TOKEN)),
         &|item, _| drop(item.insert(TOKEN.to_owned(), n(Token::LIMIT))),
         &|item, _| drop(item.insert(TOKEN.to_owned(), AttributeValue::N("-1".to_owned()))),
@@ -233,6 +237,7 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
         &|_, ours| drop(ours.insert("ttl".to_owned(), n(0))),
         &|_, ours| drop(ours.insert("rest".to_owned(), s("long"))),
         &|_, ours| drop(ours.remove("format")),
+        &|_, ours| drop(ours.insert("format".to_owned(), n(0))),
     ];
     for (case, damage) in damages.into_iter().enumerate() {
         assert_eq!(with(damage).kind, ErrorKind::Corrupt, "damage {case}");
@@ -255,4 +260,15 @@ fn history_is_kept_as_long_as_the_item_stays_within_one_write_unit() {
     assert!(bytes(&fits) <= WRITE_UNIT_BYTES, "{}", bytes(&fits));
     let long = item(&many(Some("x".repeat(500))));
     assert_eq!(long[HISTORY].as_l().unwrap().len(), LEAST_HISTORY, "people are told, whatever it costs");
+}
+
+#[test]
+fn the_golden_items_are_read_and_written() {
+    for state in ["held", "free", "resting"] {
+        let record = golden_record(&format!("1-{state}.json"));
+        let name = format!("1-dynamodb-{state}.json");
+        assert_written(&name, &fuzzing::to_json(&item(&record)).to_string());
+        let Ok(Json::Object(json)) = serde_json::from_str(&golden_file(&name)) else { panic!("{name}") };
+        assert_eq!(read_record(&fuzzing::map(&json).unwrap()), record);
+    }
 }

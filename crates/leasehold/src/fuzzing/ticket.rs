@@ -1,0 +1,40 @@
+//! Tickets.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::assert_readable_error;
+use crate::lease::{Token, Ttl};
+use crate::ticket::Ticket;
+
+/// What is read as a ticket is written as one that reads the same; no error and no `Debug` shows the secret in it.
+///
+/// What does not begin as a ticket does is put into one: nothing would ever be found in base64.
+pub fn ticket(data: &[u8]) {
+    let text = String::from_utf8_lossy(data).into_owned();
+    read(&text);
+    if !text.starts_with("lh1_") {
+        read(&format!("lh1_{}", URL_SAFE_NO_PAD.encode(data)));
+    }
+}
+
+fn read(text: &str) {
+    let ticket: Ticket = match text.parse() {
+        Ok(ticket) => ticket,
+        Err(error) => {
+            assert_readable_error(&error);
+            // One of a few sentences of ours, with nothing of the text in it.
+            assert!(error.to_string().starts_with("this is not a ticket: "), "{error}");
+            assert!(error.to_string().len() < 60, "{error}");
+            return;
+        }
+    };
+    assert_eq!(ticket.to_string().parse::<Ticket>().unwrap(), ticket);
+    assert!(ticket.token().get() < Token::LIMIT);
+    assert!(Ttl::new(ticket.ttl()).is_ok());
+    let json = serde_json::to_value(&ticket).unwrap();
+    let secret = json["grant"].as_str().unwrap();
+    let elsewhere =
+        [ticket.name().as_str(), ticket.store().unwrap_or("")].iter().any(|text| text.contains(secret));
+    assert!(elsewhere || !format!("{ticket:?}").contains(secret), "{ticket:?}");
+}

@@ -1,0 +1,70 @@
+//! Store URLs, and what each store makes of them.
+
+use super::{assert_readable, assert_readable_error};
+use crate::error::Error;
+use crate::stores::fuzzing::readings;
+use crate::url::StoreUrl;
+
+/// Stands for a password wherever one may stand.
+const SECRET: &str = "hunter2-9f3k";
+
+/// A URL that is read is shown as one that reads the same, but for its secrets, which are shown nowhere.
+///
+/// The first line is the URL; the others are what people may write before and after a password.
+pub fn store_url(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let mut lines = text.split('\n');
+    let url = lines.next().unwrap_or_default();
+    comes_back(url);
+    if text.contains("hunter2") {
+        return;
+    }
+    let (before, after) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    for scheme in ["s3", "gs", "dynamodb", "etcd", "sqlite", "mem", "other"] {
+        // As it is: who does not know of percent-encoding writes it so.
+        hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1:2379/prefix"));
+        hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1/a?region=eu-west-1"));
+    }
+    if let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| !scheme.contains(':')) {
+        hides(&format!("{scheme}://user:{SECRET}@{rest}"));
+        let and = if rest.contains('?') { '&' } else { '?' };
+        for option in ["secret_key", "password", "Secret", "token", "credentials", "api_key"] {
+            hides(&format!("{url}{and}{option}={SECRET}"));
+        }
+    }
+}
+
+fn comes_back(text: &str) {
+    let url = match StoreUrl::parse(text) {
+        Ok(url) => url,
+        Err(error) => return assert_readable_error(&error),
+    };
+    let shown = url.to_string();
+    assert_readable(&shown);
+    let again = StoreUrl::parse(&shown).unwrap_or_else(|error| panic!("{shown:?}: {error:?}"));
+    assert_eq!(again.to_string(), shown);
+    if !shown.contains("***") {
+        assert_eq!(again, url, "{shown:?}");
+    }
+    for reading in readings(&url) {
+        match reading {
+            Ok(shown) => assert_readable(&shown),
+            Err(error) => assert_readable_error(&error),
+        }
+    }
+}
+
+fn hides(text: &str) {
+    let hidden = |shown: String| assert!(!shown.contains(SECRET), "{text:?}: {shown}");
+    let in_error = |error: Error| hidden(format!("{error} {error:?} {:?}", error.help()));
+    match StoreUrl::parse(text) {
+        Ok(url) => {
+            hidden(url.to_string());
+            hidden(format!("{url:?}"));
+            for reading in readings(&url) {
+                reading.map_or_else(in_error, hidden);
+            }
+        }
+        Err(error) => in_error(error),
+    }
+}

@@ -1,0 +1,61 @@
+//! What lies in stores already: one file for each thing that is written, below `tests/records`. They are never edited, since
+//! they stay readable for ever; where the written format changes (by an addition), a file is added.
+
+use std::fs;
+use std::path::Path;
+
+use crate::register::record::{Content, Record, parse};
+
+/// The golden file `name`, without the line end that it has for the sake of editors.
+pub(crate) fn golden(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records").join(name);
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.trim_end_matches('\n').to_owned()
+}
+
+/// The record that the others were written from: `1-held.json`, `1-free.json` or `1-resting.json`.
+pub(crate) fn golden_record(name: &str) -> Record {
+    match parse(golden(name).as_bytes()).unwrap() {
+        Content::Record(record) => *record,
+        Content::Foreign(what) => panic!("{what}"),
+    }
+}
+
+/// What is written is what was written ever since there is `name`.
+pub(crate) fn assert_written(name: &str, written: &str) {
+    assert_eq!(
+        written,
+        golden(name),
+        "the written format has changed: leave {name} as it is, with a test that it is read, and add a file of the new form"
+    );
+}
+
+/// Of every kind of thing that is written there is a golden file, and each is read by some test.
+#[test]
+fn every_format_has_its_golden_files() {
+    let mut found: Vec<String> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records"))
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            "1-dynamodb-free.json",
+            "1-dynamodb-held.json",
+            "1-dynamodb-resting.json",
+            "1-etcd-granted.json",
+            "1-etcd-resting.json",
+            "1-etcd-waiting.json",
+            "1-existence.json",
+            "1-free.json",
+            "1-held.json",
+            "1-leading.json",
+            "1-probe-marker.json",
+            "1-resting.json",
+            "1-sqlite.sql",
+            "1-ticket.txt",
+            "1-update-marks.txt",
+        ]
+    );
+}

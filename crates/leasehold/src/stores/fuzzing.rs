@@ -1,0 +1,43 @@
+//! What each store makes of a URL, and under which keys objects lie.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+
+use crate::error::Error;
+use crate::lease::StoreOptions;
+use crate::name::LockName;
+use crate::url::StoreUrl;
+
+/// What a store reads in a URL, as `Debug` shows it.
+pub(crate) type Reading = Result<String, Error>;
+
+/// What the store of `url` reads in it: as a store, and where it keeps objects, as an object.
+pub(crate) fn readings(url: &StoreUrl) -> Vec<Reading> {
+    let mut options = StoreOptions::default();
+    match url.scheme() {
+        "mem" => vec![super::memory::open(url.clone(), options).map(|_| String::new())],
+        #[cfg(any(fuzzing, feature = "s3"))]
+        "s3" => super::s3::fuzzing::readings(url, &mut options),
+        #[cfg(any(fuzzing, feature = "gcs"))]
+        "gs" => super::gcs::fuzzing::readings(url, &mut options),
+        #[cfg(any(fuzzing, feature = "dynamodb"))]
+        "dynamodb" => vec![super::dynamodb::fuzzing::reading(url, &mut options)],
+        #[cfg(any(fuzzing, feature = "etcd"))]
+        "etcd" => vec![super::etcd::fuzzing::reading(url, &mut options)],
+        #[cfg(feature = "sqlite")]
+        "sqlite" => vec![super::sqlite::fuzzing::reading(url)],
+        _ => {
+            let mut url = url.clone();
+            vec![url.take_common(&mut options).and_then(|()| url.finish()).map(|()| String::new())]
+        }
+    }
+}
+
+/// The object of `name` is that of no other, and is found in a listing.
+#[allow(unused_variables, reason = "with the features of stores of objects")]
+pub(crate) fn assert_is_kept_by_objects(name: &LockName) {
+    #[cfg(any(fuzzing, feature = "s3", feature = "gcs"))]
+    for keys in [super::objects::Keys::below("a/b"), super::objects::Keys::verbatim("")] {
+        let object = keys.object(name.as_str());
+        assert!(object.len() <= 1_024 - ".lock".len(), "{object}");
+        assert_eq!(keys.register(&object).as_deref(), Some(name.as_str()));
+    }
+}

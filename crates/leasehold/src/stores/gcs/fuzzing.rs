@@ -1,0 +1,13 @@
+//! What the options of a URL are read as.
+
+use super::config::Location;
+use crate::lease::StoreOptions;
+use crate::stores::fuzzing::Reading;
+use crate::url::StoreUrl;
+
+pub(in crate::stores) fn readings(url: &StoreUrl, options: &mut StoreOptions) -> Vec<Reading> {
+    vec![
+        Location::from_url(url.clone(), options, |_| None).map(|location| format!("{location:?}")),
+        Location::of_object(url.clone(), |_| None).map(|object| format!("{object:?}")),
+    ]
+}

@@ -1,0 +1,41 @@
+//! From what a store URL says and the machine's AWS configuration to a client.
+
+use std::time::Duration;
+
+use aws_config::SdkConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::{Builder, RequestChecksumCalculation, ResponseChecksumValidation};
+
+use super::config::{Location, SERVICE};
+use super::errors::Place;
+use crate::env::Env;
+use crate::error::Error;
+
+impl Location {
+    /// Reads the machine's AWS configuration and makes a client. No request is sent, unless the region has to be asked
+    /// of the machine's metadata service.
+    pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
+        let found = self.access.find(SERVICE, env).await?;
+        let client = Client::from_conf(self.client_config(&found.sdk, found.endpoint.as_deref()).build());
+        Ok((client, Place { bucket: self.bucket.clone(), region: found.region, endpoint: found.endpoint }))
+    }
+
+    pub(super) fn client_config(&self, sdk: &SdkConfig, endpoint: Option<&str>) -> Builder {
+        let config = Builder::from(sdk)
+            // Many compatible stores refuse the newer checksums, and none of our requests requires one.
+            .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+            .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
+            .force_path_style(self.path_style.unwrap_or(endpoint.is_some()));
+        match endpoint {
+            Some(endpoint) => config.endpoint_url(endpoint),
+            None => config,
+        }
+    }
+}
+
+/// A client's configuration with another limit for a request, for large bodies.
+pub(super) fn limited(limit: Duration) -> Builder {
+    let timeouts = TimeoutConfig::builder().read_timeout(limit).operation_attempt_timeout(limit).build();
+    Builder::new().timeout_config(timeouts)
+}

@@ -1,0 +1,119 @@
+//! What holds of the rows of a file, whoever edited them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rusqlite::Connection;
+use rusqlite::types::Value;
+use serde_json::Value as Json;
+
+use super::location::Location;
+use super::machine::Machine;
+use super::record::{State, load, names, store};
+use super::{rules, schema};
+use crate::env::Env;
+use crate::error::ErrorKind;
+use crate::fuzzing::{StandingClock, assert_readable, assert_readable_fault, seed};
+use crate::lease::{Claim, Holder, Token, Ttl};
+use crate::name::LockName;
+use crate::stores::fuzzing::Reading;
+use crate::url::StoreUrl;
+
+pub(in crate::stores) fn reading(url: &StoreUrl) -> Reading {
+    let mut url = url.clone();
+    let location = Location::from_url(&mut url)?;
+    url.finish()?;
+    Ok(format!("{location:?}"))
+}
+
+thread_local! {
+    static FILE: Connection = {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(schema::TABLES).unwrap();
+        // Who edits a row may do so with other tools.
+        connection.execute_batch("PRAGMA ignore_check_constraints = ON").unwrap();
+        connection
+    };
+}
+
+/// A row is written back as it was read, and what cannot be read is neither free nor granted over.
+///
+/// The bytes are a JSON object of the columns that are not NULL.
+pub fn sqlite_row(data: &[u8]) {
+    let Some(Json::Object(columns)) = serde_json::from_slice(data).ok() else { return };
+    FILE.with(|file| {
+        file.execute("DELETE FROM lock", ()).unwrap();
+        let named = columns.iter().filter(|(name, _)| is_column(name) && *name != "name");
+        let (mut sql, mut values) = (vec!["name".to_owned()], vec![Value::Text("a".to_owned())]);
+        for (name, value) in named {
+            sql.push(name.clone());
+            values.push(sql_value(value));
+        }
+        let marks = vec!["?"; values.len()].join(",");
+        let insert = format!("INSERT INTO lock ({}) VALUES ({marks})", sql.join(","));
+        // The tables are strict: not every value goes into every column.
+        if file.execute(&insert, rusqlite::params_from_iter(values)).is_ok() {
+            judged(file, data);
+        }
+    });
+}
+
+fn judged(file: &Connection, data: &[u8]) {
+    let name = LockName::new("a").unwrap();
+    assert_eq!(names(file, "", None, 10).unwrap_or_default(), ["a"]);
+    let record = match load(file, &name) {
+        Ok(record) => record.unwrap(),
+        Err(trouble) => {
+            let error = trouble.at(Path::new("locks.db"));
+            assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
+            return assert_readable_fault(error.fault());
+        }
+    };
+    assert!(record.token.get() < Token::LIMIT);
+    let state: String = file.query_row("SELECT state FROM lock", (), |row| row.get(0)).unwrap();
+    let read = match &record.state {
+        State::Free => "free",
+        State::Resting(_) => "resting",
+        State::Held(hold) => {
+            assert!(hold.ttl.get() >= Ttl::MIN);
+            assert_readable(&hold.holder.to_string());
+            "held"
+        }
+    };
+    assert_eq!(state, read);
+    store(file, &name, &record).unwrap();
+    assert_eq!(load(file, &name).unwrap().unwrap(), record);
+    let env = Env::seeded(Arc::new(StandingClock::default()), seed(data));
+    let claim = Claim::new(&env, name, Ttl::DEFAULT, Holder::default());
+    let machine = Machine { boot: "container:1".to_owned(), me: None };
+    let token = record.token;
+    match rules::judge(&claim, Some(record), &machine, env.clock.now()) {
+        rules::Decision::Grant { least, .. } => assert!(least > token.get()),
+        rules::Decision::Held(held, _) => {
+            assert_ne!(state, "free");
+            assert_readable(&held.to_string());
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_column(name: &str) -> bool {
+    !name.is_empty()
+        && schema::TABLES
+            .split_once("counter")
+            .is_some_and(|(lock, _)| lock.contains(&format!("    {name} ")))
+}
+
+fn sql_value(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::Null,
+        Json::Bool(value) => Value::Integer((*value).into()),
+        Json::Number(number) => {
+            number.as_i64().map_or(Value::Real(number.as_f64().unwrap_or(0.0)), Value::Integer)
+        }
+        Json::String(text) => Value::Text(text.clone()),
+        // The columns that hold JSON hold it as text.
+        Json::Array(_) | Json::Object(_) => Value::Text(json.to_string()),
+    }
+}

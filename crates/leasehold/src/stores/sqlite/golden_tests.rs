@@ -1,0 +1,96 @@
+//! Files that were written once are read for ever: `tests/records/1-sqlite.sql` is such a file, as SQL.
+
+use std::time::Duration;
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, Row};
+
+use super::machine::Process;
+use super::record::{Counter, Hold, Record, Rest, State, load, store};
+use super::schema;
+use crate::golden::{assert_written, golden, golden_record};
+use crate::lease::Ttl;
+use crate::name::LockName;
+
+const BOOT: &str = "3d3b0d5c-6b0e-4b57-8e8f-9a3b1c5f7e21";
+
+fn rows() -> Vec<(LockName, Record)> {
+    let held = golden_record("1-held.json");
+    let hold = Hold {
+        grant: held.grant,
+        holder: held.holder,
+        ttl: Ttl::DEFAULT,
+        lock_delay: Duration::from_millis(1_500),
+        boot: BOOT.to_owned(),
+        granted_us: 1_763_654_400_000_041,
+        granted_ns: 86_400_000_000_000,
+        renewed_ns: 86_410_000_000_000,
+        died_ns: None,
+        process: Some(Process { namespace: "pid:[4026531836]".to_owned(), pid: 4121, start: 77 }),
+    };
+    let died = Hold { died_ns: Some(86_411_000_000_000), ..hold.clone() };
+    let rest = Rest { boot: BOOT.to_owned(), until_ns: 86_500_000_000_000, until_us: 1_763_654_500_000_000 };
+    let row = |name: &str, state: State| {
+        let record = Record { token: held.token, history: held.history.clone(), state };
+        (LockName::new(name).unwrap(), record)
+    };
+    vec![
+        row("died", State::Held(Box::new(died))),
+        row("free", State::Free),
+        row("held", State::Held(Box::new(hold))),
+        row("resting", State::Resting(rest)),
+    ]
+}
+
+fn counter() -> Counter {
+    Counter { token: 1_763_654_400_000_041, ceiling: 1_763_654_410_000_000, boot: BOOT.to_owned() }
+}
+
+/// The file as SQL that makes it again.
+fn dump(file: &Connection) -> String {
+    let mut lines = Vec::new();
+    for pragma in ["application_id", "user_version"] {
+        let number: i64 = file.pragma_query_value(None, pragma, |row| row.get(0)).unwrap();
+        lines.push(format!("PRAGMA {pragma} = {number};"));
+    }
+    let mut tables =
+        file.prepare("SELECT sql || ';' FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name").unwrap();
+    lines.extend(tables.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap));
+    for table in ["counter", "lock"] {
+        let mut all = file.prepare(&format!("SELECT * FROM {table} ORDER BY 1")).unwrap();
+        let columns = all.column_count();
+        let insert = |row: &Row<'_>| Ok(format!("INSERT INTO {table} VALUES ({});", values(row, columns)));
+        lines.extend(all.query_map((), insert).unwrap().map(Result::unwrap));
+    }
+    lines.join("\n")
+}
+
+fn values(row: &Row<'_>, columns: usize) -> String {
+    let value = |column| match row.get_ref(column).unwrap() {
+        ValueRef::Null => "NULL".to_owned(),
+        ValueRef::Integer(number) => number.to_string(),
+        ValueRef::Text(text) => format!("'{}'", String::from_utf8_lossy(text).replace('\'', "''")),
+        other => panic!("{other:?}"),
+    };
+    (0..columns).map(value).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn the_golden_file_is_read_and_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut written = Connection::open(folder.path().join("locks.db")).unwrap();
+    assert!(schema::ensure(&mut written).is_ok());
+    counter().store(&written).unwrap();
+    for (name, record) in rows() {
+        store(&written, &name, &record).unwrap();
+    }
+    assert_written("1-sqlite.sql", &dump(&written));
+
+    let old = Connection::open_in_memory().unwrap();
+    old.execute_batch(&golden("1-sqlite.sql")).unwrap();
+    assert!(schema::check(&old).unwrap());
+    assert_eq!(Counter::load(&old).unwrap(), counter());
+    for (name, record) in rows() {
+        assert_eq!(load(&old, &name).unwrap().unwrap(), record, "{name}");
+    }
+}

@@ -1,0 +1,10 @@
+//! The command has no library: what reads its configuration is taken in by its path.
+#![no_main]
+#![allow(dead_code, reason = "the command uses the rest")]
+
+#[path = "../../crates/leasehold-cli/src/config.rs"]
+mod config;
+#[path = "../../crates/leasehold-cli/src/exit.rs"]
+mod exit;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| config::fuzzing::config(data));
