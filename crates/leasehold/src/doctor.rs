@@ -227,7 +227,11 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         let seen = "not examined, since they cannot be safe on what stands above";
         report.findings.push(Finding::not_applicable("leases", seen));
     } else {
-        let leases = leases::examine(store, &place, examination).await;
+        let mut leases = leases::examine(store, &place, examination).await;
+        // Who was told of the permission need not be told again of what it is for.
+        if report.finding("permission-list").is_some_and(|finding| finding.verdict == Verdict::Warning) {
+            leases.findings.retain(|finding| finding.check != "listing");
+        }
         report.findings.extend(leases.findings);
         left.extend(leases.left);
         let ttl = measured::smallest_ttl(&leases.trips, examined.least_ttl);
