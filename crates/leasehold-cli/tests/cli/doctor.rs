@@ -47,7 +47,7 @@ fn the_doctor_reports_one_json_document_with_stable_names() {
 }
 
 #[test]
-fn a_ttl_that_is_too_short_for_the_store_is_a_warning() {
+fn a_ttl_that_no_lock_can_have_is_refused() {
     let place = Place::new();
     place.write("config/leasehold/config.toml", "ttl = \"100ms\"");
     let refused = place.run("doctor").expect(2);
