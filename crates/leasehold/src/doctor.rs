@@ -155,6 +155,13 @@ impl Finding {
         self.help.push(help.into());
         self
     }
+
+    /// What nobody foresaw has at least this.
+    fn never_without_help(&mut self) {
+        if self.verdict == Verdict::Failed && self.help.is_empty() {
+            self.help.push("try again; if it stays so, do not use this store for locks".to_owned());
+        }
+    }
 }
 
 /// What a store finds when it examines itself.
@@ -213,7 +220,8 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         cost: cost::estimate(kind, examination),
     };
     let place = format!("{RESERVED}{}", &Id::random(&store.env().random).to_string()[..12]);
-    let (reachable, answers) = reach(store, &place).await;
+    let (mut reachable, answers) = reach(store, &place).await;
+    reachable.never_without_help();
     report.findings.push(reachable);
     if !answers {
         return report;
@@ -243,6 +251,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
     }
     report.findings.push(cost::finding(kind, report.cost.as_ref(), examined.listed_prices, examination));
     report.findings.push(left_behind(&left));
+    report.findings.iter_mut().for_each(Finding::never_without_help);
     report
 }
 

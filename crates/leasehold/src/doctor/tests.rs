@@ -173,6 +173,8 @@ async fn each_wrong_with_leases_fails_its_check() {
         let report = Locker::new(Arc::new(bad(wrong))).examine(&Examination::default()).await;
         assert_eq!(failed(&report), Vec::from_iter(check), "{wrong:?}: {:#?}", report.findings);
         assert_eq!(report.is_safe(), check.is_none());
+        let silent = |finding: &&Finding| finding.verdict == Verdict::Failed && finding.help.is_empty();
+        assert_eq!(report.findings.iter().find(silent), None, "it says what to do");
         if wrong == Wrong::HidesFromListings {
             assert_eq!(report.finding("listing").unwrap().verdict, Verdict::Warning);
         }
