@@ -13,9 +13,11 @@ use crate::register::records::Records;
 
 impl DynamoDb {
     pub(super) async fn examined(&self) -> Examined {
-        let mut examined = Examined::default();
-        examined.listed_prices = self.place.endpoint.is_none();
-        examined.least_permissions = self.least_permissions();
+        let mut examined = Examined {
+            listed_prices: self.place.endpoint.is_none(),
+            least_permissions: self.least_permissions(),
+            ..Examined::default()
+        };
         examined.push(self.may_read().await);
         examined.push(self.may_write().await);
         examined.push(self.may_list().await);

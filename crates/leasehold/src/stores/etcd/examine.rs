@@ -29,9 +29,11 @@ const OLDEST: (u32, u32) = (3, 4);
 
 impl EtcdLeases {
     pub(super) async fn examined(&self) -> Examined {
-        let mut examined = Examined::default();
-        examined.least_ttl = Some(LEAST_TTL);
-        examined.least_permissions = self.least_permissions();
+        let mut examined = Examined {
+            least_ttl: Some(LEAST_TTL),
+            least_permissions: self.least_permissions(),
+            ..Examined::default()
+        };
         examined.push(permission(
             "permission-read",
             "the keys below the prefix can be read",

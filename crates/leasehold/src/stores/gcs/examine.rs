@@ -70,15 +70,16 @@ struct Condition {
 
 impl GcsRegister {
     pub(super) async fn examined(&self) -> Examined {
-        let mut examined = Examined::default();
         let googles = self.place.is_trusted();
-        examined.listed_prices = googles;
-        examined.least_ttl = googles.then_some(LEAST_TTL);
-        examined.least_permissions = vec![
-            "the least that leasehold needs, on the whole bucket: storage.objects.get, storage.objects.list, \
-             storage.objects.create and storage.objects.delete (overwriting needs it); roles/storage.objectUser has them"
-                .to_owned(),
-        ];
+        let least = "the least that leasehold needs, on the whole bucket: storage.objects.get, storage.objects.list, \
+                     storage.objects.create and storage.objects.delete (overwriting needs it); roles/storage.objectUser \
+                     has them";
+        let mut examined = Examined {
+            listed_prices: googles,
+            least_ttl: googles.then_some(LEAST_TTL),
+            least_permissions: vec![least.to_owned()],
+            ..Examined::default()
+        };
         match self.bucket().await {
             Ok(bucket) => examined.findings.extend(settings(&bucket, &self.keys.object(""))),
             Err(unasked) => examined.push(Finding::not_applicable("bucket", unasked)),

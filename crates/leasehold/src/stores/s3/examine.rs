@@ -15,9 +15,11 @@ use crate::stores::aws::watch::Watch;
 
 impl S3Register {
     pub(super) async fn examined(&self) -> Examined {
-        let mut examined = Examined::default();
-        examined.listed_prices = self.place.endpoint.is_none();
-        examined.least_permissions = self.least_permissions();
+        let mut examined = Examined {
+            listed_prices: self.place.endpoint.is_none(),
+            least_permissions: self.least_permissions(),
+            ..Examined::default()
+        };
         let rules = self.rules().await;
         let base = self.keys.object("");
         examined.push(self.versioning(rules.as_deref().unwrap_or_default(), &base).await);
