@@ -15,7 +15,7 @@ start_servers() {
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
     name_programs
-    for server in moto minio dynamodb_local fake_gcs bad_gcs etcd postgresql; do
+    for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy etcd postgresql; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -113,6 +113,23 @@ start_bad_gcs() {
     export LEASEHOLD_TEST_BAD_GCS="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
 }
 
+# It ignores preconditions: leasehold has to refuse it.
+start_s3_ignoring() {
+    local port
+    port=$(free_port) || return 1
+    start gofakes3 "$port" make_bucket "$(go_program gofakes3)" -host "127.0.0.1:$port" -backend memory || return 1
+    export LEASEHOLD_TEST_BAD_S3_IGNORING="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+}
+
+# It checks preconditions first and writes afterwards, so that several writers at once all succeed: likewise.
+start_s3_racy() {
+    local port
+    port=$(free_port) && mkdir -p "$scratch/s3s-fs/$STORE" || return 1
+    start s3s-fs "$port" listens "$(s3s_fs)" --host 127.0.0.1 --port "$port" --access-key "$AWS_ACCESS_KEY_ID" \
+        --secret-key "$AWS_SECRET_ACCESS_KEY" "$scratch/s3s-fs" || return 1
+    export LEASEHOLD_TEST_BAD_S3_RACY="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+}
+
 start_etcd() {
     local port peers
     port=$(free_port) && peers=$(free_port) || return 1
@@ -185,6 +202,9 @@ make_gcs_bucket() {
     request "http://127.0.0.1:$1/storage/v1/b?project=leasehold" --header 'Content-Type: application/json' \
         --data "{\"name\": \"$STORE\"}"
 }
+
+# Folders are its buckets.
+listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }
 

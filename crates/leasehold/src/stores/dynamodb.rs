@@ -6,6 +6,7 @@ mod config;
 mod connect;
 mod dialect;
 mod errors;
+mod examine;
 mod expression;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -35,6 +36,7 @@ use self::expression::Expression;
 use self::item::{Item, KEY, VERSION};
 use super::aws::requests::Requests;
 use crate::clock::StoreTime;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Claim, Id, LeaseStore, Pace, StoreOptions, Ttl, attempt_limit};
@@ -195,6 +197,14 @@ impl Records for DynamoDb {
 
     async fn init(&self) -> Result<(), StoreError> {
         self.make_table().await
+    }
+
+    async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        self.deleted(name, version).await
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
     }
 
     fn store_time(&self) -> Option<StoreTime> {
