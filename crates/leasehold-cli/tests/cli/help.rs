@@ -2,8 +2,9 @@
 
 use crate::support::{Outcome, Place};
 
-const VERBS: [&str; 16] = [
+const VERBS: [&str; 18] = [
     "run",
+    "once",
     "elect",
     "acquire",
     "renew",
