@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Place};
 
-const VERBS: [&str; 16] = [
+const VERBS: [&str; 17] = [
     "run",
     "elect",
     "acquire",
