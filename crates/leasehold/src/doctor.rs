@@ -1,7 +1,7 @@
 //! Is *this* store safe? [`Locker::examine`](crate::Locker::examine) asks it, and reports each answer with what to do.
 //!
 //! In three layers: what only one kind of store can be asked (its own `examine`: permissions, settings, preconditions of
-//! its writes), what every store of locks must do ([leases]), and what follows from what was measured (times to live,
+//! its writes), what every store of locks must do, and what follows from what was measured (times to live,
 //! costs).
 
 mod cost;
