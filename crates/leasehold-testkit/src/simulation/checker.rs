@@ -45,6 +45,8 @@ struct Lock {
     /// The highest token that the store has committed, and in which grant.
     committed: u64,
     grant: String,
+    /// When that was, in true time.
+    granted: Duration,
     /// Tokens up to this were granted by records that were deleted by hand: exclusion is given up for, for them.
     deleted: u64,
     /// Their grants were ended by an operator, and their holders find out when they renew.
@@ -120,7 +122,7 @@ impl Checker {
         if grant == lock.grant {
             return; // A renewal.
         }
-        lock.grant = grant;
+        (lock.grant, lock.granted) = (grant, now);
         lock.grants.insert(write.token, write.grant.to_owned());
         let highest = lock.committed;
         if write.token > highest {
@@ -178,6 +180,11 @@ impl Checker {
     /// An operator is about to evict the holder of `token`.
     pub(super) fn evicting(&self, name: &str, token: u64) {
         self.lock().of(name).evicted.insert(token);
+    }
+
+    /// When `name` was granted last.
+    pub(super) fn granted_last(&self, name: &str) -> Duration {
+        self.lock().of(name).granted
     }
 
     /// An operator has deleted the record of `name` by hand.
