@@ -98,6 +98,8 @@ pub(crate) enum Verb {
     Put(PutArgs),
     /// Create what the store needs: a folder, a table
     Init,
+    /// Examine whether the store is safe for locks, and say what to do where it is not
+    Doctor(DoctorArgs),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
     /// Print the manual page, in roff
@@ -512,6 +514,35 @@ pub(crate) struct ManArgs {
     /// Write all pages into this folder
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub(crate) dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Asks the store for what it must refuse, races it, and measures it: some hundred requests, in a few seconds, under \
+names of its own that begin with leasehold-doctor-. Nobody's locks are touched. A line for each check: what was seen, and \
+what to do about it.
+
+Exits with 0 when the store is safe, warnings or not, and with 1 when it is not or cannot be reached.
+
+Examples:
+  leasehold doctor                                                # the default store
+  leasehold doctor -s 's3://my-bucket/locks?region=eu-west-1'
+  leasehold doctor -s prod --ttl 5s --locks 200 --acquisitions 50000
+  leasehold doctor --thorough --json | jq -r '.findings[] | select(.verdict == \"failed\") | .check'"
+)]
+pub(crate) struct DoctorArgs {
+    /// The ttl that locks will have [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// How many locks will be held all the time, for the cost
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) locks: u32,
+    /// How often locks will be acquired and released per day, for the cost
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    pub(crate) acquisitions: u32,
+    /// Race longer and measure more: half a minute
+    #[arg(long)]
+    pub(crate) thorough: bool,
 }
 
 #[derive(Debug, Args)]

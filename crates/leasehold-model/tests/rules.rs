@@ -52,7 +52,7 @@ fn with_all_rules_no_counterexample_exists_when_answers_are_lost() {
 
 #[test]
 fn with_all_rules_no_counterexample_exists_beside_operators_and_doubled_requests() {
-    let large = Scope { renewals: 1, unanswered: 2, ..Scope::OPERATOR };
+    let large = Scope { renewals: 1, ..Scope::OPERATOR };
     all_rules(Scope::OPERATOR, large, 800_000, &[Granted, Doubled, LostInBetween, LateWriteApplied]);
 }
 
@@ -64,7 +64,7 @@ fn with_all_rules_no_counterexample_exists_for_holders_that_are_evicted() {
 
 #[test]
 fn with_all_rules_no_counterexample_exists_when_claims_are_tried_again() {
-    let large = Scope { any_clocks: true, unanswered: 2, ..Scope::RETRIED };
+    let large = Scope { any_clocks: true, renewals: 1, ..Scope::RETRIED };
     all_rules(Scope::RETRIED, large, 400_000, &[AdoptedByWrite, LateWriteApplied]);
 }
 
@@ -76,7 +76,7 @@ fn with_all_rules_no_counterexample_exists_when_each_client_asks_twice() {
 
 #[test]
 fn with_all_rules_no_counterexample_exists_with_three_clients() {
-    let large = Scope { evictions: 1, unanswered: 1, ..Scope::THREE };
+    let large = Scope { evictions: 1, ..Scope::THREE };
     all_rules(Scope::THREE, large, 400_000, &[TakenOverByObservation, Expired, Held]);
 }
 

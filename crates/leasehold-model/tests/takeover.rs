@@ -16,14 +16,14 @@ use leasehold_model::scope::Scope;
 
 #[test]
 fn by_the_stores_clock_no_counterexample_exists() {
-    let large = Scope { unanswered: 1, ..Scope::STORE_CLOCK };
+    let large = Scope { any_clocks: false, unanswered: 1, ..Scope::STORE_CLOCK };
     let coverage = holds(LeaseModel::new(scale(Scope::STORE_CLOCK, large)), 300_000);
     assert!(coverage.of(Event::TakenOverByStoreClock) > 0);
 }
 
 #[test]
 fn with_records_deleted_by_hand_no_counterexample_exists() {
-    let large = Scope { any_clocks: true, renewals: 1, ..Scope::BY_HAND };
+    let large = Scope { any_clocks: true, ..Scope::BY_HAND };
     let coverage = holds(LeaseModel::new(scale(Scope::BY_HAND, large)), 1_000_000);
     assert!(coverage.of(Event::CreateWrittenAgain) > 0 && coverage.of(Event::LateWriteApplied) > 0);
 }

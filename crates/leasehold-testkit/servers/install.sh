@@ -9,6 +9,7 @@ readonly PEER_SOURCES=crates/leasehold-testkit/peers
 readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
 readonly AWS_CLI=awscli-1.46.2                # Debian's knows nothing of conditional writes to S3
+readonly S3S_FS=s3s-fs-0.14.1                 # checks preconditions, and not atomically
 readonly MAVEN_DEPENDENCY_PLUGIN=org.apache.maven.plugins:maven-dependency-plugin:3.8.1
 
 # Programs in Go, which are built from their source: the name, the package, its version.
@@ -17,6 +18,7 @@ readonly GO_PROGRAMS=(
     "fake-gcs-server github.com/fsouza/fake-gcs-server v1.56.1"
     "etcd go.etcd.io/etcd/server/v3 v3.7.3"
     "etcdctl go.etcd.io/etcd/etcdctl/v3 v3.7.3"
+    "gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 v0.0.0-20240701191259-edd0227ffc37" # ignores preconditions
 )
 readonly GO_VERSION=1.26.8                    # fetched where go itself is too old to fetch what a module asks for
 
@@ -35,7 +37,7 @@ install_all() {
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
-        install_go_peers
+        install_go_peers install_s3s_fs
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -68,7 +70,7 @@ together() {
 need_packages() {
     need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
-        need_postgresql || return 1
+        need faketime faketime && need_postgresql || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 
@@ -122,6 +124,22 @@ install_python() {
         "$venv/bin/pip" install --quiet --disable-pip-version-check "$package==${1##*-}" &&
         touch "$venv/complete"
 }
+
+# --- Rust ------------------------------------------------------------------------------------------------------------
+
+# Without optimization: it is asked little, and that takes less than half of the time to build.
+install_s3s_fs() {
+    local target building status=0
+    target=$(s3s_fs)
+    [[ -x $target ]] && return 0
+    building=$(mktemp -d) || return 1
+    CARGO_TARGET_DIR=$building CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --debug --locked --no-default-features \
+        --features binary --version "${S3S_FS##*-}" --root "$CACHE/$S3S_FS" "${S3S_FS%-*}" || status=1
+    rm -rf "$building"
+    return "$status"
+}
+
+s3s_fs() { printf '%s/%s/bin/s3s-fs' "$CACHE" "$S3S_FS"; }
 
 # --- Java ------------------------------------------------------------------------------------------------------------
 

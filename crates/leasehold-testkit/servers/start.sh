@@ -15,7 +15,7 @@ start_servers() {
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
     name_programs
-    for server in moto minio dynamodb_local fake_gcs bad_gcs etcd postgresql; do
+    for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy etcd postgresql; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -113,6 +113,23 @@ start_bad_gcs() {
     export LEASEHOLD_TEST_BAD_GCS="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
 }
 
+# It ignores preconditions: leasehold has to refuse it.
+start_s3_ignoring() {
+    local port
+    port=$(free_port) || return 1
+    start gofakes3 "$port" make_bucket "$(go_program gofakes3)" -host "127.0.0.1:$port" -backend memory || return 1
+    export LEASEHOLD_TEST_BAD_S3_IGNORING="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+}
+
+# It checks preconditions first and writes afterwards, so that several writers at once all succeed: likewise.
+start_s3_racy() {
+    local port
+    port=$(free_port) && mkdir -p "$scratch/s3s-fs/$STORE" || return 1
+    start s3s-fs "$port" listens "$(s3s_fs)" --host 127.0.0.1 --port "$port" --access-key "$AWS_ACCESS_KEY_ID" \
+        --secret-key "$AWS_SECRET_ACCESS_KEY" "$scratch/s3s-fs" || return 1
+    export LEASEHOLD_TEST_BAD_S3_RACY="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+}
+
 start_etcd() {
     local port peers
     port=$(free_port) && peers=$(free_port) || return 1
@@ -140,8 +157,9 @@ start_postgresql() {
     export LEASEHOLD_TEST_POSTGRES="postgresql://leasehold@127.0.0.1:$port/postgres"
 }
 
-# Programs that tests run themselves.
+# Programs that tests run themselves; chaos kills servers and starts them again.
 name_programs() {
+    name_servers
     export LEASEHOLD_TEST_AWS LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
     export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO
     LEASEHOLD_TEST_AWS=$CACHE/$AWS_CLI/bin/aws
@@ -150,6 +168,20 @@ name_programs() {
     LEASEHOLD_TEST_PEER_DYNAMODB_JAVA=$(java_peer)
     LEASEHOLD_TEST_PEER_DYNAMODB_GO=$(go_peer dynamodb)
     LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
+}
+
+name_servers() {
+    export LEASEHOLD_TEST_MINIO_SERVER LEASEHOLD_TEST_FAKE_GCS_SERVER LEASEHOLD_TEST_FAKETIME
+    LEASEHOLD_TEST_MINIO_SERVER=$(go_program minio)
+    LEASEHOLD_TEST_FAKE_GCS_SERVER=$(go_program fake-gcs-server)
+    export LEASEHOLD_TEST_MOTO_PYTHON=$CACHE/$MOTO/bin/python
+    export LEASEHOLD_TEST_MOTO_SERVER=$PWD/$SERVER_FILES/atomic_moto.py
+    export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
+    export LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS
+    LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS=$(jars "$SERVER_FILES/dynamodb-local.xml")
+    # What faketime preloads. Not faketime itself: a signal would meet it and not its program.
+    # shellcheck disable=SC2016
+    LEASEHOLD_TEST_FAKETIME=$(faketime -f +0 sh -c 'echo "$LD_PRELOAD"')
 }
 
 # --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------
@@ -170,6 +202,9 @@ make_gcs_bucket() {
     request "http://127.0.0.1:$1/storage/v1/b?project=leasehold" --header 'Content-Type: application/json' \
         --data "{\"name\": \"$STORE\"}"
 }
+
+# Folders are its buckets.
+listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }
 

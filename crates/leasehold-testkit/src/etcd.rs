@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -14,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::peers::Program;
-use crate::process::within;
+use crate::process::{self, within};
 
 /// Runs etcd's own tool on `endpoint`, and gives what it says.
 ///
@@ -263,18 +264,17 @@ impl Cluster {
     }
 
     /// Stops a member: it holds its connections, and answers nobody.
-    pub async fn stop(&self, n: usize) {
-        self.signal(n, "-STOP").await;
+    pub fn stop(&self, n: usize) {
+        self.signal(n, Signal::STOP);
     }
 
     /// Lets a stopped member go on, as if no time had passed.
-    pub async fn go_on(&self, n: usize) {
-        self.signal(n, "-CONT").await;
+    pub fn go_on(&self, n: usize) {
+        self.signal(n, Signal::CONT);
     }
 
-    async fn signal(&self, n: usize, signal: &str) {
-        let id = self.members[n].process.as_ref().unwrap().id().unwrap().to_string();
-        assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
+    fn signal(&self, n: usize, signal: Signal) {
+        process::signal(self.members[n].process.as_ref().unwrap(), signal).unwrap();
     }
 
     /// How many requests of each kind member `n` has been sent, by its own count: `Txn`, `LeaseKeepAlive`, ...; and as

@@ -82,6 +82,31 @@ impl Request {
     }
 }
 
+/// Sends a request to the server at `address`, with `headers` that end in a line break each; the status and the body
+/// of its answer.
+#[cfg(feature = "chaos")]
+pub(crate) async fn exchange(
+    address: &str,
+    method: &str,
+    target: &str,
+    headers: &str,
+    body: &[u8],
+) -> io::Result<(u16, Vec<u8>)> {
+    use tokio::io::AsyncWriteExt;
+    let mut connection = TcpStream::connect(address).await?;
+    let length = body.len();
+    let head = format!(
+        "{method} {target} HTTP/1.1\r\nhost: {address}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n"
+    );
+    connection.write_all(&[head.as_bytes(), body].concat()).await?;
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).await?;
+    let no_answer = || io::Error::other("no HTTP answer");
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").ok_or_else(no_answer)?;
+    let status = answer.get(9..12).and_then(|status| std::str::from_utf8(status).ok()?.parse().ok());
+    Ok((status.ok_or_else(no_answer)?, answer.split_off(end + 4)))
+}
+
 /// `Sun, 06 Nov 1994 08:49:37 GMT`
 pub(crate) fn http_date(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];

@@ -1,5 +1,6 @@
 //! What it takes to test a store, and programs that use one: for leasehold itself and for stores by others.
 //!
+//! - `chaos`, with the feature of that name: processes, servers, networks and clocks that fail, and a checker.
 //! - [`mod@conformance`]: what every store must do, a named case for each behaviour.
 //! - [`harness`]: the storage that leasehold's own stores run the cases on.
 //! - [`fault`]: a register whose requests and answers are lost, delayed, doubled or held back, as the test says.
@@ -16,6 +17,8 @@
 // A failed expectation here is a failed test: panicking is how a test says so.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[cfg(feature = "chaos")]
+pub mod chaos;
 pub mod conformance;
 #[cfg(feature = "etcd")]
 pub mod etcd;

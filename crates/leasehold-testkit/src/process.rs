@@ -1,11 +1,13 @@
 //! A running program of its own that says what it does on its standard output, a line each.
 
 use std::ffi::OsStr;
+use std::io;
 use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{SystemClock, timeout};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Far more than anything takes: for tests that hang.
@@ -62,6 +64,31 @@ impl Process {
         assert_eq!(self.line().await.as_deref(), Some(line));
     }
 
+    /// Writes a line to its standard input.
+    ///
+    /// # Panics
+    /// When that has ended.
+    pub async fn tell(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("its input has ended");
+        input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    /// Stops it (SIGSTOP): it does nothing, and does not know.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn stop(&self) {
+        signal(&self.process, Signal::STOP).unwrap();
+    }
+
+    /// Lets it go on (SIGCONT), as if no time had passed.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn go_on(&self) {
+        signal(&self.process, Signal::CONT).unwrap();
+    }
+
     /// Ends its standard input: what tells a peer to release the lock that it holds.
     pub fn end_input(&mut self) {
         self.input = None;
@@ -88,6 +115,15 @@ impl Process {
         let status = within("a program to end", self.process.wait()).await.unwrap();
         (said, status.code())
     }
+}
+
+/// Sends a signal to a process that was not waited for yet, so that its id is still its own.
+///
+/// # Errors
+/// When it was, or the signal cannot be sent.
+pub(crate) fn signal(process: &Child, signal: Signal) -> io::Result<()> {
+    let id = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+    Ok(kill_process(id.ok_or(io::ErrorKind::NotFound)?, signal)?)
 }
 
 /// What `future` completes with.

@@ -21,6 +21,10 @@ pub enum Server {
     FakeGcs,
     /// gcp-storage-emulator, a GCS in Python, which ignores preconditions.
     BadGcs,
+    /// An old gofakes3, an S3 in Go, which ignores preconditions.
+    S3Ignoring,
+    /// s3s-fs, an S3 in Rust, which checks preconditions and then writes: two steps.
+    S3Racy,
     /// etcd itself, one member.
     Etcd,
     /// PostgreSQL, which is no store yet: guides protect it with tokens.
@@ -42,6 +46,8 @@ impl Server {
             Self::DynamoDbLocal => "LEASEHOLD_TEST_DYNAMODB_LOCAL",
             Self::FakeGcs => "LEASEHOLD_TEST_GCS_FAKE",
             Self::BadGcs => "LEASEHOLD_TEST_BAD_GCS",
+            Self::S3Ignoring => "LEASEHOLD_TEST_BAD_S3_IGNORING",
+            Self::S3Racy => "LEASEHOLD_TEST_BAD_S3_RACY",
             Self::Etcd => "LEASEHOLD_TEST_ETCD",
             Self::PostgreSql => "LEASEHOLD_TEST_POSTGRES",
         }

@@ -48,9 +48,9 @@ async fn a_counter_stays_exact_while_leaders_are_killed_and_members_stopped() {
             let next = cluster.leader().await;
             cluster.restart(leader);
             SystemClock.sleep(Duration::from_secs(3)).await;
-            cluster.stop(next).await;
+            cluster.stop(next);
             SystemClock.sleep(Duration::from_secs(4)).await;
-            cluster.go_on(next).await;
+            cluster.go_on(next);
             SystemClock.sleep(Duration::from_secs(3)).await;
         }
         sabotaging.store(false, Ordering::Relaxed);
@@ -87,9 +87,9 @@ async fn a_member_that_hangs_costs_no_lock() {
     // Not the leader, or an election would be what takes the time.
     let member = (cluster.leader().await + 1) % 3;
     let guard = acquired(&cluster.url_from(member)).await;
-    cluster.stop(member).await;
+    cluster.stop(member);
     stays_held(&guard, TTL * 2).await;
-    cluster.go_on(member).await;
+    cluster.go_on(member);
     guard.release().await.unwrap();
     acquired(&cluster.url_from(member)).await.release().await.unwrap();
 }
@@ -106,11 +106,11 @@ async fn a_holder_cut_off_with_the_old_leader_knows_first() {
         let url = cluster.url_from((leader + 1) % 3);
         async move { acquired(&url).await }
     });
-    cluster.stop(leader).await;
+    cluster.stop(leader);
     let next = within("the successor", waiting).await.unwrap();
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost, "two hold the lock");
     assert!(next.token().unwrap() > guard.token().unwrap());
-    cluster.go_on(leader).await;
+    cluster.go_on(leader);
     stays_held(&next, TTL).await;
     assert!(guard.check().is_err());
     next.release().await.unwrap();
@@ -129,12 +129,12 @@ async fn without_a_majority_a_lock_is_lost_in_time_and_granted_again_afterwards(
     });
     let leader = cluster.leader().await;
     cluster.kill(leader).await;
-    cluster.stop((leader + 1) % 3).await;
+    cluster.stop((leader + 1) % 3);
     let loss = within("the loss", guard.lost()).await;
     assert_eq!(loss.token, token);
     assert!(!waiting.is_finished());
     cluster.restart(leader);
-    cluster.go_on((leader + 1) % 3).await;
+    cluster.go_on((leader + 1) % 3);
     let next = within("the successor", waiting).await.unwrap();
     assert!(next.token().unwrap() > token);
     next.release().await.unwrap();

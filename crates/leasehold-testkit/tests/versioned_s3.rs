@@ -1,7 +1,9 @@
 //! Locks in a bucket that keeps every version of its objects: a deleted object is there, behind a delete marker.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
+use aws_sdk_s3::Client;
 use aws_sdk_s3::types::{BucketVersioningStatus, VersioningConfiguration};
+use leasehold::doctor::{Examination, Verdict};
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::{ErrorKind, Locker, LossReason};
@@ -18,14 +20,31 @@ async fn fault_24_a_delete_marker_counts_as_absent_on_minio() {
     deletes_are_losses_and_tokens_rise(Server::MinIo).await;
 }
 
-async fn deletes_are_losses_and_tokens_rise(server: Server) {
+/// Deletes leave markers here, which the doctor looks at; and it says that every renewal leaves a version.
+#[tokio::test]
+async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
+    let url = versioned_bucket(Server::MinIo).await.1;
+    let report = Locker::open(&url).await.unwrap().examine(&Examination::default()).await;
+    assert!(report.is_safe(), "{report:#?}");
+    assert_eq!(report.finding("delete-marker").unwrap().verdict, Verdict::Passed, "{report:#?}");
+    let versioning = report.finding("versioning").unwrap();
+    assert_eq!((versioning.verdict, versioning.help.len()), (Verdict::Warning, 1), "{versioning:?}");
+}
+
+/// A client for a bucket of its own, and the URL of a store in it.
+async fn versioned_bucket(server: Server) -> (Client, String) {
     let bucket = format!("versioned-{}", &Id::random(&Random::from_os()).to_string()[..16]);
     let client = s3_client(&server.url()).await;
     client.create_bucket().bucket(&bucket).send().await.unwrap();
     let versioning = VersioningConfiguration::builder().status(BucketVersioningStatus::Enabled).build();
     client.put_bucket_versioning().bucket(&bucket).versioning_configuration(versioning).send().await.unwrap();
     let url = server.url();
-    let url = format!("s3://{bucket}/locks?{}", url.split_once('?').unwrap().1);
+    (client, format!("s3://{bucket}/locks?{}", url.split_once('?').unwrap().1))
+}
+
+async fn deletes_are_losses_and_tokens_rise(server: Server) {
+    let (client, url) = versioned_bucket(server).await;
+    let bucket = url.trim_start_matches("s3://").split('/').next().unwrap();
     let (locker, other) = (Locker::open(&url).await.unwrap(), Locker::open(&url).await.unwrap());
 
     let mut last = None;
@@ -37,7 +56,7 @@ async fn deletes_are_losses_and_tokens_rise(server: Server) {
         assert_eq!(other.lock("x").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
         let ticket = guard.into_ticket().await.unwrap();
         // By hand: without a version, so that a marker is put on top.
-        let deleted = client.delete_object().bucket(&bucket).key("locks/x.lock").send().await.unwrap();
+        let deleted = client.delete_object().bucket(bucket).key("locks/x.lock").send().await.unwrap();
         assert_eq!(deleted.delete_marker(), Some(true), "{deleted:?}");
         let lost = locker.renew(&ticket).await.unwrap_err();
         assert_eq!(lost.kind(), ErrorKind::Lost, "{lost:?}");

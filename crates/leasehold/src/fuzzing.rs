@@ -28,8 +28,11 @@ pub use crate::stores::etcd::fuzzing::etcd_key;
 #[cfg(feature = "sqlite")]
 pub use crate::stores::sqlite::fuzzing::sqlite_row;
 
+/// Something that holds of any bytes.
+pub type Property = fn(&[u8]);
+
 /// Each property, by the name of its target and of the folder of its inputs.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[(&str, Property)] = &[
     #[cfg(any(fuzzing, feature = "dynamodb"))]
     ("dynamodb_item", dynamodb_item),
     #[cfg(any(fuzzing, feature = "etcd"))]

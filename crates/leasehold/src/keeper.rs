@@ -19,9 +19,9 @@ use crate::queue::Turn;
 use crate::ticket::Ticket;
 
 /// Renewals come when this part of the ttl has passed: two more can fail before the lease is in danger.
-const RENEW_AFTER: f64 = 1.0 / 3.0;
+pub(crate) const RENEW_AFTER: f64 = 1.0 / 3.0;
 /// Renewals of many locks taken at once spread out.
-const RENEW_SPREAD: f64 = 0.1;
+pub(crate) const RENEW_SPREAD: f64 = 0.1;
 
 /// A release that failed is tried again after this, and then ever less often.
 const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);

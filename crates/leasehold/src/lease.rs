@@ -17,6 +17,7 @@ use futures_util::stream::BoxStream;
 pub use self::status::{End, Held, Holder, Loss, LossReason, Past, State, Status, printable};
 pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
 use crate::clock::Deadline;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::StoreError;
 use crate::name::LockName;
@@ -122,6 +123,25 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// When it cannot be created.
     async fn init(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    /// Deletes the record of `name`, which is a name that nobody else uses, and whose lock is free: after an examination.
+    /// `false` where it stays. By default nothing is deleted.
+    ///
+    /// Not conditional on every store: never for a lock that others know of.
+    ///
+    /// # Errors
+    /// When no answer could be had, or without a permission that nothing else may need.
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        let _ = name;
+        Ok(false)
+    }
+
+    /// What only this store can be asked when it is [examined](crate::Locker::examine): its permissions, its settings, the
+    /// preconditions of its writes. What leases have to do is not asked here. By default nothing is.
+    async fn examine(&self, examination: &Examination) -> Examined {
+        let _ = examination;
+        Examined::default()
     }
 
     /// What this store can and cannot do.

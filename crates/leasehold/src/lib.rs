@@ -46,6 +46,7 @@
 //! Everything needs a tokio runtime with time enabled.
 
 pub mod clock;
+pub mod doctor;
 mod election;
 pub mod env;
 pub mod error;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::stream::{BoxStream, StreamExt};
 
+use crate::doctor::{self, Examination, Report};
 use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
@@ -187,6 +188,24 @@ impl Locker {
     /// What the store says.
     pub async fn init(&self) -> Result<()> {
         Ok(self.store().init().await?)
+    }
+
+    /// Examines whether this store is safe for locks: what it must refuse it is asked for, under names of its own that begin
+    /// with [`doctor::RESERVED`]. Takes a few seconds and some hundred requests.
+    ///
+    /// Never fails: what cannot be asked is one of the findings. Not cancel safe: a dropped examination leaves what it has
+    /// written, which is in nobody's way.
+    ///
+    /// ```
+    /// # use leasehold::{Locker, doctor::Examination};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let report = Locker::open("mem:").await?.examine(&Examination::default()).await;
+    /// assert!(report.is_safe(), "{report:#?}");
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn examine(&self, examination: &Examination) -> Report {
+        doctor::examine(&**self.store(), examination).await
     }
 
     /// What this store can and cannot do.

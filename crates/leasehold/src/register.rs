@@ -5,7 +5,10 @@
 mod body;
 mod change;
 pub(crate) mod effort;
+pub(crate) mod examine;
 pub mod fence;
+#[cfg(test)]
+pub(crate) mod flawed;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod known;
@@ -30,6 +33,7 @@ pub use self::leases::RegisterLeases;
 pub use self::probe::probe;
 pub use self::update::{Updated, update};
 use crate::clock::StoreTime;
+use crate::doctor::Examined;
 use crate::env::Env;
 use crate::error::StoreError;
 use crate::lease::Pace;
@@ -85,6 +89,21 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the store cannot.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
+    /// [`delete`](Self::delete), without making sure first that this store checks the version: for objects that nobody else
+    /// knows of. By default it is the same.
+    ///
+    /// # Errors
+    /// As [`delete`](Self::delete).
+    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.delete(key, version).await
+    }
+
+    /// What only this store can be asked when it is [examined](crate::Locker::examine): its settings. What every register has
+    /// to do is not asked here. By default nothing is.
+    async fn examine(&self) -> Examined {
+        Examined::default()
+    }
+
     /// The keys that start with `prefix`, in the store's order, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
@@ -117,6 +136,12 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         (**self).delete(key, version).await
+    }
+    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        (**self).delete_unexamined(key, version).await
+    }
+    async fn examine(&self) -> Examined {
+        (**self).examine().await
     }
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         (**self).list(prefix)

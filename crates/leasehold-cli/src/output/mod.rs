@@ -1,5 +1,6 @@
 //! What is printed: for people ([`human`]) and for programs ([`json`]).
 
+pub(crate) mod doctor;
 pub(crate) mod human;
 pub(crate) mod json;
 
@@ -19,12 +20,21 @@ pub(crate) struct Output {
 impl Output {
     /// Whether stderr takes colors.
     pub(crate) fn colors(&self) -> bool {
+        self.colors_on(&io::stderr())
+    }
+
+    /// Whether stdout takes colors.
+    pub(crate) fn colors_on_stdout(&self) -> bool {
+        self.colors_on(&io::stdout())
+    }
+
+    fn colors_on(&self, stream: &impl io::IsTerminal) -> bool {
         match self.color {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
             ColorChoice::Auto => {
                 let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-                wanted && io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+                wanted && stream.is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
             }
         }
     }

@@ -3,6 +3,7 @@
 mod acquire;
 mod break_;
 mod completions;
+mod doctor;
 mod elect;
 mod history;
 mod init;
@@ -68,6 +69,7 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Update(args) => on(small_runtime(), update::update(context, args)),
         Verb::Put(args) => on(small_runtime(), put::put(context, args)),
         Verb::Init => on(small_runtime(), init::init(context)),
+        Verb::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => man::man(&args),
         Verb::Help(args) => topics::help(&args),

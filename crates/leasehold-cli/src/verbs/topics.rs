@@ -73,7 +73,7 @@ Of update:
 Of the other verbs:
   0     done
   1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break), a higher
-        token wrote the object (put)
+        token wrote the object (put), the store is not safe for locks (doctor)
   2     the command line is wrong
   123, 124, 125   as above
 
@@ -152,6 +152,7 @@ On s3 and gs, protocol=existence shares locks with clients that create an object
 and on s3 without fencing tokens.
 
 `update` and `put` take objects of s3 and gs, like s3://bucket/path/counter.json?region=eu-west-1; the other stores keep none.
+Whether a store is safe, and what is missing: leasehold doctor -s URL.
 An option that a store does not know is an error. The clouds' own credentials, profiles and variables are used as they are.
 ",
     );

@@ -16,6 +16,7 @@ const VERBS: [&str; 16] = [
     "update",
     "put",
     "init",
+    "doctor",
     "completions",
     "man",
     "help",
@@ -32,9 +33,20 @@ fn every_verb_explains_itself() {
         assert!(short.contains("Usage: leasehold") && asked.contains("Usage: leasehold"), "{short}");
         assert!(short.lines().all(|line| line.chars().count() <= 100), "{short}");
     }
-    for verb in
-        ["run", "elect", "acquire", "renew", "ls", "wait", "break", "update", "put", "completions", "man"]
-    {
+    for verb in [
+        "run",
+        "elect",
+        "acquire",
+        "renew",
+        "ls",
+        "wait",
+        "break",
+        "update",
+        "put",
+        "doctor",
+        "completions",
+        "man",
+    ] {
         assert!(place.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
     }
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");

@@ -3,6 +3,7 @@
 #![cfg(feature = "sqlite")]
 
 mod bad_input;
+mod doctor;
 mod elect;
 mod help;
 mod listing;

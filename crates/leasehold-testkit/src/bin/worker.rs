@@ -4,6 +4,7 @@
 //! ```text
 //! leasehold-testkit-worker increment --store URL --lock LOCK --file FILE --times N
 //! leasehold-testkit-worker hold --store URL --lock LOCK --ttl SECONDS
+//! leasehold-testkit-worker answer --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker leave --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker try --store URL --lock LOCK
 //! leasehold-testkit-worker permit --store URL --lock LOCK --permits N --times N
@@ -11,7 +12,7 @@
 //! ```
 //!
 //! `increment` adds one to the number in a plain file, N times, each under the lock. `hold` holds the lock until it is
-//! killed. `leave` takes it and ends without a release, the grant detached. `try` exits with 1 if somebody has it.
+//! killed. `answer` does too, and says for each line of its input whether it does. `leave` takes it and ends without a release, the grant detached. `try` exits with 1 if somebody has it.
 //! `permit` holds a permit, N times. `add` adds one to the number `n` in the JSON of an object, N times, without a lock.
 
 // A panic is how a worker fails.
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::{Error, ErrorKind, Guard, Locker, Object, Token};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// Long enough that holders meet.
 const HOLD: Duration = Duration::from_millis(20);
@@ -41,6 +43,7 @@ async fn main() -> ExitCode {
     match verb.as_str() {
         "increment" => increment(&locker, &options).await,
         "hold" => hold(&locker, &options).await,
+        "answer" => answer(&locker, &options).await,
         "permit" => permit(&locker, &options).await,
         "leave" => leave(&locker, &options).await,
         "try" => return attempt(&locker, &options).await,
@@ -126,6 +129,19 @@ async fn hold(locker: &Locker, options: &Options) {
     say(format_args!("granted {}", token(&guard)));
     let loss = guard.lost().await;
     say(format_args!("lost {loss}"));
+}
+
+/// Each answer is asked for, so that it is one of after the question, and not of before a pause.
+async fn answer(locker: &Locker, options: &Options) {
+    let guard = options.lock(locker).acquire().await.unwrap();
+    say(format_args!("granted {}", token(&guard)));
+    let mut questions = BufReader::new(tokio::io::stdin()).lines();
+    while questions.next_line().await.unwrap().is_some() {
+        match guard.check() {
+            Ok(()) => say(format_args!("held")),
+            Err(error) => say(format_args!("{:?}", error.kind())),
+        }
+    }
 }
 
 async fn leave(locker: &Locker, options: &Options) {

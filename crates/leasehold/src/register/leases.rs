@@ -1,6 +1,7 @@
 //! The lease protocol on lock records: the driver that sends what the [rules](super::protocol) say.
 
 mod acquire;
+mod examine;
 mod ghosts;
 mod send;
 
@@ -17,6 +18,7 @@ use super::record::{Content, Record, RecordState};
 use super::records::{ExistenceRecords, JsonRecords, Records};
 use super::{Register, Version};
 use crate::clock::{Moment, StoreTime};
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -381,6 +383,28 @@ impl LeaseStore for RegisterLeases {
 
     async fn init(&self) -> Result<(), StoreError> {
         self.records.init().await
+    }
+
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        match self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await? {
+            Sight { found: None, .. } => Ok(true),
+            Sight { sighting: Some(Sighting { record, version, .. }), .. }
+                if record.state == RecordState::Free =>
+            {
+                self.records.discard(name, &version).await
+            }
+            Sight { .. } => Ok(false),
+        }
+    }
+
+    async fn examine(&self, examination: &Examination) -> Examined {
+        let mut examined = self.records.examine(examination).await;
+        if examined.is_sound()
+            && let Ok(nobodys) = LockName::new(format!("{}{}", crate::doctor::RESERVED, self.nonce()))
+        {
+            examined.push(examine::store_clock(&*self.records, self.rules, &nobodys).await);
+        }
+        examined
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -13,14 +13,17 @@
 //! precondition counts as ignored only when two of our own writes were accepted of which a good store accepts at most
 //! one, whatever the others do.
 
-use std::collections::BTreeMap;
+pub(crate) mod checks;
+
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::{BoxFuture, join_all};
-use serde::{Deserialize, Serialize};
+use futures_util::future::BoxFuture;
 
-use super::{Body, Cell, Expect, Metadata, Register, Version, Write};
+use self::checks::{
+    Marker, keeps_metadata, marker, race, refusal, refuses_outdated, refuses_second_create,
+    refuses_version_of_nothing, vanished,
+};
+use super::{Cell, Expect, Register, Version};
 use crate::clock::timeout;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
@@ -50,20 +53,6 @@ const RACES: usize = 4;
 const TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The marker's value.
-#[derive(Debug, Serialize, Deserialize)]
-struct Marker {
-    /// For people who find the object.
-    about: String,
-    /// Which examination was passed; 0 for none.
-    passed: u32,
-    /// A version that the marker had and will never have again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    outdated: Option<String>,
-    /// Makes every write differ, and so every version.
-    nonce: Id,
-}
-
 /// Checks that `register` enforces its preconditions, by writing to an object of its own.
 ///
 /// Dropping the future leaves the marker as it is, which the next probe copes with.
@@ -77,7 +66,7 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 
 /// Checks that `register` keeps the metadata of an object, where fences and the nonces of updates stand. 2 requests.
 pub(super) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreError> {
-    patiently(register, |register| Box::pin(keeps_metadata(register))).await.map_err(explained)
+    patiently(register, |register| Box::pin(keeps_metadata(register, KEEPSAKE))).await.map_err(explained)
 }
 
 /// Does `checks` of `register`, but not of one that is trusted, and for at most `limit`.
@@ -118,28 +107,10 @@ async fn patiently(
     examine(register).await
 }
 
-async fn keeps_metadata(register: &dyn Register) -> Result<(), StoreError> {
-    let user = BTreeMap::from([("leasehold-kept".to_owned(), "yes".to_owned())]);
-    let metadata = Metadata { user, ..Metadata::default() };
-    // There, now or already: either will do.
-    let body = Body { bytes: Bytes::from_static(b"{}"), metadata: metadata.clone() };
-    register.write(KEEPSAKE, Expect::Absent, body).await?;
-    match register.stat(KEEPSAKE).await? {
-        Some(found) if found.metadata.user == metadata.user => Ok(()),
-        Some(_) => Err(Fault::new(
-            ErrorKind::Unsupported,
-            format!("this store does not keep the metadata of {KEEPSAKE}, or somebody else wrote that"),
-        )
-        .with_help("updates and fenced writes keep their marks in metadata (x-amz-meta-*): use a store that keeps it")
-        .not_applied()),
-        None => Err(vanished()),
-    }
-}
-
 async fn probe_once(register: &dyn Register) -> Result<(), StoreError> {
     let cell = register.read(MARKER).await?;
     match cell.as_ref().and_then(outdated_version) {
-        Some(outdated) => refuses_outdated(register, &outdated).await,
+        Some(outdated) => refuses_outdated(register, MARKER, &outdated).await,
         None => examine(register).await,
     }
 }
@@ -154,15 +125,15 @@ fn outdated_version(cell: &Cell) -> Option<Version> {
 }
 
 async fn examine(register: &dyn Register) -> Result<(), StoreError> {
-    refuses_second_create(register).await?;
+    refuses_second_create(register, MARKER).await?;
     // Of nobody knows what state: the create just now may have been another's.
     let Some(Cell { version: mut current, .. }) = register.read(MARKER).await? else {
-        return Err(vanished());
+        return Err(vanished(MARKER));
     };
     let mut outdated = current.clone();
     let mut won = false;
     for _ in 0..RACES {
-        let next = match race(register, &current).await? {
+        let next = match race(register, MARKER, &current, RACERS).await? {
             Some(winner) => {
                 won = true;
                 winner
@@ -175,120 +146,24 @@ async fn examine(register: &dyn Register) -> Result<(), StoreError> {
         // Others won every race, so nothing was learned of the store. One of them will have passed it soon.
         return Err(Fault::unavailable("other processes are checking them just now").not_applied());
     }
-    refuses_outdated(register, &outdated).await?;
-    refuses_version_of_nothing(register, &outdated).await?;
+    refuses_outdated(register, MARKER, &outdated).await?;
+    let nothing = format!("{NOTHING}{}", Id::random(&register.env().random));
+    refuses_version_of_nothing(register, &nothing, &outdated).await?;
     // A conflict means that another process is at the same work and has come further.
     let passed = marker(register, EXAMINATION, Some(&outdated));
     register.write(MARKER, Expect::Version(&current), passed).await.map(|_| ())
 }
 
-/// Of two creates in a row, a good store refuses at least the second.
-async fn refuses_second_create(register: &dyn Register) -> Result<(), StoreError> {
-    for _ in 0..2 {
-        let fresh = marker(register, 0, None);
-        if register.write(MARKER, Expect::Absent, fresh).await? == Write::Conflict {
-            return Ok(());
-        }
-    }
-    Err(refusal(
-        "this store ignores the precondition that nothing be there (If-None-Match: *)",
-        "two clients could be granted the same lock",
-    ))
-}
-
-/// Of any number of writes that expect one version, a good store accepts at most one. Returns the version of ours that
-/// was accepted, if one was.
-async fn race(register: &dyn Register, version: &Version) -> Result<Option<Version>, StoreError> {
-    let racers = (0..RACERS).map(|_| {
-        let value = marker(register, 0, None);
-        register.write(MARKER, Expect::Version(version), value)
-    });
-    let mut winners = Vec::new();
-    let mut trouble = None;
-    for outcome in join_all(racers).await {
-        match outcome {
-            Ok(Write::Committed(version)) => winners.push(version),
-            Ok(Write::Conflict) => {}
-            // Busy stores refuse racers (409); one that was accepted is enough.
-            Err(error) => trouble = Some(error),
-        }
-    }
-    match (winners.len(), trouble) {
-        (0, Some(error)) => Err(error),
-        (0 | 1, _) => Ok(winners.pop()),
-        (accepted, _) => Err(refusal(
-            &format!(
-                "this store ignores the precondition that the version be current (If-Match), or does not check it \
-                 atomically: of {RACERS} writes that raced for one version, it accepted {accepted}"
-            ),
-            "two clients that ask at the same moment could be granted the same lock",
-        )),
-    }
-}
-
 /// The version that another process wrote in place of `raced`, which none of our writes could replace.
 async fn overtaken(register: &dyn Register, raced: &Version) -> Result<Version, StoreError> {
     match register.read(MARKER).await? {
-        None => Err(vanished()),
+        None => Err(vanished(MARKER)),
         Some(cell) if cell.version == *raced => Err(refusal(
             "this store refuses writes that expect the current version (If-Match)",
             "no lock could ever be renewed or released",
         )),
         Some(cell) => Ok(cell.version),
     }
-}
-
-async fn refuses_outdated(register: &dyn Register, outdated: &Version) -> Result<(), StoreError> {
-    // Where this is accepted after all, it leaves a marker that makes every process examine the store again.
-    let value = marker(register, 0, None);
-    match register.write(MARKER, Expect::Version(outdated), value).await? {
-        Write::Conflict => Ok(()),
-        Write::Committed(_) => Err(refusal(
-            "this store ignores the precondition that the version be current (If-Match)",
-            "a stale client could overwrite the lock of another",
-        )),
-    }
-}
-
-/// Some stores check a version only where there is an object (minio#21526): the renewal of a lock whose record was
-/// deleted by hand would bring it back.
-async fn refuses_version_of_nothing(register: &dyn Register, version: &Version) -> Result<(), StoreError> {
-    let key = format!("{NOTHING}{}", Id::random(&register.env().random));
-    let value = marker(register, 0, None);
-    match register.write(&key, Expect::Version(version), value).await? {
-        Write::Conflict => Ok(()),
-        Write::Committed(_) => Err(refusal(
-            "this store ignores the precondition that the version be current (If-Match) where there is no object",
-            "a lock that was deleted by hand could come back",
-        )),
-    }
-}
-
-fn marker(register: &dyn Register, passed: u32, outdated: Option<&Version>) -> Body {
-    let marker = Marker {
-        about: "leasehold checks with this object that the store honours preconditions".to_owned(),
-        passed,
-        outdated: outdated.map(|version| version.as_str().to_owned()),
-        nonce: Id::random(&register.env().random),
-    };
-    // A struct of strings and numbers always serializes; should it not, an empty marker is examined anew.
-    serde_json::to_vec(&marker).map(Bytes::from).unwrap_or_default().into()
-}
-
-fn refusal(what: &str, danger: &str) -> StoreError {
-    Fault::new(ErrorKind::Unsupported, what)
-        .with_help(format!(
-            "{danger}, so nothing was locked: use a store that honours conditional writes (Amazon S3 does; of others, \
-             see the store's page in the documentation), or a newer version of this one"
-        ))
-        .not_applied()
-}
-
-fn vanished() -> StoreError {
-    Fault::unavailable(format!(
-        "an object {MARKER}* was deleted while the store's preconditions were checked"
-    ))
-    .not_applied()
 }
 
 /// Says what the refused request was for: the user asked for a lock, not for this object.
@@ -303,132 +178,12 @@ fn explained(mut error: StoreError) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashMap;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex};
+    use bytes::Bytes;
+    use futures_util::future::join_all;
 
-    use async_trait::async_trait;
-    use futures_util::stream::{self, BoxStream, StreamExt};
-
-    use crate::clock::{StoreTime, TestClock};
-    use crate::env::Env;
     use crate::golden::{assert_written, golden};
-    use crate::lease::Pace;
-    use crate::register::{Deleted, RegisterTraits};
-
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Flaw {
-        None,
-        IgnoresAbsent,
-        IgnoresVersion,
-        IgnoresBoth,
-        IgnoresVersionOfNothing,
-        /// Checks, then writes: right for every lone client.
-        ChecksInTwoSteps,
-        NeverMatches,
-        SameVersionAlways,
-        DropsMetadata,
-    }
-
-    /// A register with a flaw, which also has bad moments: every so many requests it fails.
-    #[derive(Debug)]
-    struct Flawed {
-        flaw: Mutex<Flaw>,
-        cells: Mutex<HashMap<String, Cell>>,
-        requests: AtomicUsize,
-        /// Every how many writes an answer is lost after the write was applied; 0 for never.
-        loses_every: usize,
-        /// Likewise refused as busy.
-        busy_every: usize,
-        env: Env,
-    }
-
-    fn store(flaw: Flaw) -> Flawed {
-        Flawed {
-            flaw: Mutex::new(flaw),
-            cells: Mutex::default(),
-            requests: AtomicUsize::new(0),
-            loses_every: 0,
-            busy_every: 0,
-            env: Env::seeded(Arc::new(TestClock::default()), 1),
-        }
-    }
-
-    impl Flawed {
-        fn requests(&self) -> usize {
-            self.requests.swap(0, Ordering::SeqCst)
-        }
-
-        fn holds(&self, key: &str, expect: Expect<'_>) -> bool {
-            let flaw = *self.flaw.lock().unwrap();
-            let cells = self.cells.lock().unwrap();
-            match (expect, cells.get(key)) {
-                (Expect::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
-                (Expect::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
-                (Expect::Version(_), _) if flaw == Flaw::NeverMatches => false,
-                (Expect::Version(_), None) if flaw == Flaw::IgnoresVersionOfNothing => true,
-                (Expect::Absent, cell) => cell.is_none(),
-                (Expect::Version(version), cell) => cell.is_some_and(|cell| cell.version == *version),
-            }
-        }
-    }
-
-    #[async_trait]
-    impl Register for Flawed {
-        async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
-            self.requests.fetch_add(1, Ordering::SeqCst);
-            tokio::task::yield_now().await;
-            Ok(self.cells.lock().unwrap().get(key).cloned())
-        }
-
-        async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
-            let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
-            let nth = |every: usize| every > 0 && n.is_multiple_of(every);
-            tokio::task::yield_now().await;
-            if nth(self.busy_every) {
-                return Err(Fault::unavailable("409").not_applied());
-            }
-            let flaw = *self.flaw.lock().unwrap();
-            if flaw == Flaw::ChecksInTwoSteps {
-                if !self.holds(key, expect) {
-                    return Ok(Write::Conflict);
-                }
-                tokio::task::yield_now().await;
-            } else if !self.holds(key, expect) {
-                return Ok(Write::Conflict);
-            }
-            let version =
-                Version::new(if flaw == Flaw::SameVersionAlways { "v".to_owned() } else { format!("v{n}") });
-            let metadata = if flaw == Flaw::DropsMetadata { Metadata::default() } else { body.metadata };
-            let cell = Cell { value: body.bytes, version: version.clone(), metadata };
-            self.cells.lock().unwrap().insert(key.to_owned(), cell);
-            if nth(self.loses_every) {
-                return Err(Fault::unavailable("reset").maybe_applied());
-            }
-            Ok(Write::Committed(version))
-        }
-
-        async fn delete(&self, _key: &str, _version: &Version) -> Result<Deleted, StoreError> {
-            Err(Fault::new(ErrorKind::Unsupported, "no deletes").not_applied())
-        }
-
-        fn list(&self, _prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-            stream::empty().boxed()
-        }
-
-        fn store_time(&self) -> Option<StoreTime> {
-            None
-        }
-
-        fn env(&self) -> &Env {
-            &self.env
-        }
-
-        fn traits(&self) -> RegisterTraits {
-            let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
-            RegisterTraits { store: "flawed", trusted: false, generations: false, metadata: None, pace }
-        }
-    }
+    use crate::register::Metadata;
+    use crate::register::flawed::{Flaw, Flawed, store};
 
     #[tokio::test(start_paused = true)]
     async fn a_good_store_is_examined_once_and_then_costs_two_requests() {

@@ -15,6 +15,7 @@ pub(crate) use self::json::JsonRecords;
 use super::record::{Content, Record};
 use super::{Expect, Version};
 use crate::clock::StoreTime;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::StoreError;
 use crate::lease::Capabilities;
@@ -77,6 +78,18 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
 
     /// The names of the locks that have a record, those starting with `prefix`, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
+
+    /// Deletes the record of a lock that nobody else knows of, if it has this version. `false` where it stays.
+    async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        let _ = (name, version);
+        Ok(false)
+    }
+
+    /// What only this store can be asked when it is examined.
+    async fn examine(&self, examination: &Examination) -> Examined {
+        let _ = examination;
+        Examined::default()
+    }
 
     /// Makes sure, once, that preconditions are enforced.
     async fn trust(&self) -> Result<(), StoreError>;

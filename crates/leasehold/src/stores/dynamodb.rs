@@ -6,6 +6,7 @@ mod config;
 mod connect;
 mod dialect;
 mod errors;
+mod examine;
 mod expression;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -35,10 +36,12 @@ use self::expression::Expression;
 use self::item::{Item, KEY, VERSION};
 use super::aws::requests::Requests;
 use crate::clock::StoreTime;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, Id, LeaseStore, Pace, StoreOptions};
+use crate::lease::{Capabilities, Claim, Id, LeaseStore, Pace, StoreOptions, Ttl, attempt_limit};
 use crate::name::LockName;
+use crate::register::effort::Effort;
 use crate::register::record::{Content, Record};
 use crate::register::records::{Found, Records, Refusal, Written};
 use crate::register::{Expect, RegisterLeases, Version};
@@ -196,6 +199,14 @@ impl Records for DynamoDb {
         self.make_table().await
     }
 
+    async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        self.deleted(name, version).await
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
+    }
+
     fn store_time(&self) -> Option<StoreTime> {
         self.requests.store_time()
     }
@@ -255,8 +266,20 @@ impl DynamoDb {
         Ok(Written::Conflict(refusal))
     }
 
-    /// Makes sure that a server that only speaks DynamoDB's protocol refuses a condition that cannot hold.
+    /// Makes sure that a server that only speaks DynamoDB's protocol refuses a condition that cannot hold. Asks again
+    /// when that has no answer: whoever waits for a lock does not go away because a server is started again.
     async fn probe(&self) -> Result<(), StoreError> {
+        let mut effort =
+            Effort::new(self.requests.env(), Claim::DEFAULT_PATIENCE, attempt_limit(Ttl::DEFAULT));
+        loop {
+            match effort.request(self.refuses()).await {
+                Err(error) => effort.pause_after(error).await?,
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    async fn refuses(&self) -> Result<(), StoreError> {
         let never = Id::random(&self.requests.env().random);
         match self.update(&self.key(PROBE), expression::impossible(never), ReturnValue::None).await? {
             Updated::Refused(_) => Ok(()),

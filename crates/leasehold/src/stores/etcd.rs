@@ -8,6 +8,7 @@ mod client;
 mod config;
 mod connect;
 mod errors;
+mod examine;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod hold;
@@ -36,6 +37,7 @@ use self::session::{Session, limited};
 use self::value::Who;
 use self::watch::Watcher;
 use self::wire::{KeyValue, TxnRequest, TxnResponse};
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -329,6 +331,16 @@ impl LeaseStore for EtcdLeases {
 
     async fn ended(&self, grant: &Grant) {
         self.until_ended(grant).await;
+    }
+
+    /// A lock that is free has no key.
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        let status = self.inspect(name).await?;
+        Ok(matches!(status.state, State::Free))
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -6,6 +6,7 @@ mod config;
 mod connect;
 mod credentials;
 mod errors;
+mod examine;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod wire;
@@ -30,6 +31,7 @@ use self::errors::{Meaning, Operation, Place, Trouble, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
 use crate::clock::{self, StoreClock, StoreTime};
+use crate::doctor::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, LeaseStore, Pace, StoreOptions};
@@ -163,6 +165,14 @@ impl Register for GcsRegister {
         if !self.place.is_trusted() {
             self.delete_checked.get_or_try_init(|| self.check_delete()).await?;
         }
+        self.delete_unchecked(key, version).await
+    }
+
+    async fn examine(&self) -> Examined {
+        self.examined().await
+    }
+
+    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.delete_unchecked(key, version).await
     }
 

@@ -6,6 +6,7 @@ mod bodies;
 mod config;
 mod connect;
 mod errors;
+mod examine;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use super::aws::requests::Requests;
 use super::aws::watch::Watch;
 use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
 use crate::clock::StoreTime;
+use crate::doctor::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
@@ -179,6 +181,14 @@ impl Register for S3Register {
         if !self.place.is_trusted() {
             self.delete_checked.get_or_try_init(|| self.check_delete()).await?;
         }
+        self.delete_unchecked(key, version).await
+    }
+
+    async fn examine(&self) -> Examined {
+        self.examined().await
+    }
+
+    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.delete_unchecked(key, version).await
     }
 

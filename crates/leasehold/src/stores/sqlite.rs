@@ -5,6 +5,7 @@
 //! once, like with flock(1). See `docs/stores/sqlite.md` for layout, permissions, and what it cannot promise.
 
 mod database;
+mod examine;
 mod fault;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -32,6 +33,7 @@ use self::machine::Machine;
 use self::record::{Counter, Record};
 use self::rules::{Decision, Standing};
 use crate::clock::Moment;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -290,6 +292,14 @@ impl LeaseStore for SqliteLeases {
                 }
             }
         }
+    }
+
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        self.deleted(name).await
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
     }
 
     fn capabilities(&self) -> Capabilities {

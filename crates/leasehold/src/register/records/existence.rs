@@ -22,11 +22,13 @@ use futures_util::stream::{BoxStream, StreamExt};
 use serde::Serialize;
 use tokio::sync::OnceCell;
 
+use super::super::examine::examine;
 use super::super::probe::unless_trusted;
 use super::super::record::{Content, Record, RecordState, parse, protocol};
 use super::super::{Body, Cell, Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Id, Token};
@@ -202,6 +204,10 @@ impl Records for ExistenceRecords {
             .with_help("release it without a rest, or use the default protocol")
             .not_applied()),
         }
+    }
+
+    async fn examine(&self, examination: &Examination) -> Examined {
+        examine(&*self.register, true, examination).await
     }
 
     fn counts_tokens(&self) -> bool {

@@ -7,11 +7,13 @@ use async_trait::async_trait;
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::sync::OnceCell;
 
+use super::super::examine::examine;
 use super::super::probe::unless_trusted;
 use super::super::record::{Content, Record, parse, protocol};
-use super::super::{Expect, Register, Write, probe};
+use super::super::{Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
+use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
@@ -71,6 +73,14 @@ impl Records for JsonRecords {
             Err(error) => Some(Err(error)),
         });
         names.boxed()
+    }
+
+    async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        Ok(self.register.delete_unexamined(&key(name), version).await? == Deleted::Deleted)
+    }
+
+    async fn examine(&self, examination: &Examination) -> Examined {
+        examine(&*self.register, false, examination).await
     }
 
     async fn trust(&self) -> Result<(), StoreError> {

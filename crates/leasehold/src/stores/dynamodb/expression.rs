@@ -82,6 +82,13 @@ pub(super) fn stamp(version: &Version, at_us: u64) -> Expression {
     expression.build(condition)
 }
 
+/// For a delete of `version`, and no other.
+pub(super) fn discard(version: &Version) -> Expression {
+    let mut expression = Draft::default();
+    let condition = expression.expect(version);
+    expression.build(condition)
+}
+
 /// Changes nothing, on a condition that never holds.
 pub(super) fn impossible(nonce: Id) -> Expression {
     let mut expression = Draft::default();

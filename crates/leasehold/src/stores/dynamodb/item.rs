@@ -32,6 +32,10 @@ pub(super) const OURS: &str = "leasehold";
 /// A map: which `recordVersionNumber` was seen when, by somebody who found no `renewedAt`.
 pub(super) const SEEN: &str = "lastSeen";
 
+/// Every attribute that locks have.
+pub(super) const ATTRIBUTES: &[&str] =
+    &[KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN];
+
 pub(super) type Item = HashMap<String, AttributeValue>;
 
 /// Reads `item`. Never guesses: what is not certainly a lock is foreign or an error.

@@ -39,7 +39,7 @@ impl DynamoDb {
             .not_applied())
     }
 
-    async fn described(&self) -> Result<Option<TableDescription>, StoreError> {
+    pub(super) async fn described(&self) -> Result<Option<TableDescription>, StoreError> {
         let watch = self.requests.watch();
         let request = self.client.describe_table().table_name(&self.place.table);
         let result = request.customize().interceptor(watch.clone()).send().await;
@@ -76,7 +76,7 @@ impl DynamoDb {
     }
 
     /// Whether locks on `table` exclude each other.
-    fn check(&self, table: &TableDescription) -> Result<(), StoreError> {
+    pub(super) fn check(&self, table: &TableDescription) -> Result<(), StoreError> {
         let name = &self.place.table;
         let keys = table.key_schema();
         let types = table.attribute_definitions();

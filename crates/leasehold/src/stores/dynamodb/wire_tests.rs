@@ -382,6 +382,24 @@ async fn a_server_that_ignores_conditions_is_refused() {
     assert_eq!(careful.requests().len(), 0, "Amazon's own is documented");
 }
 
+/// A server that is started again while somebody waits for a lock, or is busy, is asked again: nobody gives up over it.
+#[tokio::test]
+async fn an_examination_without_an_answer_is_made_again() {
+    let asked = Mutex::new(0);
+    let server = Server::start(move |_| {
+        let mut asked = asked.lock().unwrap();
+        *asked += 1;
+        match *asked {
+            1 => Reply::Hang,
+            2 => Reply::Answer(refused("503 X", "", "ServiceUnavailable")),
+            _ => Reply::Answer(conflict(&json!({}))),
+        }
+    })
+    .await;
+    server.store().trust().await.unwrap();
+    assert_eq!(server.requests().len(), 3);
+}
+
 fn table(status: &str, change: impl FnOnce(&mut Value)) -> String {
     let mut table = json!({
         "TableName": "locks", "TableStatus": status,

@@ -18,8 +18,8 @@ use super::errors::{Effect, Trouble, trouble};
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
     LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
-    LeaseTimeToLiveResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest,
-    WatchResponse,
+    LeaseTimeToLiveResponse, MemberListRequest, MemberListResponse, RangeRequest, RangeResponse,
+    StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use crate::error::{Error, Fault};
 
@@ -118,6 +118,35 @@ impl Client {
             async move { member.stream("/etcdserverpb.Watch/Watch", metadata, asked).await }
         })
         .await
+    }
+
+    /// How many members the store URL names.
+    pub(super) fn members(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Where the member of that number is; none has a greater one than [`members`](Self::members).
+    pub(super) fn address(&self, member: usize) -> &str {
+        self.members.get(member).map_or("", |member| &member.address)
+    }
+
+    /// How that member itself is, or why it does not say.
+    pub(super) async fn status(&self, member: usize) -> Result<StatusResponse, String> {
+        let Some(member) = self.members.get(member) else { return Err("there is none".to_owned()) };
+        let token = self.token(member).await.map_err(|trouble| trouble.into_error().to_string())?;
+        let asked = member.clone().unary(
+            "/etcdserverpb.Maintenance/Status",
+            metadata(token.as_ref()),
+            StatusRequest {},
+        );
+        asked.await.map_err(|status| trouble(&member.address, Effect::None, &status).into_error().to_string())
+    }
+
+    /// How many members the cluster has; `None` where it does not say.
+    pub(super) async fn cluster_size(&self) -> Option<usize> {
+        let path = "/etcdserverpb.Cluster/MemberList";
+        let answer: MemberListResponse = self.unary(path, Effect::None, &MemberListRequest {}).await.ok()?;
+        Some(answer.members.len())
     }
 
     async fn unary<Q, A>(&self, path: &'static str, effect: Effect, request: &Q) -> Result<A, Trouble>

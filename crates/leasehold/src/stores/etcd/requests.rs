@@ -85,6 +85,12 @@ pub(super) fn end(key: &[u8], revision: i64, mark: Option<(&[u8], i64)>) -> TxnR
     TxnRequest { compare: vec![unchanged(key, revision)], success, failure: vec![get(key)] }
 }
 
+/// The key is deleted, whatever lies there: one that nobody else knows of.
+pub(super) fn remove(key: &[u8]) -> TxnRequest {
+    let success = vec![op(Op::DeleteRange(DeleteRangeRequest { key: key.to_vec() }))];
+    TxnRequest { compare: Vec::new(), success, failure: Vec::new() }
+}
+
 /// Whether each key still is as it was written in its revision (0: is not there). Else gives them all.
 pub(super) fn check<'a>(keys: impl Iterator<Item = (&'a [u8], i64)> + Clone) -> TxnRequest {
     // Whole: without its value, etcd 3.7 leaves out a key's lease too.

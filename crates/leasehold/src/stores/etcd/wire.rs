@@ -332,3 +332,35 @@ impl std::fmt::Debug for AuthenticateResponse {
         f.debug_struct("AuthenticateResponse").finish_non_exhaustive()
     }
 }
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct StatusRequest {}
+
+/// How one member is.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct StatusResponse {
+    #[prost(string, tag = "2")]
+    pub(super) version: String,
+    /// The member that it takes for the leader; 0 for none.
+    #[prost(uint64, tag = "4")]
+    pub(super) leader: u64,
+    /// What is wrong, alarms among it.
+    #[prost(string, repeated, tag = "8")]
+    pub(super) errors: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct MemberListRequest {}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct MemberListResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) members: Vec<ClusterMember>,
+}
+
+/// One of a cluster, of which only the number matters.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct ClusterMember {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
+}

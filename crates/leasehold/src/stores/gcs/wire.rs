@@ -45,6 +45,17 @@ pub(super) fn stat(place: &Place, object: &str) -> Request {
     }
 }
 
+/// What the bucket does to its objects.
+pub(super) fn bucket(place: &Place) -> Request {
+    let fields = "versioning%2CretentionPolicy%2CsoftDeletePolicy%2Clifecycle";
+    Request {
+        method: Method::GET,
+        url: format!("{}/storage/v1/b/{}?fields={fields}", place.endpoint, encoded(&place.bucket)),
+        content: None,
+        as_stored: false,
+    }
+}
+
 /// The content and the generation of an object.
 pub(super) fn read(place: &Place, object: &str) -> Request {
     let url = format!("{}?alt=media", object_url(place, object));

@@ -73,6 +73,11 @@ impl Database {
         }
     }
 
+    /// Where it is.
+    pub(super) fn location(&self) -> &Location {
+        &self.location
+    }
+
     /// The file, to itself.
     pub(super) async fn turn(&self) -> OwnedMutexGuard<File> {
         Arc::clone(&self.file).lock_owned().await

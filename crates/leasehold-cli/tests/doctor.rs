@@ -1,0 +1,292 @@
+//! `leasehold doctor` on real servers: it passes the good ones, and refuses each of the bad ones for what is bad.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+#![allow(dead_code, reason = "of what the tests of the command share, this uses a part")]
+
+#[path = "cli/support.rs"]
+mod support;
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use leasehold_testkit::etcd::{Cluster, etcdctl};
+use leasehold_testkit::servers::{Server, below};
+use serde_json::Value;
+
+use self::support::{Outcome, Place};
+
+/// What the doctor found.
+struct Diagnosis {
+    code: i32,
+    report: Value,
+}
+
+impl Diagnosis {
+    fn of(outcome: &Outcome) -> Self {
+        let report = serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{outcome:#?}"));
+        Self { code: outcome.code, report }
+    }
+
+    fn findings(&self) -> &Vec<Value> {
+        self.report["findings"].as_array().unwrap()
+    }
+
+    fn checks(&self, verdict: &str) -> Vec<&str> {
+        let of = self.findings().iter().filter(|finding| finding["verdict"] == verdict);
+        of.map(|finding| finding["check"].as_str().unwrap()).collect()
+    }
+
+    fn finding(&self, check: &str) -> &Value {
+        self.findings().iter().find(|finding| finding["check"] == check).unwrap()
+    }
+
+    fn help(&self, check: &str) -> String {
+        self.finding(check)["help"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect()
+    }
+
+    /// It is not safe, because of these checks and no others, and each says what to do.
+    #[track_caller]
+    fn fails(&self, checks: &[&str]) {
+        assert_eq!(self.checks("failed"), checks, "{:#}", self.report);
+        assert_eq!((self.code, &self.report["safe"]), (1, &Value::Bool(false)));
+        assert!(checks.iter().all(|check| !self.help(check).is_empty()), "{:#}", self.report);
+    }
+
+    #[track_caller]
+    fn passes(&self) {
+        assert_eq!(self.checks("failed"), Vec::<&str>::new(), "{:#}", self.report);
+        assert_eq!((self.code, &self.report["safe"]), (0, &Value::Bool(true)));
+    }
+}
+
+fn examined(url: &str) -> Diagnosis {
+    let place = Place::new();
+    Diagnosis::of(&place.run(&format!("doctor --json -s {url}")))
+}
+
+/// A good server, on which every layer was looked at, and nothing is left.
+fn a_good_store(server: Server, checks: &[&str]) {
+    let url = server.fresh_url();
+    let diagnosis = examined(&url);
+    diagnosis.passes();
+    assert_eq!(diagnosis.checks("warning"), Vec::<&str>::new(), "{:#}", diagnosis.report);
+    let passed = diagnosis.checks("passed");
+    for check in
+        checks.iter().chain(&["reachable", "exclusion", "tokens", "stale-holder", "claims-race", "clean-up"])
+    {
+        assert!(passed.contains(check), "{check}: {:#}", diagnosis.report);
+    }
+    assert!(diagnosis.report["smallest_ttl_ms"].as_u64().unwrap() >= 500);
+    assert_eq!(diagnosis.report["round_trips"].as_array().unwrap().len(), 4);
+    assert_eq!(Place::new().run(&format!("ls -s {url}")).expect(0).stdout, "", "nothing is left");
+}
+
+const OBJECTS: &[&str] = &[
+    "permission-read",
+    "permission-write",
+    "permission-list",
+    "read-after-write",
+    "create-if-absent",
+    "new-version",
+    "stale-version",
+    "missing-key",
+    "atomic-race",
+    "delete-marker",
+    "store-clock",
+];
+
+#[test]
+fn the_doctor_passes_moto() {
+    a_good_store(Server::Moto, OBJECTS);
+}
+
+#[test]
+fn the_doctor_passes_minio() {
+    a_good_store(Server::MinIo, OBJECTS);
+}
+
+#[test]
+fn the_doctor_passes_fake_gcs_server() {
+    a_good_store(Server::FakeGcs, OBJECTS);
+}
+
+const ITEMS: &[&str] = &["permission-read", "permission-write", "permission-list", "table", "store-clock"];
+
+#[test]
+fn the_doctor_passes_dynamodb_local() {
+    a_good_store(Server::DynamoDbLocal, ITEMS);
+}
+
+#[test]
+fn the_doctor_passes_the_dynamodb_of_moto() {
+    a_good_store(Server::DynamoDbMoto, ITEMS);
+}
+
+#[test]
+fn the_doctor_passes_etcd() {
+    let url = below(&Server::Etcd.url(), "doctor");
+    let diagnosis = examined(&url);
+    diagnosis.passes();
+    let passed = diagnosis.checks("passed");
+    for check in
+        ["permission-read", "permission-write", "members", "version", "alarms", "stale-holder", "clean-up"]
+    {
+        assert!(passed.contains(&check), "{check}: {:#}", diagnosis.report);
+    }
+    // As etcd has it, not as fast as it is.
+    assert_eq!(diagnosis.report["smallest_ttl_ms"], 2_000);
+}
+
+/// Fault 25, on a real server.
+#[test]
+fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
+    let diagnosis = examined(&Server::S3Ignoring.fresh_url());
+    diagnosis.fails(&["create-if-absent", "stale-version", "missing-key", "atomic-race", "delete-marker"]);
+    assert!(diagnosis.help("create-if-absent").contains("conditional writes"));
+}
+
+#[test]
+fn fault_25_the_doctor_refuses_an_emulator_whose_uploads_ignore_preconditions() {
+    let diagnosis = examined(&Server::BadGcs.fresh_url());
+    diagnosis.fails(&["read-after-write", "create-if-absent"]);
+}
+
+/// Fault 26, on a real server: only the race finds it. And a lock is refused on it too.
+#[test]
+fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
+    let url = Server::S3Racy.fresh_url();
+    let diagnosis = examined(&url);
+    diagnosis.fails(&["atomic-race"]);
+    assert!(diagnosis.finding("atomic-race")["seen"].as_str().unwrap().contains("not check it atomically"));
+    assert!(diagnosis.help("atomic-race").contains("conditional writes"));
+    let refused = Place::new().run(&format!("run -s {url} deploy -- true")).expect(125);
+    assert!(refused.stderr.contains("raced for one version"), "{refused:?}");
+}
+
+/// What a release by deletion needs, and MinIO has not.
+#[test]
+fn the_doctor_refuses_deletes_without_preconditions_where_releases_delete() {
+    let url = format!("{}&protocol=existence", Server::MinIo.fresh_url());
+    examined(&url).fails(&["conditional-delete"]);
+}
+
+/// Fault 34: what is missing is named, and no more.
+#[test]
+fn fault_34_the_doctor_names_the_permission_that_is_missing_on_s3() {
+    for (missing, check) in [("s3:PutObject", "permission-write"), ("s3:GetObject", "permission-read")] {
+        let diagnosis = without(missing);
+        diagnosis.fails(&[check]);
+        let help = diagnosis.help(check);
+        assert!(help.contains(&format!("allow {missing}")), "{missing}: {help}");
+        assert!(help.contains(r#""Action":["s3:GetObject","s3:PutObject"]"#), "{missing}: {help}");
+    }
+}
+
+/// MinIO says that an object is not there also to those who may not list: locks work, listings do not. (Amazon says 403,
+/// and then the check fails: that is tested without a server.)
+#[test]
+fn what_only_listings_and_clean_ups_need_is_a_warning_or_less() {
+    let diagnosis = without("s3:ListBucket");
+    diagnosis.passes();
+    assert_eq!(diagnosis.checks("warning"), ["permission-list"]);
+    assert!(diagnosis.help("permission-list").contains("allow s3:ListBucket"), "{:#}", diagnosis.report);
+    let diagnosis = without("s3:DeleteObject");
+    diagnosis.passes();
+    let left = diagnosis.finding("clean-up");
+    assert_eq!(left["verdict"], "not_applicable", "it cannot delete what it wrote: {left}");
+}
+
+/// The doctor with credentials of MinIO's own that allow everything but one action.
+fn without(missing: &str) -> Diagnosis {
+    let url = Server::MinIo.fresh_url();
+    let actions = ["s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:ListBucket"];
+    let allowed: Vec<_> = actions.iter().filter(|action| **action != missing).collect();
+    let policy = serde_json::json!({
+        "Version": "2012-10-17",
+        "Statement": [{ "Effect": "Allow", "Action": allowed, "Resource": ["arn:aws:s3:::*"] }],
+    });
+    let issued = Command::new("curl")
+        .args(["--silent", "--fail", "--aws-sigv4", "aws:amz:us-east-1:sts", "--user"])
+        .arg(format!("{}:{}", variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY")))
+        .args(["--data-urlencode", "Action=AssumeRole", "--data-urlencode", "Version=2011-06-15"])
+        .args(["--data-urlencode", &format!("Policy={policy}")])
+        .arg(format!("http://{}/", Server::MinIo.address()))
+        .output()
+        .unwrap();
+    let issued = String::from_utf8(issued.stdout).unwrap();
+    let place = Place::new();
+    let mut command = place.leasehold(["doctor", "--json", "-s", &url]);
+    command
+        .env("AWS_ACCESS_KEY_ID", element(&issued, "AccessKeyId"))
+        .env("AWS_SECRET_ACCESS_KEY", element(&issued, "SecretAccessKey"))
+        .env("AWS_SESSION_TOKEN", element(&issued, "SessionToken"));
+    let outcome = Outcome::of(command.output().unwrap());
+    assert!(!outcome.stdout.contains(element(&issued, "SessionToken")), "no secret is shown");
+    Diagnosis::of(&outcome)
+}
+
+fn element<'a>(xml: &'a str, name: &str) -> &'a str {
+    let (_, rest) =
+        xml.split_once(&format!("<{name}>")).unwrap_or_else(|| panic!("{name} is not in {xml:?}"));
+    rest.split_once("</").unwrap().0
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run ./test --with-servers"))
+}
+
+/// Users of etcd who may read and not write, who may do neither, and who are not let in at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_34_the_doctor_names_the_permission_that_is_missing_on_etcd() {
+    let cluster = Cluster::start(1, &[]).await;
+    for command in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["role", "add", "reader"],
+        &["role", "grant-permission", "reader", "read", "locks/", "--prefix=true"],
+        &["role", "add", "writer"],
+        &["role", "grant-permission", "writer", "readwrite", "locks/", "--prefix=true"],
+        &["user", "add", "reader:hunter2"],
+        &["user", "grant-role", "reader", "reader"],
+        &["user", "add", "writer:hunter2"],
+        &["user", "grant-role", "writer", "writer"],
+        &["auth", "enable"],
+    ] {
+        etcdctl(cluster.address(0), command).await;
+    }
+    let examined = async |login: &str, prefix: &str| {
+        let url = format!("etcd://{login}@{}/{prefix}/", cluster.address(0));
+        let place = Place::new();
+        let outcome = place.run(&format!("doctor --json -s {url}"));
+        assert!(!outcome.stdout.contains("hunter2") && !outcome.stderr.contains("hunter2"), "{outcome:?}");
+        Diagnosis::of(&outcome)
+    };
+    examined("writer:hunter2", "locks").await.passes();
+    let reader = examined("reader:hunter2", "locks").await;
+    reader.fails(&["permission-write"]);
+    let help = reader.help("permission-write");
+    assert!(help.contains("etcdctl role grant-permission ROLE readwrite locks/ --prefix=true"), "{help}");
+    examined("writer:hunter2", "others").await.fails(&["permission-read", "permission-write"]);
+    examined("writer:hunter3", "locks").await.fails(&["permission-read", "permission-write"]);
+}
+
+#[test]
+fn the_doctor_refuses_a_table_and_a_bucket_that_are_not_there() {
+    for (server, there, help) in [
+        (Server::DynamoDbLocal, "://leasehold-test", "leasehold init"),
+        (Server::MinIo, "://leasehold-test", "there is no bucket"),
+    ] {
+        let url = server.url().replace(there, "://not-there");
+        let diagnosis = examined(&url);
+        diagnosis.fails(&["reachable"]);
+        assert!(diagnosis.help("reachable").contains(help), "{:#}", diagnosis.report);
+    }
+}
+
+#[test]
+fn the_doctor_refuses_a_store_that_does_not_answer() {
+    // Bound and not listening once it is dropped: nobody else is given it soon.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let diagnosis = examined(&format!("etcd://{address}/locks/"));
+    diagnosis.fails(&["reachable"]);
+    assert!(diagnosis.help("reachable").contains("is etcd running there"), "{:#}", diagnosis.report);
+}

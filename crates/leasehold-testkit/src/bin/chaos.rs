@@ -1,0 +1,64 @@
+//! Chaos on real servers. `./chaos --help` says how to run it: the script starts this program, which starts all others,
+//! itself again among them.
+
+// A panic is how a worker fails.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::process::ExitCode;
+
+use leasehold_testkit::chaos::checker::judge;
+use leasehold_testkit::chaos::options::Options;
+use leasehold_testkit::chaos::report;
+use leasehold_testkit::chaos::scenario::SCENARIOS;
+use leasehold_testkit::chaos::worker::{Orders, work};
+use tokio::signal::unix::{SignalKind, signal};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("worker") => work(Orders::read(&arguments[1..]).expect("a worker's orders")).await,
+        Some("check") => check(&arguments[1..]),
+        Some("list") => list(),
+        _ => match Options::read(&arguments) {
+            Ok(options) => conduct(&options).await,
+            Err(error) => {
+                eprintln!("chaos: {error}");
+                ExitCode::from(2)
+            }
+        },
+    }
+}
+
+/// Until it is done, or somebody has had enough: everything that was started is killed as it is dropped.
+async fn conduct(options: &Options) -> ExitCode {
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt()).unwrap(), signal(SignalKind::terminate()).unwrap());
+    tokio::select! {
+        fine = report::run_and_tell(options) => if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE },
+        _ = interrupt.recv() => ExitCode::from(130),
+        _ = terminate.recv() => ExitCode::from(143),
+    }
+}
+
+/// Judges a history that was kept.
+fn check(files: &[String]) -> ExitCode {
+    let mut fine = true;
+    for file in files {
+        let verdict = judge(&std::fs::read_to_string(file).unwrap());
+        println!("{file}: {:#?}", verdict.counts);
+        for finding in &verdict.broken {
+            println!("broken: {finding}");
+        }
+        for finding in &verdict.observed {
+            println!("found, and not promised: {finding}");
+        }
+        fine &= verdict.broken.is_empty();
+    }
+    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn list() -> ExitCode {
+    SCENARIOS.iter().for_each(|scenario| println!("{}", scenario.name));
+    ExitCode::SUCCESS
+}

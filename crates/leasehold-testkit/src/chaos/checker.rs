@@ -1,0 +1,549 @@
+//! The judge: reads a merged history, and nothing else. It shares no code with leasehold, knows nothing of how locks
+//! are made, and believes no clock but the one in the history.
+//!
+//! A grant is *believed in* at a moment when its worker asked whether it holds the lock and was told yes. The moment is known
+//! to lie between two times. So everything here that is said to be before something else is certainly before it: wide
+//! bounds hide violations, and never make one up.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde_json::Value;
+
+/// What must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// Between two moments at which one grant is believed in, none other is.
+    OneHolder,
+    /// Once a token has been believed in, no lower one is.
+    TokensRise,
+    /// No two grants have the same token.
+    TokensAreUnique,
+    /// The resource accepts no lower token than it has seen.
+    FenceHolds,
+    /// The counter is exactly the number of the writes that it accepted.
+    CounterIsExact,
+    /// When the faults are over, the lock is granted again.
+    GrantedAgain,
+    /// The history can be read.
+    Readable,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::OneHolder,
+        Self::TokensRise,
+        Self::TokensAreUnique,
+        Self::FenceHolds,
+        Self::CounterIsExact,
+        Self::GrantedAgain,
+        Self::Readable,
+    ];
+
+    /// What it is called in a history.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneHolder => "one holder",
+            Self::TokensRise => "tokens rise",
+            Self::TokensAreUnique => "tokens are unique",
+            Self::FenceHolds => "the fence holds",
+            Self::CounterIsExact => "the counter is exact",
+            Self::GrantedAgain => "granted again",
+            Self::Readable => "readable",
+        }
+    }
+}
+
+/// A rule that was broken, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The rule.
+    pub rule: Rule,
+    /// What happened.
+    pub text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.rule.name(), self.text)
+    }
+}
+
+/// What there was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Grants.
+    pub grants: u64,
+    /// Grants after one that its holder did not give up.
+    pub takeovers: u64,
+    /// Grants that their holders were told, or found, to be lost.
+    pub losses: u64,
+    /// Losses that the holder knew of before the next grant was believed in; of those with one.
+    pub known_first: u64,
+    /// Losses after which there was another grant.
+    pub succeeded: u64,
+    /// Times that a grant was believed in.
+    pub checks: u64,
+    /// Writes that the counter accepted.
+    pub writes: u64,
+    /// Reads and writes that it refused.
+    pub refused: u64,
+    /// Acquisitions that failed.
+    pub failures: u64,
+    /// Grants after the last fault.
+    pub granted_again: u64,
+    /// Faults of each kind.
+    pub faults: BTreeMap<String, u64>,
+}
+
+/// What a history proves.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// Promises that were broken.
+    pub broken: Vec<Finding>,
+    /// Rules that were broken and not promised.
+    pub observed: Vec<Finding>,
+    /// What there was.
+    pub counts: Counts,
+}
+
+/// Judges a merged history.
+pub fn judge(history: &str) -> Verdict {
+    let mut case = Case::default();
+    for line in history.lines() {
+        case.hear(line);
+    }
+    case.verdict()
+}
+
+/// A moment at which a grant was believed in lies between these times.
+#[derive(Clone, Copy, Debug)]
+struct Belief {
+    grant: usize,
+    token: u64,
+    from: u64,
+    until: u64,
+}
+
+#[derive(Debug, Default)]
+struct Grant {
+    name: String,
+    lock: String,
+    token: u64,
+    from: u64,
+    until: u64,
+    beliefs: Vec<Belief>,
+    lost_until: Option<u64>,
+    given_up: bool,
+}
+
+impl Grant {
+    /// It is believed in from this time on at the latest, and until this one at least.
+    fn span(&self) -> Option<(u64, u64)> {
+        let first = self.beliefs.iter().map(|belief| belief.until).min()?;
+        let last = self.beliefs.iter().map(|belief| belief.from).max()?;
+        Some((first, last))
+    }
+}
+
+#[derive(Debug)]
+struct Access {
+    number: u64,
+    write: bool,
+    token: u64,
+    accepted: bool,
+    value: u64,
+}
+
+#[derive(Debug, Default)]
+struct Case {
+    promises: BTreeSet<&'static str>,
+    grants: Vec<Grant>,
+    by_name: BTreeMap<String, usize>,
+    accesses: BTreeMap<String, Vec<Access>>,
+    healed: Option<u64>,
+    counts: Counts,
+    findings: Vec<Finding>,
+}
+
+impl Case {
+    fn hear(&mut self, line: &str) {
+        if self.understand(line).is_none() {
+            self.find(Rule::Readable, format!("not an event: {line}"));
+        }
+    }
+
+    fn understand(&mut self, line: &str) -> Option<()> {
+        let event: Value = serde_json::from_str(line).ok()?;
+        let (from, until) = (event["from"].as_u64()?, event["until"].as_u64()?);
+        match event["what"].as_str()? {
+            "run" => {
+                let promised = event["promises"].as_array()?;
+                let known = Rule::ALL.iter().map(|rule| rule.name());
+                self.promises = known.filter(|name| promised.iter().any(|rule| rule == name)).collect();
+            }
+            "granted" => self.granted(&event, from, until)?,
+            "checked" => {
+                let (grant, token) = (self.known(&event)?, event["token"].as_u64()?);
+                self.grants[grant].beliefs.push(Belief { grant, token, from, until });
+                self.counts.checks += 1;
+            }
+            "lost" => {
+                let grant = self.known(&event)?;
+                self.grants[grant].lost_until.get_or_insert(until);
+            }
+            "over" => {
+                let grant = self.known(&event)?;
+                self.grants[grant].given_up = true;
+            }
+            "read" | "write" => self.accessed(&event)?,
+            "failed" => self.counts.failures += 1,
+            "fault" => *self.counts.faults.entry(event["kind"].as_str()?.to_owned()).or_default() += 1,
+            "healed" => self.healed = Some(until),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn granted(&mut self, event: &Value, from: u64, until: u64) -> Option<()> {
+        let (name, lock) = (event["grant"].as_str()?.to_owned(), event["lock"].as_str()?.to_owned());
+        let token = event["token"].as_u64()?;
+        self.by_name.insert(name.clone(), self.grants.len());
+        self.grants.push(Grant { name, lock, token, from, until, ..Grant::default() });
+        Some(())
+    }
+
+    fn known(&self, event: &Value) -> Option<usize> {
+        self.by_name.get(event["grant"].as_str()?).copied()
+    }
+
+    fn accessed(&mut self, event: &Value) -> Option<()> {
+        let access = Access {
+            number: event["number"].as_u64()?,
+            write: event["what"] == "write",
+            token: event["token"].as_u64()?,
+            accepted: event["accepted"].as_bool()?,
+            value: event["value"].as_u64()?,
+        };
+        self.accesses.entry(event["lock"].as_str()?.to_owned()).or_default().push(access);
+        Some(())
+    }
+
+    fn find(&mut self, rule: Rule, text: String) {
+        self.findings.push(Finding { rule, text });
+    }
+
+    fn verdict(mut self) -> Verdict {
+        let locks: BTreeSet<String> = self.grants.iter().map(|grant| grant.lock.clone()).collect();
+        for lock in &locks {
+            self.one_holder(lock);
+            self.tokens_rise(lock);
+            self.tokens_are_unique(lock);
+            self.granted_again(lock);
+            self.count(lock);
+        }
+        for (lock, accesses) in std::mem::take(&mut self.accesses) {
+            self.fence_and_counter(&lock, accesses);
+        }
+        let (broken, observed) =
+            self.findings.into_iter().partition(|finding| self.promises.contains(finding.rule.name()));
+        Verdict { broken, observed, counts: self.counts }
+    }
+
+    fn on<'a>(&'a self, lock: &'a str) -> impl Iterator<Item = (usize, &'a Grant)> {
+        self.grants.iter().enumerate().filter(move |(_, grant)| grant.lock == lock)
+    }
+
+    fn beliefs(&self, lock: &str) -> Vec<Belief> {
+        self.on(lock).flat_map(|(_, grant)| grant.beliefs.iter().copied()).collect()
+    }
+
+    fn one_holder(&mut self, lock: &str) {
+        let mut beliefs = self.beliefs(lock);
+        beliefs.sort_by_key(|belief| belief.from);
+        let mut findings = Vec::new();
+        for (number, grant) in self.on(lock) {
+            let Some((first, last)) = grant.span() else { continue };
+            let later = beliefs.partition_point(|belief| belief.from <= first);
+            let within = beliefs[later..].iter().take_while(|belief| belief.from < last);
+            // One is enough: there may be thousands.
+            let other = within.copied().find(|belief| belief.grant != number && belief.until < last);
+            if let Some(other) = other {
+                findings.push(format!(
+                    "{lock}: {} was believed in until {last} at least, and {} between {} and {}",
+                    described(grant),
+                    described(&self.grants[other.grant]),
+                    other.from,
+                    other.until
+                ));
+            }
+        }
+        findings.into_iter().for_each(|text| self.find(Rule::OneHolder, text));
+    }
+
+    /// What was granted or believed in comes after all that certainly was before it, also by its token.
+    fn tokens_rise(&mut self, lock: &str) {
+        let granted = self.on(lock).map(|(number, grant)| {
+            let Grant { token, from, until, .. } = *grant;
+            Belief { grant: number, token, from, until }
+        });
+        let beliefs: Vec<Belief> =
+            granted.chain(self.beliefs(lock)).filter(|belief| belief.token > 0).collect();
+        let (mut by_from, mut by_until) = (beliefs.clone(), beliefs);
+        by_from.sort_by_key(|belief| belief.from);
+        by_until.sort_by_key(|belief| belief.until);
+        let (mut earlier, mut highest) = (by_until.into_iter().peekable(), None::<Belief>);
+        let mut told = BTreeSet::new();
+        for belief in by_from {
+            while let Some(before) = earlier.next_if(|before| before.until < belief.from) {
+                if highest.is_none_or(|highest| before.token > highest.token) {
+                    highest = Some(before);
+                }
+            }
+            if let Some(highest) = highest
+                && belief.token < highest.token
+                && told.insert(belief.grant)
+            {
+                let text = format!(
+                    "{lock}: {} was believed in after {}, and {} before {}",
+                    described(&self.grants[belief.grant]),
+                    belief.from,
+                    described(&self.grants[highest.grant]),
+                    highest.until
+                );
+                self.find(Rule::TokensRise, text);
+            }
+        }
+    }
+
+    fn tokens_are_unique(&mut self, lock: &str) {
+        let mut seen = BTreeMap::new();
+        let mut findings = Vec::new();
+        for (_, grant) in self.on(lock).filter(|(_, grant)| grant.token > 0) {
+            if let Some(other) = seen.insert(grant.token, described(grant)) {
+                findings.push(format!("{lock}: {other} and {}", described(grant)));
+            }
+        }
+        findings.into_iter().for_each(|text| self.find(Rule::TokensAreUnique, text));
+    }
+
+    fn granted_again(&mut self, lock: &str) {
+        let Some(healed) = self.healed else { return };
+        let again = self.on(lock).filter(|(_, grant)| grant.until > healed).count() as u64;
+        self.counts.granted_again += again;
+        if again == 0 {
+            self.find(
+                Rule::GrantedAgain,
+                format!("{lock}: no grant after {healed}, when the last fault was over"),
+            );
+        }
+    }
+
+    fn fence_and_counter(&mut self, lock: &str, mut accesses: Vec<Access>) {
+        accesses.sort_by_key(|access| access.number);
+        let (mut highest, mut value) = (0, 0);
+        for access in accesses {
+            if !access.accepted {
+                self.counts.refused += 1;
+                continue;
+            }
+            if access.token > 0 && access.token < highest {
+                let text = format!("{lock}: {} was accepted after {highest}", access.token);
+                self.find(Rule::FenceHolds, text);
+            }
+            highest = highest.max(access.token);
+            if access.write {
+                self.counts.writes += 1;
+                if access.value != value + 1 {
+                    let text = format!("{lock}: token {} wrote {} over {value}", access.token, access.value);
+                    self.find(Rule::CounterIsExact, text);
+                }
+                value = access.value;
+            }
+        }
+    }
+
+    fn count(&mut self, lock: &str) {
+        let mut grants: Vec<&Grant> = self.on(lock).map(|(_, grant)| grant).collect();
+        grants.sort_by_key(|grant| grant.until);
+        let mut counts = self.counts.clone();
+        counts.grants += grants.len() as u64;
+        for (n, grant) in grants.iter().enumerate() {
+            let next = grants.get(n + 1);
+            counts.losses += u64::from(grant.lost_until.is_some());
+            counts.takeovers += u64::from(next.is_some() && (!grant.given_up || grant.lost_until.is_some()));
+            if let (Some(lost), Some(next)) = (grant.lost_until, next) {
+                counts.succeeded += 1;
+                counts.known_first += u64::from(next.span().is_none_or(|(first, _)| lost <= first));
+            }
+        }
+        self.counts = counts;
+    }
+}
+
+fn described(grant: &Grant) -> String {
+    format!("grant {} (token {})", grant.name, grant.token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A history by hand, in which every rule is promised.
+    #[derive(Default)]
+    struct Told(String);
+
+    impl Told {
+        fn event(mut self, what: &str, (from, until): (u64, u64), more: &str) -> Self {
+            self.0 += &format!("{{\"what\":\"{what}\",\"from\":{from},\"until\":{until}{more}}}\n");
+            self
+        }
+
+        fn about(self, what: &str, grant: &str, token: u64, span: (u64, u64)) -> Self {
+            self.event(what, span, &format!(",\"lock\":\"l\",\"grant\":\"{grant}\",\"token\":{token}"))
+        }
+
+        /// Granted, and checked twice.
+        fn held(self, grant: &str, token: u64, first: u64, last: u64) -> Self {
+            self.about("granted", grant, token, (first - 5, first))
+                .about("checked", grant, token, (first, first + 10))
+                .about("checked", grant, token, (last, last + 10))
+        }
+
+        fn counter(self, what: &str, number: u64, token: u64, accepted: bool, value: u64) -> Self {
+            let more = format!(
+                ",\"lock\":\"l\",\"number\":{number},\"token\":{token},\"accepted\":{accepted},\"value\":{value}"
+            );
+            self.event(what, (1, 2), &more)
+        }
+
+        fn verdict(self) -> Verdict {
+            let rules: Vec<String> = Rule::ALL.iter().map(|rule| format!("\"{}\"", rule.name())).collect();
+            let run = Told::default().event("run", (0, 0), &format!(",\"promises\":[{}]", rules.join(",")));
+            judge(&(run.0 + &self.0))
+        }
+
+        fn broken(self) -> Vec<Rule> {
+            self.verdict().broken.into_iter().map(|finding| finding.rule).collect()
+        }
+    }
+
+    #[test]
+    fn holders_after_one_another_are_fine() {
+        let told = Told::default().held("a", 1, 100, 200).held("b", 2, 211, 300).held("c", 5, 320, 400);
+        assert_eq!(told.broken(), []);
+    }
+
+    #[test]
+    fn two_holders_at_once_are_found() {
+        let told = Told::default().held("a", 0, 100, 300).held("b", 0, 150, 200);
+        assert_eq!(told.broken(), [Rule::OneHolder]);
+    }
+
+    #[test]
+    fn two_holders_whose_times_cross_are_found() {
+        let told = Told::default().held("a", 0, 100, 300).held("b", 0, 150, 400);
+        assert_eq!(told.broken(), [Rule::OneHolder]);
+    }
+
+    #[test]
+    fn what_may_have_been_after_one_another_is_no_violation() {
+        // The later check of the first may have been before the check of the second: bounds overlap.
+        let told = Told::default().held("a", 1, 100, 200).about("granted", "b", 2, (100, 205)).about(
+            "checked",
+            "b",
+            2,
+            (205, 206),
+        );
+        assert_eq!(told.broken(), []);
+    }
+
+    #[test]
+    fn holders_of_different_locks_do_not_meet() {
+        let told = Told::default()
+            .held("a", 1, 100, 300)
+            .event("granted", (110, 120), ",\"lock\":\"m\",\"grant\":\"b\",\"token\":1")
+            .event("checked", (120, 130), ",\"lock\":\"m\",\"grant\":\"b\",\"token\":1");
+        assert_eq!(told.broken(), []);
+    }
+
+    #[test]
+    fn a_lower_token_that_is_believed_in_after_a_higher_one_is_found() {
+        let told = Told::default().held("a", 7, 100, 200).held("b", 6, 300, 400);
+        assert_eq!(told.broken(), [Rule::TokensRise]);
+    }
+
+    #[test]
+    fn an_old_holder_that_believes_again_is_found() {
+        // Stopped for long, and none the wiser: its check passes after the successor's.
+        let told = Told::default().held("a", 1, 100, 110).held("b", 2, 200, 210).about(
+            "checked",
+            "a",
+            1,
+            (300, 310),
+        );
+        assert_eq!(told.broken(), [Rule::OneHolder, Rule::TokensRise]);
+    }
+
+    #[test]
+    fn the_same_token_twice_is_found() {
+        let told = Told::default().held("a", 7, 100, 200).held("b", 7, 300, 400);
+        assert_eq!(told.broken(), [Rule::TokensAreUnique]);
+    }
+
+    #[test]
+    fn a_lower_token_that_the_resource_accepts_is_found() {
+        let told = Told::default().counter("read", 1, 5, true, 0).counter("write", 2, 4, true, 1);
+        assert_eq!(told.broken(), [Rule::FenceHolds]);
+        let told = Told::default().counter("read", 1, 5, true, 0).counter("write", 2, 4, false, 1);
+        let verdict = told.verdict();
+        assert_eq!((verdict.broken.len(), verdict.counts.refused), (0, 1));
+    }
+
+    #[test]
+    fn a_lost_addition_is_found() {
+        let told = Told::default().counter("write", 1, 1, true, 1).counter("write", 3, 3, true, 2);
+        assert_eq!(told.counter("write", 2, 2, true, 2).broken(), [Rule::CounterIsExact]);
+    }
+
+    #[test]
+    fn a_lock_that_is_not_granted_again_is_found() {
+        let told = Told::default().held("a", 1, 100, 200).event("healed", (500, 510), "");
+        assert_eq!(told.broken(), [Rule::GrantedAgain]);
+        let told = Told::default().held("a", 1, 100, 200).event("healed", (150, 160), "");
+        assert_eq!(told.held("b", 2, 300, 400).broken(), []);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_found() {
+        let told = Told("{\"what\":\"granted\"}\nnonsense\n".to_owned());
+        assert_eq!(told.broken(), [Rule::Readable, Rule::Readable]);
+        // A check of a grant that nobody was granted.
+        assert_eq!(Told::default().about("checked", "a", 1, (1, 2)).broken(), [Rule::Readable]);
+    }
+
+    #[test]
+    fn what_is_not_promised_is_only_observed() {
+        let told = Told::default().held("a", 0, 100, 300).held("b", 0, 150, 200);
+        let verdict = judge(&told.0);
+        assert_eq!((verdict.broken.len(), verdict.observed.len()), (0, 1));
+    }
+
+    #[test]
+    fn losses_and_takeovers_are_counted() {
+        let told = Told::default()
+            .held("a", 1, 100, 200)
+            .about("lost", "a", 1, (250, 260))
+            .held("b", 2, 300, 400)
+            .about("over", "b", 2, (410, 420))
+            .held("c", 3, 500, 600)
+            .held("d", 4, 700, 800)
+            .about("lost", "c", 3, (900, 910))
+            .event("fault", (1, 2), ",\"kind\":\"holder killed\"");
+        let counts = told.verdict().counts;
+        assert_eq!((counts.grants, counts.losses, counts.takeovers), (4, 2, 2));
+        assert_eq!((counts.known_first, counts.succeeded, counts.checks), (1, 2, 8));
+        assert_eq!(counts.faults.get("holder killed"), Some(&1));
+    }
+}

@@ -1,0 +1,243 @@
+//! Runs a scenario: servers, workers, the plan of faults, a while without, and the verdict.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use leasehold::clock::{Clock, SystemClock, timeout};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::checker::{Rule, Verdict, judge};
+use super::faults::{Stepper, World};
+use super::fleet::{Berth, Recipe};
+use super::history::{History, merged};
+use super::plan::{Fault, Kind, plan};
+use super::resource::Resource;
+use super::scenario::{Clocks, Scenario};
+use super::site::Site;
+use super::worker::Orders;
+
+/// How many processes take the lock.
+const WORKERS: usize = 8;
+
+/// Faults begin when the lock was granted so many times.
+const GRANTS_BEFORE: u64 = 2;
+
+/// After the last fault, so many grants are waited for, and so long at most. Long enough for any lease and any client that
+/// has backed off.
+const GRANTS_AFTERWARDS: u64 = 3;
+const RECOVERY: Duration = Duration::from_secs(60);
+
+/// A lock that is none is found out by then.
+const LONG_ENOUGH: Duration = Duration::from_secs(60);
+
+/// How often the checker looks at a lock that must be found out.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How chaos is made.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What the plan of faults is drawn from.
+    pub seed: u64,
+    /// For how long faults come.
+    pub duration: Duration,
+    /// What to preload into workers whose clocks are faked.
+    pub faketime: String,
+    /// Whether histories are kept although nothing is wrong.
+    pub keep: bool,
+}
+
+/// What came of a scenario.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What it was.
+    pub scenario: Scenario,
+    /// The verdict on its history.
+    pub verdict: Verdict,
+    /// Everything that is wrong, the verdict included; empty when all is as it has to be.
+    pub wrong: Vec<String>,
+    /// Where the histories are kept, when something is wrong or somebody wants them.
+    pub kept: Option<PathBuf>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Runs `scenario`.
+///
+/// # Errors
+/// When servers or workers cannot be run: that proves nothing.
+pub async fn run(scenario: &Scenario, settings: &Settings) -> io::Result<Outcome> {
+    let start = SystemClock.now();
+    let folder = tempfile::Builder::new().prefix("leasehold-chaos-").tempdir()?;
+    let odd_deaths = make_chaos(scenario, settings, folder.path()).await?;
+    let history = merged(&histories(&folder))?;
+    std::fs::write(folder.path().join("history.jsonl"), &history)?;
+    let verdict = judge(&history);
+    let wrong = what_is_wrong(scenario, &verdict, odd_deaths);
+    let kept = (settings.keep || !wrong.is_empty()).then(|| folder.keep());
+    let took = SystemClock.now().longest_since(start);
+    Ok(Outcome { scenario: *scenario, verdict, wrong, kept, took })
+}
+
+fn histories(folder: &TempDir) -> PathBuf {
+    folder.path().join("histories")
+}
+
+fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> Vec<String> {
+    // What must be found is observed, not promised: it is only wrong not to find it.
+    let mut wrong: Vec<String> = verdict.broken.iter().map(ToString::to_string).collect();
+    wrong.extend(odd_deaths);
+    if let Some(rule) = scenario.must_break
+        && !verdict.observed.iter().any(|finding| finding.rule == rule)
+    {
+        wrong.push(format!("this lock is none, and the checker has not found out: {}", rule.name()));
+    }
+    if verdict.counts.grants < scenario.least_grants {
+        wrong.push(format!("only {} grants: nothing was tried", verdict.counts.grants));
+    }
+    wrong
+}
+
+/// Gives the workers that died of something that nobody did to them.
+async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> io::Result<Vec<String>> {
+    let histories = folder.join("histories");
+    std::fs::create_dir(&histories)?;
+    let history = History::create(&histories, "conductor")?;
+    let promises: Vec<&str> = scenario.promises.iter().map(|rule| Rule::name(*rule)).collect();
+    let run = json!({ "store": scenario.name, "seed": settings.seed, "promises": promises });
+    history.tell("run", history.now(), run);
+    let site = Site::start(scenario, WORKERS, folder).await?;
+    let resource = Resource::start(History::create(&histories, "counter")?).await?;
+    let mut world = World { site, berths: Vec::new(), resource, steppers: Vec::new(), history };
+    for n in 0..WORKERS {
+        let environment = world.clock_of(n, scenario.clocks, folder, settings)?;
+        let orders = Orders {
+            who: format!("w{n}"),
+            kind: scenario.kind,
+            store: world.site.url(n, scenario),
+            lock: "chaos".to_owned(),
+            ttl: scenario.ttl,
+            folder: histories.clone(),
+            resource: world.resource.address().to_string(),
+            seed: settings.seed.wrapping_mul(1_000).wrapping_add(n as u64 * 100),
+        };
+        world.berths.push(Berth::occupy(Recipe { program: std::env::current_exe()?, orders, environment }));
+    }
+    world.granted(GRANTS_BEFORE).await;
+    // What must be found out is looked at until it is, and not for much longer than that takes.
+    let duration = if scenario.must_break.is_some() { LONG_ENOUGH } else { settings.duration };
+    let faults = plan(settings.seed, &world.kinds(scenario), duration, scenario.ttl);
+    if scenario.must_break.is_some() {
+        tokio::select! {
+            suffered = world.suffer_all(&faults) => suffered?,
+            found = found_out(scenario, &histories) => found?,
+        }
+    } else {
+        world.suffer_all(&faults).await?;
+        world.recover().await;
+    }
+    let deaths: io::Result<Vec<Vec<String>>> =
+        join_all(world.berths.into_iter().map(Berth::leave)).await.into_iter().collect();
+    Ok(deaths?.concat())
+}
+
+/// Completes when the checker has found what must be found.
+async fn found_out(scenario: &Scenario, histories: &Path) -> io::Result<()> {
+    loop {
+        SystemClock.sleep(LOOK).await;
+        let verdict = judge(&merged(histories)?);
+        if verdict.observed.iter().any(|finding| Some(finding.rule) == scenario.must_break) {
+            return Ok(());
+        }
+    }
+}
+
+impl World {
+    /// What can be done to it.
+    fn kinds(&self, scenario: &Scenario) -> Vec<Kind> {
+        let mut kinds = Kind::TO_WORKERS.to_vec();
+        kinds.extend(self.site.faults(scenario));
+        if !self.steppers.is_empty() {
+            kinds.push(Kind::StepWall);
+        }
+        kinds
+    }
+
+    /// The environment of worker `n`, with which faketime gives it clocks of its own.
+    fn clock_of(
+        &mut self,
+        n: usize,
+        clocks: Clocks,
+        folder: &Path,
+        settings: &Settings,
+    ) -> io::Result<Vec<(OsString, OsString)>> {
+        let mut environment = vec![
+            ("LD_PRELOAD".into(), OsString::from(&settings.faketime)),
+            ("FAKETIME_NO_CACHE".into(), "1".into()),
+            ("NO_FAKE_STAT".into(), "1".into()),
+        ];
+        let of_its_own = |all: &'static str, wall: &'static str| match clocks {
+            Clocks::WithinBounds => all,
+            Clocks::WallOnly => wall,
+            Clocks::TwiceTooFast => ["+0s x0.5", "+0s x2"][n % 2],
+        };
+        let spec = match n {
+            1 | 2 if clocks != Clocks::TwiceTooFast => {
+                // Stepped while it runs: the wall clock only, since nothing else can be set.
+                let stepper = Stepper::new(folder, n)?;
+                environment.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
+                environment.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
+                self.steppers.push(stepper);
+                self.history.tell(
+                    "fault",
+                    self.history.now(),
+                    json!({ "kind": "clock that is stepped", "target": format!("w{n}") }),
+                );
+                return Ok(environment);
+            }
+            3 | 6 => of_its_own("+3600s x1.004", "+3600s"),
+            4 | 7 => of_its_own("-3600s x0.996", "-3600s"),
+            5 => of_its_own("+0s x0.996", "+0s"),
+            _ if clocks == Clocks::TwiceTooFast => of_its_own("", ""),
+            _ => return Ok(Vec::new()),
+        };
+        if clocks == Clocks::WallOnly {
+            environment.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
+        }
+        environment.push(("FAKETIME".into(), spec.into()));
+        let event = json!({ "kind": format!("clock of {spec}"), "target": format!("w{n}") });
+        self.history.tell("fault", self.history.now(), event);
+        Ok(environment)
+    }
+
+    /// Every fault in its time, also while others last.
+    async fn suffer_all(&self, faults: &[Fault]) -> io::Result<()> {
+        let mut at = Duration::ZERO;
+        let all = faults.iter().map(|fault| {
+            at += fault.after;
+            let start = at;
+            async move {
+                SystemClock.sleep(start).await;
+                self.suffer(fault).await
+            }
+        });
+        try_join_all(all.collect::<Vec<_>>()).await.map(|_| ())
+    }
+
+    /// All faults are over.
+    async fn recover(&self) {
+        self.history.tell("healed", self.history.now(), json!({}));
+        self.granted(GRANTS_AFTERWARDS).await;
+    }
+
+    /// Waits until the lock was granted so many times more, or far too long: the checker will say so.
+    async fn granted(&self, times: u64) {
+        let mut seen = self.resource.seen();
+        let so_far = seen.borrow().grants;
+        let again = seen.wait_for(|seen| seen.grants >= so_far + times);
+        let _ = timeout(&SystemClock, RECOVERY, again).await;
+    }
+}

@@ -1,0 +1,113 @@
+//! What happened, a line of JSON for each event, in files of their own for each process: merged afterwards.
+//!
+//! | `what` | who writes it | further fields |
+//! |---|---|---|
+//! | `run` | the conductor, first | `store`, `promises`: the rules that must hold |
+//! | `granted` | a worker, when it was granted the lock | `lock`, `grant`, `token` (0: none) |
+//! | `checked` | a worker that asked whether it holds the lock, and was told yes | the same |
+//! | `lost` | a worker that was told no, or told unasked | the same |
+//! | `over` | a worker that gave the lock up | the same, `how` |
+//! | `read`, `write` | the counter that the lock protects | `lock`, `token`, `accepted`, `value`, `number` |
+//! | `failed` | a worker whose acquisition failed | `error` |
+//! | `fault` | the conductor | `kind`, `target` |
+//! | `healed` | the conductor, when the last fault is over | |
+//!
+//! All have `who`, and `from` and `until`: milliseconds of true time between which the event lies.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::{Value, json};
+
+use super::true_time::TrueTime;
+
+/// A file of events, and the time to date them with.
+#[derive(Debug)]
+pub struct History {
+    file: Mutex<File>,
+    who: String,
+    time: TrueTime,
+}
+
+impl History {
+    /// What `who` will say, in a new file in `folder`.
+    ///
+    /// # Errors
+    /// When the file exists already, or cannot be made.
+    pub fn create(folder: &Path, who: &str) -> io::Result<Self> {
+        let path = folder.join(format!("{who}.jsonl"));
+        let file = OpenOptions::new().append(true).create_new(true).open(path)?;
+        Ok(Self { file: Mutex::new(file), who: who.to_owned(), time: TrueTime::open()? })
+    }
+
+    /// The time that it is at least: to be asked for before what is to be told.
+    pub fn now(&self) -> u64 {
+        self.time.at_least_ms()
+    }
+
+    /// Writes down `what` happened between `from` and now.
+    ///
+    /// # Panics
+    /// When it cannot be written: a history with holes proves nothing.
+    pub fn tell(&self, what: &str, from: u64, mut more: Value) {
+        let until = self.time.at_most_ms();
+        let fields = more.as_object_mut().expect("the further fields are an object");
+        for (name, value) in
+            [("what", json!(what)), ("who", json!(self.who)), ("from", json!(from)), ("until", json!(until))]
+        {
+            fields.insert(name.to_owned(), value);
+        }
+        // In one write: a process that is killed leaves whole lines, and half of the last one at most.
+        let line = format!("{more}\n");
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.write_all(line.as_bytes()).expect("the history is writable");
+    }
+}
+
+/// The events in all files of `folder`, by the time at which they ended at the latest.
+///
+/// A last line that was cut off by the death of its writer is left out.
+///
+/// # Errors
+/// When the files cannot be read.
+pub fn merged(folder: &Path) -> io::Result<String> {
+    let mut lines = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "jsonl") {
+            let text = std::fs::read_to_string(path)?;
+            lines.extend(text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned));
+        }
+    }
+    // Stable, so that what one process has said at the same time stays in its order.
+    lines.sort_by_cached_key(|line| time_of(line));
+    Ok(lines.concat())
+}
+
+fn time_of(line: &str) -> u64 {
+    let event: Value = serde_json::from_str(line).unwrap_or_default();
+    event["until"].as_u64().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_merged_in_the_order_of_time_and_torn_lines_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = History::create(folder.path(), "first").unwrap();
+        let second = History::create(folder.path(), "second").unwrap();
+        first.tell("healed", 5, json!({}));
+        second.tell("fault", second.now(), json!({ "kind": "a fault" }));
+        first.tell("granted", 6, json!({ "token": 1 }));
+        std::fs::write(folder.path().join("torn.jsonl"), "{\"what\":\"gra").unwrap();
+        let merged = merged(folder.path()).unwrap();
+        let what: Vec<Value> = merged.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(what.len(), 3);
+        assert!(what.windows(2).all(|pair| pair[0]["until"].as_u64() <= pair[1]["until"].as_u64()));
+        assert!(what.iter().any(|event| event["who"] == "second" && event["kind"] == "a fault"));
+    }
+}

@@ -1,0 +1,205 @@
+//! Locks as people write them, and that are none: what the checker must see through.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::lease::Id;
+use leasehold::random::Random;
+use rusqlite::{Connection, params};
+
+use super::contender::{Attempt, Contender, End, Hold};
+use crate::http;
+
+/// How often one who waits asks.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// moto wants to know who asks, and does not look at the signature.
+const SIGNED: &str = "authorization: AWS4-HMAC-SHA256 Credential=leasehold/20260101/us-east-1/s3/aws4_request, \
+                      SignedHeaders=host, Signature=none\r\n";
+
+/// Milliseconds on this machine's wall clock: what none of these locks should have asked for.
+fn wall_ms() -> i64 {
+    i64::try_from(SystemClock.now().wall_us() / 1_000).unwrap_or(i64::MAX)
+}
+
+/// Tries until it is granted or `attempt` is over.
+async fn insist<F>(attempt: Attempt, mut one: impl FnMut() -> F) -> Result<Option<Box<dyn Hold>>, String>
+where
+    F: Future<Output = Result<Option<Box<dyn Hold>>, String>>,
+{
+    let limit = match attempt {
+        Attempt::Try => Duration::ZERO,
+        Attempt::Wait(limit) | Attempt::Abandon(limit) => limit,
+    };
+    let start = SystemClock.now();
+    loop {
+        if let Some(hold) = one().await? {
+            return Ok(Some(hold));
+        }
+        if SystemClock.now().longest_since(start) >= limit {
+            return Ok(None);
+        }
+        SystemClock.sleep(ASK_AGAIN).await;
+    }
+}
+
+/// An object in a bucket, created with `If-None-Match: *`. It says until when it is valid; whoever finds it expired, on
+/// its own clock, deletes it, and so does its owner when done. There is no token and no renewal, and the owner does not
+/// look at it again.
+#[derive(Clone, Debug)]
+pub struct PlainObject {
+    server: String,
+    path: String,
+    ttl: Duration,
+}
+
+impl PlainObject {
+    /// The lock `lock` in the bucket `HOST:PORT/BUCKET`.
+    pub fn new(bucket: String, lock: String, ttl: Duration) -> Self {
+        let (server, bucket) = bucket.split_once('/').unwrap_or((&bucket, ""));
+        Self { server: server.to_owned(), path: format!("/{bucket}/{lock}"), ttl }
+    }
+
+    async fn send(&self, method: &str, headers: &str, body: &str) -> Result<(u16, String), String> {
+        let headers = format!("{SIGNED}{headers}");
+        let answer = http::exchange(&self.server, method, &self.path, &headers, body.as_bytes());
+        let (status, body) = answer.await.map_err(|error| error.to_string())?;
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    }
+
+    async fn once(&self) -> Result<Option<Box<dyn Hold>>, String> {
+        let until = wall_ms() + i64::try_from(self.ttl.as_millis()).unwrap_or(i64::MAX);
+        let (status, _) = self.send("PUT", "if-none-match: *\r\n", &until.to_string()).await?;
+        if status == 200 {
+            return Ok(Some(Box::new(HeldObject(self.clone()))));
+        }
+        let (status, body) = self.send("GET", "", "").await?;
+        if status == 200 && body.trim().parse::<i64>().is_ok_and(|until| until <= wall_ms()) {
+            self.send("DELETE", "", "").await?;
+        }
+        Ok(None)
+    }
+}
+
+#[async_trait]
+impl Contender for PlainObject {
+    async fn acquire(&self, attempt: Attempt) -> Result<Option<Box<dyn Hold>>, String> {
+        insist(attempt, || self.once()).await
+    }
+}
+
+struct HeldObject(PlainObject);
+
+#[async_trait]
+impl Hold for HeldObject {
+    fn token(&self) -> u64 {
+        0
+    }
+
+    fn check(&self) -> bool {
+        true
+    }
+
+    async fn lost(&self) {
+        std::future::pending().await
+    }
+
+    async fn end(self: Box<Self>, end: End) -> String {
+        match end {
+            End::Drop => "forgotten".to_owned(),
+            End::Release => match self.0.send("DELETE", "", "").await {
+                Ok((status, _)) => format!("deleted: {status}"),
+                Err(error) => format!("delete failed: {error}"),
+            },
+        }
+    }
+}
+
+/// A row in a database that says until when it is taken. It counts tokens, and its owner stops in time; but the times
+/// are those of each client's own clock.
+#[derive(Clone, Debug)]
+pub struct ExpiryColumn {
+    file: String,
+    lock: String,
+    ttl: Duration,
+}
+
+impl ExpiryColumn {
+    /// The lock `lock` in the SQLite database `file`.
+    pub fn new(file: String, lock: String, ttl: Duration) -> Self {
+        Self { file, lock, ttl }
+    }
+
+    fn open(&self) -> rusqlite::Result<Connection> {
+        let database = Connection::open(&self.file)?;
+        database.busy_timeout(Duration::from_secs(5))?;
+        database.execute_batch(
+            "CREATE TABLE IF NOT EXISTS lock
+                 (name TEXT PRIMARY KEY, owner TEXT, token INTEGER NOT NULL, expires_ms INTEGER NOT NULL)",
+        )?;
+        Ok(database)
+    }
+
+    fn once(&self) -> rusqlite::Result<Option<Box<dyn Hold>>> {
+        let database = self.open()?;
+        let now = wall_ms();
+        let expires_ms = now + i64::try_from(self.ttl.as_millis()).unwrap_or(i64::MAX);
+        database.execute("INSERT OR IGNORE INTO lock VALUES (?1, NULL, 0, 0)", [&self.lock])?;
+        let owner = Id::random(&Random::from_os()).to_string();
+        let granted = database.execute(
+            "UPDATE lock SET owner = ?2, token = token + 1, expires_ms = ?3
+             WHERE name = ?1 AND (owner IS NULL OR expires_ms <= ?4)",
+            params![self.lock, owner, expires_ms, now],
+        )?;
+        if granted == 0 {
+            return Ok(None);
+        }
+        let token = "SELECT token FROM lock WHERE name = ?1 AND owner = ?2";
+        let token: Option<i64> = database.query_row(token, [&self.lock, &owner], |row| row.get(0)).ok();
+        let held = |token| HeldRow { lock: self.clone(), owner, token, expires_ms };
+        Ok(token.and_then(|token| u64::try_from(token).ok()).map(|token| Box::new(held(token)) as _))
+    }
+}
+
+#[async_trait]
+impl Contender for ExpiryColumn {
+    async fn acquire(&self, attempt: Attempt) -> Result<Option<Box<dyn Hold>>, String> {
+        insist(attempt, || std::future::ready(self.once().map_err(|error| error.to_string()))).await
+    }
+}
+
+struct HeldRow {
+    lock: ExpiryColumn,
+    owner: String,
+    token: u64,
+    expires_ms: i64,
+}
+
+#[async_trait]
+impl Hold for HeldRow {
+    fn token(&self) -> u64 {
+        self.token
+    }
+
+    fn check(&self) -> bool {
+        wall_ms() < self.expires_ms
+    }
+
+    async fn lost(&self) {
+        while self.check() {
+            SystemClock.sleep(ASK_AGAIN / 10).await;
+        }
+    }
+
+    async fn end(self: Box<Self>, end: End) -> String {
+        let released = || {
+            let release = "UPDATE lock SET owner = NULL WHERE name = ?1 AND owner = ?2";
+            self.lock.open()?.execute(release, [&self.lock.lock, &self.owner])
+        };
+        match end {
+            End::Drop => "forgotten".to_owned(),
+            End::Release => format!("released: {:?}", released()),
+        }
+    }
+}

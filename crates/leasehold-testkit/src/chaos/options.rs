@@ -1,0 +1,118 @@
+//! What the user asks for.
+
+use std::time::Duration;
+
+use super::scenario::{SCENARIOS, Scenario};
+
+/// What the user asks for: `[NAME]... [MINUTES] [--seed N] [--seconds N] [--at-once N] [--keep]`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// On what to make chaos.
+    pub scenarios: Vec<&'static Scenario>,
+    /// Whether that is everything.
+    pub everything: bool,
+    /// What the plans of faults are drawn from.
+    pub seed: u64,
+    /// For how long faults come, in each scenario.
+    pub duration: Duration,
+    /// How many scenarios run at the same time.
+    pub at_once: usize,
+    /// Whether histories are kept although nothing is wrong.
+    pub keep: bool,
+}
+
+impl Options {
+    /// From arguments.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn read(arguments: &[String]) -> Result<Self, String> {
+        let seed = fastrand::u64(..1_000_000);
+        let mut options = Self {
+            scenarios: Vec::new(),
+            everything: false,
+            seed,
+            duration: MINUTE,
+            at_once: 1,
+            keep: false,
+        };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let mut number = || number(argument, arguments.next());
+            match argument.as_str() {
+                "--seed" => options.seed = number()?,
+                "--seconds" => options.duration = Duration::from_secs(number()?),
+                "--at-once" => options.at_once = usize::try_from(number()?.max(1)).unwrap_or(1),
+                "--keep" => options.keep = true,
+                minutes if minutes.starts_with(|first: char| first.is_ascii_digit()) => {
+                    let minutes =
+                        minutes.parse::<f64>().ok().filter(|minutes| (0.0..=100_000.0).contains(minutes));
+                    let minutes = minutes.ok_or_else(|| format!("`{argument}` is no number of minutes"))?;
+                    options.duration = MINUTE.mul_f64(minutes);
+                }
+                option if option.starts_with('-') => {
+                    return Err(format!("there is no option `{option}`: try --help"));
+                }
+                name => options.scenarios.extend(called(name)?),
+            }
+        }
+        options.everything = options.scenarios.is_empty();
+        if options.everything {
+            options.scenarios = SCENARIOS.iter().collect();
+        }
+        Ok(options)
+    }
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn number(option: &str, value: Option<&String>) -> Result<u64, String> {
+    let value = value.ok_or_else(|| format!("`{option}` needs a number"))?;
+    value.parse().map_err(|_| format!("`{value}` is no number for `{option}`"))
+}
+
+/// The scenario of that name, or those whose names begin with it and a dash.
+fn called(name: &str) -> Result<Vec<&'static Scenario>, String> {
+    let begin = format!("{name}-");
+    let found: Vec<_> = SCENARIOS
+        .iter()
+        .filter(|scenario| scenario.name == name || scenario.name.starts_with(&begin))
+        .collect();
+    if found.is_empty() {
+        let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+        return Err(format!("there is no `{name}`; there are: {}", known.join(", ")));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Options, String> {
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Options::read(&arguments)
+    }
+
+    fn names(arguments: &[&str]) -> Vec<&'static str> {
+        read(arguments).unwrap().scenarios.iter().map(|scenario| scenario.name).collect()
+    }
+
+    #[test]
+    fn a_name_is_a_scenario_or_a_group() {
+        assert_eq!(names(&["sqlite", "etcd"]), ["sqlite", "etcd", "etcd-cluster"]);
+        assert_eq!(names(&["s3-moto-existence"]), ["s3-moto-existence"]);
+        assert_eq!(names(&[]).len(), SCENARIOS.len());
+        assert!(read(&["redis"]).unwrap_err().contains("sqlite, "));
+    }
+
+    #[test]
+    fn minutes_and_options_are_read() {
+        let options = read(&["gcs", "0.5", "--seed", "7", "--at-once", "2"]).unwrap();
+        assert_eq!((options.duration, options.seed, options.at_once), (MINUTE / 2, 7, 2));
+        assert_eq!(read(&["--seconds", "9"]).unwrap().duration, Duration::from_secs(9));
+        for wrong in [&["--seed"][..], &["--seed", "x"], &["5x"], &["--loud"], &["99999999"]] {
+            assert!(read(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Runs what was asked for, and says what came of it: a line for each scenario as it ends, the faults, and the verdict.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::io;
+
+use futures_util::StreamExt;
+
+use super::conductor::{Outcome, Settings, run};
+use super::options::Options;
+use super::plan::Kind;
+use super::scenario::Scenario;
+use crate::servers::set_by_test;
+
+/// How many findings of one scenario are shown.
+const SHOWN: usize = 10;
+
+/// Runs it; whether all was as it has to be.
+///
+/// # Panics
+/// When `./chaos` or `./test` has not said where faketime is.
+pub async fn run_and_tell(options: &Options) -> bool {
+    let settings = Settings {
+        seed: options.seed,
+        duration: options.duration,
+        faketime: set_by_test("LEASEHOLD_TEST_FAKETIME", "faketime"),
+        keep: options.keep,
+    };
+    println!("seed {}, {} s of faults each", options.seed, options.duration.as_secs());
+    println!("{}", heading());
+    let (mut outcomes, mut fine) = (Vec::new(), true);
+    let mut runs = futures_util::stream::iter(&options.scenarios)
+        .map(|scenario| async { (*scenario, run(scenario, &settings).await) })
+        .buffer_unordered(options.at_once);
+    while let Some((scenario, result)) = runs.next().await {
+        fine &= told(scenario, &result);
+        outcomes.extend(result);
+    }
+    println!("\n{}", faults(&outcomes));
+    let missing = if options.everything { missing(&outcomes) } else { Vec::new() };
+    for kind in &missing {
+        println!("WRONG: in the whole run, this never happened: {kind}");
+    }
+    fine && missing.is_empty()
+}
+
+/// Columns are as wide as their headings.
+const COLUMNS: &[&str] =
+    &["grants", "takeovers", "losses", "told first", "checks", "writes", "refused", "failed", "afterwards"];
+
+fn heading() -> String {
+    format!("{:<22}         {}", "", COLUMNS.join("  "))
+}
+
+/// Says what came of a scenario; whether that is as it has to be.
+fn told(scenario: &Scenario, result: &io::Result<Outcome>) -> bool {
+    match result {
+        Ok(outcome) => {
+            println!("{}", line(outcome));
+            outcome.wrong.is_empty()
+        }
+        Err(error) => {
+            println!("{:<22} could not be run: {error}", scenario.name);
+            false
+        }
+    }
+}
+
+/// A line about one scenario, and what is wrong with it below.
+fn line(outcome: &Outcome) -> String {
+    let counts = &outcome.verdict.counts;
+    let verdict = if outcome.wrong.is_empty() { "ok" } else { "WRONG" };
+    let mut text = format!("{:<22} {verdict:<5}", outcome.scenario.name);
+    let numbers = [
+        counts.grants,
+        counts.takeovers,
+        counts.losses,
+        counts.known_first,
+        counts.checks,
+        counts.writes,
+        counts.refused,
+        counts.failures,
+        counts.granted_again,
+    ];
+    for (column, number) in COLUMNS.iter().zip(numbers) {
+        let width = column.len();
+        let _ = write!(text, "  {number:>width$}");
+    }
+    let _ = write!(text, "  {} s", outcome.took.as_secs());
+    for wrong in outcome.wrong.iter().take(SHOWN) {
+        let _ = write!(text, "\n    {wrong}");
+    }
+    for (rule, findings) in by_rule(outcome) {
+        let _ = write!(text, "\n    found, as it may be: {rule} ({findings} times)");
+    }
+    if let Some(kept) = &outcome.kept {
+        let _ = write!(text, "\n    histories: {}", kept.display());
+    }
+    text
+}
+
+/// How often each rule that was not promised was broken.
+fn by_rule(outcome: &Outcome) -> BTreeMap<&'static str, usize> {
+    let mut rules = BTreeMap::new();
+    for finding in &outcome.verdict.observed {
+        *rules.entry(finding.rule.name()).or_default() += 1;
+    }
+    rules
+}
+
+/// How often each fault came, over all outcomes.
+fn faults(outcomes: &[Outcome]) -> String {
+    let mut all = BTreeMap::<&str, u64>::new();
+    for (kind, count) in outcomes.iter().flat_map(|outcome| &outcome.verdict.counts.faults) {
+        *all.entry(kind).or_default() += count;
+    }
+    let all: Vec<String> = all.iter().map(|(kind, count)| format!("{kind}: {count}")).collect();
+    format!("faults: {}", all.join(", "))
+}
+
+/// Kinds of faults that never came.
+fn missing(outcomes: &[Outcome]) -> Vec<&'static str> {
+    let came: BTreeSet<&str> = outcomes
+        .iter()
+        .flat_map(|outcome| outcome.verdict.counts.faults.keys())
+        .map(String::as_str)
+        .collect();
+    Kind::ALL.iter().map(|kind| kind.name()).filter(|kind| !came.contains(kind)).collect()
+}

@@ -1,0 +1,76 @@
+//! True time, also for a process whose clocks are faked.
+//!
+//! faketime replaces the functions of the C library that read clocks. A file is none of them, so `/proc/uptime` tells how
+//! long the machine has really been up, suspend included, in hundredths of a second that have passed completely. That is
+//! enough, because it is never rounded against the one who reads: an event lies between the lower bound that was read
+//! before it and the upper bound that was read after it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// The grain of `/proc/uptime`.
+const GRAIN_MS: u64 = 10;
+
+/// Reads the machine's time since it booted, in milliseconds.
+#[derive(Debug)]
+pub struct TrueTime(File);
+
+impl TrueTime {
+    /// Opens `/proc/uptime`.
+    ///
+    /// # Errors
+    /// When there is none: this is no Linux.
+    pub fn open() -> io::Result<Self> {
+        File::open("/proc/uptime").map(Self)
+    }
+
+    /// It is at least that late: to be read before an event.
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    pub fn at_least_ms(&self) -> u64 {
+        let mut text = [0; 64];
+        let length = self.0.read_at(&mut text, 0).expect("/proc/uptime is readable");
+        let text = std::str::from_utf8(&text[..length]).unwrap_or_default();
+        in_ms(text).unwrap_or_else(|| panic!("/proc/uptime says {text:?}"))
+    }
+
+    /// It is at most that late: to be read after an event.
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    pub fn at_most_ms(&self) -> u64 {
+        self.at_least_ms() + GRAIN_MS
+    }
+}
+
+/// `35923.34 25410.17`: seconds with two decimals, and something else.
+fn in_ms(text: &str) -> Option<u64> {
+    let (seconds, hundredths) = text.split_whitespace().next()?.split_once('.')?;
+    let (seconds, hundredths): (u64, u64) = (seconds.parse().ok()?, hundredths.parse().ok()?);
+    (hundredths < 100).then_some(seconds * 1_000 + hundredths * GRAIN_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold::clock::{Clock, SystemClock};
+
+    #[test]
+    fn the_kernels_words_are_read() {
+        assert_eq!(in_ms("35923.34 25410.17\n"), Some(35_923_340));
+        assert_eq!(in_ms("7.05 1.00"), Some(7_050));
+        assert_eq!(in_ms("7 1"), None);
+    }
+
+    #[test]
+    fn it_bounds_the_machines_own_clock() {
+        let time = TrueTime::open().unwrap();
+        let before = time.at_least_ms();
+        let now = SystemClock.now().since_boot();
+        assert!(
+            u128::from(before) <= now.as_millis() + 1 && now.as_millis() <= u128::from(time.at_most_ms()) + 1
+        );
+    }
+}

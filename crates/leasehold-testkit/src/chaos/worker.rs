@@ -1,0 +1,329 @@
+//! A worker: a process of its own that takes the lock, uses it, and writes down what it believes.
+//!
+//! It ends when its standard input does. It never decides whether anything went wrong: that is for the checker.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use fastrand::Rng;
+use leasehold::Locker;
+use leasehold::clock::{Clock, SystemClock};
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+
+use super::contender::{Attempt, Contender, End, Hold, Leasehold};
+use super::history::History;
+use super::naive::{ExpiryColumn, PlainObject};
+use super::resource::Client;
+
+/// What a worker ends with when it was its own decision to die.
+pub const CRASHED: u8 = 77;
+
+/// Nobody stays for longer than so many additions.
+const MOST_ROUNDS: u32 = 500;
+
+/// Which lock workers take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// leasehold's, as its users are told to.
+    Leasehold,
+    /// leasehold's, without ever asking whether it is still held.
+    Unchecked,
+    /// An object that is created, and deleted by whoever finds it too old: the loop that many have written.
+    PlainObject,
+    /// A row with the time at which it expires, on the clock of whoever wrote it.
+    ExpiryColumn,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: &[Self] = &[Self::Leasehold, Self::Unchecked, Self::PlainObject, Self::ExpiryColumn];
+
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Leasehold => "leasehold",
+            Self::Unchecked => "unchecked",
+            Self::PlainObject => "plain-object",
+            Self::ExpiryColumn => "expiry-column",
+        }
+    }
+}
+
+/// What a worker is told.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    /// Its name: its number, and how many there have been with it.
+    pub who: String,
+    /// Which lock.
+    pub kind: Kind,
+    /// The store URL; for a naive lock, where that lies.
+    pub store: String,
+    /// The lock's name.
+    pub lock: String,
+    /// The lease's time to live.
+    pub ttl: Duration,
+    /// Where histories are kept.
+    pub folder: PathBuf,
+    /// Where the resource listens.
+    pub resource: String,
+    /// What to draw its decisions from.
+    pub seed: u64,
+}
+
+impl Orders {
+    /// As arguments.
+    pub fn arguments(&self) -> Vec<String> {
+        vec![
+            "worker".to_owned(),
+            self.who.clone(),
+            self.kind.name().to_owned(),
+            self.store.clone(),
+            self.lock.clone(),
+            self.ttl.as_millis().to_string(),
+            self.folder.display().to_string(),
+            self.resource.clone(),
+            self.seed.to_string(),
+        ]
+    }
+
+    /// From the arguments after `worker`; `None` when they are not [`arguments`](Self::arguments).
+    pub fn read(arguments: &[String]) -> Option<Self> {
+        let [who, kind, store, lock, ttl, folder, resource, seed] = arguments else { return None };
+        Some(Self {
+            who: who.clone(),
+            kind: *Kind::ALL.iter().find(|known| known.name() == kind)?,
+            store: store.clone(),
+            lock: lock.clone(),
+            ttl: Duration::from_millis(ttl.parse().ok()?),
+            folder: folder.into(),
+            resource: resource.clone(),
+            seed: seed.parse().ok()?,
+        })
+    }
+}
+
+/// Works until standard input ends.
+///
+/// # Panics
+/// When there is no resource, or the history cannot be written.
+pub async fn work(orders: Orders) -> ExitCode {
+    let mut worker = Worker::new(orders).await;
+    let mut input = tokio::io::stdin();
+    let mut nothing = [0; 1];
+    tokio::select! {
+        code = worker.work() => code,
+        // Nobody ever writes anything: this is the end, also that of the conductor.
+        _ = input.read(&mut nothing) => ExitCode::SUCCESS,
+    }
+}
+
+struct Worker {
+    orders: Orders,
+    random: Rng,
+    history: History,
+    resource: Client,
+    grants: u64,
+}
+
+/// A grant, as histories name it.
+struct Grant {
+    name: String,
+    lock: String,
+    hold: Box<dyn Hold>,
+}
+
+/// What became of a hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Finished,
+    Lost,
+}
+
+impl Worker {
+    async fn new(orders: Orders) -> Self {
+        let history = History::create(&orders.folder, &orders.who).expect("a file for the history");
+        let resource = Client::connect(&orders.resource, &orders.who).await.expect("the resource is there");
+        Self { random: Rng::with_seed(orders.seed), history, resource, grants: 0, orders }
+    }
+
+    async fn work(&mut self) -> ExitCode {
+        let contender = self.contender().await;
+        loop {
+            let from = self.history.now();
+            match contender.acquire(self.attempt()).await {
+                Ok(Some(hold)) => {
+                    let grant = self.granted(from, hold);
+                    let used = self.hold(&grant).await;
+                    if used == Use::Finished && self.random.u8(..100) < 4 {
+                        // No destructor runs: what it holds, it leaves behind.
+                        std::process::exit(i32::from(CRASHED));
+                    }
+                    self.end(grant, used).await;
+                }
+                Ok(None) => self.pause(5, 60).await,
+                Err(error) => {
+                    self.history.tell("failed", from, json!({ "error": error }));
+                    self.pause(50, 300).await;
+                }
+            }
+            self.pause(0, 40).await;
+        }
+    }
+
+    /// The lock. A store that does not answer now is asked again.
+    async fn contender(&mut self) -> Box<dyn Contender> {
+        let Orders { kind, store, lock, ttl, who, .. } = self.orders.clone();
+        match kind {
+            Kind::PlainObject => Box::new(PlainObject::new(store, lock, ttl)),
+            Kind::ExpiryColumn => Box::new(ExpiryColumn::new(store, lock, ttl)),
+            Kind::Leasehold | Kind::Unchecked => loop {
+                let from = self.history.now();
+                match Locker::open(&store).await {
+                    Ok(locker) => {
+                        let lock = locker.lock(&lock).ttl(ttl).owner(&who);
+                        return Box::new(Leasehold { lock, checked: kind == Kind::Leasehold });
+                    }
+                    Err(error) => {
+                        self.history.tell("failed", from, json!({ "error": format!("{error:#}") }));
+                        self.pause(100, 300).await;
+                    }
+                }
+            },
+        }
+    }
+
+    fn attempt(&mut self) -> Attempt {
+        match self.random.u8(..100) {
+            ..20 => Attempt::Try,
+            20..35 => Attempt::Abandon(Duration::from_millis(self.random.u64(..800))),
+            _ => Attempt::Wait(self.orders.ttl * 4),
+        }
+    }
+
+    fn granted(&mut self, from: u64, hold: Box<dyn Hold>) -> Grant {
+        self.grants += 1;
+        let grant = Grant {
+            name: format!("{}#{}", self.orders.who, self.grants),
+            lock: self.orders.lock.clone(),
+            hold,
+        };
+        self.tell("granted", from, &grant);
+        grant
+    }
+
+    /// Uses the lock for a while: mostly a short one, sometimes one that needs renewals.
+    async fn hold(&mut self, grant: &Grant) -> Use {
+        let rounds = match self.random.u8(..100) {
+            ..80 => self.random.u32(1..4),
+            80..94 => self.random.u32(4..15),
+            _ => self.random.u32(20..40),
+        };
+        for round in 0..MOST_ROUNDS {
+            if round >= rounds && !self.resource.asks_to_stay() {
+                break;
+            }
+            if !self.checked(grant) {
+                return self.lost(grant).await;
+            }
+            if !self.add_one(grant).await || !self.pause_unless_lost(grant).await {
+                return self.lost(grant).await;
+            }
+        }
+        Use::Finished
+    }
+
+    /// Asks whether the lock is held, as one who is about to rely on it.
+    fn checked(&self, grant: &Grant) -> bool {
+        let from = self.history.now();
+        let held = grant.hold.check();
+        if held {
+            self.tell("checked", from, grant);
+        }
+        held
+    }
+
+    /// Reads the counter, and writes the next number a little later. `false` when the lock is lost.
+    async fn add_one(&mut self, grant: &Grant) -> bool {
+        let token = grant.hold.token();
+        let read = self.resource.read(&grant.lock, token).await.expect("the resource answers");
+        let Some(value) = read else { return false };
+        if self.random.bool() && !self.pause_unless_lost(grant).await {
+            return false;
+        }
+        // The pause between this check and the write is where a process can be stopped.
+        if !self.checked(grant) {
+            return false;
+        }
+        self.pause(0, 20).await;
+        self.resource.write(&grant.lock, token, value + 1).await.expect("the resource answers").is_some()
+    }
+
+    /// Says that the lock was lost; and does what a lock cannot keep anybody from: writes all the same.
+    async fn lost(&mut self, grant: &Grant) -> Use {
+        // The resource may know first, when this process was stopped for long.
+        if !grant.hold.check() {
+            self.tell("lost", self.history.now(), grant);
+        }
+        if grant.hold.token() > 0 {
+            self.pause(0, 40).await;
+            let late =
+                self.resource.read(&grant.lock, grant.hold.token()).await.expect("the resource answers");
+            if let Some(value) = late {
+                let written = self.resource.write(&grant.lock, grant.hold.token(), value + 1).await;
+                written.expect("the resource answers");
+            }
+        }
+        Use::Lost
+    }
+
+    async fn end(&mut self, grant: Grant, used: Use) {
+        let way = if used == Use::Lost || self.random.u8(..100) < 15 { End::Drop } else { End::Release };
+        let token = grant.hold.token();
+        self.resource.over(&grant.lock, token).await.expect("the resource answers");
+        let from = self.history.now();
+        let how = grant.hold.end(way).await;
+        let event = json!({ "lock": grant.lock, "grant": grant.name, "token": token, "how": how });
+        self.history.tell("over", from, event);
+    }
+
+    fn tell(&self, what: &str, from: u64, grant: &Grant) {
+        let event = json!({ "lock": grant.lock, "grant": grant.name, "token": grant.hold.token() });
+        self.history.tell(what, from, event);
+    }
+
+    /// A short pause; `false` when the lock is lost meanwhile.
+    async fn pause_unless_lost(&mut self, grant: &Grant) -> bool {
+        tokio::select! {
+            () = self.pause(5, 60) => true,
+            () = grant.hold.lost() => false,
+        }
+    }
+
+    async fn pause(&mut self, least_ms: u64, most_ms: u64) {
+        SystemClock.sleep(Duration::from_millis(self.random.u64(least_ms..=most_ms))).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_read_as_they_were_given() {
+        let orders = Orders {
+            who: "w1.2".to_owned(),
+            kind: Kind::ExpiryColumn,
+            store: "sqlite:x".to_owned(),
+            lock: "l".to_owned(),
+            ttl: Duration::from_millis(1_500),
+            folder: "/tmp".into(),
+            resource: "127.0.0.1:1".to_owned(),
+            seed: 9,
+        };
+        let read = Orders::read(&orders.arguments()[1..]).unwrap();
+        assert_eq!(read.arguments(), orders.arguments());
+        assert!(Orders::read(&orders.arguments()).is_none());
+    }
+}

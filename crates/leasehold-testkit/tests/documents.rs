@@ -1,0 +1,106 @@
+//! Every relative link in the project's documents leads somewhere.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// All documents below `folder`, but for those in folders that are built.
+fn documents(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            found.extend(documents(&path));
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The lines of `text` that are not code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        code ^= fence;
+        !code && !fence && !line.starts_with("    ")
+    })
+}
+
+/// What the links of `text` lead to.
+fn links(text: &str) -> Vec<String> {
+    let of_line = |line: &str| -> Vec<String> {
+        let ends = line.match_indices("](").map(|(at, mark)| &line[at + mark.len()..]);
+        ends.filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
+    };
+    prose(text).flat_map(of_line).collect()
+}
+
+/// The anchors of the headings of `text`, as they are made on the web.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| -> String {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = words.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// Why `link`, found in `document`, leads nowhere.
+fn broken(document: &Path, link: &str) -> Option<String> {
+    if link.contains("://") || link.starts_with("mailto:") {
+        return None;
+    }
+    let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+    let target = if path.is_empty() { document.to_owned() } else { document.parent().unwrap().join(path) };
+    if !target.exists() {
+        return Some(format!("{}: {link}: there is no such file", document.display()));
+    }
+    // Anchors in source files are those of lines.
+    if anchor.is_empty() || target.extension().is_none_or(|extension| extension != "md") {
+        return None;
+    }
+    let known = anchors(&fs::read_to_string(&target).unwrap());
+    (!known.iter().any(|known| known == anchor))
+        .then(|| format!("{}: {link}: there is no such heading", document.display()))
+}
+
+#[test]
+fn every_link_between_documents_leads_somewhere() {
+    let documents = documents(&root());
+    let (mut count, mut wrong) = (0, Vec::new());
+    for document in &documents {
+        for link in links(&fs::read_to_string(document).unwrap()) {
+            count += 1;
+            wrong.extend(broken(document, &link));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(documents.len() > 10 && count > 30, "{} documents, {count} links", documents.len());
+}
+
+#[test]
+fn a_dead_link_is_noticed() {
+    let readme = root().join("README.md");
+    for (link, dead) in [
+        ("LICENSE-MIT", false),
+        ("docs/guides/README.md", false),
+        ("https://example.com/none", false),
+        ("no-such-file.md", true),
+        ("ARCHITECTURE.md#the-promise", false),
+        ("ARCHITECTURE.md#no-such-heading", true),
+        ("#no-such-heading", true),
+    ] {
+        assert_eq!(broken(&readme, link).is_some(), dead, "{link}");
+    }
+    let text = "# A `b`: c_d\n[x](y.md) and [z](#a-b-c_d)\n```\n[no](code.md)\n```\n";
+    assert_eq!(links(text), ["y.md", "#a-b-c_d"]);
+    assert_eq!(anchors(text), ["a-b-c_d"]);
+}

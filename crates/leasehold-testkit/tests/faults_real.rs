@@ -1,0 +1,202 @@
+//! Faults that only real processes, servers and clocks have: once each, on every store. `./chaos` makes all of them at once.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::{ErrorKind, Guard, Locker, Token};
+use leasehold_testkit::chaos::history::History;
+use leasehold_testkit::chaos::resource::{Client, Resource};
+use leasehold_testkit::chaos::scenario::{Place, SCENARIOS, Scenario};
+use leasehold_testkit::chaos::site::Site;
+use leasehold_testkit::process::{Process, within};
+use leasehold_testkit::proxy::{Harm, Proxy};
+use leasehold_testkit::servers::{Server, through};
+use tempfile::TempDir;
+
+const TTL: Duration = Duration::from_secs(2);
+const TTL_OPTION: &[&str] = &["--ttl", "2"];
+
+/// A store URL on each kind of store, that nobody else uses; and the folder of those that need one.
+fn stores() -> (Vec<String>, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = [Server::MinIo, Server::DynamoDbLocal, Server::FakeGcs, Server::Etcd];
+    let mut urls = vec![format!("sqlite:{}", folder.path().join("locks.db").display())];
+    urls.extend(servers.map(Server::fresh_url));
+    (urls, folder)
+}
+
+/// On each of `places` at the same time.
+async fn on_each<T>(places: impl IntoIterator<Item = T>, test: impl AsyncFn(T)) {
+    join_all(places.into_iter().map(|place| test(place))).await;
+}
+
+fn worker(verb: &str, url: &str, more: &[&str], environment: &[&str]) -> Process {
+    let program = env!("CARGO_BIN_EXE_leasehold-testkit-worker");
+    let arguments = [program, verb, "--store", url, "--lock", "lock"].into_iter().chain(more.iter().copied());
+    Process::start("env", environment.iter().copied().chain(arguments))
+}
+
+/// As `faketime` does it, but without a process of its own in between. Only the wall clock, unless `all`.
+fn clock(spec: &str, all: bool) -> Vec<String> {
+    let preload = std::env::var("LEASEHOLD_TEST_FAKETIME").expect("./test says where faketime is");
+    let mut environment =
+        vec![format!("LD_PRELOAD={preload}"), format!("FAKETIME={spec}"), "NO_FAKE_STAT=1".to_owned()];
+    environment.extend((!all).then(|| "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned()));
+    environment
+}
+
+fn as_strs(strings: &[String]) -> Vec<&str> {
+    strings.iter().map(String::as_str).collect()
+}
+
+async fn granted(process: &mut Process) -> u64 {
+    let line = process.line().await.expect("the worker ended without a word");
+    line.strip_prefix("granted ").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
+}
+
+async fn acquired(url: &str) -> Guard {
+    let lock = Locker::open(url).await.unwrap().lock("lock").ttl(TTL);
+    within("a grant", lock.acquire()).await.unwrap()
+}
+
+fn token(guard: &Guard) -> u64 {
+    guard.token().map(Token::get).unwrap()
+}
+
+async fn resource() -> (Resource, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let history = History::create(folder.path(), "counter").unwrap();
+    (Resource::start(history).await.unwrap(), folder)
+}
+
+/// A write with each token, after the successor's read: the old holder's is refused.
+async fn only_the_later_token_writes(old: u64, new: u64) {
+    let (resource, _folder) = resource().await;
+    let mut client = Client::connect(&resource.address().to_string(), "both").await.unwrap();
+    let value = client.read("lock", old).await.unwrap().unwrap();
+    client.read("lock", new).await.unwrap().unwrap();
+    assert_eq!(client.write("lock", old, value + 1).await.unwrap(), None, "{old} after {new}");
+    assert_eq!(client.write("lock", new, value + 1).await.unwrap(), Some(1));
+}
+
+#[tokio::test]
+async fn a_holder_stopped_for_longer_than_its_lease_is_lost_at_its_first_check() {
+    let (stores, _folder) = stores();
+    on_each(stores, async |url| {
+        let mut holder = worker("answer", &url, TTL_OPTION, &[]);
+        let old = granted(&mut holder).await;
+        holder.tell("do you hold it?").await;
+        holder.says("held").await;
+        holder.stop();
+        let next = acquired(&url).await;
+        holder.tell("do you hold it?").await;
+        holder.go_on();
+        holder.says("Lost").await;
+        next.check().unwrap();
+        only_the_later_token_writes(old, token(&next)).await;
+        next.release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
+    let (stores, _folder) = stores();
+    on_each(stores, async |url| {
+        for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "-3600s")] {
+            let (of_holder, of_contender) = (clock(holder, false), clock(contender, false));
+            let mut holder = worker("answer", &url, TTL_OPTION, &as_strs(&of_holder));
+            let old = granted(&mut holder).await;
+            let contender = worker("try", &url, &[], &as_strs(&of_contender));
+            let (said, code) = contender.end().await;
+            assert_eq!(code, Some(1), "{url}: {of_holder:?} {of_contender:?} {said:?}");
+            holder.tell("do you hold it?").await;
+            holder.says("held").await;
+            holder.kill().await;
+            let next = acquired(&url).await;
+            assert!(token(&next) > old, "{url}: {of_holder:?}");
+            next.release().await.unwrap();
+        }
+    })
+    .await;
+}
+
+/// Beyond what is promised of clocks: the holder's runs at a fifth of the true rate, so that it renews far too late and
+/// believes for far too long.
+#[tokio::test]
+async fn a_holder_whose_clock_is_far_too_slow_is_kept_out_by_its_token() {
+    // Not SQLite, whose processes share one machine's clock.
+    let servers = [Server::MinIo, Server::DynamoDbLocal, Server::FakeGcs, Server::Etcd];
+    on_each(servers, async |server| {
+        let url = server.fresh_url();
+        let slow = clock("+0s x0.2", true);
+        let mut holder = worker("answer", &url, TTL_OPTION, &as_strs(&slow));
+        let old = granted(&mut holder).await;
+        let next = acquired(&url).await;
+        only_the_later_token_writes(old, token(&next)).await;
+        next.release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
+    let servers = [Server::Moto, Server::MinIo, Server::DynamoDbLocal, Server::FakeGcs];
+    on_each(servers, async |server| {
+        let url = server.fresh_url();
+        let proxy = Proxy::start(server.address()).await;
+        let guard = acquired(&through(&url, proxy.address())).await;
+        let old = token(&guard);
+        proxy.every(Harm::Cut);
+        let next = acquired(&url).await;
+        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost, "{server:?}: two hold the lock");
+        assert_eq!(within("the loss", guard.lost()).await.token.get(), old);
+        // Coming back gives it nothing.
+        proxy.every(Harm::None);
+        assert!(guard.check().is_err());
+        next.check().unwrap();
+        next.release().await.unwrap();
+    })
+    .await;
+}
+
+/// Killed (-9) and started again on the same data and port, while one holds the lock and another waits for it.
+#[tokio::test]
+async fn a_server_killed_and_restarted_loses_no_grant_and_makes_no_second_holder() {
+    // Those that keep what they were told.
+    let durable = |scenario: &&Scenario| {
+        scenario.must_break.is_none()
+            && matches!(scenario.place, Place::MinIo | Place::DynamoDbLocal | Place::Etcd(1))
+    };
+    let scenarios: Vec<_> = SCENARIOS.iter().filter(durable).collect();
+    assert_eq!(scenarios.len(), 3);
+    on_each(scenarios, outlives_its_server).await;
+}
+
+async fn outlives_its_server(scenario: &Scenario) {
+    const LONG: Duration = Duration::from_secs(12);
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::start(scenario, 2, folder.path()).await.unwrap();
+    let lock = async |n| Locker::open(&site.url(n, scenario)).await.unwrap().lock("lock").ttl(LONG);
+    let guard = within("a grant", lock(0).await.acquire()).await.unwrap();
+    let waiter = lock(1).await;
+    let waiting = tokio::spawn(async move { waiter.acquire().await });
+    site.kill(Duration::from_millis(300)).await.unwrap();
+    // Renewed since: so the restarted server knows it.
+    let restarted = SystemClock.now();
+    let renewed = async {
+        while guard.remaining() < LONG - SystemClock.now().longest_since(restarted) {
+            SystemClock.sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within("a renewal", renewed).await;
+    guard.check().unwrap();
+    assert!(!waiting.is_finished(), "{}: the waiter was granted the lock, or gave up", scenario.name);
+    let old = token(&guard);
+    guard.release().await.unwrap();
+    let next = within("the successor", waiting).await.unwrap().unwrap();
+    assert!(token(&next) > old, "{}", scenario.name);
+    next.release().await.unwrap();
+}

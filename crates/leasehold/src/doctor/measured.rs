@@ -1,0 +1,163 @@
+//! Round trips, and the shortest time to live that they allow.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{Finding, Verdict};
+use crate::keeper::{RENEW_AFTER, RENEW_SPREAD};
+use crate::lease::{Ttl, attempt_limit};
+
+/// How long one operation took, over several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RoundTrips {
+    /// `acquire`, `renew`, `inspect` or `release`: of a free lock, one request each on most stores.
+    pub operation: &'static str,
+    /// How many were measured.
+    pub count: usize,
+    /// Half of them took no longer, in microseconds.
+    pub p50_us: u64,
+    /// 99 of 100 took no longer; of fewer than 100, none did. In microseconds.
+    pub p99_us: u64,
+}
+
+impl RoundTrips {
+    /// `None` of none.
+    pub(super) fn of(operation: &'static str, mut took: Vec<Duration>) -> Option<Self> {
+        took.sort_unstable();
+        let at = |part: usize| took.get((took.len() * part).div_ceil(100).saturating_sub(1)).copied();
+        let (p50, p99) = (at(50)?, at(99)?);
+        let us = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        Some(Self { operation, count: took.len(), p50_us: us(p50), p99_us: us(p99) })
+    }
+
+    fn p99(&self) -> Duration {
+        Duration::from_micros(self.p99_us)
+    }
+}
+
+pub(super) fn round_trips_finding(trips: &[RoundTrips]) -> Option<Finding> {
+    if trips.is_empty() {
+        return None;
+    }
+    let ms = |us: u64| shown(Duration::from_micros(us));
+    let each: Vec<_> = trips
+        .iter()
+        .map(|trip| format!("{} {} / {}", trip.operation, ms(trip.p50_us), ms(trip.p99_us)))
+        .collect();
+    let seen =
+        format!("p50 / p99 of {}: {}", trips.iter().map(|t| t.count).max().unwrap_or(0), each.join(", "));
+    Some(Finding::passed("round-trips", seen))
+}
+
+/// The shortest safe time to live, and what decided it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SmallestTtl {
+    pub(super) smallest: Ttl,
+    p99: Duration,
+    /// What the store itself demands.
+    why: Option<&'static str>,
+}
+
+/// How much longer than the slowest that was measured a renewal may take, on a worse day.
+const WORSE_DAY: u32 = 5;
+
+/// What people write.
+const CANDIDATES_MS: [u64; 14] = [
+    500, 1_000, 2_000, 3_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000,
+    3_600_000,
+];
+
+/// `None` when no renewal was measured, or renewals take so long that no lease is safe.
+pub(super) fn smallest_ttl(
+    trips: &[RoundTrips],
+    least: Option<(Duration, &'static str)>,
+) -> Option<SmallestTtl> {
+    let p99 = trips.iter().find(|trip| trip.operation == "renew")?.p99();
+    let measured = CANDIDATES_MS
+        .iter()
+        .filter_map(|ms| Ttl::from_millis(*ms).ok())
+        .find(|ttl| survives_a_lost_renewal(*ttl, p99 * WORSE_DAY))?;
+    match least {
+        Some((least, why)) if least > measured.get() => {
+            Some(SmallestTtl { smallest: Ttl::new(least).ok()?, p99, why: Some(why) })
+        }
+        _ => Some(SmallestTtl { smallest: measured, p99, why: None }),
+    }
+}
+
+/// Whether a lease of `ttl` lives when the first renewal, sent as late as the keeper ever does, is not answered at all, and
+/// the next takes `trip`: it must be answered before the holder has to stop.
+fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
+    let latest = ttl.get().mul_f64(RENEW_AFTER * (1.0 + RENEW_SPREAD));
+    trip <= attempt_limit(ttl) && latest + attempt_limit(ttl) + trip <= ttl.holder_span()
+}
+
+pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
+    const CHECK: &str = "smallest-ttl";
+    let Some(found) = found else {
+        return Finding::new(CHECK, Verdict::Warning, "no ttl is safe with renewals that take so long")
+            .with_help("leasehold gives a request 5 s at most: use a store that is nearer, or less busy");
+    };
+    let because = found.why.map_or_else(
+        || {
+            format!(
+                "one renewal may be lost and the next take {WORSE_DAY} times the p99 of {}",
+                shown(found.p99)
+            )
+        },
+        str::to_owned,
+    );
+    let seen = format!("{:?}: {because}", found.smallest.get());
+    if wanted >= found.smallest {
+        return Finding::passed(CHECK, seen);
+    }
+    Finding::new(CHECK, Verdict::Warning, seen).with_help(format!(
+        "a ttl of {:?} is too short here: a slow answer would lose the lock; use --ttl {:?} or more",
+        wanted.get(),
+        found.smallest.get()
+    ))
+}
+
+/// `0.42 ms`, `17 ms`, `1.2 s`.
+pub(super) fn shown(took: Duration) -> String {
+    let ms = took.as_secs_f64() * 1e3;
+    match ms {
+        ..10.0 => format!("{ms:.2} ms"),
+        ..1_000.0 => format!("{ms:.0} ms"),
+        _ => format!("{:.1} s", ms / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn renewals(p99: Duration) -> Vec<RoundTrips> {
+        RoundTrips::of("renew", vec![Duration::from_millis(1), p99]).into_iter().collect()
+    }
+
+    #[test]
+    fn the_p99_of_few_is_the_slowest() {
+        let trips = RoundTrips::of("renew", (1..=200).map(Duration::from_millis).collect()).unwrap();
+        assert_eq!((trips.count, trips.p50_us, trips.p99_us), (200, 100_000, 198_000));
+        let trips = RoundTrips::of("renew", (1..=5).map(Duration::from_millis).collect()).unwrap();
+        assert_eq!((trips.p50_us, trips.p99_us), (3_000, 5_000));
+        assert_eq!(RoundTrips::of("renew", Vec::new()), None);
+    }
+
+    #[test]
+    fn slower_stores_need_longer_leases() {
+        for (p99_ms, smallest_ms) in [(1, 500), (5, 1_000), (40, 1_000), (400, 10_000), (2_000, 0)] {
+            let found = smallest_ttl(&renewals(Duration::from_millis(p99_ms)), None);
+            assert_eq!(found.map_or(0, |found| found.smallest.as_millis()), smallest_ms, "{p99_ms} ms");
+        }
+        let floor = Some((Duration::from_secs(10), "a write a second"));
+        let found = smallest_ttl(&renewals(Duration::from_millis(1)), floor).unwrap();
+        assert_eq!(found.smallest.as_millis(), 10_000);
+        assert!(ttl_finding(Some(found), Ttl::DEFAULT).seen.contains("a write a second"));
+        assert_eq!(ttl_finding(None, Ttl::DEFAULT).verdict, Verdict::Warning);
+        assert_eq!(ttl_finding(Some(found), Ttl::from_millis(9_999).unwrap()).verdict, Verdict::Warning);
+    }
+}

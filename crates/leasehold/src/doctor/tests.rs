@@ -1,0 +1,222 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
+
+use super::*;
+use crate::clock::TestClock;
+use crate::env::Env;
+use crate::error::Fault;
+use crate::lease::{
+    Capabilities, Claim, Evicted, Grant, Held, Released, Renewal, State, Status, StoreOptions, Token,
+    Verdict as Answer,
+};
+use crate::locker::Locker;
+use crate::register::RegisterLeases;
+use crate::register::flawed::{Flaw, store};
+use crate::stores::memory::MemoryRegister;
+
+fn memory() -> RegisterLeases {
+    let env = Env::seeded(Arc::new(TestClock::default()), 1);
+    let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };
+    RegisterLeases::new(Arc::new(MemoryRegister::new(env)), options)
+}
+
+fn failed(report: &Report) -> Vec<&str> {
+    let failed = report.findings.iter().filter(|finding| finding.verdict == Verdict::Failed);
+    failed.map(|finding| finding.check).collect()
+}
+
+/// What a store does wrong with leases; what stands below them is in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    /// Every second claim is granted too.
+    GrantsTwice,
+    /// A claim among others at once is granted too.
+    GrantsOneTooMany,
+    InspectsLate,
+    ForgetsTokens,
+    RenewsTheEvicted,
+    ReleasesForOthers,
+    LosesWhatIsHeld,
+    KeepsWhatIsReleased,
+    HidesFromListings,
+    IsDown,
+}
+
+/// Leases with a wrong.
+#[derive(Debug)]
+struct Bad {
+    good: RegisterLeases,
+    wrong: Wrong,
+    claims_at_once: AtomicUsize,
+    evicted: AtomicUsize,
+}
+
+fn bad(wrong: Wrong) -> Bad {
+    Bad { good: memory(), wrong, claims_at_once: AtomicUsize::new(0), evicted: AtomicUsize::new(0) }
+}
+
+impl Bad {
+    fn is(&self, wrong: Wrong) -> bool {
+        self.wrong == wrong
+    }
+
+    fn granted_nonetheless(&self, claim: &Claim) -> Answer {
+        let deadline = crate::lease::deadline(claim.ttl, self.good.env().now());
+        let name = claim.name.clone();
+        let token = Token::new(1).unwrap();
+        Answer::Granted(Grant { name, token, id: claim.id, ttl: claim.ttl, deadline, memo: None })
+    }
+}
+
+#[async_trait]
+impl LeaseStore for Bad {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Answer, StoreError> {
+        let at_once = self.claims_at_once.fetch_add(1, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        let answer = self.good.try_acquire(claim).await;
+        self.claims_at_once.fetch_sub(1, Ordering::SeqCst);
+        match answer? {
+            Answer::Held(_) if self.is(Wrong::GrantsTwice) => Ok(self.granted_nonetheless(claim)),
+            Answer::Held(_) if self.is(Wrong::GrantsOneTooMany) && at_once == 1 => {
+                Ok(self.granted_nonetheless(claim))
+            }
+            Answer::Granted(grant) if self.is(Wrong::ForgetsTokens) => {
+                Ok(Answer::Granted(Grant { token: Token::new(1).unwrap(), ..grant }))
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        if self.is(Wrong::LosesWhatIsHeld) {
+            self.good.evict(&grant.name, grant.token).await?;
+        }
+        if self.is(Wrong::RenewsTheEvicted) && self.evicted.load(Ordering::SeqCst) > 0 {
+            return Ok(Renewal::Renewed);
+        }
+        self.good.renew(grant).await
+    }
+
+    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+        match self.wrong {
+            Wrong::KeepsWhatIsReleased => Ok(Released::Released),
+            Wrong::ReleasesForOthers => self.good.release(grant, rest).await.map(|_| Released::Released),
+            _ => self.good.release(grant, rest).await,
+        }
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        self.evicted.fetch_add(1, Ordering::SeqCst);
+        let token = match self.good.inspect(name).await?.token {
+            Some(current) if self.is(Wrong::ForgetsTokens) => current,
+            _ => token,
+        };
+        self.good.evict(name, token).await
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        match self.wrong {
+            Wrong::InspectsLate => Ok(Status::new(name.clone(), State::Free)),
+            Wrong::IsDown => {
+                Err(Fault::unavailable("connection refused").with_help("start it").not_applied())
+            }
+            Wrong::ForgetsTokens => {
+                let mut status = self.good.inspect(name).await?;
+                status.token = None;
+                Ok(status)
+            }
+            _ => self.good.inspect(name).await,
+        }
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        self.good.list(if self.is(Wrong::HidesFromListings) { "nowhere" } else { prefix })
+    }
+
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        self.good.changed(name, seen).await
+    }
+
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        self.good.discard(name).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.good.capabilities()
+    }
+
+    fn env(&self) -> &Env {
+        self.good.env()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_wrong_with_leases_fails_its_check() {
+    for (wrong, check) in [
+        (Wrong::Nothing, None),
+        (Wrong::GrantsTwice, Some("exclusion")),
+        (Wrong::GrantsOneTooMany, Some("claims-race")),
+        (Wrong::InspectsLate, Some("sees-grant")),
+        (Wrong::ForgetsTokens, Some("tokens")),
+        (Wrong::RenewsTheEvicted, Some("stale-holder")),
+        (Wrong::ReleasesForOthers, Some("stale-holder")),
+        (Wrong::LosesWhatIsHeld, Some("renewal")),
+        (Wrong::KeepsWhatIsReleased, Some("release")),
+        (Wrong::HidesFromListings, None),
+        (Wrong::IsDown, Some("reachable")),
+    ] {
+        let report = Locker::new(Arc::new(bad(wrong))).examine(&Examination::default()).await;
+        assert_eq!(failed(&report), Vec::from_iter(check), "{wrong:?}: {:#?}", report.findings);
+        assert_eq!(report.is_safe(), check.is_none());
+        let silent = |finding: &&Finding| finding.verdict == Verdict::Failed && finding.help.is_empty();
+        assert_eq!(report.findings.iter().find(silent), None, "it says what to do");
+        if wrong == Wrong::HidesFromListings {
+            assert_eq!(report.finding("listing").unwrap().verdict, Verdict::Warning);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_good_store_is_safe_measured_and_left_as_it_was() {
+    let store = Arc::new(memory());
+    let report = Locker::new(store.clone()).examine(&Examination::default()).await;
+    assert!(report.is_safe(), "{:#?}", report.findings);
+    assert_eq!(report.kind, Some("memory"));
+    let measured: Vec<_> = report.round_trips.iter().map(|trips| trips.operation).collect();
+    assert_eq!(measured, ["acquire", "renew", "inspect", "release"]);
+    assert_eq!(report.smallest_ttl_ms, Some(500));
+    assert_eq!(report.finding("clean-up").unwrap().verdict, Verdict::Passed);
+    assert_eq!(store.list("").try_collect::<Vec<_>>().await.unwrap(), []);
+}
+
+/// What a register does wrong is told once, and leases on it are not even tried.
+#[tokio::test(start_paused = true)]
+async fn leases_are_not_tried_on_a_register_that_failed() {
+    let register = store(Flaw::IgnoresAbsent);
+    let store = RegisterLeases::new(Arc::new(register), StoreOptions::default());
+    let report = Locker::new(Arc::new(store)).examine(&Examination::default()).await;
+    assert_eq!(failed(&report), ["create-if-absent"]);
+    assert_eq!(report.finding("leases").unwrap().verdict, Verdict::NotApplicable);
+    assert_eq!(report.finding("grant"), None);
+}
+
+#[test]
+fn a_store_that_cannot_be_opened_is_not_safe() {
+    let error = Error::new(ErrorKind::Denied, "not yours").with_help("ask its owner");
+    let report = Report::unopened(&error);
+    assert!(!report.is_safe());
+    assert_eq!(report.findings[0].check, "reachable");
+    assert_eq!(report.findings[0].help, ["ask its owner"]);
+}
+
+#[test]
+fn names_for_programs_are_written_as_documented() {
+    let finding = Finding::not_applicable("cost", "none").with_help("x");
+    let json = serde_json::to_string(&finding).unwrap();
+    assert_eq!(json, r#"{"check":"cost","verdict":"not_applicable","seen":"none","help":["x"]}"#);
+}

@@ -1,0 +1,90 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::register::flawed::{Flaw, Flawed, store};
+
+async fn verdicts(register: &dyn Register, deletes: bool, verdict: Verdict) -> BTreeSet<&'static str> {
+    let examined = examine(register, deletes, &Examination::default()).await;
+    for finding in &examined.findings {
+        let bad = matches!(finding.verdict, Verdict::Failed | Verdict::Warning);
+        assert!(!bad || !finding.help.is_empty(), "it says what to do: {finding:?}");
+    }
+    let of = examined.findings.iter().filter(|finding| finding.verdict == verdict);
+    of.map(|finding| finding.check).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_good_register_passes_every_check_and_is_left_as_it_was() {
+    let store = store(Flaw::None);
+    let examined = examine(&store, true, &Examination::default()).await;
+    assert!(
+        examined.findings.iter().all(|finding| finding.verdict == Verdict::Passed),
+        "{:#?}",
+        examined.findings
+    );
+    assert_eq!(examined.findings.len(), 12, "{:#?}", examined.findings);
+    assert_eq!(examined.left, Vec::<String>::new());
+    assert!(store.cells.lock().unwrap().is_empty());
+}
+
+/// Each flaw is found by the checks that are about it, and by no others.
+#[tokio::test(start_paused = true)]
+async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
+    let rows: &[(Flaw, &[&str])] = &[
+        (Flaw::IgnoresAbsent, &["create-if-absent"]),
+        // Wherever a version is expected.
+        (Flaw::IgnoresVersion, &["stale-version", "missing-key", "atomic-race", "delete-marker"]),
+        (
+            Flaw::IgnoresBoth,
+            &["create-if-absent", "stale-version", "missing-key", "atomic-race", "delete-marker"],
+        ),
+        (Flaw::IgnoresVersionOfNothing, &["missing-key", "delete-marker"]),
+        (Flaw::ChecksInTwoSteps, &["atomic-race"]),
+        (Flaw::NeverMatches, &["current-version"]),
+        (Flaw::SameVersionAlways, &["new-version", "stale-version", "atomic-race", "conditional-delete"]),
+        (Flaw::IgnoresVersionOfDeletes, &["conditional-delete"]),
+        (Flaw::ReadsLate, &["read-after-write"]),
+        (Flaw::KeepsDeleted, &["delete-marker"]),
+        (Flaw::DeniesWrites, &["permission-write"]),
+        (Flaw::DeniesReads, &["permission-read"]),
+        (Flaw::DeniesListing, &["permission-list"]),
+        (Flaw::DeniesDeletes, &["permission-delete"]),
+    ];
+    for (flaw, failed) in rows {
+        let found = verdicts(&store(*flaw), true, Verdict::Failed).await;
+        assert_eq!(found, failed.iter().copied().collect(), "{flaw:?}");
+    }
+}
+
+/// What only updates need, or only releases that delete, does not make a store unsafe for those who need neither.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_needed_does_not_fail() {
+    for flaw in [Flaw::IgnoresVersionOfDeletes, Flaw::DeniesDeletes, Flaw::DropsMetadata] {
+        assert_eq!(verdicts(&store(flaw), false, Verdict::Failed).await, BTreeSet::new(), "{flaw:?}");
+    }
+    let warned = verdicts(&store(Flaw::DropsMetadata), false, Verdict::Warning).await;
+    assert_eq!(warned, BTreeSet::from(["metadata"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_deleted_is_named() {
+    let store = store(Flaw::DeniesDeletes);
+    let examined = examine(&store, false, &Examination::default()).await;
+    let left: BTreeSet<_> = examined.left.into_iter().collect();
+    let there: BTreeSet<_> = store.cells.lock().unwrap().keys().cloned().collect();
+    assert_eq!(left, there);
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+/// A busy store is no unsafe one, but what could not be asked is not passed either.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_too_busy_to_be_asked_does_not_pass() {
+    let busy = Flawed { busy_every: 1, ..store(Flaw::None) };
+    assert_eq!(verdicts_of_busy(&busy).await, ["create-if-absent"]);
+}
+
+async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
+    let examined = examine(busy, false, &Examination::default()).await;
+    let failed = examined.findings.iter().filter(|finding| finding.verdict == Verdict::Failed);
+    failed.map(|finding| finding.check).collect()
+}

@@ -1,0 +1,176 @@
+//! A register with a flaw, for the tests of those who have to find it.
+#![allow(clippy::unwrap_used)] // A panic is how a test fails.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt};
+
+use super::{Body, Cell, Deleted, Expect, Metadata, Register, RegisterTraits, Version, Write};
+use crate::clock::{StoreTime, TestClock};
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::Pace;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    None,
+    IgnoresAbsent,
+    IgnoresVersion,
+    IgnoresBoth,
+    IgnoresVersionOfNothing,
+    /// Checks, then writes: right for every lone client.
+    ChecksInTwoSteps,
+    NeverMatches,
+    SameVersionAlways,
+    DropsMetadata,
+    IgnoresVersionOfDeletes,
+    /// The first read after a write shows what was there before.
+    ReadsLate,
+    /// A delete leaves something that is still read.
+    KeepsDeleted,
+    DeniesWrites,
+    DeniesReads,
+    /// Of clouds: then they do not say either that something is not there.
+    DeniesListing,
+    DeniesDeletes,
+}
+
+/// A register with a flaw, which also has bad moments: every so many requests it fails.
+#[derive(Debug)]
+pub(crate) struct Flawed {
+    pub(crate) flaw: Mutex<Flaw>,
+    pub(crate) cells: Mutex<HashMap<String, Cell>>,
+    pub(crate) requests: AtomicUsize,
+    /// Whether nothing was read since the latest write.
+    pub(crate) fresh: AtomicBool,
+    /// Every how many writes an answer is lost after the write was applied; 0 for never.
+    pub(crate) loses_every: usize,
+    /// Likewise refused as busy.
+    pub(crate) busy_every: usize,
+    pub(crate) env: Env,
+}
+
+pub(crate) fn store(flaw: Flaw) -> Flawed {
+    Flawed {
+        flaw: Mutex::new(flaw),
+        cells: Mutex::default(),
+        requests: AtomicUsize::new(0),
+        fresh: AtomicBool::new(false),
+        loses_every: 0,
+        busy_every: 0,
+        env: Env::seeded(Arc::new(TestClock::default()), 1),
+    }
+}
+
+impl Flawed {
+    pub(crate) fn requests(&self) -> usize {
+        self.requests.swap(0, Ordering::SeqCst)
+    }
+
+    fn holds(&self, key: &str, expect: Expect<'_>) -> bool {
+        let flaw = *self.flaw.lock().unwrap();
+        let cells = self.cells.lock().unwrap();
+        match (expect, cells.get(key)) {
+            (Expect::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
+            (Expect::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
+            (Expect::Version(_), _) if flaw == Flaw::NeverMatches => false,
+            (Expect::Version(_), None) if flaw == Flaw::IgnoresVersionOfNothing => true,
+            (Expect::Absent, cell) => cell.is_none(),
+            (Expect::Version(version), cell) => cell.is_some_and(|cell| cell.version == *version),
+        }
+    }
+}
+
+#[async_trait]
+impl Register for Flawed {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        let cell = self.cells.lock().unwrap().get(key).cloned();
+        match *self.flaw.lock().unwrap() {
+            Flaw::DeniesReads => Err(denied()),
+            Flaw::DeniesListing if cell.is_none() => Err(denied()),
+            Flaw::ReadsLate if self.fresh.swap(false, Ordering::SeqCst) => Ok(None),
+            _ => Ok(cell),
+        }
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
+        let nth = |every: usize| every > 0 && n.is_multiple_of(every);
+        tokio::task::yield_now().await;
+        if nth(self.busy_every) {
+            return Err(Fault::unavailable("409").not_applied());
+        }
+        let flaw = *self.flaw.lock().unwrap();
+        if flaw == Flaw::DeniesWrites {
+            return Err(denied());
+        }
+        if flaw == Flaw::ChecksInTwoSteps {
+            if !self.holds(key, expect) {
+                return Ok(Write::Conflict);
+            }
+            tokio::task::yield_now().await;
+        } else if !self.holds(key, expect) {
+            return Ok(Write::Conflict);
+        }
+        let version =
+            Version::new(if flaw == Flaw::SameVersionAlways { "v".to_owned() } else { format!("v{n}") });
+        let metadata = if flaw == Flaw::DropsMetadata { Metadata::default() } else { body.metadata };
+        let cell = Cell { value: body.bytes, version: version.clone(), metadata };
+        self.cells.lock().unwrap().insert(key.to_owned(), cell);
+        self.fresh.store(true, Ordering::SeqCst);
+        if nth(self.loses_every) {
+            return Err(Fault::unavailable("reset").maybe_applied());
+        }
+        Ok(Write::Committed(version))
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        let flaw = *self.flaw.lock().unwrap();
+        let mut cells = self.cells.lock().unwrap();
+        match (flaw, cells.get(key)) {
+            (Flaw::DeniesDeletes, _) => Err(denied()),
+            (Flaw::IgnoresVersionOfDeletes, _) => {
+                cells.remove(key);
+                Ok(Deleted::Deleted)
+            }
+            (Flaw::KeepsDeleted, Some(cell)) if cell.version == *version => Ok(Deleted::Deleted),
+            (_, Some(cell)) if cell.version == *version => {
+                cells.remove(key);
+                Ok(Deleted::Deleted)
+            }
+            _ => Ok(Deleted::Conflict),
+        }
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        if *self.flaw.lock().unwrap() == Flaw::DeniesListing {
+            return stream::iter([Err(denied())]).boxed();
+        }
+        let keys: Vec<_> =
+            self.cells.lock().unwrap().keys().filter(|key| key.starts_with(prefix)).cloned().collect();
+        stream::iter(keys).map(Ok).boxed()
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        None
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
+        RegisterTraits { store: "flawed", trusted: false, generations: false, metadata: Some(2_048), pace }
+    }
+}
+
+fn denied() -> StoreError {
+    Fault::new(ErrorKind::Denied, "403").with_help("allow it").not_applied()
+}

@@ -1,0 +1,119 @@
+//! The doctor's questions to leases on records: the store's clock, as its answers tell it.
+
+use std::time::Duration;
+
+use super::super::protocol::Rules;
+use super::super::records::Records;
+use crate::doctor::{Finding, Verdict};
+use crate::error::StoreError;
+use crate::name::LockName;
+
+/// How many answers are compared.
+const ANSWERS: usize = 12;
+
+/// From here on people should look at their clock.
+const WALL_CLOCK_OFF: Duration = Duration::from_secs(60);
+
+const CHECK: &str = "store-clock";
+
+/// What the store's clock can be trusted with: its answers must agree within the margin.
+pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &LockName) -> Finding {
+    match readings(records, name).await {
+        Err(error) => Finding::of_error(CHECK, Verdict::Failed, &error),
+        Ok(readings) if readings.is_empty() => Finding::warning(
+            CHECK,
+            "the store's answers tell no time (no Date)",
+        )
+        .with_help(
+            "a dead holder is succeeded by those who wait only: a job that just tries never finds it gone",
+        ),
+        Ok(readings) => judge(&readings, rules.margin),
+    }
+}
+
+/// One answer's word on the store's clock, in microseconds: what it said less what had passed here since the first.
+#[derive(Clone, Copy, Debug)]
+struct ClockReading {
+    lo_us: i128,
+    hi_us: i128,
+    /// This machine's wall clock, likewise.
+    wall_us: i128,
+}
+
+async fn readings(records: &dyn Records, name: &LockName) -> Result<Vec<ClockReading>, StoreError> {
+    let start = records.env().now();
+    let mut readings = Vec::new();
+    for _ in 0..ANSWERS {
+        records.read(name).await?;
+        let Some(time) = records.store_time() else { continue };
+        let now = records.env().now();
+        let passed = now.since_boot().saturating_sub(start.since_boot()).as_micros() as i128;
+        readings.push(ClockReading {
+            lo_us: i128::from(time.lo_us) - passed,
+            hi_us: i128::from(time.hi_us) - passed,
+            wall_us: i128::from(now.wall_us()) - passed,
+        });
+    }
+    Ok(readings)
+}
+
+fn judge(readings: &[ClockReading], margin: Duration) -> Finding {
+    let lo = readings.iter().map(|reading| reading.lo_us).max().unwrap_or(0);
+    let hi = readings.iter().map(|reading| reading.hi_us).min().unwrap_or(0);
+    // Each reading is a range. When all overlap, one clock can have told them all.
+    let apart = us(lo - hi);
+    let off = readings.last().map_or(0, |last| (last.lo_us - last.wall_us).max(last.wall_us - last.hi_us));
+    let off = us(off);
+    let answers = readings.len();
+    if apart > margin {
+        return Finding::failed(CHECK, format!("{answers} answers are {apart:?} apart, more than the margin of {margin:?}"))
+            .with_help(format!(
+                "a dead holder's lock could be taken over too early: say ?margin={}s in the store URL, or ?store_clock=off",
+                2 * apart.as_secs() + 1
+            ));
+    }
+    if off > WALL_CLOCK_OFF {
+        return Finding::warning(CHECK, format!("this machine's wall clock is {} s off", off.as_secs())).with_help(
+            "locks do not mind; the clouds refuse the signatures of machines that are 5 or 15 minutes off: set the clock",
+        );
+    }
+    if apart > Duration::from_secs(1) {
+        return Finding::warning(
+            CHECK,
+            format!("{answers} answers are {apart:?} apart; the margin is {margin:?}"),
+        )
+        .with_help("the store's machines should keep the same time: a larger ?margin= bears more");
+    }
+    Finding::passed(CHECK, format!("{answers} answers agree; the margin for differences is {margin:?}"))
+}
+
+fn us(difference: i128) -> Duration {
+    Duration::from_micros(u64::try_from(difference).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(lo_s: i128) -> ClockReading {
+        ClockReading { lo_us: lo_s * 1_000_000, hi_us: (lo_s + 1) * 1_000_000, wall_us: 1_000_000_000 }
+    }
+
+    #[test]
+    fn clocks_that_disagree_by_more_than_the_margin_fail() {
+        let margin = Duration::from_secs(5);
+        for (readings, verdict) in [
+            (vec![reading(1_000), reading(1_000)], Verdict::Passed),
+            // A second apart can be one clock: a Date is true to a second.
+            (vec![reading(1_000), reading(1_001)], Verdict::Passed),
+            (vec![reading(1_000), reading(1_003), reading(1_000)], Verdict::Warning),
+            (vec![reading(1_000), reading(1_007), reading(1_000)], Verdict::Failed),
+            (vec![reading(1_100), reading(1_100)], Verdict::Warning),
+        ] {
+            let finding = judge(&readings, margin);
+            assert_eq!(finding.verdict, verdict, "{finding:?}");
+            assert_eq!(finding.help.is_empty(), verdict == Verdict::Passed, "{finding:?}");
+        }
+        assert!(judge(&[reading(1_000), reading(1_007)], margin).help[0].contains("?margin=13s"));
+    }
+}

@@ -1,0 +1,156 @@
+//! The doctor's questions to a table: permissions one by one, its key, and what else deletes its items.
+
+use aws_sdk_dynamodb::types::TimeToLiveStatus;
+
+use super::errors::{Meaning, Operation, meaning};
+use super::item::{self, KEY};
+use super::{DynamoDb, PROBE, expression, failed};
+use crate::doctor::{Examined, Finding, Verdict};
+use crate::error::{ErrorKind, StoreError};
+use crate::name::LockName;
+use crate::register::Version;
+use crate::register::records::Records;
+
+impl DynamoDb {
+    pub(super) async fn examined(&self) -> Examined {
+        let mut examined = Examined {
+            listed_prices: self.place.endpoint.is_none(),
+            least_permissions: self.least_permissions(),
+            ..Examined::default()
+        };
+        examined.push(self.may_read().await);
+        examined.push(self.may_write().await);
+        examined.push(self.may_list().await);
+        examined.push(self.table().await);
+        examined.push(self.time_to_live().await);
+        examined
+    }
+
+    fn least_permissions(&self) -> Vec<String> {
+        let table = format!("arn:aws:dynamodb:{}:*:table/{}", self.place.region, self.place.table);
+        vec![
+            "the least that leasehold needs; dynamodb:Scan is for `leasehold ls` alone:".to_owned(),
+            format!(
+                r#"{{"Effect":"Allow","Action":["dynamodb:GetItem","dynamodb:UpdateItem","dynamodb:Scan"],"Resource":"{table}"}}"#
+            ),
+        ]
+    }
+
+    async fn may_read(&self) -> Finding {
+        let Ok(nobodys) = LockName::new(PROBE) else {
+            return Finding::passed("permission-read", "not asked");
+        };
+        permission("permission-read", "items can be read", self.read(&nobodys).await.map(|_| ()))
+    }
+
+    /// A write whose condition never holds: a server that accepts it ignores conditions.
+    async fn may_write(&self) -> Finding {
+        let asked = self.probe().await;
+        let ignored = matches!(&asked, Err(error) if error.fault().kind == ErrorKind::Unsupported);
+        let check = if ignored { "conditions" } else { "permission-write" };
+        permission(check, "items can be written, and a condition that does not hold is refused", asked)
+    }
+
+    async fn may_list(&self) -> Finding {
+        match self.page(&self.key(PROBE), None).await {
+            Ok(_) => Finding::passed("permission-list", "the table can be scanned"),
+            Err(error) => Finding::of_error("permission-list", Verdict::Warning, &error)
+                .with_help("locks work without it; `leasehold ls` does not"),
+        }
+    }
+
+    async fn table(&self) -> Finding {
+        const CHECK: &str = "table";
+        match self.described().await {
+            Ok(Some(table)) => match self.check(&table) {
+                Ok(()) => Finding::passed(CHECK, "its key is `key`, a string, and it is of one region"),
+                Err(error) => Finding::of_error(CHECK, Verdict::Failed, &error),
+            },
+            Ok(None) => Finding::failed(CHECK, format!("there is no table {:?}", self.place.table))
+                .with_help("make it: leasehold init"),
+            Err(error) if error.fault().kind == ErrorKind::Denied => Finding::not_applicable(
+                CHECK,
+                "not looked at: that needs dynamodb:DescribeTable, which locks do not",
+            ),
+            Err(error) => Finding::of_error(CHECK, Verdict::Warning, &error),
+        }
+    }
+
+    /// What DynamoDB deletes by itself may be held.
+    async fn time_to_live(&self) -> Finding {
+        const CHECK: &str = "time-to-live";
+        let watch = self.requests.watch();
+        let request = self.client.describe_time_to_live().table_name(&self.place.table);
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        let Ok(output) = self.requests.settle(&watch, result) else {
+            return Finding::not_applicable(
+                CHECK,
+                "not looked at: that needs dynamodb:DescribeTimeToLive, which locks do not",
+            );
+        };
+        let on = output.time_to_live_description.filter(|description| {
+            matches!(
+                description.time_to_live_status(),
+                Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling)
+            )
+        });
+        let attribute = on.and_then(|description| description.attribute_name);
+        deletes_by(attribute.as_deref())
+    }
+
+    /// Deletes the item of a lock that nobody else knows of.
+    pub(super) async fn deleted(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        let key = self.key(name.as_str());
+        let expression = expression::discard(version);
+        let watch = self.requests.watch();
+        let request = self
+            .client
+            .delete_item()
+            .table_name(&self.place.table)
+            .key(KEY, item::s(&key))
+            .condition_expression(expression.condition)
+            .set_expression_attribute_names(Some(expression.names))
+            .set_expression_attribute_values(Some(expression.values));
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        match self.requests.settle(&watch, result) {
+            Ok(_) => Ok(true),
+            Err(trouble) => match meaning(Operation::Write, &key, &self.place, trouble) {
+                Meaning::Conflict => Ok(false),
+                other => Err(failed(other)),
+            },
+        }
+    }
+}
+
+fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) -> Finding {
+    match asked {
+        Ok(()) => Finding::passed(check, good),
+        Err(error) => Finding::of_error(check, Verdict::Failed, &error),
+    }
+}
+
+/// Whether DynamoDB deletes items of ours by `attribute`.
+fn deletes_by(attribute: Option<&str>) -> Finding {
+    const CHECK: &str = "time-to-live";
+    match attribute {
+        None => Finding::passed(CHECK, "off"),
+        Some(attribute) if item::ATTRIBUTES.contains(&attribute) => Finding::failed(
+            CHECK,
+            format!("DynamoDB deletes items of this table by their attribute `{attribute}`"),
+        )
+        .with_help("what it deletes may be held: switch time to live off, or use another table"),
+        Some(attribute) => Finding::passed(CHECK, format!("by `{attribute}`, which locks have not")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_to_live_on_an_attribute_of_locks_is_refused() {
+        assert_eq!(deletes_by(Some("renewedAt")).verdict, Verdict::Failed);
+        assert_eq!(deletes_by(Some("expires")).verdict, Verdict::Passed);
+        assert_eq!(deletes_by(None).verdict, Verdict::Passed);
+    }
+}

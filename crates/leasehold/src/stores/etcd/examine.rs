@@ -1,0 +1,195 @@
+//! The doctor's questions to a cluster: who of it answers, what the user may do, and how short a lease can be.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::errors::{Effect, Trouble};
+use super::keys::Keyspace;
+use super::requests;
+use super::session::limited;
+use super::wire::StatusResponse;
+use super::{EtcdLeases, PATIENCE};
+use crate::clock::timeout;
+use crate::doctor::{Examined, Finding, Verdict};
+use crate::error::StoreError;
+use crate::lease::{Id, Ttl};
+
+/// What it is written for: 1.5 election timeouts of a second, rounded up.
+const LEAST_TTL: (Duration, &str) = (
+    Duration::from_secs(2),
+    "etcd grants leases of whole seconds, 2 s at least, and makes shorter ones longer",
+);
+
+/// How long a member may take to say how it is.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// The oldest version that this is written for.
+const OLDEST: (u32, u32) = (3, 4);
+
+impl EtcdLeases {
+    pub(super) async fn examined(&self) -> Examined {
+        let mut examined = Examined {
+            least_ttl: Some(LEAST_TTL),
+            least_permissions: self.least_permissions(),
+            ..Examined::default()
+        };
+        examined.push(permission(
+            "permission-read",
+            "the keys below the prefix can be read",
+            self.may_read().await,
+        ));
+        examined.push(permission(
+            "permission-write",
+            "keys can be written and deleted",
+            self.may_write().await,
+        ));
+        let members = join_all((0..self.client.members()).map(|member| async move {
+            let asked = timeout(&*self.env.clock, LIMIT, self.client.status(member)).await;
+            (self.client.address(member), asked.unwrap_or_else(|| Err(format!("no answer within {LIMIT:?}"))))
+        }));
+        let members = members.await;
+        let told: Vec<_> = members.iter().filter_map(|(_, status)| status.as_ref().ok()).collect();
+        let known = self.client.cluster_size().await;
+        examined.push(answering(&members, known));
+        examined.push(versions(&told));
+        examined.push(alarms(&told));
+        examined
+    }
+
+    fn least_permissions(&self) -> Vec<String> {
+        let prefix = String::from_utf8_lossy(&self.keys.of_locks("").key).into_owned();
+        vec![
+            "the least that leasehold needs:".to_owned(),
+            format!("etcdctl role grant-permission ROLE readwrite {prefix} --prefix=true"),
+        ]
+    }
+
+    async fn may_read(&self) -> Result<(), StoreError> {
+        let effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let Keyspace { key, end } = self.keys.of_locks("");
+        let page = requests::page(key, end, 1, 0);
+        limited(&effort, Effect::None, self.client.range(page)).await.map(|_| ()).map_err(Trouble::into_error)
+    }
+
+    /// A key that stands for no lock, there for a moment.
+    async fn may_write(&self) -> Result<(), StoreError> {
+        let effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let key = self.keys.mark(Id::random(&self.env.random));
+        for request in [requests::rewrite(&key, 0, b"leasehold doctor", 0), requests::remove(&key)] {
+            limited(&effort, Effect::Writes, self.client.txn(Effect::Writes, &request))
+                .await
+                .map_err(Trouble::into_error)?;
+        }
+        Ok(())
+    }
+}
+
+fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) -> Finding {
+    match asked {
+        Ok(()) => Finding::passed(check, good),
+        Err(error) => Finding::of_error(check, Verdict::Failed, &error),
+    }
+}
+
+/// Whether those that the URL names answer, and whether it names all.
+fn answering(members: &[(&str, Result<StatusResponse, String>)], known: Option<usize>) -> Finding {
+    const CHECK: &str = "members";
+    let silent: Vec<_> = members
+        .iter()
+        .filter_map(|(address, status)| Some(format!("{address}: {}", status.as_ref().err()?)))
+        .collect();
+    let named = members.len();
+    if !silent.is_empty() {
+        return Finding::warning(
+            CHECK,
+            format!(
+                "of {named} members that the URL names, {} do not say how they are: {}",
+                silent.len(),
+                silent.join("; ")
+            ),
+        )
+        .with_help("locks work as long as a majority does");
+    }
+    match known {
+        Some(known) if known > named => {
+            Finding::warning(CHECK, format!("the URL names {named} of {known} members")).with_help(
+                "name them all in the store URL: else locks cannot be had while those are down, though the cluster is up",
+            )
+        }
+        Some(1) => Finding::passed(CHECK, "it answers; it is the only one: while it is down, no lock can be had"),
+        _ => Finding::passed(CHECK, format!("all {named} that the URL names answer")),
+    }
+}
+
+fn versions(members: &[&StatusResponse]) -> Finding {
+    const CHECK: &str = "version";
+    let mut versions: Vec<_> = members.iter().map(|member| member.version.clone()).collect();
+    versions.sort();
+    versions.dedup();
+    let shown = versions.join(", ");
+    match versions.iter().find(|version| !is_new_enough(version)) {
+        _ if versions.is_empty() => Finding::not_applicable(CHECK, "no member told"),
+        None => Finding::passed(CHECK, shown),
+        Some(_) => Finding::failed(CHECK, shown).with_help("leasehold needs etcd 3.4 or later"),
+    }
+}
+
+fn is_new_enough(version: &str) -> bool {
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= OLDEST
+}
+
+/// A member with an alarm takes no writes, or its data differ.
+fn alarms(members: &[&StatusResponse]) -> Finding {
+    const CHECK: &str = "alarms";
+    let leaderless = members.iter().filter(|member| member.leader == 0).count();
+    let errors: Vec<_> = members.iter().flat_map(|member| member.errors.iter().cloned()).collect();
+    if leaderless > 0 {
+        return Finding::failed(CHECK, format!("{leaderless} of the members have no leader")).with_help(
+            "a majority of the members has to be up and connected: etcdctl endpoint status --cluster",
+        );
+    }
+    if errors.is_empty() {
+        return Finding::passed(CHECK, "none, and every member follows a leader");
+    }
+    Finding::failed(CHECK, errors.join("; ")).with_help(
+        "look at the alarms: etcdctl alarm list; a full database wants etcdctl compact, defrag, alarm disarm",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(version: &str, leader: u64, errors: &[&str]) -> StatusResponse {
+        let errors = errors.iter().map(|error| (*error).to_owned()).collect();
+        StatusResponse { version: version.into(), leader, errors }
+    }
+
+    #[test]
+    fn old_versions_are_refused() {
+        for (version, verdict) in [
+            ("3.3.27", Verdict::Failed),
+            ("3.4.0", Verdict::Passed),
+            ("3.10.1", Verdict::Passed),
+            ("4.0.0", Verdict::Passed),
+            ("", Verdict::Failed),
+        ] {
+            assert_eq!(versions(&[&member(version, 1, &[])]).verdict, verdict, "{version}");
+        }
+        assert_eq!(versions(&[]).verdict, Verdict::NotApplicable);
+    }
+
+    #[test]
+    fn members_that_are_silent_leaderless_or_alarmed_are_told() {
+        let well = || Ok(member("3.7.3", 1, &[]));
+        assert_eq!(answering(&[("a:1", well())], Some(1)).verdict, Verdict::Passed);
+        assert_eq!(answering(&[("a:1", well())], Some(3)).verdict, Verdict::Warning);
+        let silent = answering(&[("a:1", well()), ("b:2", Err("refused".into()))], Some(2));
+        assert!(silent.verdict == Verdict::Warning && silent.seen.contains("b:2: refused"), "{silent:?}");
+        assert_eq!(alarms(&[&member("3.7.3", 1, &[])]).verdict, Verdict::Passed);
+        assert_eq!(alarms(&[&member("3.7.3", 0, &[])]).verdict, Verdict::Failed);
+        assert_eq!(alarms(&[&member("3.7.3", 1, &["alarm:NOSPACE"])]).verdict, Verdict::Failed);
+    }
+}

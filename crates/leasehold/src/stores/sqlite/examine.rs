@@ -1,0 +1,99 @@
+//! The doctor's questions to the file: its log, its locks between connections, and whether it is whole.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, TransactionBehavior};
+
+use super::database::{Changed, Durability, transact};
+use super::fault::Trouble;
+use super::{PATIENCE, SqliteLeases};
+use crate::doctor::{Examined, Finding, Verdict};
+use crate::error::StoreError;
+use crate::name::LockName;
+
+impl SqliteLeases {
+    pub(super) async fn examined(&self) -> Examined {
+        let mut examined = Examined::default();
+        let shared = self.database.location().allow_network;
+        examined.push(match shared {
+            false => Finding::passed("file-system", "a local one, as far as the system tells"),
+            true => Finding::warning("file-system", "not looked at: ?allow_network=on")
+                .with_help("a file that two machines open grants its locks twice: only one may open it"),
+        });
+        examined.push(self.asked("journal", journal).await);
+        examined.push(self.asked("integrity", integrity).await);
+        examined.push(self.asked("write-lock", write_lock).await);
+        examined
+    }
+
+    async fn asked(
+        &self,
+        check: &'static str,
+        ask: fn(&mut Connection) -> Result<Finding, Trouble>,
+    ) -> Finding {
+        match self.database.run(&self.env, PATIENCE, false, ask).await {
+            Ok(finding) => finding,
+            Err(error) => Finding::of_error(check, Verdict::Failed, &error),
+        }
+    }
+
+    /// Deletes the row of a lock that is free.
+    pub(super) async fn deleted(&self, name: &LockName) -> Result<bool, StoreError> {
+        let name = name.clone();
+        let work = move |connection: &mut Connection| {
+            transact(connection, Durability::System, |transaction| {
+                transaction.execute("DELETE FROM lock WHERE name = ? AND state = 'free'", [name.as_str()])?;
+                let left: i64 = transaction.query_row(
+                    "SELECT count(*) FROM lock WHERE name = ?",
+                    [name.as_str()],
+                    |row| row.get(0),
+                )?;
+                Ok((left == 0, Some(Changed)))
+            })
+        };
+        self.database.run(&self.env, PATIENCE, true, work).await
+    }
+}
+
+fn journal(connection: &mut Connection) -> Result<Finding, Trouble> {
+    const CHECK: &str = "journal";
+    let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+    Ok(match mode.as_str() {
+        "wal" => Finding::passed(CHECK, "a write-ahead log, which processes share"),
+        other => {
+            Finding::failed(CHECK, format!("the file is in journal mode {other:?}, and not in WAL mode"))
+                .with_help("somebody changed it: run `PRAGMA journal_mode=WAL` on it while nobody uses it")
+        }
+    })
+}
+
+fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
+    const CHECK: &str = "integrity";
+    let word: String = connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0))?;
+    Ok(match word.as_str() {
+        "ok" => Finding::passed(CHECK, "the file is whole"),
+        other => Finding::failed(CHECK, format!("the file is damaged: {other}")).with_help(
+            "move it away with its -wal and -shm files; a new one is made, and tokens keep rising",
+        ),
+    })
+}
+
+/// Whether the file keeps a second writer out while there is one.
+fn write_lock(connection: &mut Connection) -> Result<Finding, Trouble> {
+    const CHECK: &str = "write-lock";
+    let path = connection.path().unwrap_or_default().to_owned();
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let mut other = Connection::open(path)?;
+    other.busy_timeout(Duration::ZERO)?;
+    let second =
+        other.transaction_with_behavior(TransactionBehavior::Immediate).map(|_| ()).map_err(Trouble::from);
+    transaction.rollback()?;
+    match second {
+        Err(trouble) if trouble.is_busy() => {
+            Ok(Finding::passed(CHECK, "a second writer waits while another connection writes"))
+        }
+        Ok(()) => Ok(Finding::failed(CHECK, "two connections wrote to the file at once")
+            .with_help("this file system does not keep locks: put the file on a local disk")),
+        Err(trouble) => Err(trouble),
+    }
+}
