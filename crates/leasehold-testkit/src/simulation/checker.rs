@@ -5,8 +5,6 @@ use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use leasehold::Guard;
-use leasehold::clock::RATE_ERROR;
-use leasehold::lease::Ttl;
 
 use super::History;
 use super::games::Held;
@@ -45,6 +43,8 @@ struct Lock {
     /// The highest token that the store has committed, and in which grant.
     committed: u64,
     grant: String,
+    /// When that was, in true time.
+    granted: Duration,
     /// Tokens up to this were granted by records that were deleted by hand: exclusion is given up for, for them.
     deleted: u64,
     /// Their grants were ended by an operator, and their holders find out when they renew.
@@ -111,16 +111,14 @@ impl Checker {
     /// The store committed, at `now` in true time, that `write` holds `name`.
     pub(super) fn committed(&self, name: &str, write: &Write<'_>, now: Duration) {
         let mut checked = self.lock();
-        // The latest that its holder can believe in it: had it been sent at this instant, by the slowest clock.
-        let ttl = Ttl::from_millis(write.ttl_ms).unwrap_or_default();
-        let until = now + ttl.holder_span().div_f64(1.0 - RATE_ERROR) + Duration::from_millis(1);
+        let until = now + longest_belief(write.ttl_ms);
         let grant = format!("{}/{}", write.token, write.grant);
         let lock = checked.of(name);
         lock.alive_until.insert(write.token, until);
         if grant == lock.grant {
             return; // A renewal.
         }
-        lock.grant = grant;
+        (lock.grant, lock.granted) = (grant, now);
         lock.grants.insert(write.token, write.grant.to_owned());
         let highest = lock.committed;
         if write.token > highest {
@@ -180,6 +178,11 @@ impl Checker {
         self.lock().of(name).evicted.insert(token);
     }
 
+    /// When `name` was granted last.
+    pub(super) fn granted_last(&self, name: &str) -> Duration {
+        self.lock().of(name).granted
+    }
+
     /// An operator has deleted the record of `name` by hand.
     pub(super) fn deleted(&self, name: &str) {
         let mut checked = self.lock();
@@ -218,6 +221,14 @@ impl Checked {
     pub(super) fn violates(&mut self, invariant: &'static str, what: String) {
         self.violation.get_or_insert((invariant, what));
     }
+}
+
+/// For how long a holder may believe in a grant that was sent in the instant in which it was committed, by the slowest clock
+/// within the bound: ttl (1 - rho) - delta, in true time. By the design's numbers, not by the code that is examined.
+fn longest_belief(ttl_ms: u64) -> Duration {
+    let ttl = Duration::from_millis(ttl_ms);
+    let delta = (ttl / 100).max(Duration::from_millis(50));
+    (ttl.mul_f64(0.995) - delta).div_f64(0.995) + Duration::from_millis(1)
 }
 
 #[cfg(test)]
