@@ -16,8 +16,10 @@
 //! ```
 
 mod chaos;
+mod request;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +35,7 @@ use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits,
 use tokio::sync::{oneshot, watch};
 
 pub use self::chaos::Chaos;
+use self::request::{Answer, InNetwork, Reply, Request};
 
 /// What becomes of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +57,8 @@ pub enum Outcome {
     Twice,
     /// Applied twice; the second answer is reported, as by a client that retries by itself.
     TwiceSecondAnswer,
+    /// Applied and answered, whatever the answer; a copy of it stays in the network until [`FaultyRegister::deliver`].
+    TwiceLate,
     /// Refused for now, certainly without effect: a 409 or 503 ([`StoreError::NotApplied`], worth another try).
     NotApplied,
     /// Refused for now with the wish to be left alone for so long.
@@ -126,6 +131,17 @@ pub struct FaultyRegister {
     inner: Arc<dyn Register>,
     shared: Arc<Mutex<Script>>,
     counts: Arc<watch::Sender<Counts>>,
+    observer: Option<Observer>,
+}
+
+/// Sees what is sent.
+#[derive(Clone)]
+struct Observer(Arc<dyn Fn(&Sent) + Send + Sync>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -134,6 +150,7 @@ struct Script {
     every: [Option<Outcome>; 4],
     every_write_of: Option<(String, Outcome)>,
     chaos: Option<Chaos>,
+    throttled: Option<Duration>,
     held: VecDeque<InNetwork>,
     log: Vec<Sent>,
 }
@@ -141,7 +158,15 @@ struct Script {
 impl FaultyRegister {
     /// `inner` behind a network that does no harm yet.
     pub fn new(inner: Arc<dyn Register>) -> Self {
-        Self { inner, shared: Arc::default(), counts: Arc::new(watch::Sender::new(Counts::default())) }
+        let counts = Arc::new(watch::Sender::new(Counts::default()));
+        Self { inner, shared: Arc::default(), counts, observer: None }
+    }
+
+    /// The same, telling `observe` of each request when it is sent, and keeping no log of them. It must send none itself.
+    #[must_use]
+    pub fn observed(mut self, observe: impl Fn(&Sent) + Send + Sync + 'static) -> Self {
+        self.observer = Some(Observer(Arc::new(observe)));
+        self
     }
 
     /// What becomes of the next request of `kind` that has no outcome scripted yet. Calls queue up.
@@ -195,6 +220,12 @@ impl FaultyRegister {
     /// From now on, requests without another outcome get one drawn at random.
     pub fn chaos(&self, chaos: Chaos) {
         self.script().chaos = Some(chaos);
+    }
+
+    /// From now on, and until it is called with `None`, requests without another outcome are refused with the wish to be
+    /// left alone for so long. Chaos comes after that; healing changes nothing about it.
+    pub fn throttle(&self, wait: Option<Duration>) {
+        self.script().throttled = wait;
     }
 
     /// Lets the oldest request or answer that is held in the network through, and completes when it has arrived. For a
@@ -270,9 +301,14 @@ impl FaultyRegister {
                 of.map(|(_, outcome)| outcome.clone())
             })
             .or_else(|| script.every[kind as usize].clone())
+            .or_else(|| script.throttled.map(Outcome::Throttled))
             .or_else(|| script.chaos.as_mut().map(Chaos::draw))
             .unwrap_or(Outcome::Fine);
-        script.log.push(Sent { kind, key: key.into(), value: value.cloned(), at, outcome: outcome.clone() });
+        let sent = Sent { kind, key: key.into(), value: value.cloned(), at, outcome: outcome.clone() };
+        match &self.observer {
+            Some(Observer(observe)) => observe(&sent),
+            None => script.log.push(sent),
+        }
         outcome
     }
 
@@ -319,6 +355,12 @@ impl FaultyRegister {
             Outcome::TwiceSecondAnswer => {
                 let _ = request.apply(&*self.inner).await;
                 request.apply(&*self.inner).await
+            }
+            Outcome::TwiceLate => {
+                let reply = request.apply(&*self.inner).await;
+                // Now that the first copy has arrived, the other may.
+                self.script().held.push_back(InNetwork::Request(request, None));
+                reply
             }
             Outcome::Delayed(delay) => self.delayed(request, delay).await,
             Outcome::AnswerDelayed(delay) => {
@@ -406,7 +448,9 @@ impl Register for FaultyRegister {
                 let wait = self.inner.env().sleep(delay);
                 stream::once(wait).filter_map(async |()| None).chain(keys).boxed()
             }
-            Outcome::Fine | Outcome::Twice | Outcome::TwiceSecondAnswer => self.inner.list(prefix),
+            Outcome::Fine | Outcome::Twice | Outcome::TwiceSecondAnswer | Outcome::TwiceLate => {
+                self.inner.list(prefix)
+            }
         }
     }
 
@@ -424,84 +468,6 @@ impl Register for FaultyRegister {
 
     fn traits(&self) -> RegisterTraits {
         self.inner.traits()
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Request {
-    Read(String),
-    Stat(String),
-    Write(String, Option<Version>, Body),
-    Delete(String, Version),
-}
-
-#[derive(Debug)]
-enum Answer {
-    Cell(Option<Cell>),
-    Stat(Option<Stat>),
-    Write(Write),
-    Deleted(Deleted),
-}
-
-type Reply = Result<Answer, StoreError>;
-
-impl Request {
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Read(..) | Self::Stat(..) => Kind::Read,
-            Self::Write(..) => Kind::Write,
-            Self::Delete(..) => Kind::Delete,
-        }
-    }
-
-    fn key(&self) -> &str {
-        match self {
-            Self::Read(key) | Self::Stat(key) | Self::Write(key, ..) | Self::Delete(key, _) => key,
-        }
-    }
-
-    fn value(&self) -> Option<&Bytes> {
-        match self {
-            Self::Write(_, _, body) => Some(&body.bytes),
-            Self::Read(_) | Self::Stat(_) | Self::Delete(..) => None,
-        }
-    }
-
-    async fn apply(&self, register: &dyn Register) -> Reply {
-        match self {
-            Self::Read(key) => register.read(key).await.map(Answer::Cell),
-            Self::Stat(key) => register.stat(key).await.map(Answer::Stat),
-            Self::Write(key, expect, body) => {
-                let expect = expect.as_ref().map_or(Expect::Absent, Expect::Version);
-                register.write(key, expect, body.clone()).await.map(Answer::Write)
-            }
-            Self::Delete(key, version) => register.delete(key, version).await.map(Answer::Deleted),
-        }
-    }
-}
-
-/// What is held in the network, with the one who waits for the answer, if it still matters to anybody.
-#[derive(Debug)]
-enum InNetwork {
-    Request(Request, Option<oneshot::Sender<Reply>>),
-    Answer(Reply, Option<oneshot::Sender<Reply>>),
-}
-
-impl InNetwork {
-    async fn arrive(self, register: &dyn Register) -> Option<Write> {
-        let (reply, caller) = match self {
-            Self::Request(request, caller) => (request.apply(register).await, caller),
-            Self::Answer(reply, caller) => (reply, caller),
-        };
-        let write = match &reply {
-            Ok(Answer::Write(write)) => Some(write.clone()),
-            _ => None,
-        };
-        if let Some(caller) = caller {
-            // The caller may have given up long ago.
-            let _ = caller.send(reply);
-        }
-        write
     }
 }
 

@@ -30,30 +30,58 @@ pub struct Machine {
     register: Arc<dyn Register>,
     env: Env,
     store_clock: StoreClock,
-    skew_us: i64,
+    skew: Skew,
+}
+
+/// By how much the clocks of the store's front ends are off.
+#[derive(Debug)]
+enum Skew {
+    /// By so many microseconds.
+    Fixed(i64),
+    /// Each by something else, up to so many microseconds, and each answer comes from another one.
+    Within(u64),
 }
 
 impl Machine {
     /// A machine that reaches `register` and runs on `env`.
     pub fn new(register: Arc<dyn Register>, env: Env) -> Self {
-        Self { register, env, store_clock: StoreClock::default(), skew_us: 0 }
+        Self { register, env, store_clock: StoreClock::default(), skew: Skew::Fixed(0) }
     }
 
     /// The same, talking to a front end of the store whose clock is off by `skew_us` microseconds.
     #[must_use]
     pub fn with_front_end_skew(mut self, skew_us: i64) -> Self {
-        self.skew_us = skew_us;
+        self.skew = Skew::Fixed(skew_us);
         self
+    }
+
+    /// The same, talking to many front ends, the clock of each off by up to `skew_us` microseconds.
+    #[must_use]
+    pub fn with_front_ends_within(mut self, skew_us: u64) -> Self {
+        self.skew = Skew::Within(skew_us);
+        self
+    }
+
+    fn skew_us(&self) -> i64 {
+        match self.skew {
+            Skew::Fixed(skew_us) => skew_us,
+            Skew::Within(most_us) => {
+                let most = Duration::from_micros(2 * most_us);
+                most.mul_f64(self.env.random.fraction()).as_micros() as i64 - most_us as i64
+            }
+        }
     }
 
     /// Awaits an answer and takes its `Date`, if there was an answer.
     async fn dated<T>(&self, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let sent = self.env.now();
         let answer = answer.await;
+        // A clock that is stopped ends no sleep, not even this one: a machine that stands still takes in no answer.
+        self.env.sleep(Duration::ZERO).await;
         if answer.is_ok()
             && let Some(time) = self.register.store_time()
         {
-            let us = time.lo_us.saturating_add_signed(self.skew_us);
+            let us = time.lo_us.saturating_add_signed(self.skew_us());
             self.store_clock.observe(us - us % 1_000_000, SECOND, sent, self.env.now());
         }
         answer

@@ -1,20 +1,33 @@
-//! Simulation: the real locks, keepers and protocol on paused time, over a store behind bad networks.
+//! Simulation: the real locks, keepers and protocol on paused time, over simulated stores behind bad networks.
 //!
-//! One seed is one history: machines with clocks of their own rate (within the bound), wall clocks that step, suspends,
-//! crashes, and networks that lose, delay, double and hold back requests and answers. What the checker asserts holds in
-//! true time, which nobody in the history can see:
+//! One seed is one history: machines with clocks of their own rate (within the bound), and everything that [`Fault`] names.
+//! What the checker asserts holds in true time, and in the order in which the store commits, which nobody in the history
+//! can see:
 //!
-//! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap.
-//! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand.
-//! - **I5** A check never passes after the deadline that the contenders count by. (Part of I1, which is stronger.)
-//! - **Elections**: those who observe are told no term that is lower than an earlier one, none that was not granted, and
+//! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap. Excused are those whom
+//!   an operator has evicted, or whose record was deleted by hand, and nobody who was granted the lock after that.
+//! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand. None is
+//!   believed in that was not granted.
+//! - **I3** A resource that holders write to through [fenced writes](leasehold::fence), also after a pause and after a loss,
+//!   never accepts a lower token than before.
+//! - **I4** No write has its effect twice: no nonce of a lock's record is committed twice, and no content of the resource.
+//! - **I5** No check passes after the deadline: in true time, the latest that the slowest clock within the bound can show it
+//!   when the latest write of the grant was sent at the instant in which it was committed.
+//! - **I6** Once a holder was told that its lock is lost, nothing is sent that prolongs it.
+//! - **I7** After all have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits for the store's clock.
+//! - **I8** Of a cancelled acquisition nothing is granted or prolonged once its patience is over; and one that is given up
+//!   on a bad network leaves a lock that is free again within the same bound.
+//! - **I9** In a history in which nothing goes wrong and nobody is in the way, requests stay within their budget.
+//! - **E1** Those who observe an election are told no term that is lower than an earlier one, none that was not granted, and
 //!   with each what its leader advertises; and at the end of the history they are told of its last leader.
-//! - **I7** A lock is free again within a bound after its holder crashed: the history ends with a fresh acquisition.
 //! - **S1** No more checks of permits of one semaphore pass at once than it has permits.
 //! - **S2** No check of an exclusive hold passes while one of a shared hold does, or of another exclusive one.
 //! - **O1** Of a job that runs once per period: when the store was told that it ran, nobody begins it again before the
-//!   period since its grant is over.
+//!   period since its grant is over, as far as the store's front ends agree on the time.
 //! - **O2** And then it can run again, also for a process that has only just started.
+//!
+//! A violation is printed with the line that replays it: `LEASEHOLD_SEED` and `LEASEHOLD_PLAN`, for the tests of
+//! `crates/leasehold/tests/simulation.rs`. [`shrink`] makes it smaller first.
 //!
 //! ```
 //! use leasehold_testkit::simulation::{Plan, run};
@@ -22,83 +35,45 @@
 //! assert!(history.grants > 0);
 //! ```
 
+mod calls;
 mod checker;
+mod fate;
 mod games;
+mod host;
+mod network;
 mod observers;
 mod once;
+mod plan;
+mod player;
+mod shrink;
+mod witness;
+mod world;
 
+use std::fmt;
 use std::iter::Sum;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::clock::TestClock;
-use leasehold::env::Env;
-use leasehold::lease::StoreOptions;
-use leasehold::stores::memory::MemoryRegister;
-use leasehold::{Guard, Lock, Locker, Register as _, RegisterLeases};
+use leasehold::clock::timeout;
 
-use self::checker::{Checker, Witness};
+use self::checker::Checker;
+use self::fate::Fate;
 pub use self::games::Game;
-use self::games::Held;
-use crate::fault::{Chaos, FaultyRegister};
-use crate::machine::Machine;
+use self::observers::Observers;
+pub use self::plan::{Fault, Faults, Plan, Store};
+use self::player::Player;
+pub use self::shrink::shrink;
+use self::world::World;
 
 /// The lock that everybody wants.
 const LOCK: &str = "x";
 
-/// What happens in one history.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// All that is drawn at random follows from it.
-    pub seed: u64,
-    /// What they contend for.
-    pub game: Game,
-    /// How many machines contend.
-    pub machines: usize,
-    /// How long the history lasts, in true time.
-    pub length: Duration,
-    /// The leases' ttl.
-    pub ttl: Duration,
-    /// How likely each harm is for each request.
-    pub harm: f64,
-    /// How far clock rates may be off. More than the bound of 0.005 and the promise does not hold.
-    pub rate_error: f64,
-    /// Whether an operator deletes records by hand. Exclusion is then given up for; tokens are not.
-    pub deletions: bool,
-    /// Whether a lock is held while its object exists, as simple clients have it: a release deletes.
-    pub by_existence: bool,
-    /// Instead of holding the lock now and then: all run a job once per so long.
-    pub once_per: Option<Duration>,
-}
-
-impl Plan {
-    /// The plan that `seed` stands for.
-    pub fn from_seed(seed: u64) -> Self {
-        let mut random = fastrand::Rng::with_seed(seed);
-        Self {
-            seed,
-            game: Game::Lock,
-            machines: random.usize(2..=4),
-            length: Duration::from_secs(90),
-            ttl: Duration::from_millis(random.u64(500..6_000)),
-            harm: [0.0, 0.01, 0.03, 0.08][random.usize(..4)],
-            rate_error: leasehold::clock::RATE_ERROR,
-            deletions: random.u8(..4) == 0,
-            by_existence: false,
-            once_per: None,
-        }
-    }
-
-    /// The plan that `seed` stands for, with a job that runs once per period.
-    pub fn once_from_seed(seed: u64) -> Self {
-        let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
-        // Who deletes the record by hand deletes what tells that it ran.
-        Self { once_per: Some(Duration::from_millis(period_ms)), deletions: false, ..Self::from_seed(seed) }
-    }
-}
+/// The object that holders write to.
+const RESOURCE: &str = "resource";
 
 /// What a history amounted to.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct History {
     /// Grants that the store committed.
     pub grants: usize,
@@ -106,6 +81,18 @@ pub struct History {
     pub checks: usize,
     /// Locks that were lost, and said so.
     pub losses: usize,
+    /// Writes that the resource accepted.
+    pub accepted: usize,
+    /// Writes that the resource refused.
+    pub refused: usize,
+    /// Acquisitions that were given up.
+    pub cancelled: usize,
+    /// Holders that were evicted.
+    pub evicted: usize,
+    /// Records that were deleted by hand.
+    pub deleted: usize,
+    /// How often all processes died at once, before the end.
+    pub restarts: usize,
     /// Jobs that ran, and of which the store knows.
     pub runs: usize,
     /// Jobs that were not run, because they already had.
@@ -122,6 +109,12 @@ impl Sum for History {
             grants: sum.grants + history.grants,
             checks: sum.checks + history.checks,
             losses: sum.losses + history.losses,
+            accepted: sum.accepted + history.accepted,
+            refused: sum.refused + history.refused,
+            cancelled: sum.cancelled + history.cancelled,
+            evicted: sum.evicted + history.evicted,
+            deleted: sum.deleted + history.deleted,
+            restarts: sum.restarts + history.restarts,
             runs: sum.runs + history.runs,
             already_ran: sum.already_ran + history.already_ran,
             told: sum.told + history.told,
@@ -130,241 +123,89 @@ impl Sum for History {
     }
 }
 
+/// What a history has shown that must not be.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Violation {
+    /// Which invariant is violated: `I1`.
+    pub invariant: &'static str,
+    /// How.
+    pub what: String,
+    /// What has to happen for that.
+    pub plan: Plan,
+}
+
+/// With the line that replays it.
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { invariant, what, plan } = self;
+        write!(f, "{invariant}: {what}\nreplay: LEASEHOLD_SEED={} LEASEHOLD_PLAN='{plan}'", plan.seed)
+    }
+}
+
 /// Runs the history of `plan`.
 ///
 /// # Errors
-/// The first violation, in words, with the seed that replays it.
-pub fn run(plan: &Plan) -> Result<History, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .map_err(|error| format!("no runtime: {error}"))?;
+/// The first violation.
+///
+/// # Panics
+/// When there is no runtime to be had.
+pub fn run(plan: &Plan) -> Result<History, Box<Violation>> {
+    // One thread for what blocks, so that calls are served in the order in which they were made.
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).max_blocking_threads(1).build();
+    let runtime = runtime.unwrap_or_else(|error| unreachable!("no runtime: {error}"));
     let checker = Arc::new(Checker::default());
     runtime.block_on(simulate(plan, checker.clone()));
-    let checked = checker.lock();
-    match &checked.violation {
-        Some(violation) => Err(format!("{violation}\nreplay: {plan:?}")),
+    let mut checked = checker.lock();
+    match checked.violation.take() {
+        Some((invariant, what)) => Err(Box::new(Violation { invariant, what, plan: plan.clone() })),
         None => Ok(checked.history),
     }
 }
 
 async fn simulate(plan: &Plan, checker: Arc<Checker>) {
-    let store_clock = Arc::new(TestClock::default());
-    let memory = Arc::new(MemoryRegister::new(Env::seeded(store_clock.clone(), plan.seed)));
-    let by_existence = plan.by_existence;
-    let key = (!matches!(plan.game, Game::Semaphore(_))).then(|| key(plan));
-    let register = Arc::new(Witness { inner: memory.clone(), checker: checker.clone(), by_existence, key });
-    let mut machines = tokio::task::JoinSet::new();
-    let mut networks = Vec::new();
-    for n in 0..plan.machines {
-        let seed = plan.seed.wrapping_mul(31).wrapping_add(n as u64 + 1);
-        let mut player = Player::new(plan, seed, register.clone(), checker.clone());
-        networks.push(player.network.clone());
-        machines.spawn(async move { player.play().await });
+    let world = World::new(plan, checker).await;
+    let observers = Observers::start(&world);
+    Fate::new(&world).take_its_course().await;
+    if plan.is_quiet() {
+        world.check_budget();
     }
-    let observers = observers::Observers::start(plan, &register, &checker);
-    let fate = fate(plan, &memory, &networks, &checker);
-    let end = leasehold::clock::timeout(&*store_clock, plan.length, fate).await;
-    debug_assert!(end.is_none(), "fate never ends");
-    machines.shutdown().await;
-    // Not healed: who has crashed would come back to life.
-    for network in &networks {
-        network.deliver_all().await;
+    for link in world.links() {
+        link.deliver_all().await;
     }
-    // I7: whoever died holding it, the lock can be had again within one lapse and a poll.
-    let mut last =
-        Player::new(&Plan { harm: 0.0, ..plan.clone() }, plan.seed ^ 0xdead, register, checker.clone());
-    last.calm();
+    // All are dead; whoever comes now is lucky.
+    let mut last = Player::new(&world, plan.seed ^ 0xdead);
+    last.link.heal();
     if let Some(period) = plan.once_per {
         // What a wall clock that was set back does not show is rested once more. A `Date` is true to a second.
-        let bound = last.bound() + period.mul_f64(1.02) + Duration::from_secs(2);
-        let due = leasehold::clock::timeout(&*store_clock, bound, last.runs_at_last(period)).await;
-        if due.is_none() {
-            checker.violated(format!("O2: not due within {bound:?} of the end"));
+        let bound = last.bound() + period.mul_f64(1.02) + Duration::from_secs(2) + 2 * plan.front_ends();
+        if timeout(world.clock(), bound, last.runs_at_last(period)).await.is_none() {
+            world.checker.violated("O2", format!("not due within {bound:?} of the end"));
         }
         return;
     }
-    let all = last.acquire_all().await;
+    let mut all = last.acquire_all("I7").await;
+    if plan.has(Fault::Cancellations) {
+        all.clear();
+        give_up_in_between(&world).await;
+        all = last.acquire_all("I8").await;
+    }
     if let Some(guard) = all.first().filter(|_| plan.game.is_one_lock()) {
-        let token = guard.token().unwrap().get();
-        checker.believed(token);
+        let token = guard.token().map_or(0, leasehold::Token::get);
+        world.checker.believed(guard.name().as_str(), token, &last.note, world.now());
         observers.conclude(token).await;
     }
 }
 
-/// What happens to all: held-back requests that arrive at some time, and an operator who deletes.
-async fn fate(plan: &Plan, memory: &MemoryRegister, networks: &[FaultyRegister], checker: &Checker) {
-    let mut random = fastrand::Rng::with_seed(plan.seed ^ 0xfa7e);
-    let name = key(plan);
-    loop {
-        memory.env().sleep(Duration::from_millis(random.u64(50..1_500))).await;
-        networks[random.usize(..networks.len())].deliver().await;
-        if plan.deletions && random.u8(..6) == 0 {
-            // Nobody deletes by hand what appeared within the last second while another's create is on its way: what
-            // that does to tokens is said in the documentation.
-            let created = memory.read(&name).await.ok().flatten();
-            memory.env().sleep(Duration::from_millis(1_100)).await;
-            if created.is_some()
-                && let Ok(Some(cell)) = memory.read(&name).await
-            {
-                let _ = memory.delete(&name, &cell.version).await;
-                if plan.by_existence {
-                    checker.lock().deleted = true;
-                }
-            }
-        }
-    }
-}
-
-/// Under what the lock's record lies.
-fn key(plan: &Plan) -> String {
-    if plan.by_existence { LOCK.to_owned() } else { format!("{LOCK}.lock") }
-}
-
-/// One machine and the process on it.
-struct Player {
-    seed: u64,
-    locker: Locker,
-    network: FaultyRegister,
-    clock: Arc<TestClock>,
-    env: Env,
-    random: fastrand::Rng,
-    plan: Plan,
-    register: Arc<Witness>,
-    checker: Arc<Checker>,
-    /// For how long in all, on its own clock. In this world no true time passes meanwhile.
-    suspended: Duration,
-}
-
-impl Player {
-    fn new(plan: &Plan, seed: u64, register: Arc<Witness>, checker: Arc<Checker>) -> Self {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let clock = Arc::new(TestClock::with_rate(1.0 + plan.rate_error * (2.0 * random.f64() - 1.0)));
-        let env = Env::seeded(clock.clone(), seed);
-        let network = FaultyRegister::new(register.clone());
-        let mut chaos = Chaos::all(seed, plan.harm);
-        chaos.delay_most = plan.ttl;
-        network.chaos(chaos);
-        let mut options = StoreOptions::default();
-        options.env = env.clone();
-        options.store_clock = random.bool();
-        let skew_us = random.i64(-2_000_000..2_000_000);
-        let machine = Machine::new(Arc::new(network.clone()), env.clone()).with_front_end_skew(
-            if plan.deletions || plan.once_per.is_some() {
-                // A new record's token, and the end of a rest, are as good as the front ends agree; that is said in the
-                // documentation.
-                0
-            } else {
-                skew_us
-            },
-        );
-        let leases = if plan.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
-        let locker = Locker::new(Arc::new(leases(Arc::new(machine), options)));
-        let (plan, suspended) = (plan.clone(), Duration::ZERO);
-        Self { seed, locker, network, clock, env, random, plan, register, checker, suspended }
-    }
-
-    fn calm(&self) {
-        self.network.heal();
-    }
-
-    /// Acquires, holds, releases, and has accidents, for ever.
-    async fn play(&mut self) {
-        loop {
-            self.rest(1_000).await;
-            if let Some(period) = self.plan.once_per {
-                self.run_once(period).await;
-                continue;
-            }
-            let Ok((guard, how)) = self.acquire().await else { continue };
-            let guard = self.checker.granted(guard, how, self.plan.game);
-            self.hold(&guard, how).await;
-            match self.random.u8(..4) {
-                0 => drop(guard),
-                1 => self.crash(guard),
-                _ => {
-                    if let Some(guard) = Arc::into_inner(guard) {
-                        let _ = guard.release().await;
-                    }
-                }
-            }
-        }
-    }
-
-    fn lock(&self) -> Lock {
-        self.locker.lock(LOCK).ttl(self.plan.ttl).patience(self.plan.ttl)
-    }
-
-    /// Holds the lock for a while, with accidents.
-    async fn hold(&mut self, guard: &Guard, how: Held) {
-        let steps = self.random.u32(1..40);
-        for _ in 0..steps {
-            if !self.check(guard, how) {
-                break;
-            }
-            self.accident();
-            // Straight after an accident, as a program that was stopped between two instructions.
-            self.check(guard, how);
-            self.rest(400).await;
-        }
-    }
-
-    fn check(&self, guard: &Guard, how: Held) -> bool {
-        let held = guard.check().is_ok();
-        if held && how == Held::Alone {
-            self.checker.believed(guard.token().unwrap().get());
-        }
-        // Of one lock, tokens tell more; and where records are deleted by hand, two may hold it.
-        if held && !self.plan.game.is_one_lock() {
-            self.checker.together(how);
-        }
-        if !held {
-            self.checker.lock().history.losses += 1;
-        }
-        held
-    }
-
-    fn accident(&mut self) {
-        match self.random.u8(..60) {
-            // A clock that jumps while no true time passes is a suspend for a holder, and only for it: who holds one of
-            // several locks may at the same time watch how long the others have shown no sign of life.
-            0 if self.plan.game.is_one_lock() => {
-                let suspended = self.plan.ttl.mul_f64(3.0 * self.random.f64());
-                self.clock.suspend(suspended);
-                self.suspended += suspended;
-            }
-            1 => self.clock.step_wall(self.random.i64(-3_600..3_600)),
-            2 => self.network.disconnect(),
-            3 => self.network.stall(),
-            4..8 => {
-                let seed = self.random.u64(..);
-                self.recover(seed);
-            }
-            _ => {}
-        }
-    }
-
-    /// The network heals; a machine with chaos has it again.
-    fn recover(&self, seed: u64) {
-        self.network.heal();
-        let mut chaos = Chaos::all(seed, self.plan.harm);
-        chaos.delay_most = self.plan.ttl;
-        self.network.chaos(chaos);
-    }
-
-    /// The process dies while it holds the lock: nothing is released, and what is in the network may arrive. Another is
-    /// started in its place, on the same machine.
-    fn crash(&mut self, guard: impl Sized) {
-        // For ever cut off; its tasks go on in vain.
-        self.network.disconnect();
-        std::mem::forget(guard);
-        let seed = self.random.u64(..);
-        *self = Self::new(&self.plan.clone(), seed, self.register.clone(), self.checker.clone());
-    }
-
-    async fn rest(&mut self, most_ms: u64) {
-        let rest = Duration::from_millis(self.random.u64(..most_ms));
-        self.env.sleep(rest).await;
-    }
+/// Begins an acquisition on a network that may do harm, gives it up at some moment, and waits until its network has answered
+/// all that it may have sent.
+async fn give_up_in_between(world: &Arc<World>) {
+    let mut hasty = Player::new(world, world.plan.seed ^ 0xa5);
+    let limit = world.plan.ttl.mul_f64(hasty.random.f64());
+    let _ = timeout(world.clock(), limit, hasty.acquire()).await.map(|outcome| outcome.map(drop));
+    // Its patience, from when it began; then what it was granted is not prolonged.
+    world.clock_sleep(world.plan.longest_ttl() + Duration::from_secs(3)).await;
+    hasty.link.heal();
+    hasty.link.deliver_all().await;
 }

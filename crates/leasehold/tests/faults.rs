@@ -182,7 +182,7 @@ async fn fault_33_a_throttled_store_is_not_stormed_and_the_lock_is_kept() {
     assert!(waited <= 150, "{waited} requests of the waiter in 75 s");
     waiter.network.heal();
     guard.release().await.unwrap();
-    waiting.await.unwrap().unwrap();
+    drop(waiting.await.unwrap().unwrap());
 }
 
 /// The record is deleted, over and over, by somebody who means well. Nobody is misled about what was granted.

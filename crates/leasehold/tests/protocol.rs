@@ -266,6 +266,22 @@ async fn rule_9_lost_is_final_also_when_the_renewal_is_answered_after_all() {
     assert!(again.token().unwrap() > loss.token);
 }
 
+/// Found by the simulation: a process that stood still between two tries prolonged what its guard had reported lost.
+#[tokio::test(start_paused = true)]
+async fn rule_9_a_renewal_is_not_tried_again_after_the_deadline() {
+    let world = World::new();
+    let client = world.observer(1);
+    let mut grant = client.granted().await;
+    client.network.reset_counts();
+    client.network.next_write(Outcome::NotApplied);
+    let leases = client.leases.clone();
+    let renewal = tokio::spawn(async move { leases.renew(&mut grant).await });
+    client.network.sent(1).await;
+    client.clock.suspend(TTL);
+    assert!(matches!(renewal.await.unwrap().unwrap(), Renewal::Lost(_)));
+    assert_eq!(client.network.counts().writes, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn rule_10_a_grant_that_may_have_been_ours_in_between_is_reported_as_lost() {
     let world = World::new();
@@ -292,6 +308,31 @@ async fn rule_10_a_grant_that_may_have_been_ours_in_between_is_reported_as_lost(
     }
     // A race that was simply lost is no loss.
     client.held().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_10_a_conflict_of_a_request_that_came_twice_is_no_proof_that_it_was_not_granted() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let mut seed = other.granted().await;
+    other.leases.release(&mut seed, None).await.unwrap();
+
+    client.network.next_write(Outcome::TwiceSecondAnswer);
+    client.network.next_read(Outcome::Fine);
+    client.network.next_read(Outcome::Stalled);
+    let acquisition = {
+        let (leases, claim) = (client.leases.clone(), client.claim());
+        tokio::spawn(async move { leases.try_acquire(&claim).await })
+    };
+    client.network.until(|counts| counts.reads == 2).await; // It was refused, and reads what is there.
+    let ours = world.raw().await["token"].as_u64().unwrap();
+    other.leases.evict(&name(), leasehold::Token::new(ours).unwrap()).await.unwrap();
+    let successor = other.granted().await;
+    client.network.deliver().await;
+    match acquisition.await.unwrap().unwrap() {
+        Verdict::Lost(loss) => assert!(loss.token.get() == ours && successor.token.get() > ours, "{loss}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -424,6 +465,20 @@ async fn one_who_takes_over_from_a_create_that_landed_late_gets_a_token_above_al
     slow.network.deliver().await;
     let next = quick.granted().await;
     assert!(next.token > between.token, "{} after {}", next.token, between.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_finds_a_late_create_of_its_own_does_not_vouch_for_its_token() {
+    let world = World::new();
+    let (slow, quick) = (world.dated(1), world.dated(2));
+    slow.network.next_write(Outcome::HeldBack);
+    let mut grant = slow.granted().await; // By a second create.
+    world.delete().await;
+    slow.network.deliver().await; // The first one lands, with a lower token.
+    slow.leases.release(&mut grant, None).await.unwrap();
+    assert_eq!(world.raw().await["state"], "free");
+    let next = quick.granted().await;
+    assert!(next.token > grant.token, "{} after {}", next.token, grant.token);
 }
 
 #[tokio::test(start_paused = true)]

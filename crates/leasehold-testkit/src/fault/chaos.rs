@@ -21,8 +21,14 @@ pub struct Chaos {
     pub held_back: f64,
     /// Applied twice.
     pub twice: f64,
+    /// Applied twice, and the second answer reported.
+    pub twice_second_answer: f64,
+    /// Applied and answered, and a copy is delivered when the test says.
+    pub twice_late: f64,
     /// Refused for now.
     pub not_applied: f64,
+    /// Refused for now, with the wish to be left alone for up to [`delay_most`](Self::delay_most).
+    pub throttled: f64,
     /// Arrives late, by up to [`delay_most`](Self::delay_most).
     pub delayed: f64,
     /// Answered late, by up to [`delay_most`](Self::delay_most).
@@ -40,7 +46,10 @@ impl Chaos {
             dropped: 0.0,
             held_back: 0.0,
             twice: 0.0,
+            twice_second_answer: 0.0,
+            twice_late: 0.0,
             not_applied: 0.0,
+            throttled: 0.0,
             delayed: 0.0,
             answer_delayed: 0.0,
             delay_most: Duration::from_secs(2),
@@ -48,21 +57,24 @@ impl Chaos {
         }
     }
 
-    /// Every harm with probability `each` (at most 1/7).
+    /// Every harm with probability `each` (at most 1/10).
     pub fn all(seed: u64, each: f64) -> Self {
         Self {
             applied_lost: each,
             dropped: each,
             held_back: each,
             twice: each,
+            twice_second_answer: each,
+            twice_late: each,
             not_applied: each,
+            throttled: each,
             delayed: each,
             answer_delayed: each,
             ..Self::seeded(seed)
         }
     }
 
-    pub(super) fn draw(&mut self) -> Outcome {
+    pub(crate) fn draw(&mut self) -> Outcome {
         let mut left = self.random.f64();
         let delay = self.delay_most.mul_f64(self.random.f64());
         let table = [
@@ -70,7 +82,10 @@ impl Chaos {
             (self.dropped, Outcome::Dropped),
             (self.held_back, Outcome::HeldBack),
             (self.twice, Outcome::Twice),
+            (self.twice_second_answer, Outcome::TwiceSecondAnswer),
+            (self.twice_late, Outcome::TwiceLate),
             (self.not_applied, Outcome::NotApplied),
+            (self.throttled, Outcome::Throttled(delay)),
             (self.delayed, Outcome::Delayed(delay)),
             (self.answer_delayed, Outcome::AnswerDelayed(delay)),
         ];

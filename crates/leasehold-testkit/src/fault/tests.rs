@@ -198,8 +198,8 @@ async fn standing_outcomes_last_until_healed_and_scripted_ones_go_first() {
 async fn chaos_replays_from_its_seed() {
     let outcomes = async |seed| {
         let register = MapRegister::faulty();
-        register.chaos(Chaos::all(seed, 0.1));
-        for n in 0..50 {
+        register.chaos(Chaos::all(seed, 0.05));
+        for n in 0..200 {
             let _ = create(&register, &n.to_string()).await;
         }
         register.log().into_iter().map(|sent| sent.outcome).collect::<Vec<_>>()

@@ -1,12 +1,21 @@
 //! What the machines of a simulated history want, and who may have it at once.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::Guard;
-use leasehold::clock::timeout;
+use leasehold::clock::{RATE_ERROR, timeout};
+use leasehold::lease::Ttl;
 
-use super::{Checker, LOCK, Player};
+use super::checker::Checker;
+use super::plan::Store;
+use super::player::Player;
+use super::witness::LONGEST_POLL;
+
+/// How long a contender may wait for the store's clock, whose answers are true to a second: before it creates a record,
+/// and again when it finds one that another has just created.
+const CLOCK_WAITS: Duration = Duration::from_millis(2_200);
 
 /// What the machines of a history want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +35,27 @@ impl Game {
     pub(super) fn is_one_lock(self) -> bool {
         matches!(self, Self::Lock | Self::Election)
     }
+
+    /// The game that is printed so.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        match name {
+            "lock" => Some(Self::Lock),
+            "election" => Some(Self::Election),
+            "rw-lock" => Some(Self::RwLock),
+            _ => name.strip_prefix("semaphore:")?.parse().ok().map(Self::Semaphore),
+        }
+    }
+}
+
+impl fmt::Display for Game {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock => f.write_str("lock"),
+            Self::Election => f.write_str("election"),
+            Self::Semaphore(permits) => write!(f, "semaphore:{permits}"),
+            Self::RwLock => f.write_str("rw-lock"),
+        }
+    }
 }
 
 /// How something is held.
@@ -42,15 +72,15 @@ pub(super) enum Held {
 impl Player {
     /// One of what there is, and how it is held.
     pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
-        let (ttl, tries) = (self.plan.ttl, self.random.u8(..3) == 0);
+        let tries = self.random.u8(..3) == 0;
         let lock = self.lock();
-        let guard = match self.plan.game {
+        let game = self.plan().game;
+        let guard = match game {
             Game::Lock if tries => lock.try_acquire().await?,
             Game::Lock => lock.acquire().await?,
             Game::Election => {
-                // It advertises its seed.
-                let candidate =
-                    self.locker.election(LOCK).ttl(ttl).patience(ttl).value(self.seed.to_string());
+                // It advertises what no other does.
+                let candidate = lock.election().value(self.note.clone());
                 Guard::from(if tries {
                     candidate.try_campaign().await?
                 } else {
@@ -73,24 +103,26 @@ impl Player {
         Ok((guard, Held::Alone))
     }
 
-    /// In what time a lock is free again that nobody renews.
+    /// In what time a lock is free again that nobody renews: ttl (1 + rho) + delta on the slowest clock, and a poll.
     pub(super) fn bound(&self) -> Duration {
-        // A create that is still on its way (for at most a ttl, see `delay_most`) may find nothing, where a release
+        let ttl = Ttl::new(self.plan().longest_ttl()).unwrap_or_default();
+        // A create that is still on its way (for at most a ttl, see `Plan::chaos`) may find nothing, where a release
         // deletes.
-        let late = if self.plan.by_existence { self.plan.ttl } else { Duration::ZERO };
-        self.plan.ttl.mul_f64(1.02) + Duration::from_secs(3) + late
+        let late = if self.plan().store == Store::Objects { 2 * self.plan().ttl } else { Duration::ZERO };
+        let on_its_clock = ttl.contender_span() + LONGEST_POLL.mul_f64(1.25);
+        on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }
 
     /// I7: whoever died holding what, all of it can be had again within a lapse and a poll.
-    pub(super) async fn acquire_all(&mut self) -> Vec<Guard> {
+    pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
         let bound = self.bound();
-        let (all, bound) = match self.plan.game {
+        let (all, bound) = match self.plan().game {
             Game::Semaphore(permits) => (permits, bound),
             // Slots are not looked at before the gate is had.
             Game::RwLock => (1, bound * 2),
             Game::Lock | Game::Election => (1, bound),
         };
-        let (clock, mut guards) = (self.clock.clone(), Vec::new());
+        let (clock, mut guards) = (self.host.clone(), Vec::new());
         let whole = async {
             while guards.len() < all {
                 match self.acquire().await {
@@ -104,7 +136,8 @@ impl Player {
         };
         let ended = timeout(&*clock, bound, whole).await.unwrap_or_else(|| Err("still held".into()));
         if let Err(error) = ended {
-            self.checker.violated(format!("I7: not free within {bound:?} of the end: {error}"));
+            let what = format!("not free within {bound:?} after all were gone: {error}");
+            self.world.checker.violated(invariant, what);
         }
         guards
     }
@@ -115,8 +148,9 @@ impl Checker {
     pub(super) fn granted(&self, guard: Guard, how: Held, game: Game) -> Arc<Guard> {
         let guard = Arc::new(guard);
         let mut checked = self.lock();
-        // Of one lock, the store counts the grants.
-        checked.history.grants += usize::from(!game.is_one_lock());
+        if game.is_one_lock() {
+            return guard;
+        }
         checked.held.retain(|(_, guard)| guard.strong_count() > 0);
         checked.held.push((how, Arc::downgrade(&guard)));
         guard
@@ -137,12 +171,10 @@ impl Checker {
         if let Held::Permit(permits) = how
             && others > permits
         {
-            let violation = format!("S1: {others} of {permits} permits are believed in");
-            checked.violation.get_or_insert(violation);
+            checked.violates("S1", format!("{others} of {permits} permits are believed in"));
         }
         if alone > 1 || (alone > 0 && others > 0) {
-            let violation = format!("S2: {alone} hold it exclusively, and {others} shared");
-            checked.violation.get_or_insert(violation);
+            checked.violates("S2", format!("{alone} hold it exclusively, and {others} shared"));
         }
     }
 }

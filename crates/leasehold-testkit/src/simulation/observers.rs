@@ -9,8 +9,11 @@ use leasehold::clock::timeout;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Checker, Game, LOCK, Plan, Player, Witness};
-use crate::fault::FaultyRegister;
+use super::checker::Checker;
+use super::plan::Fault;
+use super::player::Player;
+use super::world::World;
+use super::{Game, LOCK};
 
 /// How many observe each election.
 const OBSERVERS: u64 = 2;
@@ -18,6 +21,9 @@ const OBSERVERS: u64 = 2;
 /// How long an observer whose network has healed may take to learn who leads: it may have just begun a pause after
 /// trouble, or have a request under way that will never be answered.
 const LEARNING: Duration = Duration::from_secs(60);
+
+/// The name of the invariant.
+const OBSERVERS_ARE_TOLD: &str = "E1";
 
 /// All observers of one history.
 pub(super) struct Observers {
@@ -34,29 +40,32 @@ struct Observed {
 
 impl Observers {
     /// None, where nobody campaigns.
-    pub(super) fn start(plan: &Plan, register: &Arc<Witness>, checker: &Arc<Checker>) -> Self {
-        let mut tasks = JoinSet::new();
+    pub(super) fn start(world: &Arc<World>) -> Self {
+        let (plan, mut tasks) = (&world.plan, JoinSet::new());
         let watched = (0..if plan.game == Game::Election { OBSERVERS } else { 0 }).map(|n| {
             let seed = plan.seed.wrapping_mul(37).wrapping_add(n + 1_000);
-            let player = Arc::new(Player::new(plan, seed, register.clone(), checker.clone()));
+            let player = Arc::new(Player::new(world, seed));
             let (tell, latest) = watch::channel(None);
             tasks.spawn(observe(player.clone(), tell));
-            tasks.spawn(have_accidents(player.network.clone(), player.clone(), seed));
+            tasks.spawn(have_accidents(player.clone(), seed));
             Observed { player, latest }
         });
         let watched = watched.collect();
-        Self { checker: checker.clone(), tasks, watched }
+        Self { checker: world.checker.clone(), tasks, watched }
     }
 
     /// The history is over, and whoever leads now has `term`: all are told so, once their networks are well again.
     pub(super) async fn conclude(mut self, term: u64) {
         for Observed { player, latest } in &mut self.watched {
-            player.checker.lock().concluded = true;
-            player.network.heal();
+            player.world.checker.lock().concluded = true;
+            player.link.revive();
             let told = latest.wait_for(|told| *told == Some(term));
-            if timeout(&*player.clock, LEARNING, told).await.is_none() {
+            if timeout(&*player.host, LEARNING, told).await.is_none() {
                 let latest = *latest.borrow();
-                self.checker.violated(format!("an observer was told of {latest:?} and never of {term}"));
+                self.checker.violated(
+                    OBSERVERS_ARE_TOLD,
+                    format!("an observer was told of {latest:?} and never of {term}"),
+                );
             }
         }
         self.tasks.shutdown().await;
@@ -70,36 +79,51 @@ async fn observe(player: Arc<Player>, tell: watch::Sender<Option<u64>>) {
     while let Some(told) = changes.next().await {
         let told = match told {
             Ok(told) => told,
-            Err(error) => return player.checker.violated(format!("an observer was told {error}")),
+            Err(error) => {
+                return player
+                    .world
+                    .checker
+                    .violated(OBSERVERS_ARE_TOLD, format!("an observer was told {error}"));
+            }
         };
         if before.as_ref() == Some(&told) {
-            player.checker.violated(format!("an observer was told twice of {told:?}"));
+            player
+                .world
+                .checker
+                .violated(OBSERVERS_ARE_TOLD, format!("an observer was told twice of {told:?}"));
         }
         let term = told.as_ref().map(|leader| leader.term.map_or(0, leasehold::Token::get));
         if let Some(leader) = &told {
-            player.checker.told(leader, highest);
+            player.world.checker.told(leader, highest);
             highest = highest.max(term);
         }
         before = Some(told);
         let _ = tell.send(term);
     }
-    player.checker.violated("an observer was told nothing any more".to_owned());
+    player.world.checker.violated(OBSERVERS_ARE_TOLD, "an observer was told nothing any more".to_owned());
 }
 
 /// Networks break, and heal again.
-async fn have_accidents(network: FaultyRegister, player: Arc<Player>, seed: u64) {
+async fn have_accidents(player: Arc<Player>, seed: u64) {
+    let plan = player.plan();
     let mut random = fastrand::Rng::with_seed(seed);
     loop {
         player.env.sleep(Duration::from_millis(random.u64(..10_000))).await;
-        if player.checker.lock().concluded {
+        if player.world.checker.lock().concluded {
             return;
         }
         match random.u8(..6) {
-            0 => network.disconnect(),
-            1 => network.stall(),
-            2 => player.clock.suspend(player.plan.ttl.mul_f64(3.0 * random.f64())),
-            3 => player.clock.step_wall(random.i64(-3_600..3_600)),
-            _ => player.recover(random.u64(..)),
+            0 if plan.has(Fault::Partitions) => player.link.disconnect(),
+            1 if plan.has(Fault::Hangs) => player.link.stall(),
+            2 if plan.has(Fault::Suspends) => {
+                player.host.machine().suspend(plan.ttl.mul_f64(3.0 * random.f64()));
+            }
+            3 if plan.has(Fault::WallSteps) => player.host.machine().step_wall(random.i64(-3_600..3_600)),
+            // Also after all processes have died: it is none of theirs.
+            _ => {
+                player.link.revive();
+                player.link.recover(plan.chaos(random.u64(..)));
+            }
         }
     }
 }
@@ -118,7 +142,7 @@ impl Checker {
             None
         };
         if let Some(flaw) = flaw {
-            checked.violation.get_or_insert(format!("an observer was told of {leader:?} {flaw}"));
+            checked.violates(OBSERVERS_ARE_TOLD, format!("an observer was told of {leader:?} {flaw}"));
         }
     }
 }

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use leasehold::{Due, Register as _, Released};
+use leasehold::{Due, Released};
 
-use super::{Checker, Held, Player, Witness};
+use super::checker::Checker;
+use super::games::Held;
+use super::plan::Fault;
+use super::player::Player;
 
 impl Player {
     /// Runs the job if it is due; it succeeds, fails or dies.
@@ -14,39 +17,38 @@ impl Player {
         let guard = match due {
             Ok(Due::Now(guard)) => guard,
             Ok(Due::AlreadyRan(_)) => {
-                self.checker.lock().history.already_ran += 1;
+                self.world.checker.lock().history.already_ran += 1;
                 return;
             }
             Err(_) => return,
         };
-        let granted = self.register.true_time();
-        self.checker.begun(granted);
+        let granted = self.world.now();
+        self.begun(granted);
         let before = self.suspended;
         self.hold(&guard, Held::Alone).await;
         let passed_for_us_alone = self.suspended - before;
         match self.random.u8(..4) {
             0 => drop(guard),
-            1 => self.crash(guard),
+            1 if self.plan().has(Fault::Crashes) => self.crash(guard),
             _ => {
                 if let Ok(Released::Released) = guard.rest(period).await {
-                    self.checker.rests((granted + period).saturating_sub(passed_for_us_alone));
+                    self.world.checker.rests((granted + period).saturating_sub(passed_for_us_alone));
                 }
             }
         }
     }
 
     /// At the end of the history: until the job can run again.
-    pub(super) async fn runs_at_last(&self, period: Duration) {
+    pub(super) async fn runs_at_last(&mut self, period: Duration) {
         while !matches!(self.lock().once_per(period).acquire().await, Ok(Due::Now(_))) {
             self.env.sleep(Duration::from_millis(100)).await;
         }
-        self.checker.begun(self.register.true_time());
+        self.begun(self.world.now());
     }
-}
 
-impl Witness {
-    fn true_time(&self) -> Duration {
-        self.inner.env().now().since_boot()
+    /// A rest ends by the store's clock, so it is as long as its front ends agree.
+    fn begun(&self, now: Duration) {
+        self.world.checker.begun(now + 2 * self.plan().front_ends());
     }
 }
 
@@ -55,7 +57,7 @@ impl Checker {
     fn begun(&self, now: Duration) {
         let until = self.lock().rests_until;
         if now < until {
-            self.violated(format!("O1: the job begins {:?} before its period is over", until - now));
+            self.violated("O1", format!("the job begins {:?} before its period is over", until - now));
         }
     }
 

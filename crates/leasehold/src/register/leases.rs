@@ -55,7 +55,7 @@ pub struct RegisterLeases {
 struct Memo {
     version: Version,
     record: Record,
-    /// Whether the grant was answered in time by the store, so that its token is known to be good.
+    /// Whether the grant of `record` was answered in time by the store, so that its token is known to be good.
     confirmed: bool,
     /// Renewals and releases that were sent since `record` and may still land.
     attempts: Vec<Attempt>,
@@ -168,6 +168,10 @@ impl RegisterLeases {
     ) -> Result<Renewal, StoreError> {
         loop {
             let sent = self.now();
+            // A process that stood still between two tries: its guard has said that the lease is lost.
+            if grant.deadline.passed(sent) {
+                return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            }
             let record = protocol::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, attempts, .. } = memo;
             let over = Send::Over(Some(version));
@@ -245,6 +249,8 @@ impl RegisterLeases {
                                 let deleted = self.may_have_deleted(&memo.attempts);
                                 return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
                             }
+                            // Of a late create of the same claim nothing is known to be good.
+                            memo.confirmed &= record.nonce == memo.record.nonce;
                             (memo.record, memo.version) = (record, version);
                         }
                     }

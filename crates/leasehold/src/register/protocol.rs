@@ -128,10 +128,15 @@ pub(super) fn judge<'a>(
             // Rule 10: a higher token after a write of unknown fate. We may have held it; "held" would deny that. The
             // token of a newborn record does not tell: another client may have wiped it, or brought back an old one.
             let after = |attempt: &&Attempt| attempt.token < record.token || record.newborn;
-            match attempts.iter().filter(|attempt| attempt.unknown).find(after) {
-                Some(attempt) => {
+            let unheard = attempts.iter().filter(|attempt| attempt.unknown).find(after);
+            // Nor is a conflict a proof: the request may have come twice, and the other copy been committed. The
+            // history tells, as far as it goes.
+            let ended = |past: &&Past| past.grant == claim.id && past.end != End::Released;
+            let had = record.history.iter().find(ended).map(|past| past.token);
+            match unheard.map(|attempt| attempt.token).or(had) {
+                Some(token) => {
                     let reason = LossReason::TakenOver { by: held };
-                    Claimed::Lost(Loss::new(claim.name.clone(), attempt.token, reason))
+                    Claimed::Lost(Loss::new(claim.name.clone(), token, reason))
                 }
                 None => Claimed::Taken(held),
             }
@@ -366,3 +371,6 @@ pub(super) fn until_store_reads(target_us: u64, store: StoreTime) -> Duration {
 pub(super) fn too_slow_for_create(attempt: &Attempt, answered: Moment) -> bool {
     attempt.created && micros(answered.longest_since(attempt.sent)) > 1_000_000
 }
+
+#[cfg(test)]
+mod model;

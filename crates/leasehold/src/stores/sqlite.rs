@@ -174,10 +174,16 @@ impl LeaseStore for SqliteLeases {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
         let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
+        let valid = grant.deadline;
         let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
             record.as_mut(),
             id,
         ) {
+            // It waited for the file until its guard said that it is lost.
+            Some(_) if valid.passed(now) => {
+                let reason = LossReason::Expired { last_error: None };
+                (Err(Loss::new(name.clone(), token, reason)), None)
+            }
             Some(hold) => {
                 rules::renew(hold, machine, now);
                 (Ok((hold.ttl, now)), record)

@@ -1,0 +1,445 @@
+//! What clients do: the driver of the protocol (`register/leases` and the keeper in the library), one step at a time.
+
+use crate::coverage::Event;
+use crate::decide::{self, Claimed, Settled};
+use crate::time::{Age, TICK};
+use crate::world::{
+    Attempt, Attempts, Client, Grant, Guard, Memo, Nonce, Record, Request, Seen, Step, Task, Token, Who,
+};
+use crate::{LeaseModel, MARGIN, SKEW, Turn};
+
+/// Claims of different clients are numbered apart.
+pub(crate) const CLAIMS_EACH: Grant = 5;
+
+impl LeaseModel {
+    /// Whether `record` may be granted to `who`, who has seen no sign of life for `quiet`.
+    pub(crate) fn may_be_granted(&self, who: Who, client: &Client, record: &Record, quiet: Age) -> bool {
+        !record.held
+            || client.rate.elapsed(quiet) >= self.contender_span()
+            || self.lapsed_by_store_clock(who, client, record)
+    }
+
+    fn lapsed_by_store_clock(&self, who: Who, client: &Client, record: &Record) -> bool {
+        let margin = if self.safeguards.margin { MARGIN } else { 0 };
+        let (lower, upper) = store_time(who, client);
+        let now = if self.safeguards.outer_bounds { lower } else { upper };
+        self.scope.store_clock
+            && i32::from(now - record.stamp) * TICK >= self.contender_span() + i32::from(margin) * TICK
+    }
+
+    /// What the store's time is put down as in a record that is written now.
+    fn stamp(&self, who: Who, client: &Client) -> i8 {
+        let (lower, upper) = store_time(who, client);
+        match self.scope.store_clock {
+            false => 0,
+            true if self.safeguards.outer_bounds => upper,
+            true => lower,
+        }
+    }
+}
+
+/// Bounds on what the store's clock reads, in ticks from now. Its `Date` is true to a tick.
+fn store_time(who: Who, client: &Client) -> (i8, i8) {
+    let front_end = if who == 1 { SKEW } else { 0 };
+    (front_end - client.grain, front_end - client.grain + 1)
+}
+
+/// Acquiring.
+impl Turn<'_> {
+    pub(crate) fn start(&mut self, who: Who) {
+        let client = self.client(who);
+        let claim = who * CLAIMS_EACH + client.claims + 1;
+        client.claims += 1;
+        self.begin(who, claim);
+    }
+
+    pub(crate) fn retry(&mut self, who: Who) {
+        let client = self.client(who);
+        client.retries -= 1;
+        if let Some(claim) = client.given_up {
+            self.begin(who, claim);
+        }
+    }
+
+    fn begin(&mut self, who: Who, claim: Grant) {
+        let client = self.client(who);
+        client.given_up = None;
+        client.task = Task::call(claim);
+        let client = *client;
+        match client.seen {
+            // The warm path: one write, and no read before it.
+            Some(Seen { record, quiet, .. })
+                if self.model.may_be_granted(who, &client, &record, quiet)
+                    && record.grant != claim
+                    && !record.newborn =>
+            {
+                self.write_grant(who, claim, Some(record), false);
+            }
+            _ => self.look_at_once(who),
+        }
+    }
+
+    /// Reads the record; how long that takes to get there matters only to those who count from when they asked.
+    pub(crate) fn look_at_once(&mut self, who: Who) {
+        self.look(who);
+        if self.model.rules.contender_counts_from_the_answer {
+            self.read(who);
+        }
+    }
+
+    pub(crate) fn look(&mut self, who: Who) {
+        if let Some(step) = self.client(who).step_mut() {
+            *step = Step::Reading { asked: 0, answer: None };
+        }
+    }
+
+    pub(crate) fn take_known(&mut self, who: Who) {
+        let client = *self.client(who);
+        if let (Task::Acquire { claim, .. }, Some(seen)) = (client.task, client.seen) {
+            self.judge(who, claim, Some(seen.record));
+        }
+    }
+
+    /// Notes what was seen, and since when.
+    fn see(&mut self, who: Who, found: Option<Record>, asked: Age) {
+        let rules = self.model.rules;
+        let client = self.client(who);
+        let Some(record) = found else {
+            client.seen = None;
+            return;
+        };
+        let life = |record: &Record| (record.held, record.grant, record.token, record.beat);
+        let earlier = client.seen.filter(|_| record.held);
+        let same_life = earlier.filter(|seen| life(&seen.record) == life(&record));
+        let unchanged = match rules.alive_by_grant_and_beat {
+            true => same_life,
+            false => earlier.filter(|seen| seen.record == record),
+        };
+        let begin = if rules.contender_counts_from_the_answer || !record.held { 0 } else { asked };
+        client.seen = Some(Seen {
+            record,
+            quiet: unchanged.map_or(begin, |seen| seen.quiet),
+            watched: same_life.map_or(0, |seen| seen.watched),
+        });
+    }
+
+    fn judge(&mut self, who: Who, claim: Grant, found: Option<Record>) {
+        let client = *self.client(who);
+        let quiet = client.seen.map_or(0, |seen| seen.quiet);
+        let lapsed = found.is_some_and(|record| self.model.may_be_granted(who, &client, &record, quiet));
+        let LeaseModel { rules, safeguards, .. } = self.model;
+        match decide::judge(rules, safeguards, claim, client.attempts(), found.as_ref(), lapsed) {
+            Claimed::Ours(attempt) => {
+                self.count(Event::GrantFoundByNonce);
+                self.granted(who, claim, attempt.age, found);
+            }
+            Claimed::AdoptedByReading => self.granted(who, claim, 0, found),
+            Claimed::Grantable { floor_from_clock } => {
+                self.count_grant(&client, claim, found.as_ref());
+                self.write_grant(who, claim, found, floor_from_clock);
+            }
+            Claimed::Taken => self.tell_held(who, claim),
+            Claimed::Lost => {
+                self.count(Event::LostInBetween);
+                self.client(who).task = Task::Idle;
+            }
+        }
+    }
+
+    fn count_grant(&self, client: &Client, claim: Grant, found: Option<&Record>) {
+        let Some(record) = found.filter(|record| record.held) else { return };
+        let quiet = client.seen.map_or(0, |seen| seen.quiet);
+        if record.grant == claim {
+            let created = client.attempts().iter().any(|a| a.nonce == record.nonce && a.created);
+            self.count(if created { Event::CreateWrittenAgain } else { Event::AdoptedByWrite });
+        } else if client.rate.elapsed(quiet) >= self.model.contender_span() {
+            self.count(Event::TakenOverByObservation);
+        } else {
+            self.count(Event::TakenOverByStoreClock);
+        }
+    }
+
+    fn write_grant(&mut self, who: Who, claim: Grant, over: Option<Record>, floor_from_clock: bool) {
+        let model = self.model;
+        let nonce = self.nonce(claim);
+        let floor = if floor_from_clock { self.clock(who) } else { 0 };
+        let stamp = model.stamp(who, self.client(who));
+        let mut record = decide::grant(claim, over.as_ref(), floor, nonce, stamp);
+        record.newborn &= model.safeguards.newborn_mark;
+        self.send(who, over, Some(record), nonce, record.token);
+    }
+
+    /// The store's clock, as a number that tokens are taken from: it reads later than when any token was committed, and
+    /// later than at an earlier create of the same claim.
+    fn clock(&mut self, who: Who) -> Token {
+        let created = self.client(who).attempts().iter().filter(|attempt| attempt.created);
+        let latest = created.map(|attempt| attempt.token).max().unwrap_or(0);
+        1 + self.world.highest.max(latest)
+    }
+
+    /// The user may believe, unless the time is over already. Then the grant is given back.
+    fn granted(&mut self, who: Who, claim: Grant, age: Age, found: Option<Record>) {
+        let Some(record) = found else { return };
+        let memo = Memo::of(record, true);
+        let renewals = self.model.scope.renewals;
+        let passed = self.passed(who, age);
+        if passed {
+            self.count(Event::GrantedTooLate);
+            self.client(who).given_up = Some(claim);
+            return self.send_release(who, claim, memo, Attempts::default());
+        }
+        self.world.wrongs.low_token_told |= self.world.low.all().contains(&record.nonce);
+        let client = self.client(who);
+        client.guard = Some(Guard { token: record.token, age, lost: false });
+        client.renewals = renewals;
+        client.seen = None;
+        client.task = Task::Keep { grant: claim, memo, attempts: Attempts::default(), step: Step::Ready };
+    }
+
+    fn tell_held(&mut self, who: Who, claim: Grant) {
+        self.count(Event::Held);
+        let span = self.model.contender_span();
+        let client = self.client(who);
+        let landed = match client.task {
+            Task::Acquire { step: Step::Writing { .. }, landed, .. } => landed, // Guessed: rule 4 is out.
+            Task::Acquire { had_landed, .. } => had_landed,
+            _ => false,
+        };
+        let watched = client.seen.map_or(0, |seen| seen.watched);
+        let waited_enough = client.rate.elapsed(watched) >= span;
+        client.task = Task::call(claim);
+        self.world.wrongs.held_denied |= landed;
+        self.world.wrongs.prolonged_by_others |= waited_enough;
+    }
+
+    pub(crate) fn abandon(&mut self, who: Who) {
+        self.stop_waiting(who);
+        let client = self.client(who);
+        let Task::Acquire { claim, .. } = client.task else { return };
+        client.given_up = Some(claim);
+        // What may have been granted is looked for, and given back.
+        let step = Step::Reading { asked: 0, answer: None };
+        client.task = Task::Release { grant: claim, memo: None, attempts: Attempts::default(), step };
+    }
+}
+
+/// Keeping and releasing.
+impl Turn<'_> {
+    pub(crate) fn renew(&mut self, who: Who) {
+        self.client(who).renewals -= 1;
+        let Task::Keep { grant, memo, .. } = self.client(who).task else { return };
+        let nonce = self.nonce(grant);
+        let stamp = self.model.stamp(who, self.client(who));
+        let record = decide::renewed(&memo.record, nonce, stamp);
+        self.send(who, Some(memo.version), Some(record), nonce, record.token);
+    }
+
+    /// A renewal that was sent `age` ago has landed.
+    fn prolong(&mut self, who: Who, grant: Grant, age: Age, memo: Memo) {
+        let rules = self.model.rules;
+        let passed = self.passed(who, age);
+        let client = self.client(who);
+        let lost = client.guard.is_none_or(|guard| guard.lost);
+        if rules.lost_is_final && (lost || passed) {
+            self.count(Event::RenewedTooLate);
+            return self.send_release(who, grant, memo, Attempts::default());
+        }
+        if let Some(guard) = &mut client.guard {
+            guard.age = age;
+        }
+        client.task = Task::Keep { grant, memo, attempts: Attempts::default(), step: Step::Ready };
+        self.world.wrongs.lost_came_back |= lost && !passed;
+    }
+
+    fn settle_renewal(&mut self, who: Who, grant: Grant, memo: Memo, found: Option<Record>) {
+        let client = *self.client(who);
+        let settled = decide::settle_renewal(&self.model.rules, grant, client.attempts(), found.as_ref());
+        let version = found.unwrap_or(memo.version);
+        // Its own claim's, but of another grant: a request of the same claim that came late.
+        let other_token = version.grant == grant && version.token != memo.record.token;
+        match settled {
+            Settled::Landed(attempt) => {
+                self.count(Event::RenewalFoundByNonce);
+                self.prolong(who, grant, attempt.age, Memo::of(version, memo.confirmed));
+            }
+            Settled::Earlier if !other_token => {
+                self.keep_on(who, grant, Memo::of(version, memo.confirmed));
+            }
+            Settled::Stolen => self.keep_on(who, grant, Memo { version, ..memo }),
+            Settled::Earlier | Settled::Gone => {
+                self.count(Event::Gone);
+                self.see(who, found, 0);
+                self.done(who);
+            }
+        }
+    }
+
+    fn keep_on(&mut self, who: Who, grant: Grant, memo: Memo) {
+        if let Task::Keep { attempts, .. } = self.client(who).task {
+            self.client(who).task = Task::Keep { grant, memo, attempts, step: Step::Ready };
+        }
+    }
+
+    pub(crate) fn release(&mut self, who: Who) {
+        self.stop_waiting(who);
+        let Task::Keep { grant, memo, attempts, .. } = self.client(who).task else { return };
+        self.send_release(who, grant, memo, attempts);
+    }
+
+    /// What the user holds ends first.
+    fn send_release(&mut self, who: Who, grant: Grant, memo: Memo, mut attempts: Attempts) {
+        let rules = self.model.rules;
+        let nonce = self.nonce(grant);
+        let client = self.client(who);
+        if rules.belief_ends_before_the_release {
+            client.guard = None;
+        }
+        attempts.all_mut().iter_mut().for_each(|attempt| attempt.age = 0);
+        client.task = Task::Release { grant, memo: Some(memo), attempts, step: Step::Ready };
+        let mut free = decide::freed(&memo.record, false, nonce);
+        free.newborn &= !memo.confirmed;
+        let write = rules.release_keeps_the_record.then_some(free);
+        self.send(who, Some(memo.version), write, nonce, free.token);
+    }
+
+    fn settle_release(&mut self, who: Who, grant: Grant, known: Option<Memo>, found: Option<Record>) {
+        // A withdrawn claim's token is not known: whatever has its id is meant.
+        let Some(record) = found.filter(|_| decide::still_ours(grant, found.as_ref())) else {
+            self.count(Event::ReleaseSettledByReading);
+            self.see(who, found, 0);
+            return self.done(who);
+        };
+        let strict = self.model.safeguards.only_the_answered_record_is_confirmed;
+        let same = |memo: Memo| memo.record.nonce == record.nonce || !strict;
+        let memo = Memo::of(record, known.is_some_and(|memo| memo.confirmed && same(memo)));
+        let Task::Release { attempts, .. } = self.client(who).task else { return };
+        let attempts = if known.is_some() { attempts } else { Attempts::default() };
+        self.send_release(who, grant, memo, attempts);
+    }
+
+    pub(crate) fn quit(&mut self, who: Who) {
+        self.stop_waiting(who);
+        self.done(who);
+    }
+
+    fn done(&mut self, who: Who) {
+        let client = self.client(who);
+        client.guard = None;
+        client.renewals = 0;
+        client.task = Task::Idle;
+    }
+}
+
+/// Requests and answers.
+impl Turn<'_> {
+    /// Sends a conditional write, which is listed before it leaves.
+    fn send(&mut self, who: Who, expect: Option<Record>, write: Option<Record>, nonce: Nonce, token: Token) {
+        let attempt = Attempt { nonce, age: 0, token, created: expect.is_none(), unknown: true };
+        match &mut self.client(who).task {
+            Task::Idle => return,
+            Task::Acquire { attempts, step, .. }
+            | Task::Keep { attempts, step, .. }
+            | Task::Release { attempts, step, .. } => {
+                attempts.push(attempt);
+                *step = Step::Writing { sent: write, answer: None };
+            }
+        }
+        self.put(Request { from: who, awaited: true, expect, write, nonce });
+    }
+
+    pub(crate) fn receive(&mut self, who: Who) {
+        match self.client(who).step() {
+            Step::Reading { asked, answer: Some(found) } => self.receive_reading(who, asked, found),
+            Step::Writing { sent, answer: Some(true) } => self.committed(who, sent),
+            Step::Writing { answer: Some(false), .. } => self.conflict(who),
+            _ => {}
+        }
+    }
+
+    fn receive_reading(&mut self, who: Who, asked: Age, found: Option<Record>) {
+        match self.client(who).task {
+            Task::Idle => {}
+            Task::Acquire { claim, .. } => {
+                self.see(who, found, asked);
+                self.judge(who, claim, found);
+            }
+            Task::Keep { grant, memo, .. } => self.settle_renewal(who, grant, memo, found),
+            Task::Release { grant, memo, .. } => self.settle_release(who, grant, memo, found),
+        }
+    }
+
+    fn committed(&mut self, who: Who, sent: Option<Record>) {
+        let model = self.model;
+        let Some(latest) = self.client(who).attempts_mut().last_mut() else { return };
+        latest.unknown = false;
+        let latest = *latest;
+        let age = if model.rules.holder_counts_from_before_the_send { latest.age } else { 0 };
+        match self.client(who).task {
+            Task::Idle => {}
+            // A create whose answer took so long may have a token that is not above all others any more.
+            Task::Acquire { .. }
+                if latest.created && latest.age > 0 && model.safeguards.late_creates_are_written_again =>
+            {
+                self.look(who);
+            }
+            Task::Acquire { claim, .. } => {
+                self.count(Event::Granted);
+                self.granted(who, claim, age, sent);
+            }
+            Task::Keep { grant, memo, .. } => {
+                self.count(Event::Renewed);
+                let record = sent.unwrap_or(memo.record);
+                self.prolong(who, grant, age, Memo::of(record, memo.confirmed));
+            }
+            Task::Release { .. } => {
+                self.count(Event::Released);
+                self.see(who, sent, 0);
+                self.done(who);
+            }
+        }
+    }
+
+    fn conflict(&mut self, who: Who) {
+        if let Some(latest) = self.client(who).attempts_mut().last_mut() {
+            latest.unknown = false;
+        }
+        let guessed = !self.model.rules.unknown_until_read_back;
+        match self.client(who).task {
+            Task::Acquire { claim, .. } if guessed => self.tell_held(who, claim),
+            Task::Keep { .. } if guessed => self.done(who),
+            _ => self.look(who),
+        }
+    }
+
+    pub(crate) fn give_up(&mut self, who: Who) {
+        self.stop_waiting(who);
+        let guessed = !self.model.rules.unknown_until_read_back;
+        match self.client(who).task {
+            Task::Acquire { claim, .. } if guessed => self.tell_held(who, claim),
+            Task::Keep { grant, memo, .. } if guessed => self.keep_on(who, grant, memo),
+            _ => self.look(who),
+        }
+    }
+
+    /// Whatever was sent goes on without its sender.
+    fn stop_waiting(&mut self, who: Who) {
+        if !matches!(self.client(who).step(), Step::Writing { .. }) {
+            return;
+        }
+        self.world.budget.unanswered -= 1;
+        for request in self.world.requests.all_mut() {
+            request.awaited &= request.from != who;
+        }
+        self.world.requests.all_mut().sort_unstable();
+    }
+
+    fn nonce(&mut self, claim: Grant) -> Nonce {
+        // Without rule 2: the same for all writes of a claim, and not among the fresh ones.
+        if self.model.rules.fresh_nonces { self.world.fresh_nonce() } else { 32 + claim }
+    }
+
+    fn passed(&mut self, who: Who, age: Age) -> bool {
+        let span = self.model.holder_span();
+        self.client(who).rate.elapsed(age) >= span
+    }
+}

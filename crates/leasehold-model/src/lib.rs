@@ -1,0 +1,294 @@
+//! The lease protocol of leasehold as a model: every order in which a few clients, their clocks, the network, the store
+//! and an operator can act, within a [`Scope`]. The tests check it exhaustively, with stateright.
+//!
+//! Each of the ten rules of the protocol, and what else keeps the promise, can be taken out: the checker then has to find
+//! a history that breaks it. `docs/model.md` says what is modelled and what is not, and how large the scopes are.
+//!
+//! - [`world`]: the state. [`decide`]: what a client makes of what it reads. [`time`]: ticks, and clocks that are wrong.
+//! - `client`, `store`: what may happen next. [`properties`]: what must hold. [`coverage`]: what did happen.
+
+mod client;
+pub mod coverage;
+pub mod decide;
+pub mod few;
+pub mod properties;
+pub mod rules;
+pub mod scope;
+mod store;
+mod story;
+pub mod time;
+pub mod world;
+
+use crate::coverage::{Coverage, Event};
+use crate::rules::{Rules, Safeguards};
+use crate::scope::Scope;
+use crate::time::Rate;
+use crate::world::{Budget, Client, MOST_CLIENTS, Request, Step, Task, Who, World};
+
+/// By how many ticks the front end of the second client is ahead of the others', where clients know the store's time.
+pub const SKEW: i8 = 2;
+/// The margin that is kept because of that, in ticks.
+pub const MARGIN: i8 = 2;
+
+/// The protocol, within a scope.
+#[derive(Debug)]
+pub struct LeaseModel {
+    /// Which rules are followed.
+    pub rules: Rules,
+    /// What else is there.
+    pub safeguards: Safeguards,
+    /// How much may happen.
+    pub scope: Scope,
+    /// How often what has happened, over all histories.
+    pub coverage: Coverage,
+}
+
+/// One thing that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A tick of true time passes.
+    Tick,
+    /// A client asks for the lock, with a claim of its own.
+    Start(Who),
+    /// A client asks again with the claim that it gave up.
+    Retry(Who),
+    /// A client that waits reads the record.
+    Look(Who),
+    /// A client that waits writes over the record it has seen: it must have lapsed by now.
+    TakeKnown(Who),
+    /// The store answers a client's read.
+    Read(Who),
+    /// A client receives the answer that it waits for, and goes on.
+    Receive(Who),
+    /// A client stops to wait for the answer to its write.
+    GiveUp(Who),
+    /// A client stops to acquire, and withdraws its claim.
+    Abandon(Who),
+    /// A holder renews.
+    Renew(Who),
+    /// A holder releases; or its keeper does, after it was lost.
+    Release(Who),
+    /// A client stops to release, whatever has become of it.
+    Quit(Who),
+    /// A write arrives at the store.
+    Deliver(Request, Copy),
+    /// An operator evicts whoever has the lock.
+    Evict,
+    /// Somebody edits the record, and changes nothing that it says.
+    Edit,
+    /// Somebody deletes the record.
+    Delete,
+}
+
+/// Whether a request arrives once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copy {
+    /// It does not.
+    None,
+    /// It does; this one is answered.
+    ComesUnanswered,
+    /// It does, and that one is answered.
+    ComesAnswered,
+}
+
+impl LeaseModel {
+    /// The protocol as it is, within `scope`.
+    pub fn new(scope: Scope) -> Self {
+        assert!((1..=MOST_CLIENTS).contains(&scope.clients), "one to three clients");
+        assert!(scope.claims <= client::CLAIMS_EACH, "up to {} claims each", client::CLAIMS_EACH);
+        Self { rules: Rules::ALL, safeguards: Safeguards::ALL, scope, coverage: Coverage::default() }
+    }
+
+    /// The same with some rule taken out.
+    pub fn without(mut self, take_out: impl FnOnce(&mut Rules)) -> Self {
+        take_out(&mut self.rules);
+        self
+    }
+
+    /// The same with some safeguard taken out.
+    pub fn without_safeguard(mut self, take_out: impl FnOnce(&mut Safeguards)) -> Self {
+        take_out(&mut self.safeguards);
+        self
+    }
+
+    fn client_actions(&self, world: &World, who: Who, actions: &mut Vec<Action>) {
+        let client = &world.clients[usize::from(who)];
+        let can_lose_an_answer = world.budget.unanswered > 0;
+        match client.step() {
+            Step::Reading { answer: None, .. } => actions.push(Action::Read(who)),
+            Step::Reading { answer: Some(_), .. } => actions.push(Action::Receive(who)),
+            Step::Writing { answer, .. } => {
+                if answer.is_some() {
+                    actions.push(Action::Receive(who));
+                }
+                if can_lose_an_answer {
+                    actions.push(Action::GiveUp(who));
+                }
+            }
+            Step::Ready => {}
+        }
+        let writing = matches!(client.step(), Step::Writing { .. });
+        let can_leave = !writing || can_lose_an_answer;
+        match &client.task {
+            Task::Idle => {
+                if client.claims < self.scope.claims {
+                    actions.push(Action::Start(who));
+                }
+                if client.given_up.is_some() && client.retries > 0 {
+                    actions.push(Action::Retry(who));
+                }
+            }
+            Task::Acquire { step: Step::Ready, .. } => {
+                actions.push(Action::Look(who));
+                if client.seen.is_some_and(|seen| self.may_be_granted(who, client, &seen.record, seen.quiet))
+                {
+                    actions.push(Action::TakeKnown(who));
+                }
+            }
+            Task::Acquire { attempts, .. } => {
+                if self.scope.retries > 0 && can_leave && !attempts.all().is_empty() {
+                    actions.push(Action::Abandon(who));
+                }
+            }
+            Task::Keep { step, .. } => {
+                let lost = client.guard.is_some_and(|guard| guard.lost);
+                if *step == Step::Ready && client.renewals > 0 && !lost {
+                    actions.push(Action::Renew(who));
+                }
+                if can_leave {
+                    actions.push(Action::Release(who));
+                }
+            }
+            Task::Release { .. } => {
+                if can_leave {
+                    actions.push(Action::Quit(who));
+                }
+            }
+        }
+    }
+
+    fn start(&self, rates: [Rate; MOST_CLIENTS], grains: [i8; MOST_CLIENTS]) -> World {
+        let Scope { unanswered, doubled, evictions, edits, deletions, .. } = self.scope;
+        let mut world = World {
+            store: self.scope.record_exists.then(Default::default),
+            budget: Budget { unanswered, doubled, evictions, edits, deletions },
+            ..World::default()
+        };
+        for (i, client) in world.clients.iter_mut().enumerate().take(self.scope.clients) {
+            *client =
+                Client { rate: rates[i], grain: grains[i], retries: self.scope.retries, ..Client::default() };
+        }
+        world
+    }
+}
+
+/// What a model checker needs.
+impl LeaseModel {
+    /// The worlds in which histories begin: one for each combination of clocks. Clients are alike, so their order does not matter, but where their
+    /// front ends differ.
+    pub fn beginnings(&self) -> Vec<World> {
+        let mut worlds = Vec::new();
+        let choices = |i: usize| if i < self.scope.clients { 2 } else { 1 };
+        let rate = |fast| if fast == 1 { Rate::Fast } else { Rate::Slow };
+        for (a, b, c) in triples(choices) {
+            let sorted = a <= b && (self.scope.clients < 3 || b <= c);
+            if !sorted && !self.scope.store_clock {
+                continue;
+            }
+            let opposed = (a, b, c) == (0, 1, choices(2) - 1);
+            if !self.scope.any_clocks && !opposed {
+                continue;
+            }
+            let rates = [rate(a), rate(b), rate(c)];
+            if !self.scope.store_clock {
+                worlds.push(self.start(rates, [0; MOST_CLIENTS]));
+                continue;
+            }
+            for (a, b, c) in triples(choices) {
+                worlds.push(self.start(rates, [a, b, c]));
+            }
+        }
+        worlds
+    }
+
+    /// What may happen next.
+    pub fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        actions.push(Action::Tick);
+        for who in (0..).take(self.scope.clients) {
+            self.client_actions(world, who, actions);
+        }
+        for request in world.requests.all() {
+            actions.push(Action::Deliver(*request, Copy::None));
+            if world.budget.doubled > 0 && (request.expect == world.store || request.expect.is_none()) {
+                actions.push(Action::Deliver(*request, Copy::ComesUnanswered));
+                if request.awaited {
+                    actions.push(Action::Deliver(*request, Copy::ComesAnswered));
+                }
+            }
+        }
+        if let Some(record) = world.store {
+            if record.held && world.budget.evictions > 0 {
+                actions.push(Action::Evict);
+            }
+            if world.budget.edits > 0 {
+                actions.push(Action::Edit);
+            }
+            if world.settled && world.budget.deletions > 0 {
+                actions.push(Action::Delete);
+            }
+        }
+    }
+
+    /// The world after `action`; `None` if nothing has changed.
+    pub fn next(&self, world: &World, action: Action) -> Option<World> {
+        let mut turn = Turn { model: self, world: *world };
+        match action {
+            Action::Tick => turn.tick(),
+            Action::Deliver(request, copy) => turn.deliver(request, copy),
+            Action::Read(who) => turn.read(who),
+            Action::Evict => turn.evict(),
+            Action::Edit => turn.edit(),
+            Action::Delete => turn.delete(),
+            Action::Start(who) => turn.start(who),
+            Action::Retry(who) => turn.retry(who),
+            Action::Look(who) => turn.look_at_once(who),
+            Action::TakeKnown(who) => turn.take_known(who),
+            Action::Receive(who) => turn.receive(who),
+            Action::GiveUp(who) => turn.give_up(who),
+            Action::Abandon(who) => turn.abandon(who),
+            Action::Renew(who) => turn.renew(who),
+            Action::Release(who) => turn.release(who),
+            Action::Quit(who) => turn.quit(who),
+        }
+        turn.forget_what_nothing_depends_on();
+        (turn.world != *world).then_some(turn.world)
+    }
+}
+
+/// A world in the middle of an action.
+struct Turn<'a> {
+    model: &'a LeaseModel,
+    world: World,
+}
+
+impl Turn<'_> {
+    fn client(&mut self, who: Who) -> &mut Client {
+        &mut self.world.clients[usize::from(who)]
+    }
+
+    fn count(&self, event: Event) {
+        self.model.coverage.count(event);
+    }
+}
+
+fn triples(choices: impl Fn(usize) -> i8) -> Vec<(i8, i8, i8)> {
+    let mut all = Vec::new();
+    for a in 0..choices(0) {
+        for b in 0..choices(1) {
+            for c in 0..choices(2) {
+                all.push((a, b, c));
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,79 @@
+//! The rules of the protocol, each of which can be taken out.
+
+/// The ten rules of the lease protocol (`ARCHITECTURE.md`), two of them in their halves. `true`: it is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Rule 1, the holder. Without it: its time counts from the answer.
+    pub holder_counts_from_before_the_send: bool,
+    /// Rule 1, the contender. Without it: its time counts from when it asked.
+    pub contender_counts_from_the_answer: bool,
+    /// Rule 2. Without it: all writes of a claim bear the same nonce.
+    pub fresh_nonces: bool,
+    /// Rule 3. Without it: a release deletes the record.
+    pub release_keeps_the_record: bool,
+    /// Rule 4. Without it: a conflict, or no answer, is taken for a refusal.
+    pub unknown_until_read_back: bool,
+    /// Rule 5. Without it: an unexpected record of one's own is adopted when it is read.
+    pub adopted_only_by_a_write: bool,
+    /// Rule 6. Without it: belief ends when the release has been answered.
+    pub belief_ends_before_the_release: bool,
+    /// Rule 7. Without it: a renewal goes over whatever it finds.
+    pub renewal_is_no_acquisition: bool,
+    /// Rule 8. Without it: a lease is told alive by its version.
+    pub alive_by_grant_and_beat: bool,
+    /// Rule 9. Without it: a renewal that is answered after the deadline prolongs the lease.
+    pub lost_is_final: bool,
+    /// Rule 10. Without it: whoever finds another's record after a write of unknown fate says "held".
+    pub may_have_held_is_lost: bool,
+}
+
+impl Rules {
+    /// All of them.
+    pub const ALL: Self = Self {
+        holder_counts_from_before_the_send: true,
+        contender_counts_from_the_answer: true,
+        fresh_nonces: true,
+        release_keeps_the_record: true,
+        unknown_until_read_back: true,
+        adopted_only_by_a_write: true,
+        belief_ends_before_the_release: true,
+        renewal_is_no_acquisition: true,
+        alive_by_grant_and_beat: true,
+        lost_is_final: true,
+        may_have_held_is_lost: true,
+    };
+}
+
+/// What else keeps the promise, beside the ten rules. `true`: it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Safeguards {
+    /// The distances that make up for clock rates: the holder's span is shorter than the ttl, the contender's longer.
+    pub rate_distances: bool,
+    /// The margin on a takeover by the store's clock, for front ends that disagree.
+    pub margin: bool,
+    /// A record is written with the upper bound of the store's clock, and judged by the lower one.
+    pub outer_bounds: bool,
+    /// A create marks its record as newborn: the next token comes from the store's clock.
+    pub newborn_mark: bool,
+    /// A create that was answered late, or read back, is written once more before anybody is told.
+    pub late_creates_are_written_again: bool,
+    /// A release takes the newborn mark off the record whose grant was answered in time, and off no other that a late
+    /// create of the same claim has left.
+    pub only_the_answered_record_is_confirmed: bool,
+    /// Rule 10 asks the record's history too: a conflict may be the answer to the second copy of a request of which the
+    /// first was committed.
+    pub history_tells: bool,
+}
+
+impl Safeguards {
+    /// All of them.
+    pub const ALL: Self = Self {
+        rate_distances: true,
+        margin: true,
+        outer_bounds: true,
+        newborn_mark: true,
+        late_creates_are_written_again: true,
+        only_the_answered_record_is_confirmed: true,
+        history_tells: true,
+    };
+}

@@ -1,0 +1,75 @@
+//! How much may happen in one history. Everything that is not bounded here is unbounded: looks, conflicts, and time.
+
+/// A scope: the bounds that make the state space finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// Two or three.
+    pub clients: usize,
+    /// Whether each client's clock may be slow or fast. If not, the first one is slow, the others are fast.
+    pub any_clocks: bool,
+    /// How many locks each client asks for, one after the other.
+    pub claims: u8,
+    /// How often a client asks again with a claim that it gave up.
+    pub retries: u8,
+    /// How many renewals each grant may send.
+    pub renewals: u8,
+    /// How many writes, in all, are given up on before their answer arrives. Each may have been applied already, may be
+    /// applied at any later time, or never.
+    pub unanswered: u8,
+    /// How many writes, in all, the network delivers twice, at any two times; either of the two may be the one answered.
+    pub doubled: u8,
+    /// How many live grants an operator evicts.
+    pub evictions: u8,
+    /// How often somebody edits the record without changing what it says.
+    pub edits: u8,
+    /// How often somebody deletes the record by hand, not within the tick in which it was written.
+    pub deletions: u8,
+    /// Whether there is a record at the beginning; if not, the first grant creates it.
+    pub record_exists: bool,
+    /// Whether contenders go by the store's clock too, whose front ends disagree by up to the margin.
+    pub store_clock: bool,
+}
+
+impl Scope {
+    /// Two clients, and a network that does its worst to renewals.
+    pub const NETWORK: Self = Self {
+        clients: 2,
+        any_clocks: true,
+        claims: 1,
+        retries: 0,
+        renewals: 2,
+        unanswered: 1,
+        doubled: 0,
+        evictions: 0,
+        edits: 0,
+        deletions: 0,
+        record_exists: true,
+        store_clock: false,
+    };
+
+    /// Two answers that are lost.
+    pub const SILENCE: Self = Self { renewals: 1, unanswered: 2, ..Self::NETWORK };
+
+    /// Beside an operator who evicts, and requests that come twice.
+    pub const OPERATOR: Self = Self { renewals: 0, doubled: 1, evictions: 1, ..Self::NETWORK };
+
+    /// A holder that goes on to renew after it was evicted, and somebody who edits.
+    pub const EVICTED: Self = Self { unanswered: 0, evictions: 1, edits: 1, ..Self::NETWORK };
+
+    /// Beside somebody who deletes the record by hand.
+    pub const BY_HAND: Self =
+        Self { any_clocks: false, renewals: 0, deletions: 1, record_exists: false, ..Self::NETWORK };
+
+    /// A claim that is given up and tried again.
+    pub const RETRIED: Self = Self { any_clocks: false, renewals: 0, retries: 1, ..Self::NETWORK };
+
+    /// Each client asks twice.
+    pub const AGAIN: Self =
+        Self { any_clocks: false, claims: 2, renewals: 1, unanswered: 0, ..Self::NETWORK };
+
+    /// Takeovers by the store's clock.
+    pub const STORE_CLOCK: Self = Self { renewals: 1, unanswered: 0, store_clock: true, ..Self::NETWORK };
+
+    /// Three clients.
+    pub const THREE: Self = Self { clients: 3, renewals: 0, unanswered: 0, ..Self::NETWORK };
+}

@@ -1,0 +1,79 @@
+//! Histories for people.
+
+use std::fmt::{self, Write};
+
+use crate::world::{Record, Request, World};
+use crate::{Action, Copy, LeaseModel};
+
+impl LeaseModel {
+    /// What happens when `actions` follow each other from `beginning`, line by line: true time in ticks, the action, and
+    /// what lies in the store and who believes, where that changes.
+    pub fn story(&self, beginning: World, actions: &[Action]) -> String {
+        let (mut text, mut world, mut ticks) = (String::new(), beginning, 0);
+        for (i, client) in world.clients.iter().enumerate().take(self.scope.clients) {
+            let _ = writeln!(text, "        client {i} has a {:?} clock", client.rate);
+        }
+        for action in actions {
+            let Some(next) = self.next(&world, *action) else { continue };
+            if *action == Action::Tick {
+                ticks += 1;
+            }
+            let _ = write!(text, "  t={ticks:<3} {:<66}", action.to_string());
+            let (before, after) = (Shown(world.store).to_string(), Shown(next.store).to_string());
+            if after != before {
+                let _ = write!(text, " store: {after}");
+            }
+            if self.believing(&next) != self.believing(&world) {
+                let _ = write!(text, " believing: {:?}", self.believing(&next));
+            }
+            text.truncate(text.trim_end().len());
+            text.push('\n');
+            world = next;
+        }
+        text
+    }
+
+    fn believing(&self, world: &World) -> Vec<usize> {
+        let clients = world.clients.iter().enumerate();
+        clients.filter(|(_, client)| self.belief(client).is_some()).map(|(i, _)| i).collect()
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Tick => write!(f, "a tick passes"),
+            Action::Start(who) => write!(f, "client {who} asks for the lock"),
+            Action::Retry(who) => write!(f, "client {who} asks again with the same claim"),
+            Action::Look(who) => write!(f, "client {who}, waiting, reads"),
+            Action::TakeKnown(who) => write!(f, "client {who}, waiting, writes over what it saw"),
+            Action::Read(who) => write!(f, "the store answers the read of client {who}"),
+            Action::Receive(who) => write!(f, "client {who} receives its answer"),
+            Action::GiveUp(who) => write!(f, "client {who} hears no answer"),
+            Action::Abandon(who) => write!(f, "client {who} withdraws its claim"),
+            Action::Renew(who) => write!(f, "client {who} sends a renewal"),
+            Action::Release(who) => write!(f, "client {who} sends a release"),
+            Action::Quit(who) => write!(f, "client {who} stops to release"),
+            Action::Deliver(Request { from, write, .. }, copy) => {
+                write!(f, "client {from}'s write of {} arrives", Shown(*write))?;
+                if *copy == Copy::None { Ok(()) } else { write!(f, ", and will again") }
+            }
+            Action::Evict => write!(f, "an operator evicts the holder"),
+            Action::Edit => write!(f, "somebody edits the record"),
+            Action::Delete => write!(f, "somebody deletes the record"),
+        }
+    }
+}
+
+struct Shown(Option<Record>);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(Record { held, token, grant, beat, newborn, .. }) = self.0 else {
+            return write!(f, "nothing");
+        };
+        let state = if held { "held" } else { "free" };
+        let newborn = if newborn { " newborn" } else { "" };
+        write!(f, "[{state} token {token} claim {grant} beat {beat}{newborn}]")
+    }
+}

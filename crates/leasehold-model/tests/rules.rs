@@ -1,0 +1,151 @@
+//! The ten rules: with all of them no history breaks a promise, without any one of them some history does.
+//!
+//! Each scope is checked with all rules in, so that it is the removal alone that breaks the promise. `--nocapture` shows the
+//! histories.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use common::{holds, is_broken, scale};
+use leasehold_model::LeaseModel;
+use leasehold_model::coverage::Event::{self, *};
+use leasehold_model::properties::{
+    BACKED, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, PROLONGED_BY_NOBODY_ELSE, TOKENS_RISE,
+};
+use leasehold_model::scope::Scope;
+
+/// Checks a scope with everything in, and that each of `events` does happen in it.
+fn all_rules(small: Scope, large: Scope, at_least: usize, events: &[Event]) {
+    let coverage = holds(LeaseModel::new(scale(small, large)), at_least);
+    for event in events {
+        assert!(coverage.of(*event) > 0, "never happened: {event:?}");
+    }
+}
+
+#[test]
+fn with_all_rules_no_counterexample_exists() {
+    let large = Scope { renewals: 3, unanswered: 2, ..Scope::NETWORK };
+    let events =
+        [Granted, Renewed, RenewalFoundByNonce, RenewedTooLate, Expired, Released, TakenOverByObservation];
+    all_rules(Scope::NETWORK, large, 200_000, &events);
+}
+
+#[test]
+fn with_all_rules_no_counterexample_exists_when_answers_are_lost() {
+    let large = Scope { unanswered: 3, ..Scope::SILENCE };
+    let events = [
+        GrantFoundByNonce,
+        GrantedTooLate,
+        Gone,
+        Held,
+        LateWriteApplied,
+        LateWriteRefused,
+        ReleaseSettledByReading,
+    ];
+    all_rules(Scope::SILENCE, large, 400_000, &events);
+}
+
+#[test]
+fn with_all_rules_no_counterexample_exists_beside_operators_and_doubled_requests() {
+    let large = Scope { renewals: 1, unanswered: 2, ..Scope::OPERATOR };
+    all_rules(Scope::OPERATOR, large, 800_000, &[Granted, Doubled, LostInBetween, LateWriteApplied]);
+}
+
+#[test]
+fn with_all_rules_no_counterexample_exists_for_holders_that_are_evicted() {
+    let large = Scope { unanswered: 1, ..Scope::EVICTED };
+    all_rules(Scope::EVICTED, large, 500_000, &[Granted, Gone, Renewed, TakenOverByObservation]);
+}
+
+#[test]
+fn with_all_rules_no_counterexample_exists_when_claims_are_tried_again() {
+    let large = Scope { any_clocks: true, unanswered: 2, ..Scope::RETRIED };
+    all_rules(Scope::RETRIED, large, 400_000, &[AdoptedByWrite, LateWriteApplied]);
+}
+
+#[test]
+fn with_all_rules_no_counterexample_exists_when_each_client_asks_twice() {
+    let large = Scope { any_clocks: true, unanswered: 1, ..Scope::AGAIN };
+    all_rules(Scope::AGAIN, large, 50_000, &[TakenOverByObservation]);
+}
+
+#[test]
+fn with_all_rules_no_counterexample_exists_with_three_clients() {
+    let large = Scope { evictions: 1, unanswered: 1, ..Scope::THREE };
+    all_rules(Scope::THREE, large, 400_000, &[TakenOverByObservation, Expired, Held]);
+}
+
+#[test]
+fn without_rule_1_a_holder_that_counts_from_the_answer_overlaps_with_its_successor() {
+    let model = LeaseModel::new(Scope::NETWORK);
+    is_broken(EXCLUSION, model.without(|rules| rules.holder_counts_from_before_the_send = false));
+}
+
+#[test]
+fn without_rule_1_a_contender_that_counts_from_its_question_overlaps_with_the_holder() {
+    let model = LeaseModel::new(Scope::NETWORK);
+    is_broken(EXCLUSION, model.without(|rules| rules.contender_counts_from_the_answer = false));
+}
+
+#[test]
+fn without_rule_2_an_earlier_write_is_taken_for_a_later_one_and_two_believe() {
+    is_broken(EXCLUSION, LeaseModel::new(Scope::NETWORK).without(|rules| rules.fresh_nonces = false));
+}
+
+#[test]
+fn without_rule_3_a_late_create_brings_back_what_was_released() {
+    let model = LeaseModel::new(Scope::NETWORK);
+    is_broken(TOKENS_RISE, model.without(|rules| rules.release_keeps_the_record = false));
+}
+
+#[test]
+fn without_rule_4_held_is_said_to_whoever_was_granted_the_lock() {
+    let model = LeaseModel::new(Scope::NETWORK);
+    is_broken(HELD_IS_TRUE, model.without(|rules| rules.unknown_until_read_back = false));
+}
+
+#[test]
+fn without_rule_5_a_record_that_is_adopted_by_reading_it_is_taken_over_too_early() {
+    let model = LeaseModel::new(Scope::RETRIED);
+    is_broken(EXCLUSION, model.without(|rules| rules.adopted_only_by_a_write = false));
+}
+
+#[test]
+fn without_rule_6_a_successor_is_granted_the_lock_while_the_releasing_user_still_believes() {
+    let model = LeaseModel::new(Scope::NETWORK);
+    is_broken(EXCLUSION, model.without(|rules| rules.belief_ends_before_the_release = false));
+}
+
+#[test]
+fn without_rule_7_a_heartbeat_steals_the_lock_back_and_tokens_go_back() {
+    let model = LeaseModel::new(Scope::EVICTED);
+    is_broken(TOKENS_RISE, model.without(|rules| rules.renewal_is_no_acquisition = false));
+}
+
+#[test]
+fn without_rule_7_a_heartbeat_steals_the_record_of_a_holder_that_believes() {
+    let model = LeaseModel::new(Scope::EVICTED);
+    is_broken(BACKED, model.without(|rules| rules.renewal_is_no_acquisition = false));
+}
+
+#[test]
+fn without_rule_8_edits_by_others_prolong_a_dead_lease() {
+    let model = LeaseModel::new(Scope::EVICTED);
+    is_broken(PROLONGED_BY_NOBODY_ELSE, model.without(|rules| rules.alive_by_grant_and_beat = false));
+}
+
+#[test]
+fn without_rule_9_a_guard_that_was_lost_comes_back() {
+    is_broken(LOST_IS_FINAL, LeaseModel::new(Scope::NETWORK).without(|rules| rules.lost_is_final = false));
+}
+
+#[test]
+fn without_rule_10_held_is_said_to_somebody_who_had_the_lock_in_between() {
+    let model = LeaseModel::new(Scope::OPERATOR);
+    is_broken(HELD_IS_TRUE, model.without(|rules| rules.may_have_held_is_lost = false));
+}

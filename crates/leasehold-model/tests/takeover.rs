@@ -1,0 +1,74 @@
+//! What keeps the promise beside the ten rules: clock rates, the store's clock, and records that are deleted by hand.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use common::{holds, is_broken, scale};
+use leasehold_model::LeaseModel;
+use leasehold_model::coverage::Event;
+use leasehold_model::properties::{EXCLUSION, HELD_IS_TRUE, TOLD_TOKENS_RISE};
+use leasehold_model::scope::Scope;
+
+#[test]
+fn by_the_stores_clock_no_counterexample_exists() {
+    let large = Scope { unanswered: 1, ..Scope::STORE_CLOCK };
+    let coverage = holds(LeaseModel::new(scale(Scope::STORE_CLOCK, large)), 300_000);
+    assert!(coverage.of(Event::TakenOverByStoreClock) > 0);
+}
+
+#[test]
+fn with_records_deleted_by_hand_no_counterexample_exists() {
+    let large = Scope { any_clocks: true, renewals: 1, ..Scope::BY_HAND };
+    let coverage = holds(LeaseModel::new(scale(Scope::BY_HAND, large)), 1_000_000);
+    assert!(coverage.of(Event::CreateWrittenAgain) > 0 && coverage.of(Event::LateWriteApplied) > 0);
+}
+
+#[test]
+fn without_distances_for_clock_rates_a_fast_contender_overlaps_with_a_slow_holder() {
+    let model = LeaseModel::new(Scope::NETWORK);
+    is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.rate_distances = false));
+}
+
+#[test]
+fn without_the_margin_a_front_end_that_is_ahead_ends_a_live_lease() {
+    let model = LeaseModel::new(Scope::STORE_CLOCK);
+    is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.margin = false));
+}
+
+#[test]
+fn with_the_wrong_bounds_of_the_stores_clock_a_live_lease_is_ended() {
+    let model = LeaseModel::new(Scope::STORE_CLOCK);
+    is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.outer_bounds = false));
+}
+
+#[test]
+fn without_the_newborn_mark_a_low_token_is_told_after_a_late_create() {
+    let model = LeaseModel::new(Scope::BY_HAND);
+    is_broken(TOLD_TOKENS_RISE, model.without_safeguard(|safeguards| safeguards.newborn_mark = false));
+}
+
+#[test]
+fn without_writing_late_creates_again_a_low_token_is_told() {
+    let model = LeaseModel::new(Scope::BY_HAND);
+    let without = model.without_safeguard(|safeguards| safeguards.late_creates_are_written_again = false);
+    is_broken(TOLD_TOKENS_RISE, without);
+}
+
+#[test]
+fn a_release_that_confirms_another_record_than_was_granted_lets_a_token_come_again() {
+    let model = LeaseModel::new(Scope::BY_HAND);
+    let without =
+        model.without_safeguard(|safeguards| safeguards.only_the_answered_record_is_confirmed = false);
+    is_broken(TOLD_TOKENS_RISE, without);
+}
+
+#[test]
+fn without_the_history_held_is_said_after_a_doubled_request_that_was_granted() {
+    let model = LeaseModel::new(Scope::OPERATOR);
+    is_broken(HELD_IS_TRUE, model.without_safeguard(|safeguards| safeguards.history_tells = false));
+}

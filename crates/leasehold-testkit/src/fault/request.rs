@@ -1,0 +1,86 @@
+//! What goes through the network: requests and their answers.
+
+use bytes::Bytes;
+use leasehold::error::StoreError;
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, Stat, Version, Write};
+use tokio::sync::oneshot;
+
+use super::Kind;
+
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    Read(String),
+    Stat(String),
+    Write(String, Option<Version>, Body),
+    Delete(String, Version),
+}
+
+#[derive(Debug)]
+pub(super) enum Answer {
+    Cell(Option<Cell>),
+    Stat(Option<Stat>),
+    Write(Write),
+    Deleted(Deleted),
+}
+
+pub(super) type Reply = Result<Answer, StoreError>;
+
+impl Request {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::Read(..) | Self::Stat(..) => Kind::Read,
+            Self::Write(..) => Kind::Write,
+            Self::Delete(..) => Kind::Delete,
+        }
+    }
+
+    pub(super) fn key(&self) -> &str {
+        match self {
+            Self::Read(key) | Self::Stat(key) | Self::Write(key, ..) | Self::Delete(key, _) => key,
+        }
+    }
+
+    pub(super) fn value(&self) -> Option<&Bytes> {
+        match self {
+            Self::Write(_, _, body) => Some(&body.bytes),
+            Self::Read(_) | Self::Stat(_) | Self::Delete(..) => None,
+        }
+    }
+
+    pub(super) async fn apply(&self, register: &dyn Register) -> Reply {
+        match self {
+            Self::Read(key) => register.read(key).await.map(Answer::Cell),
+            Self::Stat(key) => register.stat(key).await.map(Answer::Stat),
+            Self::Write(key, expect, body) => {
+                let expect = expect.as_ref().map_or(Expect::Absent, Expect::Version);
+                register.write(key, expect, body.clone()).await.map(Answer::Write)
+            }
+            Self::Delete(key, version) => register.delete(key, version).await.map(Answer::Deleted),
+        }
+    }
+}
+
+/// What is held in the network, with the one who waits for the answer, if it still matters to anybody.
+#[derive(Debug)]
+pub(super) enum InNetwork {
+    Request(Request, Option<oneshot::Sender<Reply>>),
+    Answer(Reply, Option<oneshot::Sender<Reply>>),
+}
+
+impl InNetwork {
+    pub(super) async fn arrive(self, register: &dyn Register) -> Option<Write> {
+        let (reply, caller) = match self {
+            Self::Request(request, caller) => (request.apply(register).await, caller),
+            Self::Answer(reply, caller) => (reply, caller),
+        };
+        let write = match &reply {
+            Ok(Answer::Write(write)) => Some(write.clone()),
+            _ => None,
+        };
+        if let Some(caller) = caller {
+            // The caller may have given up long ago.
+            let _ = caller.send(reply);
+        }
+        write
+    }
+}

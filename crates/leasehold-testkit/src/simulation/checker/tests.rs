@@ -1,0 +1,154 @@
+//! Each invariant on a sequence of events that keeps it, and on one that does not.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A grant for 10 s.
+fn grant(token: u64, id: &str) -> Write<'_> {
+    Write { token, grant: id, ttl_ms: 10_000, newborn: false, note: Some(id), value: None }
+}
+
+/// A checker that has seen a grant with token 5, and then one with token 7.
+fn two_grants() -> Checker {
+    let checker = Checker::default();
+    checker.committed("x", &grant(5, "a"), Duration::ZERO);
+    checker.believed("x", 5, "a", SECOND);
+    checker.committed("x", &grant(7, "b"), 2 * SECOND);
+    checker
+}
+
+fn verdict(checker: &Checker) -> Option<&'static str> {
+    checker.lock().violation.as_ref().map(|(invariant, _)| *invariant)
+}
+
+#[test]
+fn i1_a_holder_that_believes_after_its_successor_is_found() {
+    let checker = two_grants();
+    checker.believed("x", 5, "a", 3 * SECOND);
+    checker.believed("x", 7, "b", 3 * SECOND);
+    assert_eq!(verdict(&checker), None, "the store may know of a successor before anybody believes in it");
+    checker.believed("x", 5, "a", 3 * SECOND);
+    assert_eq!(verdict(&checker), Some("I1"));
+}
+
+#[test]
+fn i1_only_who_was_evicted_or_lost_its_record_by_hand_is_excused() {
+    let evicted = two_grants();
+    evicted.evicting("x", 5);
+    evicted.believed("x", 7, "b", 3 * SECOND);
+    evicted.believed("x", 5, "a", 3 * SECOND);
+    assert_eq!(verdict(&evicted), None);
+
+    let deleted = Checker::default();
+    deleted.committed("x", &grant(5, "a"), Duration::ZERO);
+    deleted.deleted("x");
+    deleted.committed("x", &grant(7, "b"), SECOND);
+    deleted.committed("x", &grant(8, "c"), SECOND);
+    deleted.believed("x", 7, "b", SECOND);
+    deleted.believed("x", 5, "a", SECOND);
+    assert_eq!(verdict(&deleted), None);
+    deleted.believed("x", 8, "c", SECOND);
+    deleted.believed("x", 7, "b", SECOND);
+    assert_eq!(verdict(&deleted), Some("I1"), "granted after the deletion");
+}
+
+#[test]
+fn i2_a_token_that_does_not_rise_is_found() {
+    for token in [6, 7] {
+        let checker = two_grants();
+        checker.committed("x", &grant(7, "b"), 3 * SECOND);
+        assert_eq!(verdict(&checker), None, "a renewal");
+        checker.committed("y", &grant(6, "c"), 3 * SECOND);
+        assert_eq!(verdict(&checker), None, "another lock");
+        checker.committed("x", &grant(token, "c"), 3 * SECOND);
+        assert_eq!(verdict(&checker), Some("I2"));
+    }
+}
+
+#[test]
+fn i2_a_token_that_was_not_granted_or_came_too_late_is_found_when_it_is_believed_in() {
+    let checker = two_grants();
+    checker.believed("x", 9, "b", 3 * SECOND);
+    assert_eq!(verdict(&checker), Some("I2"));
+
+    let checker = two_grants();
+    checker.committed("x", &Write { newborn: true, ..grant(6, "c") }, 3 * SECOND);
+    assert_eq!(verdict(&checker), None, "nobody need believe in it");
+    checker.believed("x", 6, "c", 3 * SECOND);
+    assert_eq!(verdict(&checker), Some("I2"));
+
+    let checker = two_grants();
+    checker.committed("x", &Write { newborn: true, ..grant(7, "c") }, 3 * SECOND);
+    checker.believed("x", 7, "b", 3 * SECOND);
+    assert_eq!(verdict(&checker), None, "another has it by right");
+}
+
+#[test]
+fn i3_a_resource_that_accepts_a_lower_token_is_found() {
+    let checker = Checker::default();
+    checker.accepted(5, "a");
+    checker.accepted(7, "b");
+    checker.accepted(7, "c");
+    assert_eq!(verdict(&checker), None);
+    checker.accepted(5, "d");
+    assert_eq!(verdict(&checker), Some("I3"));
+}
+
+#[test]
+fn i4_a_write_that_has_its_effect_twice_is_found() {
+    let checker = Checker::default();
+    checker.accepted(5, "a");
+    checker.accepted(5, "a");
+    assert_eq!(verdict(&checker), Some("I4"));
+
+    let checker = Checker::default();
+    checker.applied("x.lock", "1");
+    checker.applied("y.lock", "1");
+    assert_eq!(verdict(&checker), None);
+    checker.applied("x.lock", "1");
+    assert_eq!(verdict(&checker), Some("I4"));
+}
+
+#[test]
+fn i5_a_belief_that_outlives_the_deadline_is_found() {
+    let checker = two_grants();
+    // 10 s, less 0.5 %, less 100 ms, on a clock that is 0.5 % slow, after the commit at 2 s.
+    checker.believed("x", 7, "b", Duration::from_millis(11_899));
+    assert_eq!(verdict(&checker), None);
+    checker.committed("x", &grant(7, "b"), 11 * SECOND);
+    checker.believed("x", 7, "b", 20 * SECOND);
+    assert_eq!(verdict(&checker), None, "it was renewed");
+    checker.believed("x", 7, "b", Duration::from_millis(20_902));
+    assert_eq!(verdict(&checker), Some("I5"));
+}
+
+#[test]
+fn i6_a_renewal_that_is_sent_after_the_loss_is_found() {
+    let checker = two_grants();
+    checker.lost("x", 5);
+    checker.sends("x", &grant(7, "b"), 3 * SECOND);
+    checker.sends("x", &grant(5, "other"), 3 * SECOND);
+    assert_eq!(verdict(&checker), None, "others may try with the same token");
+    checker.sends("x", &grant(5, "a"), 3 * SECOND);
+    assert_eq!(verdict(&checker), Some("I6"));
+}
+
+#[test]
+fn i8_a_cancelled_acquisition_that_goes_on_is_found() {
+    let checker = two_grants();
+    checker.cancelled("b", 4 * SECOND);
+    checker.sends("x", &grant(7, "b"), 4 * SECOND);
+    assert_eq!(verdict(&checker), None);
+    checker.sends("x", &grant(7, "b"), 5 * SECOND);
+    assert_eq!(verdict(&checker), Some("I8"));
+}
+
+#[test]
+fn i9_more_requests_than_are_needed_are_found() {
+    let checker = Checker::default();
+    checker.spent(7, 7);
+    assert_eq!(verdict(&checker), None);
+    checker.spent(8, 7);
+    assert_eq!(verdict(&checker), Some("I9"));
+}

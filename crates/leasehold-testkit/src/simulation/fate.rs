@@ -1,0 +1,128 @@
+//! What befalls all machines of a history: requests that arrive at some time, an operator, a store under load, and the
+//! end of all processes at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::{LockName, Locker, Register as _};
+use tokio::task::JoinSet;
+
+use super::plan::{Fault, Store};
+use super::player::Player;
+use super::world::World;
+use super::{LOCK, Plan};
+
+/// What happens to all.
+pub(super) struct Fate {
+    world: Arc<World>,
+    operator: Locker,
+    random: fastrand::Rng,
+    throttled_until: Duration,
+    machines: JoinSet<()>,
+    started: u64,
+}
+
+impl Fate {
+    pub(super) fn new(world: &Arc<World>) -> Self {
+        let mut fate = Self {
+            operator: world.operator(),
+            random: fastrand::Rng::with_seed(world.plan.seed ^ 0xfa7e),
+            world: world.clone(),
+            throttled_until: Duration::ZERO,
+            machines: JoinSet::new(),
+            started: 0,
+        };
+        fate.start_machines();
+        fate
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.world.plan
+    }
+
+    fn start_machines(&mut self) {
+        for _ in 0..self.plan().machines {
+            self.started += 1;
+            let seed = self.plan().seed.wrapping_mul(31).wrapping_add(self.started);
+            self.machines.spawn(Player::new(&self.world, seed).play());
+        }
+    }
+
+    /// Takes its course until the history is over, and then ends all processes.
+    pub(super) async fn take_its_course(mut self) {
+        while self.world.now() < self.plan().length {
+            self.world.clock_sleep(Duration::from_millis(self.random.u64(50..1_500))).await;
+            let links = self.world.links();
+            links[self.random.usize(..links.len())].deliver().await;
+            let (deletes, evicts) = (self.random.u8(..6) == 0, self.random.u8(..10) == 0);
+            let (throttles, restarts) = (self.random.u8(..20) == 0, self.random.u8(..40) == 0);
+            let wait = Duration::from_millis(self.random.u64(200..3_000));
+            let over = self.world.now() > self.plan().faults_until;
+            let has = |fault| !over && self.world.plan.has(fault);
+            if has(Fault::Throttling) && throttles {
+                self.throttled_until = self.world.now() + 2 * wait;
+                self.throttle(Some(wait));
+            } else if self.world.now() > self.throttled_until {
+                self.throttle(None);
+            }
+            if has(Fault::Deletions) && deletes {
+                self.delete().await;
+            }
+            if has(Fault::Evictions) && evicts {
+                self.evict().await;
+            }
+            if has(Fault::Restarts) && restarts {
+                self.world.checker.lock().history.restarts += 1;
+                self.end_machines().await;
+                self.start_machines();
+            }
+        }
+        self.throttle(None);
+        self.end_machines().await;
+    }
+
+    /// All processes die.
+    async fn end_machines(&mut self) {
+        for link in self.world.links() {
+            link.die();
+        }
+        self.machines.shutdown().await;
+    }
+
+    fn throttle(&self, wait: Option<Duration>) {
+        for link in self.world.links() {
+            link.throttle(wait);
+        }
+    }
+
+    /// Deletes the record by hand.
+    async fn delete(&self) {
+        let key = match self.plan().store {
+            Store::Register | Store::File => format!("{LOCK}.lock"),
+            Store::Objects => LOCK.to_owned(),
+        };
+        // Nobody deletes by hand what appeared within the last second while another's create is on its way: what that
+        // does to tokens is said in the documentation.
+        let register = &self.world.register.inner;
+        let created = register.read(&key).await.ok().flatten();
+        self.world.clock_sleep(Duration::from_millis(1_100)).await;
+        if created.is_some()
+            && let Ok(Some(cell)) = register.read(&key).await
+        {
+            let _ = register.delete(&key, &cell.version).await;
+            self.world.checker.deleted(LOCK);
+        }
+    }
+
+    /// Ends whatever is held.
+    async fn evict(&self) {
+        let Ok(name) = LockName::new(LOCK) else { return };
+        let status = self.operator.inspect(&name).await;
+        if let Some(token) = status.ok().and_then(|status| status.token) {
+            self.world.checker.evicting(LOCK, token.get());
+            if let Ok(leasehold::Evicted::Evicted) = self.operator.evict(&name, token).await {
+                self.world.checker.lock().history.evicted += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! What happens in one history, and its text form, by which it is replayed.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::Game;
+use crate::fault::Chaos;
+
+/// What happens in one history.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// All that is drawn at random follows from it.
+    pub seed: u64,
+    /// What they contend for.
+    pub game: Game,
+    /// Where the locks lie.
+    pub store: Store,
+    /// How many machines contend.
+    pub machines: usize,
+    /// How long the history lasts, in true time.
+    pub length: Duration,
+    /// The leases' ttl.
+    pub ttl: Duration,
+    /// How likely each harm of the network is for each request.
+    pub harm: f64,
+    /// How far clock rates may be off. More than the bound of 0.005 and the promise does not hold.
+    pub rate_error: f64,
+    /// How far the clocks of the store's front ends may be off, each. More than half of the margin (5 s) and the promise
+    /// does not hold.
+    pub skew: Duration,
+    /// Instead of holding the lock now and then: all run a job once per so long.
+    pub once_per: Option<Duration>,
+    /// Whether the resource that holders write to checks their tokens.
+    pub fenced: bool,
+    /// What else may happen.
+    pub faults: Faults,
+    /// After this nothing of it happens any more.
+    pub faults_until: Duration,
+}
+
+/// Where the locks of a history lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// In a register, as records that stay.
+    Register,
+    /// In a file of SQLite, on one machine. Which of the calls of one instant comes first is up to threads, so what is drawn
+    /// replays, and such races do not.
+    File,
+    /// In a register, as objects that exist while the lock is held, as simple clients have it: a release deletes.
+    Objects,
+}
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Fault {
+    /// Requests are applied, and their answers lost.
+    LostAnswers,
+    /// Requests are lost.
+    LostRequests,
+    /// Requests arrive late, also when nobody waits for them any more.
+    LateRequests,
+    /// Answers arrive late.
+    LateAnswers,
+    /// Requests arrive twice: at once with either answer, or much later.
+    Doubles,
+    /// Requests are refused for now, or told to slow down.
+    Refusals,
+    /// A machine is cut off.
+    Partitions,
+    /// A machine's network takes requests and answers nothing.
+    Hangs,
+    /// A machine sleeps, and its clocks know.
+    Suspends,
+    /// A process stands still for a while, and goes on as if nothing had happened.
+    Pauses,
+    /// A virtual machine is brought back from a snapshot: its boot clock has missed the time.
+    Restores,
+    /// Wall clocks are set, by up to an hour.
+    WallSteps,
+    /// Clocks go too fast or too slow.
+    Rates,
+    /// A process dies with what it holds, and another starts.
+    Crashes,
+    /// Acquisitions are given up before they are answered, or die so.
+    Cancellations,
+    /// Contenders ask for different ttls.
+    Ttls,
+    /// An operator deletes records by hand.
+    Deletions,
+    /// An operator evicts.
+    Evictions,
+    /// All processes die at once, and others start.
+    Restarts,
+    /// For a while the store tells everybody to slow down.
+    Throttling,
+    /// The clocks of the store's front ends disagree.
+    Skew,
+}
+
+impl Fault {
+    /// All kinds, with their names.
+    pub const ALL: [(Self, &'static str); 21] = [
+        (Self::LostAnswers, "lost-answers"),
+        (Self::LostRequests, "lost-requests"),
+        (Self::LateRequests, "late-requests"),
+        (Self::LateAnswers, "late-answers"),
+        (Self::Doubles, "doubles"),
+        (Self::Refusals, "refusals"),
+        (Self::Partitions, "partitions"),
+        (Self::Hangs, "hangs"),
+        (Self::Suspends, "suspends"),
+        (Self::Pauses, "pauses"),
+        (Self::Restores, "restores"),
+        (Self::WallSteps, "wall-steps"),
+        (Self::Rates, "rates"),
+        (Self::Crashes, "crashes"),
+        (Self::Cancellations, "cancellations"),
+        (Self::Ttls, "ttls"),
+        (Self::Deletions, "deletions"),
+        (Self::Evictions, "evictions"),
+        (Self::Restarts, "restarts"),
+        (Self::Throttling, "throttling"),
+        (Self::Skew, "skew"),
+    ];
+}
+
+/// A set of kinds of fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults(u32);
+
+impl Faults {
+    /// None.
+    pub const NONE: Self = Self(0);
+
+    /// All of them.
+    pub fn all() -> Self {
+        Fault::ALL.into_iter().fold(Self::NONE, |faults, (fault, _)| faults.with(fault))
+    }
+
+    /// These and `fault`.
+    #[must_use]
+    pub fn with(self, fault: Fault) -> Self {
+        Self(self.0 | 1 << fault as u32)
+    }
+
+    /// These without `fault`.
+    #[must_use]
+    pub fn without(self, fault: Fault) -> Self {
+        Self(self.0 & !(1 << fault as u32))
+    }
+
+    /// Whether `fault` is one of them.
+    pub fn has(self, fault: Fault) -> bool {
+        self.0 & 1 << fault as u32 != 0
+    }
+
+    /// How many there are.
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+}
+
+impl Plan {
+    /// The plan that `seed` stands for: one lock in a register, and most kinds of fault.
+    pub fn from_seed(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let length = Duration::from_secs(random.u64(30..60));
+        let mut plan = Self {
+            seed,
+            game: Game::Lock,
+            store: Store::Register,
+            machines: random.usize(2..=4),
+            length,
+            ttl: Duration::from_millis(random.u64(500..6_000)),
+            harm: [0.0, 0.01, 0.03, 0.08][random.usize(..4)],
+            rate_error: leasehold::clock::RATE_ERROR,
+            skew: Duration::from_millis(2_500),
+            once_per: None,
+            fenced: true,
+            faults: Faults::NONE,
+            faults_until: length,
+        };
+        for (fault, _) in Fault::ALL {
+            // Not all at once in every history: some hide what others do.
+            let one_in = if fault == Fault::Deletions { 4 } else { 3 };
+            if (random.u8(..one_in) == 0) == (fault == Fault::Deletions) {
+                plan.faults = plan.faults.with(fault);
+            }
+        }
+        plan
+    }
+
+    /// The plan that `seed` stands for, with a job that runs once per period.
+    pub fn once_from_seed(seed: u64) -> Self {
+        let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
+        let mut plan = Self { once_per: Some(Duration::from_millis(period_ms)), ..Self::from_seed(seed) };
+        // Who deletes the record by hand deletes what tells that it ran; who evicts ends the rest.
+        plan.faults = plan.faults.without(Fault::Deletions).without(Fault::Evictions);
+        plan
+    }
+
+    /// A history in which nothing goes wrong.
+    pub fn quiet_from_seed(seed: u64) -> Self {
+        Self { harm: 0.0, machines: 1, ..Self::from_seed(seed) }.with_faults(Faults::NONE)
+    }
+
+    /// The same with these kinds of fault.
+    #[must_use]
+    pub fn with_faults(self, faults: Faults) -> Self {
+        Self { faults, ..self }
+    }
+
+    /// The same with what `knobs` says, in the form in which plans are printed: `machines=2,faults=crashes+rates`.
+    ///
+    /// # Errors
+    /// The knob that is none, or has no such value.
+    pub fn with(mut self, knobs: &str) -> Result<Self, String> {
+        for knob in knobs.split(',').filter(|knob| !knob.is_empty()) {
+            let set = knob.split_once('=').and_then(|(name, value)| self.set(name, value));
+            set.ok_or_else(|| format!("`{knob}` is no knob of a plan with a value that it can have"))?;
+        }
+        Ok(self)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Option<()> {
+        let time = || value.parse().ok().map(Duration::from_millis);
+        match name {
+            "seed" => self.seed = value.parse().ok()?,
+            "game" => self.game = Game::named(value)?,
+            "store" => self.store = Store::ALL.into_iter().find(|(_, name)| *name == value)?.0,
+            "machines" => self.machines = value.parse().ok()?,
+            "length-ms" => self.length = time()?,
+            "ttl-ms" => self.ttl = time()?,
+            "harm" => self.harm = value.parse().ok()?,
+            "rate-error" => self.rate_error = value.parse().ok()?,
+            "skew-ms" => self.skew = time()?,
+            "once-per-ms" => self.once_per = if value == "never" { None } else { Some(time()?) },
+            "fenced" => self.fenced = value.parse().ok()?,
+            "until-ms" => self.faults_until = time()?,
+            "faults" => {
+                self.faults = Faults::NONE;
+                for fault in value.split('+').filter(|fault| *fault != "none") {
+                    let (fault, _) = Fault::ALL.into_iter().find(|(_, name)| *name == fault)?;
+                    self.faults = self.faults.with(fault);
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    pub(super) fn has(&self, fault: Fault) -> bool {
+        self.faults.has(fault)
+    }
+
+    /// What the network does to requests drawn from `seed`.
+    pub(super) fn chaos(&self, seed: u64) -> Chaos {
+        let harm = |fault| if self.has(fault) { self.harm } else { 0.0 };
+        let mut chaos = Chaos::seeded(seed);
+        chaos.applied_lost = harm(Fault::LostAnswers);
+        chaos.dropped = harm(Fault::LostRequests);
+        (chaos.held_back, chaos.delayed) = (harm(Fault::LateRequests), harm(Fault::LateRequests));
+        chaos.answer_delayed = harm(Fault::LateAnswers);
+        (chaos.twice, chaos.twice_second_answer) = (harm(Fault::Doubles), harm(Fault::Doubles));
+        chaos.twice_late = harm(Fault::Doubles);
+        (chaos.not_applied, chaos.throttled) = (harm(Fault::Refusals), harm(Fault::Refusals) / 2.0);
+        chaos.delay_most = self.ttl;
+        chaos
+    }
+
+    /// How far clock rates are off.
+    pub(super) fn rates(&self) -> f64 {
+        if self.has(Fault::Rates) { self.rate_error } else { 0.0 }
+    }
+
+    /// How far front ends are off. Tokens of records that were deleted by hand are as good as they agree, which is said
+    /// in the documentation.
+    pub(super) fn front_ends(&self) -> Duration {
+        if self.has(Fault::Skew) && !self.has(Fault::Deletions) { self.skew } else { Duration::ZERO }
+    }
+
+    /// The longest ttl that anybody asks for.
+    pub(super) fn longest_ttl(&self) -> Duration {
+        if self.has(Fault::Ttls) { 2 * self.ttl } else { self.ttl }
+    }
+
+    /// Whether nobody is in anybody's way, and nothing goes wrong.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.machines == 1 && self.faults == Faults::NONE
+    }
+}
+
+impl Store {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Register, "register"), (Self::File, "file"), (Self::Objects, "objects")];
+}
+
+/// In one line, as `LEASEHOLD_PLAN` takes it.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, game, machines, harm, rate_error, fenced, .. } = self;
+        let store =
+            Store::ALL.into_iter().find(|(store, _)| *store == self.store).map_or("", |(_, name)| name);
+        let names = Fault::ALL.into_iter().filter(|(fault, _)| self.has(*fault));
+        let names: Vec<_> = names.map(|(_, name)| name).collect();
+        let faults = if names.is_empty() { "none".to_owned() } else { names.join("+") };
+        let once = self.once_per.map_or("never".to_owned(), |period| period.as_millis().to_string());
+        let (length, ttl, skew) = (self.length.as_millis(), self.ttl.as_millis(), self.skew.as_millis());
+        let until = self.faults_until.as_millis();
+        write!(
+            f,
+            "seed={seed},game={game},store={store},machines={machines},length-ms={length},ttl-ms={ttl},harm={harm},\
+             rate-error={rate_error},skew-ms={skew},once-per-ms={once},fenced={fenced},until-ms={until},faults={faults}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read_back_from_what_is_printed() {
+        for seed in 0..50 {
+            let plan = Plan { game: Game::Semaphore(3), ..Plan::once_from_seed(seed) };
+            assert_eq!(Plan::from_seed(seed + 1).with(&plan.to_string()), Ok(plan));
+        }
+        let quiet = Plan::quiet_from_seed(1);
+        assert_eq!(Plan::from_seed(1).with(&quiet.to_string()), Ok(quiet));
+        for bad in ["machines", "machines=many", "faults=crashes+luck", "game=chess", "wind=5"] {
+            assert!(Plan::from_seed(1).with(bad).unwrap_err().contains(bad));
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! A machine and the process on it: what they do, and what befalls them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::clock::{TestClock, timeout};
+use leasehold::env::Env;
+use leasehold::{ErrorKind, Guard, Lock, Locker, Object, Register, Token};
+
+use super::games::Held;
+use super::host::Host;
+use super::plan::{Fault, Store};
+use super::world::{Link, World};
+use super::{LOCK, Plan, RESOURCE};
+
+/// How long a request may take to be sent after the acquisition that it is of was given up: some seconds of waiting
+/// for the store's clock, and the pauses of a process, on top of the patience.
+const AFTERMATH: Duration = Duration::from_secs(10);
+
+/// One machine and the process on it.
+pub(super) struct Player {
+    pub(super) seed: u64,
+    pub(super) world: Arc<World>,
+    pub(super) locker: Locker,
+    pub(super) link: Link,
+    pub(super) host: Arc<Host>,
+    pub(super) env: Env,
+    pub(super) random: fastrand::Rng,
+    ttl: Duration,
+    acquisitions: u32,
+    /// Of the latest acquisition.
+    pub(super) note: String,
+    /// The resource, as this machine reaches it.
+    resource: Arc<dyn Register>,
+    /// For how long in all its clock jumped. In this world no true time passes meanwhile.
+    pub(super) suspended: Duration,
+    /// For how long in all it was stopped.
+    pub(super) paused: Duration,
+}
+
+impl Player {
+    pub(super) fn new(world: &Arc<World>, seed: u64) -> Self {
+        let plan = &world.plan;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let rate = 1.0 + plan.rates() * (2.0 * random.f64() - 1.0);
+        let clock = world.machine_clock().unwrap_or_else(|| Arc::new(TestClock::with_rate(rate)));
+        let host = Arc::new(Host::new(clock));
+        let env = Env::seeded(host.clone(), seed);
+        let ttl = plan.ttl.mul_f64(if plan.has(Fault::Ttls) { 0.5 + 1.5 * random.f64() } else { 1.0 });
+        let (locker, resource, link) = world.connect(&env, seed, &mut random);
+        Self {
+            seed,
+            world: world.clone(),
+            locker,
+            link,
+            host,
+            env,
+            random,
+            ttl: ttl.max(leasehold::lease::Ttl::MIN),
+            acquisitions: 0,
+            note: String::new(),
+            resource,
+            suspended: Duration::ZERO,
+            paused: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        &self.world.plan
+    }
+
+    /// Acquires, holds, releases, and has accidents, for ever.
+    pub(super) async fn play(mut self) {
+        loop {
+            self.rest(1_000).await;
+            if let Some(period) = self.plan().once_per {
+                self.run_once(period).await;
+                continue;
+            }
+            let Some((guard, how)) = self.acquire_or_give_up().await else { continue };
+            self.world.acquired();
+            let guard = self.world.checker.granted(guard, how, self.plan().game);
+            self.hold(&guard, how).await;
+            self.world.released();
+            match self.random.u8(..4) {
+                0 => drop(guard),
+                1 if self.plan().has(Fault::Crashes) => self.crash(guard),
+                _ => {
+                    if let Some(guard) = Arc::into_inner(guard) {
+                        let _ = guard.release().await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The lock, to be acquired with a note that no other acquisition has.
+    pub(super) fn lock(&mut self) -> Lock {
+        self.acquisitions += 1;
+        self.note = format!("{:x}-{}", self.seed, self.acquisitions);
+        self.locker.lock(LOCK).ttl(self.ttl).patience(self.ttl).note(&self.note)
+    }
+
+    async fn acquire_or_give_up(&mut self) -> Option<(Guard, Held)> {
+        if !self.plan().has(Fault::Cancellations) || self.faultless() || self.random.u8(..5) > 0 {
+            return self.acquire().await.ok();
+        }
+        let limit = self.ttl.mul_f64(self.random.f64());
+        let dies = self.random.bool();
+        let clock = self.host.clone();
+        match timeout(&*clock, limit, self.acquire()).await {
+            Some(outcome) => outcome.ok(),
+            None => {
+                // Its requests go on in the background for as long as it was patient.
+                let until = self.world.now() + 4 * self.plan().longest_ttl() + AFTERMATH;
+                self.world.checker.cancelled(&self.note, until);
+                if dies {
+                    self.crash(());
+                }
+                None
+            }
+        }
+    }
+
+    /// Holds the lock for a while, with accidents.
+    pub(super) async fn hold(&mut self, guard: &Guard, how: Held) {
+        let steps = self.random.u32(1..40);
+        for _ in 0..steps {
+            if !self.check(guard, how) {
+                break;
+            }
+            self.accident().await;
+            if self.random.u8(..8) == 0 {
+                // Without a check: as a program that was stopped after it.
+                self.write(guard).await;
+            }
+            // Straight after an accident, as a program that was stopped between two instructions.
+            self.check(guard, how);
+            self.rest(400).await;
+        }
+        if self.random.u8(..4) == 0 {
+            self.write(guard).await;
+        }
+    }
+
+    fn check(&self, guard: &Guard, how: Held) -> bool {
+        let (game, checker) = (self.plan().game, &self.world.checker);
+        let token = guard.token().map_or(0, Token::get);
+        let held = guard.check().is_ok();
+        if held && (how == Held::Alone || game.is_one_lock()) {
+            checker.believed(guard.name().as_str(), token, &self.note, self.world.now());
+        }
+        // Of one lock, tokens tell more; and where records are deleted by hand, two may hold it.
+        if held && !game.is_one_lock() {
+            checker.together(how);
+        }
+        // What is lost with another part of it is still renewed for a moment.
+        if !held && game.is_one_lock() {
+            checker.lost(guard.name().as_str(), token);
+        }
+        held
+    }
+
+    /// Writes to the resource, with the guard's token.
+    async fn write(&mut self, guard: &Guard) {
+        if !self.plan().game.is_one_lock() {
+            return;
+        }
+        let Ok(token) = guard.token() else { return };
+        let content = format!("{token} {:x}-{:x}", self.seed, self.random.u64(..));
+        let written = if self.plan().fenced {
+            let object = Object::new(self.resource.clone(), RESOURCE).within(self.ttl);
+            object.write_fenced(token, content).await
+        } else {
+            overwrite(&*self.resource, content).await
+        };
+        if written.is_err_and(|error| error.kind() == ErrorKind::Lost) {
+            self.world.checker.lock().history.refused += 1;
+        }
+    }
+
+    /// Whether nothing befalls anybody any more.
+    fn faultless(&self) -> bool {
+        self.world.now() > self.plan().faults_until
+    }
+
+    async fn accident(&mut self) {
+        let (fault, ttl) = (self.random.u8(..60), self.ttl);
+        let length = ttl.mul_f64(3.0 * self.random.f64());
+        let (seconds, seed) = (self.random.i64(-3_600..3_600), self.random.u64(..));
+        if self.faultless() {
+            return self.link.heal();
+        }
+        let has = |fault| self.world.plan.has(fault);
+        match fault {
+            // A clock that jumps while no true time passes is a suspend for a holder, and only for it: who holds one of
+            // several locks may at the same time watch how long the others have shown no sign of life.
+            0 if has(Fault::Suspends) && self.plan().game.is_one_lock() => {
+                self.host.machine().suspend(length);
+                self.suspended += length;
+            }
+            1 if has(Fault::WallSteps) => self.host.machine().step_wall(seconds),
+            2 if has(Fault::Partitions) => self.link.disconnect(),
+            3 if has(Fault::Hangs) => self.link.stall(),
+            4..8 => self.link.recover(self.plan().chaos(seed)),
+            8 | 9 if has(Fault::Pauses) => self.pause(length).await,
+            // The wall clock is what tells of a restore, so in these histories nobody sets it.
+            10 if has(Fault::Restores) && !has(Fault::WallSteps) && self.plan().store != Store::File => {
+                self.pause(length).await;
+                self.host.restored(length);
+            }
+            _ => {}
+        }
+    }
+
+    /// The process stands still, while true time passes.
+    async fn pause(&mut self, length: Duration) {
+        self.host.stop();
+        self.world.clock_sleep(length).await;
+        self.host.go_on();
+        self.paused += length;
+    }
+
+    /// The process dies, with what it holds: nothing is released, and what is in the network may arrive. Another is
+    /// started in its place, on the same machine.
+    pub(super) fn crash(&mut self, guard: impl Sized) {
+        // Its tasks go on in vain.
+        self.link.die();
+        std::mem::forget(guard);
+        let seed = self.random.u64(..);
+        *self = Self::new(&self.world.clone(), seed);
+    }
+
+    pub(super) async fn rest(&mut self, most_ms: u64) {
+        let rest = Duration::from_millis(self.random.u64(..most_ms));
+        self.env.sleep(rest).await;
+    }
+}
+
+/// As a program writes that has never heard of tokens.
+async fn overwrite(register: &dyn Register, content: String) -> leasehold::Result<()> {
+    leasehold::update(register, RESOURCE, async |_| Ok::<_, leasehold::Error>(Some(content.clone().into())))
+        .await
+        .map(|_| ())
+}

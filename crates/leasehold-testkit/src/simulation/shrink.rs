@@ -1,0 +1,84 @@
+//! Making the plan of a violation smaller for as long as the same invariant is violated.
+
+use std::time::Duration;
+
+use super::plan::{Fault, Plan};
+use super::{Violation, run};
+
+/// How many seeds a smaller plan is tried with: what is drawn differs as soon as anything is left out.
+const SEEDS: u64 = 12;
+
+/// How many histories it may take in all.
+const HISTORIES: u32 = 4_000;
+
+/// The smallest plan that is found in which the invariant of `violation` is violated too: kinds of fault are left out one by
+/// one, then machines, what befalls them late, and what comes after the violation. Takes some thousand histories at most.
+///
+/// ```no_run
+/// # use leasehold_testkit::simulation::{Plan, run, shrink};
+/// if let Err(violation) = run(&Plan::from_seed(7)) {
+///     panic!("{}", shrink(violation));
+/// }
+/// ```
+pub fn shrink(violation: Box<Violation>) -> Box<Violation> {
+    let mut search = Search { smallest: violation, left: HISTORIES };
+    while search.makes_it_smaller() {}
+    search.smallest
+}
+
+struct Search {
+    smallest: Box<Violation>,
+    left: u32,
+}
+
+impl Search {
+    /// Whether any of the smaller plans violates the same.
+    fn makes_it_smaller(&mut self) -> bool {
+        let mut smaller = false;
+        for (fault, _) in Fault::ALL {
+            let plan = &self.smallest.plan;
+            if plan.has(fault) {
+                smaller |= self.try_plan(plan.clone().with_faults(plan.faults.without(fault)));
+            }
+        }
+        let plan = self.smallest.plan.clone();
+        if plan.harm > 0.0 {
+            smaller |= self.try_plan(Plan { harm: 0.0, ..plan.clone() });
+        }
+        if plan.machines > 1 {
+            smaller |= self.try_plan(Plan { machines: plan.machines - 1, ..self.smallest.plan.clone() });
+        }
+        for part in [0.5, 0.8] {
+            let plan = self.smallest.plan.clone();
+            if plan.length > Duration::from_secs(2) {
+                let length = plan.length.mul_f64(part);
+                smaller |=
+                    self.try_plan(Plan { length, faults_until: plan.faults_until.min(length), ..plan });
+            }
+            let plan = self.smallest.plan.clone();
+            if plan.faults_until > Duration::from_secs(1) {
+                let faults_until = plan.faults_until.mul_f64(part);
+                smaller |= self.try_plan(Plan { faults_until, ..plan });
+            }
+        }
+        smaller
+    }
+
+    /// With its own seed first: what was drawn until then may be the same.
+    fn try_plan(&mut self, plan: Plan) -> bool {
+        for n in 0..SEEDS {
+            if self.left == 0 {
+                return false;
+            }
+            self.left -= 1;
+            let candidate = Plan { seed: plan.seed.wrapping_add(n), ..plan.clone() };
+            if let Err(violation) = run(&candidate)
+                && violation.invariant == self.smallest.invariant
+            {
+                self.smallest = violation;
+                return true;
+            }
+        }
+        false
+    }
+}

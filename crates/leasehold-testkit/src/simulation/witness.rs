@@ -1,0 +1,169 @@
+//! The stores of a simulated history, with the checker looking on: it sees what is committed, and in which order.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use leasehold::clock::StoreTime;
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::Pace;
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use leasehold::stores::memory::MemoryRegister;
+use serde::Deserialize;
+
+use super::checker::{self, Checker};
+use super::{LOCK, RESOURCE};
+
+/// A register with the checker looking on.
+#[derive(Debug)]
+pub(super) struct Witness {
+    pub(super) inner: MemoryRegister,
+    pub(super) checker: Arc<Checker>,
+    pub(super) requests: AtomicUsize,
+    /// Whether what is there may be deleted. A late copy of a create then finds nothing again, as it expects to.
+    deletes: bool,
+}
+
+/// What matters of a lock's record.
+#[derive(Deserialize)]
+struct Record<'a> {
+    state: &'a str,
+    #[serde(default)]
+    token: u64,
+    grant: &'a str,
+    nonce: &'a str,
+    ttl_ms: u64,
+    #[serde(default)]
+    newborn: bool,
+    #[serde(borrow)]
+    holder: Holder<'a>,
+}
+
+#[derive(Deserialize)]
+struct Holder<'a> {
+    #[serde(default, borrow)]
+    note: Option<Cow<'a, str>>,
+    #[serde(default, borrow)]
+    value: Option<Cow<'a, str>>,
+}
+
+impl Record<'_> {
+    fn write(&self, token: u64) -> checker::Write<'_> {
+        checker::Write {
+            token,
+            grant: self.grant,
+            ttl_ms: self.ttl_ms,
+            newborn: self.newborn,
+            note: self.holder.note.as_deref(),
+            value: self.holder.value.as_deref(),
+        }
+    }
+}
+
+/// Somebody sends `value` at `now`, in true time, to be written under `key`.
+pub(super) fn sends(checker: &Checker, key: &str, value: &[u8], now: Duration) {
+    if let Some(name) = lock_name(key)
+        && let Ok(record) = serde_json::from_slice::<Record<'_>>(value)
+        && record.state == "held"
+    {
+        checker.sends(name, &record.write(record.token), now);
+    }
+}
+
+/// The lock whose record lies under `key`.
+fn lock_name(key: &str) -> Option<&str> {
+    let name = key.strip_suffix(".lock").unwrap_or(key);
+    (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
+}
+
+impl Witness {
+    pub(super) fn new(inner: MemoryRegister, checker: Arc<Checker>, deletes: bool) -> Self {
+        Self { inner, checker, requests: AtomicUsize::new(0), deletes }
+    }
+
+    pub(super) fn true_time(&self) -> Duration {
+        self.inner.env().now().since_boot()
+    }
+
+    fn written(&self, key: &str, version: &Version, creates: bool, Body { bytes, metadata }: &Body) {
+        if key == RESOURCE {
+            let token = metadata.user.get("leasehold-token").and_then(|token| token.parse().ok());
+            // A resource that checks nothing is told the token along with the content.
+            let content = String::from_utf8_lossy(bytes);
+            let told = content.split(' ').next().and_then(|token| token.parse().ok());
+            self.checker.accepted(token.or(told).unwrap_or(0), &content);
+        } else if let Some(name) = lock_name(key)
+            && let Ok(record) = serde_json::from_slice::<Record<'_>>(bytes)
+        {
+            if !(creates && self.deletes) {
+                self.checker.applied(key, record.nonce);
+            }
+            // The token of the grant that created an object is the object's own generation.
+            let generation = || version.as_str().parse().unwrap_or(0);
+            let token = if record.token == 0 { generation() } else { record.token };
+            if record.state == "held" {
+                self.checker.committed(name, &record.write(token), self.true_time());
+            }
+        }
+    }
+
+    fn count(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[async_trait]
+impl Register for Witness {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.count();
+        self.inner.read(key).await
+    }
+
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        self.count();
+        self.inner.stat(key).await
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        self.count();
+        let written = self.inner.write(key, expect, body.clone()).await;
+        if let Ok(Write::Committed(version)) = &written {
+            self.written(key, version, expect == Expect::Absent, &body);
+        }
+        written
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.count();
+        self.inner.delete(key, version).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.inner.list(prefix)
+    }
+
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.inner.version_of(bytes)
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.inner.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.inner.env()
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        // Of a store behind a network: with the memory's own, a history would be polls and little else.
+        let pace = Pace { first: Duration::from_millis(50), most: LONGEST_POLL };
+        RegisterTraits { pace, ..self.inner.traits() }
+    }
+}
+
+/// How long a waiter waits between two looks, but for jitter.
+pub(super) const LONGEST_POLL: Duration = Duration::from_millis(800);

@@ -1,0 +1,290 @@
+//! What the machines of a history share: true time, the store, the resource, and the networks between.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use leasehold::clock::{Clock as _, TestClock};
+use leasehold::env::Env;
+use leasehold::lease::{LeaseStore, StoreOptions};
+use leasehold::stores::memory::MemoryRegister;
+use leasehold::{Locker, Register, RegisterLeases};
+
+use super::calls::Calls;
+use super::checker::Checker;
+use super::network::Network;
+use super::plan::{Fault, Plan, Store};
+use super::witness::{self, Witness};
+use crate::fault::{Chaos, FaultyRegister, Kind};
+use crate::machine::Machine;
+
+/// What the machines of a history share.
+pub(super) struct World {
+    pub(super) plan: Plan,
+    pub(super) checker: Arc<Checker>,
+    /// True time.
+    clock: Arc<TestClock>,
+    /// Where the locks lie, in all but files.
+    pub(super) register: Arc<Witness>,
+    /// Where else they lie.
+    file: Option<Disk>,
+    /// What holders write to.
+    resource: Arc<Witness>,
+    links: Mutex<Vec<Link>>,
+    spent: Mutex<Spent>,
+}
+
+/// What entitles to requests, in a history in which one has the lock to itself.
+#[derive(Debug, Default)]
+struct Spent {
+    acquisitions: usize,
+    held: Duration,
+    held_since: Option<Duration>,
+}
+
+/// A file on the only machine of a history, the stores that have it open, and the clock of that machine.
+struct Disk {
+    stores: Vec<Arc<dyn LeaseStore>>,
+    clock: Arc<TestClock>,
+    _folder: tempfile::TempDir,
+}
+
+impl Disk {
+    async fn open(plan: &Plan) -> Self {
+        let folder = tempfile::tempdir().unwrap_or_else(|error| unreachable!("no folder: {error}"));
+        let rate = 1.0 + plan.rates() * (2.0 * fastrand::Rng::with_seed(plan.seed).f64() - 1.0);
+        let (clock, mut stores) = (Arc::new(TestClock::with_rate(rate)), Vec::new());
+        for n in 0..CONNECTIONS {
+            let mut options = StoreOptions::default();
+            options.env = Env::seeded(clock.clone(), plan.seed ^ n);
+            let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+            let locker = Locker::open_with(&url, options).await;
+            let locker = locker.unwrap_or_else(|error| unreachable!("the file cannot be opened: {error}"));
+            stores.push(locker.store().clone());
+        }
+        Self { stores, clock, _folder: folder }
+    }
+}
+
+/// How many connections to a file the processes of a history share.
+const CONNECTIONS: u64 = 2;
+
+/// The networks between one process, the store and the resource.
+#[derive(Clone)]
+pub(super) struct Link {
+    locks: Arc<dyn Network>,
+    resource: Arc<dyn Network>,
+    dead: Arc<AtomicBool>,
+}
+
+impl World {
+    pub(super) async fn new(plan: &Plan, checker: Arc<Checker>) -> Arc<Self> {
+        let clock = Arc::new(TestClock::default());
+        let env = |seed| Env::seeded(clock.clone(), plan.seed ^ seed);
+        let deletes = plan.store == Store::Objects || plan.has(Fault::Deletions);
+        let locks = MemoryRegister::new(env(0));
+        let resource = if plan.seed.is_multiple_of(2) {
+            MemoryRegister::new(env(1))
+        } else {
+            MemoryRegister::by_content(env(1))
+        };
+        Arc::new(Self {
+            plan: plan.clone(),
+            register: Arc::new(Witness::new(locks, checker.clone(), deletes)),
+            resource: Arc::new(Witness::new(resource, checker.clone(), false)),
+            checker,
+            clock,
+            file: if plan.store == Store::File { Some(Disk::open(plan).await) } else { None },
+            links: Mutex::default(),
+            spent: Mutex::default(),
+        })
+    }
+
+    /// True time, since the history began.
+    pub(super) fn now(&self) -> Duration {
+        self.clock.now().since_boot()
+    }
+
+    pub(super) fn clock(&self) -> &TestClock {
+        &self.clock
+    }
+
+    /// Lets true time pass.
+    pub(super) async fn clock_sleep(&self, duration: Duration) {
+        self.clock.sleep(duration).await;
+    }
+
+    /// Connects a process that runs on `env`.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        env: &Env,
+        seed: u64,
+        random: &mut fastrand::Rng,
+    ) -> (Locker, Arc<dyn Register>, Link) {
+        let skew_us = self.plan.front_ends().as_micros() as u64;
+        let (store_clock, many_front_ends) = (random.bool(), random.bool());
+        let skew = random.i64(-(skew_us as i64)..=skew_us as i64);
+        let machine = |network: &FaultyRegister| {
+            let machine = Machine::new(Arc::new(network.clone()), env.clone());
+            Arc::new(if many_front_ends {
+                machine.with_front_ends_within(skew_us)
+            } else {
+                machine.with_front_end_skew(skew)
+            })
+        };
+        let mut options = StoreOptions::default();
+        options.env = env.clone();
+        options.store_clock = store_clock;
+        let (leases, locks): (Arc<dyn LeaseStore>, Arc<dyn Network>) = if let Some(file) = &self.file {
+            let calls = self.calls(file, env, seed);
+            let script = calls.script.clone();
+            (Arc::new(calls), script)
+        } else {
+            let network = self.network();
+            (self.leases(machine(&network), options), Arc::new(network))
+        };
+        let network = FaultyRegister::new(self.resource.clone()).observed(|_| {});
+        let resource = machine(&network);
+        let link = Link { locks, resource: Arc::new(network), dead: Arc::default() };
+        link.recover(self.plan.chaos(seed));
+        self.all_links().push(link.clone());
+        (Locker::new(leases), resource, link)
+    }
+
+    fn leases(&self, register: Arc<dyn Register>, options: StoreOptions) -> Arc<dyn LeaseStore> {
+        Arc::new(match self.plan.store {
+            Store::Objects => RegisterLeases::by_existence(register, options),
+            Store::Register | Store::File => RegisterLeases::new(register, options),
+        })
+    }
+
+    fn calls(&self, file: &Disk, env: &Env, seed: u64) -> Calls {
+        Calls {
+            store: file.stores[(seed % CONNECTIONS) as usize].clone(),
+            env: env.clone(),
+            clock: self.clock.clone(),
+            checker: self.checker.clone(),
+            script: Arc::default(),
+        }
+    }
+
+    /// A network to the register, with the checker told of what is sent.
+    fn network(&self) -> FaultyRegister {
+        let (checker, clock) = (self.checker.clone(), self.clock.clone());
+        FaultyRegister::new(self.register.clone()).observed(move |sent| {
+            if let (Kind::Write, Some(value)) = (sent.kind, &sent.value) {
+                witness::sends(&checker, &sent.key, value, clock.now().since_boot());
+            }
+        })
+    }
+
+    /// The clock of a new process's machine; `None` where each has its own.
+    pub(super) fn machine_clock(&self) -> Option<Arc<TestClock>> {
+        self.file.as_ref().map(|file| file.clock.clone())
+    }
+
+    /// An operator's own locker: on true time, and on a good network.
+    pub(super) fn operator(&self) -> Locker {
+        let mut options = StoreOptions::default();
+        options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
+        Locker::new(match &self.file {
+            Some(file) => file.stores[0].clone(),
+            None => self.leases(self.register.clone(), options),
+        })
+    }
+
+    /// The networks of all processes that there are and were.
+    pub(super) fn links(&self) -> Vec<Link> {
+        self.all_links().clone()
+    }
+
+    fn all_links(&self) -> std::sync::MutexGuard<'_, Vec<Link>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody has the lock.
+    pub(super) fn acquired(&self) {
+        let mut spent = self.spent();
+        spent.acquisitions += 1;
+        spent.held_since = Some(self.now());
+    }
+
+    /// And has it no more.
+    pub(super) fn released(&self) {
+        let mut spent = self.spent();
+        let since = spent.held_since.take().unwrap_or_default();
+        spent.held += self.now() - since;
+    }
+
+    fn spent(&self) -> std::sync::MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// I9: in a quiet history, each acquisition costs one request, the first of a process one more, each release one, and
+    /// each renewal one. Renewals come every third of the ttl, or a tenth of that earlier.
+    pub(super) fn check_budget(&self) {
+        let Spent { acquisitions, held, held_since } = *self.spent();
+        let held = held + held_since.map_or(Duration::ZERO, |since| self.now() - since);
+        let renewals = held.as_secs_f64() / (self.plan.ttl.as_secs_f64() / 3.0 * 0.9);
+        // The latest acquisition may have been interrupted before anybody heard of it.
+        let budget = 1 + 2 * acquisitions + 2 + renewals as usize;
+        self.checker.spent(self.register.requests.load(Ordering::Relaxed), budget);
+    }
+}
+
+impl Link {
+    fn each(&self) -> [&dyn Network; 2] {
+        [&*self.locks, &*self.resource]
+    }
+
+    pub(super) fn disconnect(&self) {
+        self.each().into_iter().for_each(<dyn Network>::disconnect);
+    }
+
+    pub(super) fn stall(&self) {
+        self.each().into_iter().for_each(<dyn Network>::stall);
+    }
+
+    /// Cut off for ever: its process is no more.
+    pub(super) fn die(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+        self.disconnect();
+    }
+
+    /// Well again, without any harm.
+    pub(super) fn heal(&self) {
+        if !self.dead.load(Ordering::Relaxed) {
+            self.each().into_iter().for_each(<dyn Network>::heal);
+        }
+    }
+
+    /// Well again, also if it was cut off for ever with everybody else's.
+    pub(super) fn revive(&self) {
+        self.dead.store(false, Ordering::Relaxed);
+        self.heal();
+    }
+
+    /// Well again, but for `chaos`.
+    pub(super) fn recover(&self, chaos: Chaos) {
+        self.heal();
+        self.locks.chaos(chaos.clone());
+        self.resource.chaos(chaos);
+    }
+
+    pub(super) fn throttle(&self, wait: Option<Duration>) {
+        self.each().into_iter().for_each(|network| network.throttle(wait));
+    }
+
+    /// What was held back longest arrives.
+    pub(super) async fn deliver(&self) {
+        for network in self.each() {
+            network.deliver().await;
+        }
+    }
+
+    pub(super) async fn deliver_all(&self) {
+        for network in self.each() {
+            while network.deliver().await {}
+        }
+    }
+}

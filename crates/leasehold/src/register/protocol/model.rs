@@ -1,0 +1,228 @@
+//! These rules and those of the model (`crates/leasehold-model`) are the same: compared on all small inputs, so that what
+//! the model proves is about this code.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use leasehold_model::decide;
+use leasehold_model::rules::{Rules as ModelRules, Safeguards};
+use leasehold_model::time;
+use leasehold_model::world as model;
+
+use super::*;
+use crate::env::Env;
+use crate::lease::{Holder, Ttl};
+
+/// The claim that is judged, and another.
+const OURS: u8 = 1;
+const OTHERS: u8 = 2;
+const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
+
+#[test]
+fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {
+    let mut seen = HashSet::new();
+    for found in founds() {
+        for attempts in attempts() {
+            for lapsed in [false, true] {
+                let theirs = decide::judge(
+                    &ModelRules::ALL,
+                    &Safeguards::ALL,
+                    OURS,
+                    &attempts,
+                    found.as_ref(),
+                    lapsed,
+                );
+                let quiet = if lapsed { Ttl::DEFAULT.contender_span() } else { Duration::ZERO };
+                let content = found.map(content);
+                let sent: Vec<_> = attempts.iter().map(attempt).collect();
+                let ours = match judge(&claim(OURS), &sent, content.as_ref(), quiet, None, RULES) {
+                    Claimed::Ours(attempt) => decide::Claimed::Ours(known(&attempts, &attempt)),
+                    Claimed::Grantable { over, floor_from_clock } => {
+                        assert_eq!(over.is_some(), found.is_some());
+                        decide::Claimed::Grantable { floor_from_clock }
+                    }
+                    Claimed::Taken(_) => decide::Claimed::Taken,
+                    Claimed::Lost(_) => decide::Claimed::Lost,
+                };
+                assert_eq!(ours, theirs, "{found:?} {attempts:?} lapsed: {lapsed}");
+                seen.insert(std::mem::discriminant(&ours));
+            }
+        }
+    }
+    assert_eq!(seen.len(), 4, "each verdict was given");
+}
+
+#[test]
+fn the_model_settles_renewals_and_releases_as_the_library_does() {
+    let mut seen = HashSet::new();
+    for found in founds() {
+        for attempts in attempts() {
+            let theirs = decide::settle_renewal(&ModelRules::ALL, OURS, &attempts, found.as_ref());
+            let content = found.map(content);
+            let sent: Vec<_> = attempts.iter().map(attempt).collect();
+            let ours = match settle_renewal(id(OURS), &sent, content.as_ref()) {
+                Settled::Landed(attempt) => decide::Settled::Landed(known(&attempts, &attempt)),
+                Settled::Earlier => decide::Settled::Earlier,
+                Settled::Gone(_) => decide::Settled::Gone,
+            };
+            assert_eq!(ours, theirs, "{found:?} {attempts:?}");
+            seen.insert(std::mem::discriminant(&ours));
+
+            let again = settle_release(id(OURS), &sent, content.as_ref()) == Freed::StillOurs;
+            assert_eq!(again, decide::still_ours(OURS, found.as_ref()), "{found:?} {attempts:?}");
+        }
+    }
+    assert_eq!(seen.len(), 3, "each verdict was given");
+}
+
+#[test]
+fn the_model_writes_the_records_that_the_library_writes() {
+    for over in founds() {
+        let previous = over.map(record);
+        for floor in [0, 1, 9] {
+            let theirs = decide::grant(OURS, over.as_ref(), floor, 7, 0);
+            let ours = grant(&claim(OURS), previous.as_ref(), None, Some(u64::from(floor)), id(7)).unwrap();
+            assert_eq!(back(&ours), theirs, "over {over:?}, floor {floor}");
+        }
+        let Some((over, previous)) = over.zip(previous) else { continue };
+        assert_eq!(back(&renewed(&previous, None, id(7))), decide::renewed(&over, 7, 0));
+        for (end, evicted) in [(End::Released, false), (End::Evicted, true)] {
+            let ours = freed(&previous, end, None, None, id(7));
+            assert_eq!(back(&ours), decide::freed(&over, evicted, 7), "{over:?} {end:?}");
+        }
+    }
+}
+
+#[test]
+fn the_model_s_spans_are_the_library_s_with_other_numbers() {
+    for ms in [500, 1_000, 5_000, 30_000, 3_600_000, 86_400_000] {
+        let ttl = Ttl::from_millis(ms).unwrap();
+        let (seconds, slack) = (ttl.get().as_secs_f64(), (ttl.get().as_secs_f64() / 100.0).max(0.05));
+        let near = |ours: Duration, theirs: f64| (ours.as_secs_f64() - theirs).abs() < 1e-6;
+        assert!(near(ttl.holder_span(), time::holder_span(seconds, RATE_ERROR, slack)), "{ttl:?}");
+        assert!(near(ttl.contender_span(), time::contender_span(seconds, RATE_ERROR, slack)), "{ttl:?}");
+    }
+}
+
+#[test]
+fn a_lease_lapses_after_the_contender_s_span_and_by_the_stores_clock_after_the_margin_too() {
+    let span = Ttl::DEFAULT.contender_span();
+    let held = record(model::Record { held: true, token: 1, grant: OTHERS, ..model::Record::default() });
+    let stamped = Record { renewed_at_us: Some(1_000_000_000), ..held };
+    let tick = Duration::from_millis(1);
+    for (quiet, store, lapsed) in [
+        (span - tick, Duration::ZERO, false),
+        (span, Duration::ZERO, true),
+        (Duration::ZERO, span + RULES.margin - tick, false),
+        (Duration::ZERO, span + RULES.margin, true),
+    ] {
+        // The lower bound of the store's clock is what counts.
+        let lo_us = 1_000_000_000 + micros(store);
+        let now = StoreTime { lo_us, hi_us: u64::MAX };
+        let grantable = availability(&stamped, quiet, Some(now), RULES) == Availability::Grantable;
+        assert_eq!(grantable, lapsed, "quiet {quiet:?}, store {store:?}");
+    }
+}
+
+/// All small records, and none.
+fn founds() -> Vec<Option<model::Record>> {
+    let mut all = vec![None];
+    for bits in 0..32_u8 {
+        for token in 0..3 {
+            for nonce in 1..4 {
+                for beat in 0..2 {
+                    let bit = |i: u8| bits & (1 << i) != 0;
+                    all.push(Some(model::Record {
+                        held: bit(0),
+                        token,
+                        grant: if bit(1) { OURS } else { OTHERS },
+                        beat,
+                        nonce,
+                        newborn: bit(2),
+                        stamp: 0,
+                        ended: u16::from(bit(3)) << OURS | u16::from(bit(4)) << OTHERS,
+                    }));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// None, one and two attempts.
+fn attempts() -> Vec<Vec<model::Attempt>> {
+    let one = |nonce| {
+        (0..8_u8).map(move |bits| model::Attempt {
+            nonce,
+            age: 0,
+            token: 1 + (bits & 1),
+            created: bits & 2 != 0,
+            unknown: bits & 4 != 0,
+        })
+    };
+    let two = one(1).flat_map(|first| one(2).map(move |second| vec![first, second]));
+    std::iter::once(Vec::new()).chain(one(1).map(|one| vec![one])).chain(two).collect()
+}
+
+fn id(number: u8) -> Id {
+    format!("{number:032x}").parse().unwrap()
+}
+
+fn number(id: Id) -> u8 {
+    u8::from_str_radix(&id.to_string(), 16).unwrap()
+}
+
+fn claim(grant: u8) -> Claim {
+    let name = crate::LockName::new("x").unwrap();
+    Claim { id: id(grant), ..Claim::new(&Env::system(), name, Ttl::DEFAULT, Holder::this_process()) }
+}
+
+fn attempt(attempt: &model::Attempt) -> Attempt {
+    Attempt {
+        nonce: id(attempt.nonce),
+        sent: Moment::from_raw(0, 0),
+        token: token(attempt.token),
+        created: attempt.created,
+        unknown: attempt.unknown,
+    }
+}
+
+fn known(attempts: &[model::Attempt], found: &Attempt) -> model::Attempt {
+    *attempts.iter().find(|attempt| id(attempt.nonce) == found.nonce).unwrap()
+}
+
+fn token(token: u8) -> Token {
+    Token::new(u64::from(token)).unwrap()
+}
+
+fn content(found: model::Record) -> Content {
+    Content::Record(Box::new(record(found)))
+}
+
+fn record(found: model::Record) -> Record {
+    let mut record = blank(&claim(found.grant), token(found.token), id(found.nonce));
+    record.beat = u64::from(found.beat);
+    record.newborn = found.newborn;
+    for grant in [OURS, OTHERS].into_iter().filter(|grant| found.remembers(*grant)) {
+        let before = blank(&claim(grant), token(0), id(0));
+        record.remember(past(&before, End::Lapsed, None));
+    }
+    if !found.held {
+        record.state = RecordState::Free;
+    }
+    record
+}
+
+fn back(record: &Record) -> model::Record {
+    let ended = record.history.iter().filter(|past| past.end != End::Released);
+    model::Record {
+        held: record.state == RecordState::Held,
+        token: u8::try_from(record.token.get()).unwrap(),
+        grant: number(record.grant),
+        beat: u8::try_from(record.beat).unwrap(),
+        nonce: number(record.nonce),
+        newborn: record.newborn,
+        stamp: 0,
+        ended: ended.fold(0, |ended, past| ended | 1 << number(past.grant)),
+    }
+}
