@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn two_holders_whose_times_cross_are_found() {
         let told = Told::default().held("a", 0, 100, 300).held("b", 0, 150, 400);
-        assert_eq!(told.broken(), [Rule::OneHolder]);
+        assert_eq!(told.broken(), [Rule::OneHolder, Rule::OneHolder], "each within the other's time");
     }
 
     #[test]

@@ -99,24 +99,24 @@ const fn naive(name: &'static str, place: Place, kind: Kind) -> Scenario {
 
 /// Every scenario.
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario { clocks: Clocks::WallOnly, ..store("sqlite", Place::Sqlite, 20) },
-    store("s3-minio", Place::MinIo, 5),
-    store("s3-moto", Place::Moto, 5),
+    Scenario { clocks: Clocks::WallOnly, ..store("sqlite", Place::Sqlite, 8) },
+    store("s3-minio", Place::MinIo, 3),
+    store("s3-moto", Place::Moto, 3),
     Scenario {
         options: "protocol=existence",
         promises: WITHOUT_TOKENS,
-        ..store("s3-moto-existence", Place::Moto, 5)
+        ..store("s3-moto-existence", Place::Moto, 3)
     },
-    store("dynamodb-local", Place::DynamoDbLocal, 5),
-    store("dynamodb-moto", Place::DynamoDbMoto, 5),
+    store("dynamodb-local", Place::DynamoDbLocal, 3),
+    store("dynamodb-moto", Place::DynamoDbMoto, 3),
     store("gcs", Place::FakeGcs, 3),
     Scenario { options: "protocol=existence", ..store("gcs-existence", Place::FakeGcs, 3) },
-    store("etcd", Place::Etcd(1), 5),
-    Scenario { ttl: Duration::from_secs(3), ..store("etcd-cluster", Place::Etcd(3), 5) },
+    store("etcd", Place::Etcd(1), 3),
+    Scenario { ttl: Duration::from_secs(3), ..store("etcd-cluster", Place::Etcd(3), 3) },
     Scenario {
         promises: FENCE_ONLY,
         clocks: Clocks::TwiceTooFast,
-        ..store("clocks-twice-too-fast", Place::Moto, 5)
+        ..store("clocks-twice-too-fast", Place::Moto, 3)
     },
     Scenario { clocks: Clocks::WallOnly, ..naive("naive-unchecked", Place::Sqlite, Kind::Unchecked) },
     naive("naive-plain-object", Place::Bucket, Kind::PlainObject),
