@@ -39,7 +39,8 @@ fn a_day_on(url: &str) {
     // Ended by another between the last renewal and the end of a step: found out when the step has ended.
     let release = format!("{} release -s '{url}' {ticket} || echo failed", env!("CARGO_BIN_EXE_leasehold"));
     let ran = place.run_script(&format!("run -s {url} --ticket={ticket}"), &release).expect(122);
-    assert_eq!(ran.stdout, "released steps\n");
+    // A store that tells at once has the step killed before it can say so.
+    assert!(["released steps\n", ""].contains(&&*ran.stdout), "{ran:?}");
     place.run(&format!("release -s {url} {ticket}")).expect(1);
     several_holders(&place, url);
     // Who had it before.
