@@ -16,7 +16,7 @@ readonly FLAGS="--cfg fuzzing -Cpasses=sancov-module
 
 host=$(rustc -vV | sed -n 's/^host: //p')
 # With a target named, the flags are not for build scripts and macros.
-RUSTFLAGS=$(tr -s ' \n' ' ' <<<"$FLAGS") cargo build --quiet --release --locked --target "$host"
+RUSTFLAGS=$(tr -s ' \n' ' ' <<<"$FLAGS") cargo build --quiet --release --locked --target "$host" --target-dir target
 export RUST_BACKTRACE=${RUST_BACKTRACE:-0}
 readonly built=target/$host/release
 

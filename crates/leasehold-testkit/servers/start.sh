@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Starts the servers that the tests run against, and tells the tests where they are. ./test sources this file.
+# Starts the servers that the tests run against, and tells the tests where they are. ./test sources this file, and stops
+# them when it ends.
 
 readonly STORE=leasehold-test                 # the bucket, or the table, on each server
 servers=()
@@ -8,9 +9,6 @@ scratch=
 
 start_servers() {
     scratch=$(mktemp -d "${TMPDIR:-/tmp}/leasehold-test.XXXXXX")
-    trap stop_servers EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
     set_credentials
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
