@@ -11,13 +11,17 @@ use leasehold_testkit::chaos::options::Options;
 use leasehold_testkit::chaos::report;
 use leasehold_testkit::chaos::scenario::SCENARIOS;
 use leasehold_testkit::chaos::worker::{Orders, work};
+use leasehold_testkit::process::end_at_panics;
 use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
-        Some("worker") => work(Orders::read(&arguments[1..]).expect("a worker's orders")).await,
+        Some("worker") => {
+            end_at_panics();
+            work(Orders::read(&arguments[1..]).expect("a worker's orders")).await
+        }
         Some("check") => check(&arguments[1..]),
         Some("list") => list(),
         _ => match Options::read(&arguments) {
