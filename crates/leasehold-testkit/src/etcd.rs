@@ -71,6 +71,8 @@ pub enum Answers {
     ArriveAfter(Duration),
     /// They are lost, until the connections are cut by letting answers arrive again.
     AreLost,
+    /// There are none: connections are closed, and so are new ones, until answers arrive again. Nothing is asked either.
+    Cut,
 }
 
 impl Wire {
@@ -84,6 +86,9 @@ impl Wire {
         let (answers, how) = watch::channel(Answers::Arrive);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                if *how.borrow() == Answers::Cut {
+                    continue;
+                }
                 let Ok(server) = TcpStream::connect(&member).await else { continue };
                 tokio::spawn(forward(client, server, how.clone()));
             }
@@ -111,6 +116,7 @@ impl Drop for Wire {
 async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<Answers>) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
+    let mut cut = how.clone();
     let asked = tokio::io::copy(&mut from_client, &mut to_server);
     let answered = async {
         let mut bytes = vec![0; 64 << 10];
@@ -126,6 +132,7 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
                     let _ = how.wait_for(|how| *how != Answers::AreLost).await;
                     return;
                 }
+                Answers::Cut => return,
             }
             if to_client.write_all(&bytes[..count]).await.is_err() {
                 return;
@@ -135,6 +142,7 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
     tokio::select! {
         _ = asked => {}
         () = answered => {}
+        _ = cut.wait_for(|how| *how == Answers::Cut) => {}
     }
 }
 
@@ -302,5 +310,49 @@ impl Cluster {
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    async fn echoed(wire: &Wire) -> io::Result<TcpStream> {
+        let mut connection = TcpStream::connect(wire.address()).await?;
+        echo(&mut connection).await?;
+        Ok(connection)
+    }
+
+    async fn echo(connection: &mut TcpStream) -> io::Result<()> {
+        connection.write_all(b"!").await?;
+        connection.read_exact(&mut [0]).await.map(|_| ())
+    }
+
+    #[tokio::test]
+    async fn through_a_wire_that_is_cut_nothing_passes() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let member = listener.local_addr().unwrap().to_string();
+        let (heard, hears) = watch::channel(0);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let heard = heard.clone();
+                tokio::spawn(async move {
+                    while let Ok(byte) = client.read_u8().await {
+                        heard.send_modify(|count| *count += 1);
+                        client.write_u8(byte).await.unwrap();
+                    }
+                });
+            }
+        });
+        let wire = Wire::to(&member).await;
+        let mut open = within("an echo", echoed(&wire)).await.unwrap();
+        wire.let_answers(Answers::Cut);
+        within("an end", echo(&mut open)).await.unwrap_err();
+        within("an end", echoed(&wire)).await.unwrap_err();
+        assert_eq!(*hears.borrow(), 1, "nothing is asked either");
+        wire.let_answers(Answers::Arrive);
+        within("an echo", echoed(&wire)).await.unwrap();
     }
 }

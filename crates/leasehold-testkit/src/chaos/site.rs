@@ -5,6 +5,7 @@ use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold::Locker;
@@ -12,7 +13,6 @@ use leasehold::clock::{Clock, SystemClock};
 use rustix::process::Signal;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::sync::Mutex;
 
 use super::plan::Kind;
 use super::scenario::{Place, Scenario};
@@ -36,19 +36,51 @@ pub enum Site {
     /// A server that speaks HTTP.
     Http {
         /// The server.
-        server: Mutex<Server>,
+        server: tokio::sync::Mutex<Server>,
         /// The store URL, past the proxies.
         url: String,
         /// A proxy for each worker.
         proxies: Vec<Proxy>,
+        /// And what is done to it.
+        harms: Vec<Harms>,
     },
     /// A cluster of etcd.
     Etcd {
         /// The cluster.
-        cluster: Mutex<Cluster>,
+        cluster: tokio::sync::Mutex<Cluster>,
         /// For each worker, a wire to each member.
         wires: Vec<Vec<Wire>>,
+        /// And what is done to them.
+        harms: Vec<Harms>,
     },
+}
+
+/// What is done to one worker's ways now. Of several the newest counts; when that is over, the newest of the others.
+#[derive(Debug, Default)]
+pub struct Harms(Mutex<Vec<(u64, Kind, Duration)>>);
+
+impl Harms {
+    /// Does `kind` for `duration`: `apply` is told what counts from now on.
+    async fn last(&self, kind: Kind, duration: Duration, apply: impl Fn(Option<(Kind, Duration)>)) {
+        let number = {
+            let mut all = self.all();
+            let number = all.last().map_or(0, |(number, ..)| number + 1);
+            all.push((number, kind, duration));
+            apply(Some((kind, duration)));
+            number
+        };
+        SystemClock.sleep(duration).await;
+        let mut all = self.all();
+        let newest = all.last().is_some_and(|(last, ..)| *last == number);
+        all.retain(|(other, ..)| *other != number);
+        if newest {
+            apply(all.last().map(|(_, kind, duration)| (*kind, *duration)));
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<(u64, Kind, Duration)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Site {
@@ -69,7 +101,8 @@ impl Site {
                     }
                     wires.push(to_each);
                 }
-                Ok(Self::Etcd { cluster: Mutex::new(cluster), wires })
+                let harms = wires.iter().map(|_| Harms::default()).collect();
+                Ok(Self::Etcd { cluster: tokio::sync::Mutex::new(cluster), wires, harms })
             }
             place => {
                 let server = Server::start(place, folder).await?;
@@ -78,7 +111,8 @@ impl Site {
                 for _ in 0..workers {
                     proxies.push(Proxy::start(&server.address).await);
                 }
-                Ok(Self::Http { server: Mutex::new(server), url, proxies })
+                let harms = proxies.iter().map(|_| Harms::default()).collect();
+                Ok(Self::Http { server: tokio::sync::Mutex::new(server), url, proxies, harms })
             }
         }
     }
@@ -131,20 +165,18 @@ impl Site {
     pub async fn harm(&self, n: usize, kind: Kind, duration: Duration) {
         match self {
             Self::File(_) => {}
-            Self::Http { proxies, .. } => {
-                proxies[n].every(harm(kind, duration));
-                SystemClock.sleep(duration).await;
-                proxies[n].every(Harm::None);
-            }
-            Self::Etcd { wires, .. } => {
-                let answers = if kind == Kind::DelayAnswers {
-                    Answers::ArriveAfter(late(duration))
-                } else {
-                    Answers::AreLost
+            Self::Http { proxies, harms, .. } => {
+                let apply = |now: Option<_>| {
+                    proxies[n].every(now.map_or(Harm::None, |(kind, late)| harm(kind, late)))
                 };
-                wires[n].iter().for_each(|wire| wire.let_answers(answers));
-                SystemClock.sleep(duration).await;
-                wires[n].iter().for_each(|wire| wire.let_answers(Answers::Arrive));
+                harms[n].last(kind, duration, apply).await;
+            }
+            Self::Etcd { wires, harms, .. } => {
+                let apply = |now: Option<_>| {
+                    let answers = now.map_or(Answers::Arrive, |(kind, late)| answers(kind, late));
+                    wires[n].iter().for_each(|wire| wire.let_answers(answers));
+                };
+                harms[n].last(kind, duration, apply).await;
             }
         }
     }
@@ -200,12 +232,12 @@ impl Site {
     }
 }
 
-/// What a proxy does to each request.
+/// What a proxy does to each request. What is late is as late as the fault is long: so some is later than the lease.
 fn harm(kind: Kind, duration: Duration) -> Harm {
     match kind {
         Kind::LoseAnswers => Harm::AnswerLost,
-        Kind::DelayRequests => Harm::Delayed(late(duration)),
-        Kind::DelayAnswers => Harm::AnswerDelayed(late(duration)),
+        Kind::DelayRequests => Harm::Delayed(duration),
+        Kind::DelayAnswers => Harm::AnswerDelayed(duration),
         Kind::DoubleRequests => Harm::Twice,
         Kind::GiveSecondAnswer => Harm::TwiceSecondAnswer,
         Kind::Unavailable => Harm::Status(503),
@@ -213,9 +245,13 @@ fn harm(kind: Kind, duration: Duration) -> Harm {
     }
 }
 
-/// How late something is: as late as the fault is long, so that some are later than the lease.
-fn late(duration: Duration) -> Duration {
-    duration
+/// What a wire does to answers; as late as above.
+fn answers(kind: Kind, duration: Duration) -> Answers {
+    match kind {
+        Kind::DelayAnswers => Answers::ArriveAfter(duration),
+        Kind::CutHolder => Answers::Cut,
+        _ => Answers::AreLost,
+    }
 }
 
 /// A server on a port of its own.
@@ -343,4 +379,27 @@ async fn make_bucket(address: &str) -> io::Result<()> {
         .build();
     let created = aws_sdk_s3::Client::from_conf(config).create_bucket().bucket(STORE).send().await;
     created.map(|_| ()).map_err(|error| io::Error::other(format!("no bucket: {error:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_harm_that_ends_heals_no_other() {
+        let (harms, log) = (Harms::default(), Mutex::new(Vec::new()));
+        let second = Duration::from_secs(1);
+        let does = async |after: u32, kind, lasts: u32| {
+            SystemClock.sleep(after * second).await;
+            harms.last(kind, lasts * second, |now| log.lock().unwrap().push(now.map(|(kind, _)| kind))).await;
+        };
+        // The second outlives the first; the third ends before it.
+        tokio::join!(
+            does(0, Kind::CutHolder, 2),
+            does(1, Kind::LoseAnswers, 5),
+            does(3, Kind::Unavailable, 1),
+        );
+        let lost = Some(Kind::LoseAnswers);
+        assert_eq!(*log.lock().unwrap(), [Some(Kind::CutHolder), lost, Some(Kind::Unavailable), lost, None]);
+    }
 }
