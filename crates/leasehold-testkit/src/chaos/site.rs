@@ -60,22 +60,19 @@ pub enum Site {
 pub struct Harms(Mutex<Vec<(u64, Kind, Duration)>>);
 
 impl Harms {
-    /// Does `kind` for `duration`: `apply` is told what counts from now on.
-    async fn last(&self, kind: Kind, duration: Duration, apply: impl Fn(Option<(Kind, Duration)>)) {
-        let number = {
-            let mut all = self.all();
-            let number = all.last().map_or(0, |(number, ..)| number + 1);
-            all.push((number, kind, duration));
-            apply(Some((kind, duration)));
-            number
-        };
-        SystemClock.sleep(duration).await;
+    fn begin(&self, kind: Kind, duration: Duration) -> u64 {
         let mut all = self.all();
-        let newest = all.last().is_some_and(|(last, ..)| *last == number);
-        all.retain(|(other, ..)| *other != number);
-        if newest {
-            apply(all.last().map(|(_, kind, duration)| (*kind, *duration)));
-        }
+        let number = all.last().map_or(0, |(number, ..)| number + 1);
+        all.push((number, kind, duration));
+        number
+    }
+
+    fn end(&self, number: u64) {
+        self.all().retain(|(other, ..)| *other != number);
+    }
+
+    fn newest(&self) -> Option<(Kind, Duration)> {
+        self.all().last().map(|(_, kind, duration)| (*kind, *duration))
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<(u64, Kind, Duration)>> {
@@ -163,20 +160,26 @@ impl Site {
 
     /// Harms what worker `n` asks, for `duration`.
     pub async fn harm(&self, n: usize, kind: Kind, duration: Duration) {
+        let harms = match self {
+            Self::File(_) => return,
+            Self::Http { harms, .. } | Self::Etcd { harms, .. } => &harms[n],
+        };
+        let number = harms.begin(kind, duration);
+        self.apply(n, harms.newest());
+        SystemClock.sleep(duration).await;
+        harms.end(number);
+        self.apply(n, harms.newest());
+    }
+
+    fn apply(&self, n: usize, newest: Option<(Kind, Duration)>) {
         match self {
             Self::File(_) => {}
-            Self::Http { proxies, harms, .. } => {
-                let apply = |now: Option<_>| {
-                    proxies[n].every(now.map_or(Harm::None, |(kind, late)| harm(kind, late)))
-                };
-                harms[n].last(kind, duration, apply).await;
+            Self::Http { proxies, .. } => {
+                proxies[n].every(newest.map_or(Harm::None, |(kind, lasts)| harm(kind, lasts)));
             }
-            Self::Etcd { wires, harms, .. } => {
-                let apply = |now: Option<_>| {
-                    let answers = now.map_or(Answers::Arrive, |(kind, late)| answers(kind, late));
-                    wires[n].iter().for_each(|wire| wire.let_answers(answers));
-                };
-                harms[n].last(kind, duration, apply).await;
+            Self::Etcd { wires, .. } => {
+                let answers = newest.map_or(Answers::Arrive, |(kind, lasts)| answers(kind, lasts));
+                wires[n].iter().for_each(|wire| wire.let_answers(answers));
             }
         }
     }
@@ -307,6 +310,8 @@ fn command(place: Place, address: &str, folder: &Path) -> Command {
         Place::MinIo => {
             let mut minio = Command::new(program("LEASEHOLD_TEST_MINIO_SERVER"));
             minio.arg("server").arg(folder.join("minio")).args(["--address", address]);
+            // Or it makes one in the home of whoever runs this.
+            minio.arg("--certs-dir").arg(folder.join("certs"));
             minio.env("MINIO_ROOT_USER", program("AWS_ACCESS_KEY_ID"));
             minio.env("MINIO_ROOT_PASSWORD", program("AWS_SECRET_ACCESS_KEY"));
             minio.envs([("MINIO_BROWSER", "off"), ("MINIO_UPDATE", "off")]);
@@ -341,8 +346,20 @@ fn command(place: Place, address: &str, folder: &Path) -> Command {
     }
 }
 
-/// Makes the bucket or the table, and gives the store URL.
+/// Makes the bucket or the table, and gives the store URL. Who takes connections may not be ready for that yet.
 async fn make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
+    let start = SystemClock.now();
+    loop {
+        match try_to_make_store(scenario, address).await {
+            Err(_) if SystemClock.now().longest_since(start) < START => {
+                SystemClock.sleep(Duration::from_millis(200)).await;
+            }
+            made => return made,
+        }
+    }
+}
+
+async fn try_to_make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
     let endpoint = format!("endpoint=http%3A%2F%2F{address}");
     match scenario.place {
         Place::FakeGcs => {
@@ -364,7 +381,8 @@ async fn make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
 }
 
 fn made((status, body): (u16, Vec<u8>)) -> io::Result<()> {
-    if status == 200 {
+    // Or an earlier try has made it, and its answer was lost.
+    if status == 200 || status == 409 {
         return Ok(());
     }
     Err(io::Error::other(format!("no bucket: {status} {}", String::from_utf8_lossy(&body))))
@@ -378,28 +396,33 @@ async fn make_bucket(address: &str) -> io::Result<()> {
         .force_path_style(true)
         .build();
     let created = aws_sdk_s3::Client::from_conf(config).create_bucket().bucket(STORE).send().await;
-    created.map(|_| ()).map_err(|error| io::Error::other(format!("no bucket: {error:?}")))
+    match created {
+        Err(error)
+            if !error.as_service_error().is_some_and(|error| error.is_bucket_already_owned_by_you()) =>
+        {
+            Err(io::Error::other(format!("no bucket: {error:?}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_harm_that_ends_heals_no_other() {
-        let (harms, log) = (Harms::default(), Mutex::new(Vec::new()));
-        let second = Duration::from_secs(1);
-        let does = async |after: u32, kind, lasts: u32| {
-            SystemClock.sleep(after * second).await;
-            harms.last(kind, lasts * second, |now| log.lock().unwrap().push(now.map(|(kind, _)| kind))).await;
-        };
-        // The second outlives the first; the third ends before it.
-        tokio::join!(
-            does(0, Kind::CutHolder, 2),
-            does(1, Kind::LoseAnswers, 5),
-            does(3, Kind::Unavailable, 1),
-        );
-        let lost = Some(Kind::LoseAnswers);
-        assert_eq!(*log.lock().unwrap(), [Some(Kind::CutHolder), lost, Some(Kind::Unavailable), lost, None]);
+    #[test]
+    fn a_harm_that_ends_heals_no_other() {
+        let (harms, lasts) = (Harms::default(), Duration::from_secs(1));
+        let newest = || harms.newest().map(|(kind, _)| kind);
+        let cut = harms.begin(Kind::CutHolder, lasts);
+        let lost = harms.begin(Kind::LoseAnswers, lasts);
+        harms.end(cut);
+        assert_eq!(newest(), Some(Kind::LoseAnswers), "an older one ended");
+        let unavailable = harms.begin(Kind::Unavailable, lasts);
+        assert_eq!(newest(), Some(Kind::Unavailable));
+        harms.end(unavailable);
+        assert_eq!(newest(), Some(Kind::LoseAnswers), "an older one goes on");
+        harms.end(lost);
+        assert_eq!(newest(), None);
     }
 }
