@@ -47,9 +47,20 @@ async fn conduct(options: &Options) -> ExitCode {
 
 /// Judges a history that was kept.
 fn check(files: &[String]) -> ExitCode {
+    if files.is_empty() {
+        eprintln!("chaos: `check` needs a history");
+        return ExitCode::from(2);
+    }
     let mut fine = true;
     for file in files {
-        let verdict = judge(&std::fs::read_to_string(file).unwrap());
+        let history = match std::fs::read_to_string(file) {
+            Ok(history) => history,
+            Err(error) => {
+                eprintln!("chaos: {file}: {error}");
+                return ExitCode::from(2);
+            }
+        };
+        let verdict = judge(&history);
         println!("{file}: {:#?}", verdict.counts);
         for finding in &verdict.broken {
             println!("broken: {finding}");
