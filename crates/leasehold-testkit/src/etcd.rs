@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -146,10 +147,12 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
     }
 }
 
-/// A cluster on this machine, with its data in a temporary folder. Its processes are killed when it is dropped.
+/// A cluster on this machine, with its data in a folder. Its processes are killed when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    folder: TempDir,
+    folder: PathBuf,
+    /// That folder, where nobody else has one for it.
+    _temporary: Option<TempDir>,
     scheme: &'static str,
     members: Vec<Member>,
 }
@@ -167,6 +170,20 @@ impl Cluster {
     /// # Panics
     /// When they do not start.
     pub async fn start(members: usize, options: &[&str]) -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().to_owned();
+        Self::start_in(folder, Some(temporary), members, options).await
+    }
+
+    /// The same without options, with data and logs in `folder`, where they stay.
+    ///
+    /// # Panics
+    /// When they do not start.
+    pub async fn start_below(folder: &Path, members: usize) -> Self {
+        Self::start_in(folder.to_owned(), None, members, &[]).await
+    }
+
+    async fn start_in(folder: PathBuf, temporary: Option<TempDir>, members: usize, options: &[&str]) -> Self {
         // All at once, or two would be the same.
         let sockets: Vec<_> = (0..members * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let address = |n: usize| sockets[n].local_addr().unwrap().to_string();
@@ -175,7 +192,7 @@ impl Cluster {
             .collect();
         drop(sockets);
         let scheme = if options.contains(&"--cert-file") { "https" } else { "http" };
-        let mut cluster = Self { folder: tempfile::tempdir().unwrap(), scheme, members };
+        let mut cluster = Self { folder, _temporary: temporary, scheme, members };
         for n in 0..cluster.members.len() {
             cluster.run(n, options);
         }
@@ -196,11 +213,13 @@ impl Cluster {
         let member = &mut self.members[n];
         let (clients, peers) =
             (format!("{}://{}", self.scheme, member.clients), format!("http://{}", member.peers));
-        let log = std::fs::File::create(self.folder.path().join(format!("m{n}.log"))).unwrap();
+        // Of all starts: what a member said before it was killed is kept.
+        let log = self.folder.join(format!("m{n}.log"));
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         let process = Command::new(Program::EtcdServer.path())
             .args(["--name", &format!("m{n}"), "--log-level", "error"])
             .arg("--data-dir")
-            .arg(self.folder.path().join(format!("m{n}")))
+            .arg(self.folder.join(format!("m{n}")))
             .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
             .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
             .args(["--initial-cluster", &all.join(",")])

@@ -89,7 +89,7 @@ impl Site {
         match scenario.place {
             Place::Sqlite | Place::File => Ok(Self::File(folder.join("locks.db"))),
             Place::Etcd(members) => {
-                let cluster = Cluster::start(members, &[]).await;
+                let cluster = Cluster::start_below(folder, members).await;
                 let mut wires = Vec::new();
                 for _ in 0..workers {
                     let mut to_each = Vec::new();
