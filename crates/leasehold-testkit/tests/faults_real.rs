@@ -183,7 +183,7 @@ async fn a_server_killed_and_restarted_loses_no_grant_and_makes_no_second_holder
 
 async fn outlives_its_server(scenario: &Scenario) {
     // Longer than any server takes to start.
-    const LONG: Duration = Duration::from_secs(60);
+    const LONG: Duration = Duration::from_secs(45);
     let folder = tempfile::tempdir().unwrap();
     let site = Site::start(scenario, 2, folder.path()).await.unwrap();
     let lock = async |n| Locker::open(&site.url(n, scenario)).await.unwrap().lock("lock").ttl(LONG);
