@@ -12,7 +12,7 @@ start_servers() {
     set_credentials
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
-    name_programs
+    name_programs || failed=1
     for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy etcd postgresql; do
         "start_$server" || failed=1
     done
@@ -80,7 +80,8 @@ start_minio() {
     port=$(free_port) || return 1
     start minio "$port" make_bucket env MINIO_ROOT_USER="$AWS_ACCESS_KEY_ID" \
         MINIO_ROOT_PASSWORD="$AWS_SECRET_ACCESS_KEY" MINIO_BROWSER=off MINIO_UPDATE=off \
-        "$(go_program minio)" server "$scratch/minio" --address "127.0.0.1:$port" || return 1
+        "$(go_program minio)" server "$scratch/minio" --address "127.0.0.1:$port" \
+        --certs-dir "$scratch/minio-certs" || return 1
     export LEASEHOLD_TEST_S3_MINIO="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
 }
 
@@ -157,7 +158,8 @@ start_postgresql() {
 
 # Programs that tests run themselves; chaos kills servers and starts them again.
 name_programs() {
-    name_servers
+    local failed=0
+    name_servers || failed=1
     export LEASEHOLD_TEST_AWS LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
     export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO
     LEASEHOLD_TEST_AWS=$CACHE/$AWS_CLI/bin/aws
@@ -166,6 +168,7 @@ name_programs() {
     LEASEHOLD_TEST_PEER_DYNAMODB_JAVA=$(java_peer)
     LEASEHOLD_TEST_PEER_DYNAMODB_GO=$(go_peer dynamodb)
     LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
+    return "$failed"
 }
 
 name_servers() {
@@ -179,7 +182,7 @@ name_servers() {
     LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS=$(jars "$SERVER_FILES/dynamodb-local.xml")
     # What faketime preloads. Not faketime itself: a signal would meet it and not its program.
     # shellcheck disable=SC2016
-    LEASEHOLD_TEST_FAKETIME=$(faketime -f +0 sh -c 'echo "$LD_PRELOAD"')
+    LEASEHOLD_TEST_FAKETIME=$(faketime -f +0 sh -c 'echo "$LD_PRELOAD"') && [[ -n $LEASEHOLD_TEST_FAKETIME ]] || return 1
 }
 
 # --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------

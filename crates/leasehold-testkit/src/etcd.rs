@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -71,6 +72,8 @@ pub enum Answers {
     ArriveAfter(Duration),
     /// They are lost, until the connections are cut by letting answers arrive again.
     AreLost,
+    /// There are none: connections are closed, and so are new ones, until answers arrive again. Nothing is asked either.
+    Cut,
 }
 
 impl Wire {
@@ -84,6 +87,9 @@ impl Wire {
         let (answers, how) = watch::channel(Answers::Arrive);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                if *how.borrow() == Answers::Cut {
+                    continue;
+                }
                 let Ok(server) = TcpStream::connect(&member).await else { continue };
                 tokio::spawn(forward(client, server, how.clone()));
             }
@@ -111,6 +117,7 @@ impl Drop for Wire {
 async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<Answers>) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
+    let mut cut = how.clone();
     let asked = tokio::io::copy(&mut from_client, &mut to_server);
     let answered = async {
         let mut bytes = vec![0; 64 << 10];
@@ -126,6 +133,7 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
                     let _ = how.wait_for(|how| *how != Answers::AreLost).await;
                     return;
                 }
+                Answers::Cut => return,
             }
             if to_client.write_all(&bytes[..count]).await.is_err() {
                 return;
@@ -135,13 +143,16 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
     tokio::select! {
         _ = asked => {}
         () = answered => {}
+        _ = cut.wait_for(|how| *how == Answers::Cut) => {}
     }
 }
 
-/// A cluster on this machine, with its data in a temporary folder. Its processes are killed when it is dropped.
+/// A cluster on this machine, with its data in a folder. Its processes are killed when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    folder: TempDir,
+    folder: PathBuf,
+    /// That folder, where nobody else has one for it.
+    _temporary: Option<TempDir>,
     scheme: &'static str,
     members: Vec<Member>,
 }
@@ -159,6 +170,20 @@ impl Cluster {
     /// # Panics
     /// When they do not start.
     pub async fn start(members: usize, options: &[&str]) -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().to_owned();
+        Self::start_in(folder, Some(temporary), members, options).await
+    }
+
+    /// The same without options, with data and logs in `folder`, where they stay.
+    ///
+    /// # Panics
+    /// When they do not start.
+    pub async fn start_below(folder: &Path, members: usize) -> Self {
+        Self::start_in(folder.to_owned(), None, members, &[]).await
+    }
+
+    async fn start_in(folder: PathBuf, temporary: Option<TempDir>, members: usize, options: &[&str]) -> Self {
         // All at once, or two would be the same.
         let sockets: Vec<_> = (0..members * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let address = |n: usize| sockets[n].local_addr().unwrap().to_string();
@@ -167,7 +192,7 @@ impl Cluster {
             .collect();
         drop(sockets);
         let scheme = if options.contains(&"--cert-file") { "https" } else { "http" };
-        let mut cluster = Self { folder: tempfile::tempdir().unwrap(), scheme, members };
+        let mut cluster = Self { folder, _temporary: temporary, scheme, members };
         for n in 0..cluster.members.len() {
             cluster.run(n, options);
         }
@@ -188,11 +213,13 @@ impl Cluster {
         let member = &mut self.members[n];
         let (clients, peers) =
             (format!("{}://{}", self.scheme, member.clients), format!("http://{}", member.peers));
-        let log = std::fs::File::create(self.folder.path().join(format!("m{n}.log"))).unwrap();
+        // Of all starts: what a member said before it was killed is kept.
+        let log = self.folder.join(format!("m{n}.log"));
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         let process = Command::new(Program::EtcdServer.path())
             .args(["--name", &format!("m{n}"), "--log-level", "error"])
             .arg("--data-dir")
-            .arg(self.folder.path().join(format!("m{n}")))
+            .arg(self.folder.join(format!("m{n}")))
             .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
             .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
             .args(["--initial-cluster", &all.join(",")])
@@ -302,5 +329,49 @@ impl Cluster {
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    async fn echoed(wire: &Wire) -> io::Result<TcpStream> {
+        let mut connection = TcpStream::connect(wire.address()).await?;
+        echo(&mut connection).await?;
+        Ok(connection)
+    }
+
+    async fn echo(connection: &mut TcpStream) -> io::Result<()> {
+        connection.write_all(b"!").await?;
+        connection.read_exact(&mut [0]).await.map(|_| ())
+    }
+
+    #[tokio::test]
+    async fn through_a_wire_that_is_cut_nothing_passes() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let member = listener.local_addr().unwrap().to_string();
+        let (heard, hears) = watch::channel(0);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let heard = heard.clone();
+                tokio::spawn(async move {
+                    while let Ok(byte) = client.read_u8().await {
+                        heard.send_modify(|count| *count += 1);
+                        client.write_u8(byte).await.unwrap();
+                    }
+                });
+            }
+        });
+        let wire = Wire::to(&member).await;
+        let mut open = within("an echo", echoed(&wire)).await.unwrap();
+        wire.let_answers(Answers::Cut);
+        within("an end", echo(&mut open)).await.unwrap_err();
+        within("an end", echoed(&wire)).await.unwrap_err();
+        assert_eq!(*hears.borrow(), 1, "nothing is asked either");
+        wire.let_answers(Answers::Arrive);
+        within("an echo", echoed(&wire)).await.unwrap();
     }
 }

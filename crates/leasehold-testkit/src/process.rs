@@ -117,6 +117,15 @@ impl Process {
     }
 }
 
+/// From now on this process ends with 101 at any panic, also of a task that nobody awaits: it would go on with less.
+pub fn end_at_panics() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tell(info);
+        std::process::exit(101);
+    }));
+}
+
 /// Sends a signal to a process that was not waited for yet, so that its id is still its own.
 ///
 /// # Errors

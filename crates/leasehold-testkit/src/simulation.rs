@@ -25,6 +25,7 @@
 //! - **O1** Of a job that runs once per period: when the store was told that it ran, nobody begins it again before the
 //!   period since its grant is over, as far as the store's front ends agree on the time.
 //! - **O2** And then it can run again, also for a process that has only just started.
+//! - **P1** Nothing panics, on no task and no thread of the history.
 //!
 //! A violation is printed with the line that replays it: `LEASEHOLD_SEED` and `LEASEHOLD_PLAN`, for the tests of
 //! `crates/leasehold/tests/simulation.rs`. [`shrink`] makes it smaller first.
@@ -43,6 +44,7 @@ mod host;
 mod network;
 mod observers;
 mod once;
+mod panics;
 mod plan;
 mod player;
 mod shrink;
@@ -60,6 +62,7 @@ use self::checker::Checker;
 use self::fate::Fate;
 pub use self::games::Game;
 use self::observers::Observers;
+use self::panics::Panics;
 pub use self::plan::{Fault, Faults, Plan, Store};
 use self::player::Player;
 pub use self::shrink::shrink;
@@ -151,14 +154,29 @@ impl fmt::Display for Violation {
 /// # Panics
 /// When there is no runtime to be had.
 pub fn run(plan: &Plan) -> Result<History, Box<Violation>> {
+    examine(plan, |checker| simulate(plan, checker))
+}
+
+/// Runs what `history` makes, which is what becomes of `plan`.
+fn examine<F: Future<Output = ()>>(
+    plan: &Plan,
+    history: impl FnOnce(Arc<Checker>) -> F,
+) -> Result<History, Box<Violation>> {
+    let (checker, panics) = (Arc::new(Checker::default()), Panics::default());
     // One thread for what blocks, so that calls are served in the order in which they were made.
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().start_paused(true).max_blocking_threads(1).build();
+    let runtime = runtime.enable_time().start_paused(true).max_blocking_threads(1);
+    let of_blocking = panics.clone();
+    let runtime = runtime.on_thread_start(move || of_blocking.listen()).build();
     let runtime = runtime.unwrap_or_else(|error| unreachable!("no runtime: {error}"));
-    let checker = Arc::new(Checker::default());
-    runtime.block_on(simulate(plan, checker.clone()));
+    panics.listen();
+    runtime.block_on(history(checker.clone()));
+    // With its tasks, and with the thread that blocks: they may panic until then.
+    drop(runtime);
+    let panicked = panics.conclude().map(|what| ("P1", what));
     let mut checked = checker.lock();
-    match checked.violation.take() {
+    // What a panic has left undone may violate anything: it comes first.
+    match panicked.or(checked.violation.take()) {
         Some((invariant, what)) => Err(Box::new(Violation { invariant, what, plan: plan.clone() })),
         None => Ok(checked.history),
     }

@@ -57,7 +57,11 @@ async fn granted(process: &mut Process) -> u64 {
 }
 
 async fn acquired(url: &str) -> Guard {
-    let lock = Locker::open(url).await.unwrap().lock("lock").ttl(TTL);
+    acquired_for(url, TTL).await
+}
+
+async fn acquired_for(url: &str, ttl: Duration) -> Guard {
+    let lock = Locker::open(url).await.unwrap().lock("lock").ttl(ttl);
     within("a grant", lock.acquire()).await.unwrap()
 }
 
@@ -85,12 +89,13 @@ async fn only_the_later_token_writes(old: u64, new: u64) {
 async fn a_holder_stopped_for_longer_than_its_lease_is_lost_at_its_first_check() {
     let (stores, _folder) = stores();
     on_each(stores, async |url| {
-        let mut holder = worker("answer", &url, TTL_OPTION, &[]);
+        // Long enough to be held when it is asked, also on a slow machine.
+        let mut holder = worker("answer", &url, &["--ttl", "5"], &[]);
         let old = granted(&mut holder).await;
         holder.tell("do you hold it?").await;
         holder.says("held").await;
         holder.stop();
-        let next = acquired(&url).await;
+        let next = acquired_for(&url, Duration::from_secs(5)).await;
         holder.tell("do you hold it?").await;
         holder.go_on();
         holder.says("Lost").await;
@@ -107,7 +112,8 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
     on_each(stores, async |url| {
         for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "-3600s")] {
             let (of_holder, of_contender) = (clock(holder, false), clock(contender, false));
-            let mut holder = worker("answer", &url, TTL_OPTION, &as_strs(&of_holder));
+            // As above; and another process starts meanwhile.
+            let mut holder = worker("answer", &url, &["--ttl", "10"], &as_strs(&of_holder));
             let old = granted(&mut holder).await;
             let contender = worker("try", &url, &[], &as_strs(&of_contender));
             let (said, code) = contender.end().await;
@@ -176,7 +182,8 @@ async fn a_server_killed_and_restarted_loses_no_grant_and_makes_no_second_holder
 }
 
 async fn outlives_its_server(scenario: &Scenario) {
-    const LONG: Duration = Duration::from_secs(12);
+    // Longer than any server takes to start.
+    const LONG: Duration = Duration::from_secs(45);
     let folder = tempfile::tempdir().unwrap();
     let site = Site::start(scenario, 2, folder.path()).await.unwrap();
     let lock = async |n| Locker::open(&site.url(n, scenario)).await.unwrap().lock("lock").ttl(LONG);
@@ -187,12 +194,12 @@ async fn outlives_its_server(scenario: &Scenario) {
     // Renewed since: so the restarted server knows it.
     let restarted = SystemClock.now();
     let renewed = async {
-        while guard.remaining() < LONG - SystemClock.now().longest_since(restarted) {
+        while guard.remaining() < LONG.saturating_sub(SystemClock.now().longest_since(restarted)) {
             SystemClock.sleep(Duration::from_millis(50)).await;
         }
     };
     within("a renewal", renewed).await;
-    guard.check().unwrap();
+    guard.check().unwrap_or_else(|error| panic!("{}: not renewed after the restart: {error}", scenario.name));
     assert!(!waiting.is_finished(), "{}: the waiter was granted the lock, or gave up", scenario.name);
     let old = token(&guard);
     guard.release().await.unwrap();

@@ -11,13 +11,17 @@ use leasehold_testkit::chaos::options::Options;
 use leasehold_testkit::chaos::report;
 use leasehold_testkit::chaos::scenario::SCENARIOS;
 use leasehold_testkit::chaos::worker::{Orders, work};
+use leasehold_testkit::process::end_at_panics;
 use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
-        Some("worker") => work(Orders::read(&arguments[1..]).expect("a worker's orders")).await,
+        Some("worker") => {
+            end_at_panics();
+            work(Orders::read(&arguments[1..]).expect("a worker's orders")).await
+        }
         Some("check") => check(&arguments[1..]),
         Some("list") => list(),
         _ => match Options::read(&arguments) {
@@ -43,9 +47,20 @@ async fn conduct(options: &Options) -> ExitCode {
 
 /// Judges a history that was kept.
 fn check(files: &[String]) -> ExitCode {
+    if files.is_empty() {
+        eprintln!("chaos: `check` needs a history");
+        return ExitCode::from(2);
+    }
     let mut fine = true;
     for file in files {
-        let verdict = judge(&std::fs::read_to_string(file).unwrap());
+        let history = match std::fs::read_to_string(file) {
+            Ok(history) => history,
+            Err(error) => {
+                eprintln!("chaos: {file}: {error}");
+                return ExitCode::from(2);
+            }
+        };
+        let verdict = judge(&history);
         println!("{file}: {:#?}", verdict.counts);
         for finding in &verdict.broken {
             println!("broken: {finding}");

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::{Error, ErrorKind, Guard, Locker, Object, Token};
+use leasehold_testkit::process::end_at_panics;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// Long enough that holders meet.
@@ -32,6 +33,7 @@ const HOLD: Duration = Duration::from_millis(20);
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    end_at_panics();
     let mut arguments = std::env::args().skip(1);
     let verb = arguments.next().unwrap_or_default();
     let options = Options::read(arguments);

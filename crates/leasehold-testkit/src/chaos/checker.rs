@@ -158,7 +158,8 @@ struct Access {
 
 #[derive(Debug, Default)]
 struct Case {
-    promises: BTreeSet<&'static str>,
+    /// `None` until a `run` has said so.
+    promises: Option<BTreeSet<&'static str>>,
     grants: Vec<Grant>,
     by_name: BTreeMap<String, usize>,
     accesses: BTreeMap<String, Vec<Access>>,
@@ -181,7 +182,7 @@ impl Case {
             "run" => {
                 let promised = event["promises"].as_array()?;
                 let known = Rule::ALL.iter().map(|rule| rule.name());
-                self.promises = known.filter(|name| promised.iter().any(|rule| rule == name)).collect();
+                self.promises = Some(known.filter(|name| promised.iter().any(|rule| rule == name)).collect());
             }
             "granted" => self.granted(&event, from, until)?,
             "checked" => {
@@ -246,8 +247,18 @@ impl Case {
         for (lock, accesses) in std::mem::take(&mut self.accesses) {
             self.fence_and_counter(&lock, accesses);
         }
-        let (broken, observed) =
-            self.findings.into_iter().partition(|finding| self.promises.contains(finding.rule.name()));
+        // What is no history proves nothing, whoever promised what.
+        if self.promises.is_none() {
+            self.find(
+                Rule::Readable,
+                "nothing says what was run and promised: this is no history".to_owned(),
+            );
+        }
+        let promises = self.promises.unwrap_or_default();
+        let (broken, observed) = self
+            .findings
+            .into_iter()
+            .partition(|finding| finding.rule == Rule::Readable || promises.contains(finding.rule.name()));
         Verdict { broken, observed, counts: self.counts }
     }
 
@@ -525,9 +536,16 @@ mod tests {
 
     #[test]
     fn what_is_not_promised_is_only_observed() {
-        let told = Told::default().held("a", 0, 100, 300).held("b", 0, 150, 200);
-        let verdict = judge(&told.0);
+        let run = Told::default().event("run", (0, 0), ",\"promises\":[]");
+        let verdict = judge(&run.held("a", 0, 100, 300).held("b", 0, 150, 200).0);
         assert_eq!((verdict.broken.len(), verdict.observed.len()), (0, 1));
+    }
+
+    #[test]
+    fn what_is_no_history_is_found() {
+        for text in ["", "nonsense\n", &Told::default().held("a", 1, 100, 200).0] {
+            assert!(judge(text).broken.iter().any(|finding| finding.rule == Rule::Readable), "{text}");
+        }
     }
 
     #[test]

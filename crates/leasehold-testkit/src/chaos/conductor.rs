@@ -71,19 +71,52 @@ pub struct Outcome {
 /// When servers or workers cannot be run: that proves nothing.
 pub async fn run(scenario: &Scenario, settings: &Settings) -> io::Result<Outcome> {
     let start = SystemClock.now();
-    let folder = tempfile::Builder::new().prefix("leasehold-chaos-").tempdir()?;
-    let odd_deaths = make_chaos(scenario, settings, folder.path()).await?;
-    let history = merged(&histories(&folder))?;
-    std::fs::write(folder.path().join("history.jsonl"), &history)?;
-    let verdict = judge(&history);
-    let wrong = what_is_wrong(scenario, &verdict, odd_deaths);
-    let kept = (settings.keep || !wrong.is_empty()).then(|| folder.keep());
-    let took = SystemClock.now().longest_since(start);
-    Ok(Outcome { scenario: *scenario, verdict, wrong, kept, took })
+    let mut folder = Folder(tempfile::Builder::new().prefix("leasehold-chaos-").tempdir()?);
+    match make_and_judge(scenario, settings, folder.path()).await {
+        Ok((verdict, wrong)) => {
+            let kept = (settings.keep || !wrong.is_empty()).then(|| folder.keep());
+            let took = SystemClock.now().longest_since(start);
+            Ok(Outcome { scenario: *scenario, verdict, wrong, kept, took })
+        }
+        Err(error) => {
+            Err(io::Error::other(format!("{error}; logs and histories: {}", folder.keep().display())))
+        }
+    }
 }
 
-fn histories(folder: &TempDir) -> PathBuf {
-    folder.path().join("histories")
+/// What is to be looked at when something goes wrong. Kept also when this program itself panics.
+struct Folder(TempDir);
+
+impl Folder {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn keep(&mut self) -> PathBuf {
+        self.0.disable_cleanup(true);
+        self.path().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("logs and histories: {}", self.keep().display());
+        }
+    }
+}
+
+async fn make_and_judge(
+    scenario: &Scenario,
+    settings: &Settings,
+    folder: &Path,
+) -> io::Result<(Verdict, Vec<String>)> {
+    let odd_deaths = make_chaos(scenario, settings, folder).await?;
+    let history = merged(&folder.join("histories"))?;
+    std::fs::write(folder.join("history.jsonl"), &history)?;
+    let verdict = judge(&history);
+    let wrong = what_is_wrong(scenario, &verdict, odd_deaths);
+    Ok((verdict, wrong))
 }
 
 fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> Vec<String> {

@@ -76,13 +76,16 @@ impl World {
     pub async fn suffer(&self, fault: &Fault) -> io::Result<()> {
         let from = self.history.now();
         let linger = fault.kind.is_for_a_holder().then(|| self.resource.linger());
-        let victim = match fault.kind {
-            Kind::StopHolder | Kind::KillHolder | Kind::CutHolder => self.holder(fault).await,
-            _ => self.anybody(fault),
+        let holder = match fault.kind {
+            Kind::StopHolder | Kind::KillHolder | Kind::CutHolder => self.holder().await,
+            _ => None,
         };
+        // Counted as what it was.
+        let kind = if holder.is_some() { fault.kind } else { fault.kind.without_a_holder() };
+        let victim = holder.unwrap_or_else(|| self.anybody(fault));
         let berth = &self.berths[victim];
         let mut target = berth.name();
-        match fault.kind {
+        match kind {
             Kind::StopHolder | Kind::StopWorker => {
                 berth.stop(fault.lasts);
                 SystemClock.sleep(fault.lasts).await;
@@ -105,13 +108,13 @@ impl World {
         }
         drop(linger);
         let lasts_ms = u64::try_from(fault.lasts.as_millis()).unwrap_or(u64::MAX);
-        let event = json!({ "kind": fault.kind.name(), "target": target, "lasts_ms": lasts_ms });
+        let event = json!({ "kind": kind.name(), "target": target, "lasts_ms": lasts_ms });
         self.history.tell("fault", from, event);
         Ok(())
     }
 
     /// The number of the worker that holds the lock, and was told now that it is to stay, if anybody is.
-    async fn holder(&self, fault: &Fault) -> usize {
+    async fn holder(&self) -> Option<usize> {
         let mut seen = self.resource.seen();
         let reads = seen.borrow().reads;
         let read = async {
@@ -119,7 +122,7 @@ impl World {
         };
         let holder = timeout(&SystemClock, PATIENCE, read).await.flatten();
         let home = |who: &String| self.berths.iter().position(|berth| berth.is_home_of(who));
-        holder.as_ref().and_then(home).unwrap_or_else(|| self.anybody(fault))
+        holder.as_ref().and_then(home)
     }
 
     fn anybody(&self, fault: &Fault) -> usize {

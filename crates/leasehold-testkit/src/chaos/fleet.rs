@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, timeout};
@@ -16,7 +16,7 @@ use super::worker::{CRASHED, Orders};
 use crate::process::signal;
 
 /// How long a worker may take to end when it is told to.
-const FAREWELL: Duration = Duration::from_secs(10);
+const FAREWELL: Duration = Duration::from_secs(30);
 
 /// Before a dead worker is succeeded by the next with its number.
 const MOURNING: Duration = Duration::from_millis(300);
@@ -101,13 +101,16 @@ async fn tend(
         let mut child = start(&recipe)?;
         // Held open until the end: to wait for a process would close it.
         let input = child.stdin.take();
-        tokio::select! {
-            death = attend(&mut child, &mut orders) => odd_deaths.extend(death?.map(|how| format!("{}: {how}", recipe.orders.who))),
+        let mut killed = false;
+        let (death, over) = tokio::select! {
+            death = attend(&mut child, &mut orders, &mut killed) => (death?, false),
             // Also when nobody can say so any more.
-            () = finished(&mut finishing) => {
-                say_goodbye(child, input).await?;
-                return Ok(odd_deaths);
-            }
+            () = finished(&mut finishing) => (None, true),
+        };
+        let death = if over { say_goodbye(child, input, killed).await? } else { death };
+        odd_deaths.extend(death.map(|how| format!("{}: {how}", recipe.orders.who)));
+        if over {
+            break;
         }
         SystemClock.sleep(MOURNING).await;
     }
@@ -128,20 +131,22 @@ fn start(recipe: &Recipe) -> io::Result<Child> {
         .spawn()
 }
 
-/// Does to a worker what is ordered until it is dead; says how, if that was not ordered.
+/// Does to a worker what is ordered until it is dead; says how, if that was not ordered. It was `killed` also when this is
+/// dropped while it dies.
 async fn attend(
     child: &mut Child,
     orders: &mut mpsc::UnboundedReceiver<Order>,
+    killed: &mut bool,
 ) -> io::Result<Option<String>> {
     loop {
         tokio::select! {
             status = child.wait() => {
                 let status = status?;
-                let own_decision = status.code() == Some(i32::from(CRASHED));
-                return Ok((!own_decision).then(|| status.to_string()));
+                return Ok((!own_decision(status)).then(|| status.to_string()));
             }
             Some(order) = orders.recv() => match order {
                 Order::Kill => {
+                    *killed = true;
                     child.kill().await?;
                     return Ok(None);
                 }
@@ -155,12 +160,44 @@ async fn attend(
     }
 }
 
-async fn say_goodbye(mut child: Child, input: Option<ChildStdin>) -> io::Result<()> {
+/// Lets a worker end; says how it did, if not as it should.
+async fn say_goodbye(
+    mut child: Child,
+    input: Option<ChildStdin>,
+    killed: bool,
+) -> io::Result<Option<String>> {
     drop(input);
     // It may be stopped, or gone already.
     let _ = signal(&child, Signal::CONT);
-    if timeout(&SystemClock, FAREWELL, child.wait()).await.is_none() {
+    let Some(status) = timeout(&SystemClock, FAREWELL, child.wait()).await else {
         child.kill().await?;
+        return Ok(Some(format!("did not end within {FAREWELL:?} of being told to")));
+    };
+    let status = status?;
+    let fine = killed || status.success() || own_decision(status);
+    Ok((!fine).then(|| format!("{status}, on being told to end")))
+}
+
+fn own_decision(status: ExitStatus) -> bool {
+    status.code() == Some(i32::from(CRASHED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn goodbye(script: &str, killed: bool) -> Option<String> {
+        let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take();
+        say_goodbye(child, input, killed).await.unwrap()
     }
-    Ok(())
+
+    #[tokio::test]
+    async fn who_does_not_leave_as_told_is_reported() {
+        assert_eq!(goodbye("cat", false).await, None);
+        assert_eq!(goodbye("exit 77", false).await, None);
+        assert!(goodbye("cat; exit 101", false).await.unwrap().contains("101"));
+        assert_eq!(goodbye("kill -9 $$", true).await, None);
+        assert!(goodbye("kill -9 $$", false).await.is_some());
+    }
 }

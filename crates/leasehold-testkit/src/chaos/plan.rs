@@ -108,6 +108,16 @@ impl Kind {
         matches!(self, Self::StopHolder | Self::CutHolder | Self::KillServer | Self::KillLeader)
     }
 
+    /// What it is when nobody holds the lock: it meets any worker.
+    pub(super) fn without_a_holder(self) -> Self {
+        match self {
+            Self::StopHolder => Self::StopWorker,
+            Self::KillHolder => Self::KillWorker,
+            Self::CutHolder => Self::CutConnections,
+            other => other,
+        }
+    }
+
     /// For how long, in parts of the ttl.
     fn lasts(self, random: &mut Rng) -> f64 {
         let mut between = |least: f64, most: f64| least + (most - least) * random.f64();

@@ -6,6 +6,7 @@ use std::io;
 
 use futures_util::StreamExt;
 
+use super::checker::Counts;
 use super::conductor::{Outcome, Settings, run};
 use super::options::Options;
 use super::plan::Kind;
@@ -38,8 +39,8 @@ pub async fn run_and_tell(options: &Options) -> bool {
     }
     println!("\n{}", faults(&outcomes));
     let missing = if options.everything { missing(&outcomes) } else { Vec::new() };
-    for kind in &missing {
-        println!("WRONG: in the whole run, this never happened: {kind}");
+    for what in &missing {
+        println!("WRONG: in the whole run, this never happened: {what}");
     }
     fine && missing.is_empty()
 }
@@ -118,12 +119,25 @@ fn faults(outcomes: &[Outcome]) -> String {
     format!("faults: {}", all.join(", "))
 }
 
-/// Kinds of faults that never came.
+/// Kinds of faults that never came, and what they never led to with locks that are some.
 fn missing(outcomes: &[Outcome]) -> Vec<&'static str> {
     let came: BTreeSet<&str> = outcomes
         .iter()
         .flat_map(|outcome| outcome.verdict.counts.faults.keys())
         .map(String::as_str)
         .collect();
-    Kind::ALL.iter().map(|kind| kind.name()).filter(|kind| !came.contains(kind)).collect()
+    let mut missing: Vec<_> =
+        Kind::ALL.iter().map(|kind| kind.name()).filter(|kind| !came.contains(kind)).collect();
+    let sum = |count: fn(&Counts) -> u64| {
+        let ours = outcomes.iter().filter(|outcome| outcome.scenario.must_break.is_none());
+        ours.map(|outcome| count(&outcome.verdict.counts)).sum::<u64>()
+    };
+    let sums = [
+        ("takeovers", sum(|counts| counts.takeovers)),
+        ("losses", sum(|counts| counts.losses)),
+        ("writes", sum(|counts| counts.writes)),
+        ("refused writes", sum(|counts| counts.refused)),
+    ];
+    missing.extend(sums.into_iter().filter(|(_, sum)| *sum == 0).map(|(what, _)| what));
+    missing
 }

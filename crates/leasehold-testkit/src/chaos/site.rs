@@ -5,6 +5,7 @@ use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold::Locker;
@@ -12,7 +13,6 @@ use leasehold::clock::{Clock, SystemClock};
 use rustix::process::Signal;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::sync::Mutex;
 
 use super::plan::Kind;
 use super::scenario::{Place, Scenario};
@@ -36,19 +36,48 @@ pub enum Site {
     /// A server that speaks HTTP.
     Http {
         /// The server.
-        server: Mutex<Server>,
+        server: tokio::sync::Mutex<Server>,
         /// The store URL, past the proxies.
         url: String,
         /// A proxy for each worker.
         proxies: Vec<Proxy>,
+        /// And what is done to it.
+        harms: Vec<Harms>,
     },
     /// A cluster of etcd.
     Etcd {
         /// The cluster.
-        cluster: Mutex<Cluster>,
+        cluster: tokio::sync::Mutex<Cluster>,
         /// For each worker, a wire to each member.
         wires: Vec<Vec<Wire>>,
+        /// And what is done to them.
+        harms: Vec<Harms>,
     },
+}
+
+/// What is done to one worker's ways now. Of several the newest counts; when that is over, the newest of the others.
+#[derive(Debug, Default)]
+pub struct Harms(Mutex<Vec<(u64, Kind, Duration)>>);
+
+impl Harms {
+    fn begin(&self, kind: Kind, duration: Duration) -> u64 {
+        let mut all = self.all();
+        let number = all.last().map_or(0, |(number, ..)| number + 1);
+        all.push((number, kind, duration));
+        number
+    }
+
+    fn end(&self, number: u64) {
+        self.all().retain(|(other, ..)| *other != number);
+    }
+
+    fn newest(&self) -> Option<(Kind, Duration)> {
+        self.all().last().map(|(_, kind, duration)| (*kind, *duration))
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<(u64, Kind, Duration)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Site {
@@ -60,7 +89,7 @@ impl Site {
         match scenario.place {
             Place::Sqlite | Place::File => Ok(Self::File(folder.join("locks.db"))),
             Place::Etcd(members) => {
-                let cluster = Cluster::start(members, &[]).await;
+                let cluster = Cluster::start_below(folder, members).await;
                 let mut wires = Vec::new();
                 for _ in 0..workers {
                     let mut to_each = Vec::new();
@@ -69,7 +98,8 @@ impl Site {
                     }
                     wires.push(to_each);
                 }
-                Ok(Self::Etcd { cluster: Mutex::new(cluster), wires })
+                let harms = wires.iter().map(|_| Harms::default()).collect();
+                Ok(Self::Etcd { cluster: tokio::sync::Mutex::new(cluster), wires, harms })
             }
             place => {
                 let server = Server::start(place, folder).await?;
@@ -78,7 +108,8 @@ impl Site {
                 for _ in 0..workers {
                     proxies.push(Proxy::start(&server.address).await);
                 }
-                Ok(Self::Http { server: Mutex::new(server), url, proxies })
+                let harms = proxies.iter().map(|_| Harms::default()).collect();
+                Ok(Self::Http { server: tokio::sync::Mutex::new(server), url, proxies, harms })
             }
         }
     }
@@ -129,22 +160,26 @@ impl Site {
 
     /// Harms what worker `n` asks, for `duration`.
     pub async fn harm(&self, n: usize, kind: Kind, duration: Duration) {
+        let harms = match self {
+            Self::File(_) => return,
+            Self::Http { harms, .. } | Self::Etcd { harms, .. } => &harms[n],
+        };
+        let number = harms.begin(kind, duration);
+        self.apply(n, harms.newest());
+        SystemClock.sleep(duration).await;
+        harms.end(number);
+        self.apply(n, harms.newest());
+    }
+
+    fn apply(&self, n: usize, newest: Option<(Kind, Duration)>) {
         match self {
             Self::File(_) => {}
             Self::Http { proxies, .. } => {
-                proxies[n].every(harm(kind, duration));
-                SystemClock.sleep(duration).await;
-                proxies[n].every(Harm::None);
+                proxies[n].every(newest.map_or(Harm::None, |(kind, lasts)| harm(kind, lasts)));
             }
             Self::Etcd { wires, .. } => {
-                let answers = if kind == Kind::DelayAnswers {
-                    Answers::ArriveAfter(late(duration))
-                } else {
-                    Answers::AreLost
-                };
+                let answers = newest.map_or(Answers::Arrive, |(kind, lasts)| answers(kind, lasts));
                 wires[n].iter().for_each(|wire| wire.let_answers(answers));
-                SystemClock.sleep(duration).await;
-                wires[n].iter().for_each(|wire| wire.let_answers(Answers::Arrive));
             }
         }
     }
@@ -200,12 +235,12 @@ impl Site {
     }
 }
 
-/// What a proxy does to each request.
+/// What a proxy does to each request. What is late is as late as the fault is long: so some is later than the lease.
 fn harm(kind: Kind, duration: Duration) -> Harm {
     match kind {
         Kind::LoseAnswers => Harm::AnswerLost,
-        Kind::DelayRequests => Harm::Delayed(late(duration)),
-        Kind::DelayAnswers => Harm::AnswerDelayed(late(duration)),
+        Kind::DelayRequests => Harm::Delayed(duration),
+        Kind::DelayAnswers => Harm::AnswerDelayed(duration),
         Kind::DoubleRequests => Harm::Twice,
         Kind::GiveSecondAnswer => Harm::TwiceSecondAnswer,
         Kind::Unavailable => Harm::Status(503),
@@ -213,9 +248,13 @@ fn harm(kind: Kind, duration: Duration) -> Harm {
     }
 }
 
-/// How late something is: as late as the fault is long, so that some are later than the lease.
-fn late(duration: Duration) -> Duration {
-    duration
+/// What a wire does to answers; as late as above.
+fn answers(kind: Kind, duration: Duration) -> Answers {
+    match kind {
+        Kind::DelayAnswers => Answers::ArriveAfter(duration),
+        Kind::CutHolder => Answers::Cut,
+        _ => Answers::AreLost,
+    }
 }
 
 /// A server on a port of its own.
@@ -271,6 +310,8 @@ fn command(place: Place, address: &str, folder: &Path) -> Command {
         Place::MinIo => {
             let mut minio = Command::new(program("LEASEHOLD_TEST_MINIO_SERVER"));
             minio.arg("server").arg(folder.join("minio")).args(["--address", address]);
+            // Or it makes one in the home of whoever runs this.
+            minio.arg("--certs-dir").arg(folder.join("certs"));
             minio.env("MINIO_ROOT_USER", program("AWS_ACCESS_KEY_ID"));
             minio.env("MINIO_ROOT_PASSWORD", program("AWS_SECRET_ACCESS_KEY"));
             minio.envs([("MINIO_BROWSER", "off"), ("MINIO_UPDATE", "off")]);
@@ -305,8 +346,20 @@ fn command(place: Place, address: &str, folder: &Path) -> Command {
     }
 }
 
-/// Makes the bucket or the table, and gives the store URL.
+/// Makes the bucket or the table, and gives the store URL. Who takes connections may not be ready for that yet.
 async fn make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
+    let start = SystemClock.now();
+    loop {
+        match try_to_make_store(scenario, address).await {
+            Err(_) if SystemClock.now().longest_since(start) < START => {
+                SystemClock.sleep(Duration::from_millis(200)).await;
+            }
+            made => return made,
+        }
+    }
+}
+
+async fn try_to_make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
     let endpoint = format!("endpoint=http%3A%2F%2F{address}");
     match scenario.place {
         Place::FakeGcs => {
@@ -328,7 +381,8 @@ async fn make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
 }
 
 fn made((status, body): (u16, Vec<u8>)) -> io::Result<()> {
-    if status == 200 {
+    // Or an earlier try has made it, and its answer was lost.
+    if status == 200 || status == 409 {
         return Ok(());
     }
     Err(io::Error::other(format!("no bucket: {status} {}", String::from_utf8_lossy(&body))))
@@ -342,5 +396,33 @@ async fn make_bucket(address: &str) -> io::Result<()> {
         .force_path_style(true)
         .build();
     let created = aws_sdk_s3::Client::from_conf(config).create_bucket().bucket(STORE).send().await;
-    created.map(|_| ()).map_err(|error| io::Error::other(format!("no bucket: {error:?}")))
+    match created {
+        Err(error)
+            if !error.as_service_error().is_some_and(|error| error.is_bucket_already_owned_by_you()) =>
+        {
+            Err(io::Error::other(format!("no bucket: {error:?}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_harm_that_ends_heals_no_other() {
+        let (harms, lasts) = (Harms::default(), Duration::from_secs(1));
+        let newest = || harms.newest().map(|(kind, _)| kind);
+        let cut = harms.begin(Kind::CutHolder, lasts);
+        let lost = harms.begin(Kind::LoseAnswers, lasts);
+        harms.end(cut);
+        assert_eq!(newest(), Some(Kind::LoseAnswers), "an older one ended");
+        let unavailable = harms.begin(Kind::Unavailable, lasts);
+        assert_eq!(newest(), Some(Kind::Unavailable));
+        harms.end(unavailable);
+        assert_eq!(newest(), Some(Kind::LoseAnswers), "an older one goes on");
+        harms.end(lost);
+        assert_eq!(newest(), None);
+    }
 }

@@ -1,0 +1,91 @@
+//! Panics of the tasks of a history. Nobody awaits most of them, so that a panic would end one unnoticed: the history
+//! would go on with less in it, and prove less.
+
+use std::cell::RefCell;
+use std::panic;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+
+/// The first panic of a history, on whichever of its threads. Its own lock: who panics may hold the checker's.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Panics(Arc<Mutex<Option<String>>>);
+
+thread_local! {
+    /// The history that this thread belongs to.
+    static HISTORY: RefCell<Option<Panics>> = const { RefCell::new(None) };
+}
+
+impl Panics {
+    /// Hears of panics on this thread from now on, and no more of those of another history.
+    pub(super) fn listen(&self) {
+        install();
+        HISTORY.set(Some(self.clone()));
+    }
+
+    /// This thread belongs to no history any more. Gives the first panic.
+    pub(super) fn conclude(&self) -> Option<String> {
+        HISTORY.set(None);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// The hook that was there before goes on telling of all panics, wherever they are.
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            before(info);
+            // A thread that ends has no history any more.
+            let history = HISTORY.try_with(|history| history.borrow().clone()).ok().flatten();
+            if let Some(Panics(first)) = history {
+                let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert_with(|| info.to_string().replace('\n', " "));
+            }
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::{JoinSet, spawn_blocking, yield_now};
+
+    use super::super::{History, Plan, Violation, examine};
+
+    fn outcome(history: impl Future<Output = ()>) -> Result<History, Box<Violation>> {
+        examine(&Plan::from_seed(1), |_| history)
+    }
+
+    fn found(history: impl Future<Output = ()>) {
+        let violation = outcome(history).unwrap_err();
+        assert_eq!(violation.invariant, "P1");
+        assert!(violation.what.ends_with("on purpose"), "{violation}");
+    }
+
+    #[test]
+    fn a_task_that_panics_is_found_out() {
+        found(async {
+            drop(tokio::spawn(async { panic!("on purpose") }));
+            yield_now().await;
+        });
+        // As players do, whose tasks are shut down.
+        found(async {
+            let mut tasks = JoinSet::new();
+            tasks.spawn(async { panic!("on purpose") });
+            yield_now().await;
+            tasks.shutdown().await;
+        });
+        // As SQLite does, on a thread of its own.
+        found(async { drop(spawn_blocking(|| panic!("on purpose"))) });
+    }
+
+    #[test]
+    fn a_history_in_which_nothing_panics_is_none_of_the_others_business() {
+        let panicking = std::thread::spawn(|| panic!("on another thread, on purpose"));
+        outcome(async {
+            drop(tokio::spawn(async {}));
+            yield_now().await;
+        })
+        .unwrap();
+        assert!(panicking.join().is_err());
+    }
+}
