@@ -24,6 +24,9 @@ pub const RESERVED: &str = "leasehold-doctor-";
 /// The first check.
 const REACHABLE: &str = "reachable";
 
+/// What stands for all that could not be asked: nothing is known then, neither good nor bad.
+pub(crate) const UNANSWERED: &str = "unanswered";
+
 /// What to examine a store for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -149,6 +152,20 @@ impl Finding {
         }
     }
 
+    /// Of `error`, which came instead of an answer to `check`: one that passes says nothing of what was asked.
+    pub(crate) fn stopped(check: &'static str, error: &StoreError) -> Self {
+        if !error.is_transient() {
+            return Self::of_error(check, Verdict::Failed, error);
+        }
+        let fault = error.fault();
+        let mut finding =
+            Self::failed(UNANSWERED, format!("the store could not be asked ({check}): {}", fault.message));
+        finding.help.extend(fault.help.clone());
+        finding.with_help(
+            "nothing is known of whether it is safe: try again when it answers in time, and is less busy",
+        )
+    }
+
     /// Adds a line that says what to do.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
@@ -177,14 +194,19 @@ pub struct Examined {
     pub least_ttl: Option<(Duration, &'static str)>,
     /// Whether this is the endpoint of the provider whose list prices leasehold knows.
     pub listed_prices: bool,
+    /// Whether a release deletes the record.
+    pub releases_delete: bool,
     /// What was written and could not be deleted.
     pub left: Vec<String>,
 }
 
 impl Examined {
-    /// Adds what was found.
+    /// Adds what was found. That the store cannot be asked is said once.
     pub fn push(&mut self, finding: Finding) {
-        self.findings.push(finding);
+        let told = |before: &Finding| before.check == UNANSWERED;
+        if finding.check != UNANSWERED || !self.findings.iter().any(told) {
+            self.findings.push(finding);
+        }
     }
 
     /// Adds what another layer found.
@@ -195,6 +217,7 @@ impl Examined {
         }
         self.least_ttl = other.least_ttl.or(self.least_ttl);
         self.listed_prices |= other.listed_prices;
+        self.releases_delete |= other.releases_delete;
         self.left.extend(other.left);
     }
 
@@ -217,7 +240,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         findings: Vec::new(),
         round_trips: Vec::new(),
         smallest_ttl_ms: None,
-        cost: cost::estimate(kind, examination),
+        cost: cost::estimate(kind, false, examination),
     };
     let place = format!("{RESERVED}{}", &Id::random(&store.env().random).to_string()[..12]);
     let (mut reachable, answers) = reach(store, &place).await;
@@ -227,12 +250,13 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         return report;
     }
     let mut examined = store.examine(examination).await;
+    report.cost = cost::estimate(kind, examined.releases_delete, examination);
     let sound = examined.is_sound();
     let mut left = std::mem::take(&mut examined.left);
     name_least_permissions(&mut examined);
     report.findings.append(&mut examined.findings);
     if !sound {
-        let seen = "not examined, since they cannot be safe on what stands above";
+        let seen = "not examined, because of what failed above";
         report.findings.push(Finding::not_applicable("leases", seen));
     } else {
         let mut leases = leases::examine(store, &place, examination).await;
@@ -250,13 +274,21 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         report.round_trips = leases.trips;
     }
     report.findings.push(cost::finding(kind, report.cost.as_ref(), examined.listed_prices, examination));
-    report.findings.push(left_behind(&left));
+    let versioned = report
+        .finding("versioning")
+        .is_some_and(|finding| finding.verdict == Verdict::Warning || finding.seen.starts_with("on"));
+    report.findings.push(left_behind(&left, versioned));
     report.findings.iter_mut().for_each(Finding::never_without_help);
     report
 }
 
-fn left_behind(left: &[String]) -> Finding {
+fn left_behind(left: &[String], versioned: bool) -> Finding {
     const CHECK: &str = "clean-up";
+    if left.is_empty() && versioned {
+        let seen =
+            "what this examination wrote is deleted; the bucket keeps the old versions as it keeps all";
+        return Finding::passed(CHECK, seen);
+    }
     if left.is_empty() {
         return Finding::passed(CHECK, "what this examination wrote is deleted");
     }

@@ -30,7 +30,8 @@ use crate::name::LockName;
 pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// Tries once to be granted the lock. Waits for nobody, but settles what was left unknown by a lost answer.
     ///
-    /// Idempotent for one claim: called again with the same claim it never deadlocks on its own earlier attempt.
+    /// Idempotent for one claim: called again with the same claim it never deadlocks on its own earlier attempt. A claim is
+    /// for one acquisition: once what it was granted was evicted or has lapsed, it may hear [`Verdict::Lost`].
     /// Not cancel safe: a dropped call may still be granted, and ends by [`release`](Self::release) or by lapsing.
     /// [`Lock`](crate::Lock) never drops it.
     ///

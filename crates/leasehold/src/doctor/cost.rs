@@ -64,12 +64,15 @@ pub struct Cost {
 }
 
 /// `None` where nobody charges for requests.
-pub(super) fn estimate(store: &str, examination: &Examination) -> Option<Cost> {
+///
+/// `deletes` tells whether releases delete, which object stores do for nothing.
+pub(super) fn estimate(store: &str, deletes: bool, examination: &Examination) -> Option<Cost> {
     let prices = PRICES.iter().find(|prices| prices.store == store)?;
     let acquisitions = u64::from(examination.acquisitions_per_day) * DAYS;
     // A third of the ttl is the keeper's pace.
     let renewals = SECONDS / (examination.ttl.get().as_secs_f64() / 3.0) * f64::from(examination.locks);
-    let writes = renewals as u64 + acquisitions * u64::from(prices.writes_per_acquisition);
+    let writes_per_acquisition = prices.writes_per_acquisition - u32::from(deletes);
+    let writes = renewals as u64 + acquisitions * u64::from(writes_per_acquisition);
     let reads = acquisitions * u64::from(prices.reads_per_acquisition);
     let millions = |requests: u64| requests as f64 / 1e6;
     Some(Cost {
@@ -109,14 +112,16 @@ mod tests {
     #[test]
     fn a_lock_held_for_a_month_costs_what_the_pages_say() {
         let examination = Examination { acquisitions_per_day: 0, ..Examination::default() };
-        let s3 = estimate("S3", &examination).unwrap();
+        let s3 = estimate("S3", false, &examination).unwrap();
         assert_eq!((s3.writes_per_month, s3.reads_per_month), (259_200, 0));
         assert!((s3.usd_per_month - 1.296).abs() < 1e-9, "{s3:?}");
-        let dynamodb = estimate("DynamoDB", &examination).unwrap();
+        let dynamodb = estimate("DynamoDB", false, &examination).unwrap();
         assert!((dynamodb.usd_per_month - 0.162).abs() < 1e-9, "{dynamodb:?}");
         let two = Examination { locks: 2, acquisitions_per_day: 1_000, ..Examination::default() };
-        let s3 = estimate("S3", &two).unwrap();
+        let s3 = estimate("S3", false, &two).unwrap();
         assert_eq!((s3.writes_per_month, s3.reads_per_month), (518_400 + 60_000, 30_000));
-        assert_eq!(estimate("SQLite", &examination), None);
+        assert_eq!(estimate("SQLite", false, &examination), None);
+        let deleted = estimate("S3", true, &two).unwrap();
+        assert_eq!(deleted.writes_per_month, 518_400 + 30_000);
     }
 }

@@ -41,7 +41,12 @@ enum Wrong {
     ForgetsTokens,
     RenewsTheEvicted,
     ReleasesForOthers,
+    CallsAllReleased,
     LosesWhatIsHeld,
+    /// Not from the first round on.
+    LosesLater,
+    RepeatsTokensLater,
+    IsBusyLater,
     KeepsWhatIsReleased,
     HidesFromListings,
     IsDown,
@@ -54,10 +59,17 @@ struct Bad {
     wrong: Wrong,
     claims_at_once: AtomicUsize,
     evicted: AtomicUsize,
+    renewals: AtomicUsize,
 }
 
 fn bad(wrong: Wrong) -> Bad {
-    Bad { good: memory(), wrong, claims_at_once: AtomicUsize::new(0), evicted: AtomicUsize::new(0) }
+    Bad {
+        good: memory(),
+        wrong,
+        claims_at_once: AtomicUsize::new(0),
+        evicted: AtomicUsize::new(0),
+        renewals: AtomicUsize::new(0),
+    }
 }
 
 impl Bad {
@@ -88,12 +100,21 @@ impl LeaseStore for Bad {
             Answer::Granted(grant) if self.is(Wrong::ForgetsTokens) => {
                 Ok(Answer::Granted(Grant { token: Token::new(1).unwrap(), ..grant }))
             }
+            Answer::Granted(grant)
+                if self.is(Wrong::RepeatsTokensLater) && self.renewals.load(Ordering::SeqCst) > 4 =>
+            {
+                Ok(Answer::Granted(Grant { token: Token::new(1).unwrap(), ..grant }))
+            }
             answer => Ok(answer),
         }
     }
 
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        if self.is(Wrong::LosesWhatIsHeld) {
+        let later = self.renewals.fetch_add(1, Ordering::SeqCst) > 4;
+        if later && self.is(Wrong::IsBusyLater) {
+            return Err(Fault::unavailable("503").not_applied());
+        }
+        if self.is(Wrong::LosesWhatIsHeld) || later && self.is(Wrong::LosesLater) {
             self.good.evict(&grant.name, grant.token).await?;
         }
         if self.is(Wrong::RenewsTheEvicted) && self.evicted.load(Ordering::SeqCst) > 0 {
@@ -105,7 +126,14 @@ impl LeaseStore for Bad {
     async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
         match self.wrong {
             Wrong::KeepsWhatIsReleased => Ok(Released::Released),
-            Wrong::ReleasesForOthers => self.good.release(grant, rest).await.map(|_| Released::Released),
+            Wrong::ReleasesForOthers => {
+                if let Some(token) = self.good.inspect(&grant.name).await?.token {
+                    self.good.evict(&grant.name, token).await?;
+                }
+                Ok(Released::Released)
+            }
+            // What a lost answer to a delete looks like.
+            Wrong::CallsAllReleased => self.good.release(grant, rest).await.map(|_| Released::Released),
             _ => self.good.release(grant, rest).await,
         }
     }
@@ -165,16 +193,29 @@ async fn each_wrong_with_leases_fails_its_check() {
         (Wrong::ForgetsTokens, Some("tokens")),
         (Wrong::RenewsTheEvicted, Some("stale-holder")),
         (Wrong::ReleasesForOthers, Some("stale-holder")),
+        (Wrong::CallsAllReleased, None),
         (Wrong::LosesWhatIsHeld, Some("renewal")),
+        (Wrong::LosesLater, Some("renewal")),
+        (Wrong::RepeatsTokensLater, Some("tokens")),
+        (Wrong::IsBusyLater, None),
         (Wrong::KeepsWhatIsReleased, Some("release")),
         (Wrong::HidesFromListings, None),
         (Wrong::IsDown, Some("reachable")),
     ] {
-        let report = Locker::new(Arc::new(bad(wrong))).examine(&Examination::default()).await;
+        let store = Arc::new(bad(wrong));
+        let report = Locker::new(store.clone()).examine(&Examination::default()).await;
         assert_eq!(failed(&report), Vec::from_iter(check), "{wrong:?}: {:#?}", report.findings);
         assert_eq!(report.is_safe(), check.is_none());
         let silent = |finding: &&Finding| finding.verdict == Verdict::Failed && finding.help.is_empty();
         assert_eq!(report.findings.iter().find(silent), None, "it says what to do");
+        let left: Vec<_> = store.good.list("").try_collect().await.unwrap();
+        // Those that tell nothing of their locks, or lie, are not cleaned.
+        let silent = [Wrong::InspectsLate, Wrong::KeepsWhatIsReleased, Wrong::ForgetsTokens];
+        assert!(left.is_empty() || silent.contains(&wrong), "{wrong:?}: {left:?}");
+        if wrong == Wrong::IsBusyLater {
+            assert_eq!(report.finding("round-trips").unwrap().verdict, Verdict::Warning);
+            assert!(report.round_trips.iter().any(|trips| trips.operation == "renew"));
+        }
         if wrong == Wrong::HidesFromListings {
             assert_eq!(report.finding("listing").unwrap().verdict, Verdict::Warning);
         }
@@ -189,7 +230,7 @@ async fn a_good_store_is_safe_measured_and_left_as_it_was() {
     assert_eq!(report.kind, Some("memory"));
     let measured: Vec<_> = report.round_trips.iter().map(|trips| trips.operation).collect();
     assert_eq!(measured, ["acquire", "renew", "inspect", "release"]);
-    assert_eq!(report.smallest_ttl_ms, Some(500));
+    assert_eq!(report.smallest_ttl_ms, Some(1_000));
     assert_eq!(report.finding("clean-up").unwrap().verdict, Verdict::Passed);
     assert_eq!(store.list("").try_collect::<Vec<_>>().await.unwrap(), []);
 }

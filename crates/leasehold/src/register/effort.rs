@@ -17,6 +17,24 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A request is given at least this, or it would be sent only to be given up.
 const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 
+/// How long an examination asks one question again, and waits for one answer.
+const QUESTION: Duration = Duration::from_secs(15);
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Asks again after what passes: a throttled request, a lost answer. For questions that may be asked twice.
+pub(crate) async fn persistently<T, F>(env: &Env, mut ask: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut effort = Effort::of_question(env);
+    loop {
+        match effort.request(ask()).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => effort.pause_after(error).await?,
+        }
+    }
+}
+
 /// The time and the tries that one operation may still take.
 #[derive(Debug)]
 pub(crate) struct Effort<'a> {
@@ -31,6 +49,11 @@ impl<'a> Effort<'a> {
     /// An operation that may take `limit` in all and `attempt_limit` for each request.
     pub(crate) fn new(env: &'a Env, limit: Duration, attempt_limit: Duration) -> Self {
         Self { env, began: env.now(), limit, attempt_limit, failures: 0 }
+    }
+
+    /// One question of an examination.
+    pub(crate) fn of_question(env: &'a Env) -> Self {
+        Self::new(env, QUESTION, ANSWER)
     }
 
     /// What is left of the time.

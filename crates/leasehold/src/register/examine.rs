@@ -2,13 +2,14 @@
 
 use futures_util::StreamExt;
 
+use super::effort::{Effort, persistently};
 use super::probe::checks::{
-    keeps_metadata, marker, race, refusal, refuses_outdated, refuses_second_create,
+    Race, keeps_metadata, marker, race, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
 };
-use super::{Deleted, Expect, Register, Version, Write};
+use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
 use crate::doctor::{Examination, Examined, Finding, Verdict};
-use crate::error::{ErrorKind, StoreError};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
 /// What the keys of an examination begin with: those of no lock, and never listed as one.
@@ -20,9 +21,13 @@ const RACES: usize = 6;
 /// Examines `register`; `deletes` tells whether releases delete, so that conditional deletes matter.
 pub(crate) async fn examine(register: &dyn Register, deletes: bool, examination: &Examination) -> Examined {
     let id = Id::random(&register.env().random).to_string();
+    let place = format!("{PLACE}{}", &id[..12]);
     let mut patient = Patient {
         register,
-        key: format!("{PLACE}{}", &id[..12]),
+        key: place.clone(),
+        place,
+        written: Vec::new(),
+        count: 0,
         deletes,
         thorough: examination.thorough,
         found: register.examine().await,
@@ -31,12 +36,19 @@ pub(crate) async fn examine(register: &dyn Register, deletes: bool, examination:
         patient.found.push(stop);
     }
     patient.clean_up().await;
+    patient.found.releases_delete = deletes;
     patient.found
 }
 
 struct Patient<'a> {
     register: &'a dyn Register,
+    /// What all keys of this examination begin with.
+    place: String,
+    /// The one that most is asked of.
     key: String,
+    /// All that may be there.
+    written: Vec<String>,
+    count: usize,
     deletes: bool,
     thorough: bool,
     found: Examined,
@@ -47,11 +59,18 @@ type Step<T> = Result<T, Finding>;
 
 impl Patient<'_> {
     async fn examine(&mut self) -> Step<()> {
+        // Where what is written stays for good, even this would.
+        if !self.found.is_sound() {
+            return Err(Finding::not_applicable(
+                "preconditions",
+                "not examined: nothing is written to such a bucket",
+            ));
+        }
         let first = self.permissions().await?;
         let permitted = self.found.is_sound();
         let (register, key) = (self.register, self.key.clone());
-        let asked = refuses_second_create(register, &key).await;
-        self.check("create-if-absent", "a second create is refused", asked);
+        let asked = persistently(register.env(), || refuses_second_create(register, &key)).await;
+        self.check("create-if-absent", "a second create is refused", asked)?;
         if !permitted {
             return Err(Finding::not_applicable(
                 "preconditions",
@@ -59,10 +78,10 @@ impl Patient<'_> {
             ));
         }
         self.new_version(&first).await?;
-        let asked = refuses_outdated(register, &key, &first).await;
-        self.check("stale-version", "a write that expects an outdated version is refused", asked);
-        let asked = refuses_version_of_nothing(register, &nothing(&key), &first).await;
-        self.check("missing-key", "a write that expects a version is refused where nothing is", asked);
+        let asked = persistently(register.env(), || refuses_outdated(register, &key, &first)).await;
+        self.check("stale-version", "a write that expects an outdated version is refused", asked)?;
+        let asked = self.version_of_nothing(&first).await;
+        self.check("missing-key", "a write that expects a version is refused where nothing is", asked)?;
         self.races().await?;
         if self.deletion(&first).await? && self.register.traits().metadata.is_some() {
             self.metadata().await;
@@ -70,16 +89,65 @@ impl Patient<'_> {
         Ok(())
     }
 
+    /// A key where there is nothing yet.
+    fn another(&mut self) -> String {
+        self.count += 1;
+        let key = format!("{}-{}", self.place, self.count);
+        self.written.push(key.clone());
+        key
+    }
+
+    /// Creates a key: another one after each answer that was lost, since that may be there.
+    async fn created(&mut self) -> Result<(String, Write), StoreError> {
+        let register = self.register;
+        let mut effort = Effort::of_question(register.env());
+        let mut key = self.another();
+        loop {
+            let error =
+                match effort.request(register.write(&key, Expect::Absent, marker(register, 0, None))).await {
+                    Ok(write) => return Ok((key, write)),
+                    Err(error) => error,
+                };
+            let unknown = matches!(error, StoreError::MaybeApplied(_));
+            if !unknown {
+                self.written.pop();
+            }
+            effort.pause_after(error).await?;
+            key = self.another();
+        }
+    }
+
+    /// What was written by a request whose answer was lost must not answer the next: another key each time.
+    async fn version_of_nothing(&mut self, version: &Version) -> Result<(), StoreError> {
+        let register = self.register;
+        let mut effort = Effort::of_question(register.env());
+        loop {
+            let key = self.another();
+            match effort.request(refuses_version_of_nothing(register, &key, version)).await {
+                Ok(()) => return Ok(()),
+                Err(error) => effort.pause_after(error).await?,
+            }
+        }
+    }
+
     /// One after the other, so that each that is missing has a line. Gives the version of the first write.
     async fn permissions(&mut self) -> Step<Version> {
-        let (register, key) = (self.register, self.key.clone());
-        let listed = register.list(&key).next().await.transpose().map(|_| ());
-        let written = register.write(&key, Expect::Absent, marker(register, 0, None)).await;
+        let register = self.register;
+        let (place, env) = (self.place.clone(), register.env());
+        let listed =
+            persistently(env, || async { register.list(&place).next().await.transpose().map(|_| ()) });
+        let listed = listed.await;
+        let written = self.created().await.map(|(key, write)| {
+            self.key = key;
+            write
+        });
+        let key = self.key.clone();
         let read = match &written {
-            Ok(Write::Committed(_)) => Some(register.read(&key).await),
+            Ok(Write::Committed(_)) => Some(persistently(env, || register.read(&key)).await),
             _ => None,
         };
-        let absent = register.read(&nothing(&key)).await.map(|_| ());
+        let nothing = format!("{place}-nothing");
+        let absent = persistently(env, || register.read(&nothing)).await.map(|_| ());
         let first = match written {
             Ok(Write::Committed(version)) => {
                 self.pass("permission-write", "objects can be written");
@@ -95,9 +163,20 @@ impl Patient<'_> {
             Err(error) => {
                 // What a store does not know is no permission that is missing.
                 let check = if is_denied(&error) { "permission-write" } else { "create-if-absent" };
-                Err(Finding::of_error(check, Verdict::Failed, &error))
+                Err(Finding::stopped(check, &error))
             }
         };
+        let asked = [
+            ("permission-list", listed.as_ref().err()),
+            ("permission-read", read.as_ref().and_then(|read| read.as_ref().err())),
+            ("permission-list", absent.as_ref().err()),
+        ];
+        for (check, error) in asked {
+            if let Some(error) = error.filter(|error| error.is_transient()) {
+                self.found.push(Finding::stopped(check, error));
+                return first;
+            }
+        }
         let readable = self.may_read(read, &listed, &absent, first.as_ref().ok());
         self.may_list(listed, absent, readable);
         first
@@ -106,7 +185,7 @@ impl Patient<'_> {
     /// Whether what is there can be read; and that it is what was just written.
     fn may_read(
         &mut self,
-        read: Option<Result<Option<super::Cell>, StoreError>>,
+        read: Option<Result<Option<Cell>, StoreError>>,
         listed: &Result<(), StoreError>,
         absent: &Result<(), StoreError>,
         written: Option<&Version>,
@@ -155,6 +234,15 @@ impl Patient<'_> {
     fn may_list(&mut self, listed: Result<(), StoreError>, absent: Result<(), StoreError>, readable: bool) {
         const CHECK: &str = "permission-list";
         let finding = match (listed, absent) {
+            // Something else is wrong: no permission helps.
+            (Ok(()), Err(error)) if readable && !is_denied(&error) => {
+                Finding::of_error("absence", Verdict::Failed, &error)
+                    .with_help("a lock that nobody has held yet cannot be told free")
+            }
+            (Err(_), Err(error)) if !is_denied(&error) => {
+                Finding::of_error("absence", Verdict::Failed, &error)
+                    .with_help("a lock that nobody has held yet cannot be told free")
+            }
             (Ok(()), Err(error)) if readable => Finding::of_error(CHECK, Verdict::Failed, &error).with_help(
                 "listing below the prefix is allowed, and asking for what is not there is not: the permission to list must \
                  have no condition on the prefix",
@@ -169,31 +257,31 @@ impl Patient<'_> {
         self.found.push(finding);
     }
 
-    fn check(&mut self, check: &'static str, good: &str, asked: Result<(), StoreError>) {
+    fn check(&mut self, check: &'static str, good: &str, asked: Result<(), StoreError>) -> Step<()> {
         let finding = match asked {
             Ok(()) => Finding::passed(check, good),
+            Err(error) if error.is_transient() => return Err(Finding::stopped(check, &error)),
             Err(error) => Finding::of_error(check, Verdict::Failed, &error),
         };
         self.found.push(finding);
+        Ok(())
     }
 
     /// The version of what is there now.
-    async fn current(&self, check: &'static str) -> Step<Version> {
-        match self.register.read(&self.key).await {
+    async fn current(&self, check: &'static str, key: &str) -> Step<Version> {
+        match persistently(self.register.env(), || self.register.read(key)).await {
             Ok(Some(cell)) => Ok(cell.version),
-            Ok(None) => Err(Finding::of_error(check, Verdict::Failed, &vanished(&self.key)).with_help(
+            Ok(None) => Err(Finding::of_error(check, Verdict::Failed, &vanished(key)).with_help(
                 "somebody deletes objects below the prefix, or what is written is read late: try again",
             )),
-            Err(error) => Err(Finding::of_error(check, Verdict::Failed, &error)),
+            Err(error) => Err(Finding::stopped(check, &error)),
         }
     }
 
     /// A write over the current version is accepted, and gives a version that never was.
     async fn new_version(&mut self, first: &Version) -> Step<()> {
         const CHECK: &str = "new-version";
-        let current = self.current(CHECK).await?;
-        let body = marker(self.register, 0, None);
-        let second = self.replaced(&current, body.clone()).await?;
+        let (current, second, body) = self.replaced(None).await?;
         if second == *first || second == current {
             let error = refusal(
                 "two writes of different contents gave one version",
@@ -202,7 +290,7 @@ impl Patient<'_> {
             self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
             return Ok(());
         }
-        let third = self.replaced(&second, body).await?;
+        let (second, third, _) = self.replaced(Some(body)).await?;
         let generations = self.register.traits().generations;
         self.found.push(match third == second {
             false => Finding::passed(CHECK, "each write has a new version, also one of the same content"),
@@ -215,55 +303,127 @@ impl Patient<'_> {
         Ok(())
     }
 
-    async fn replaced(&self, current: &Version, body: super::Body) -> Step<Version> {
-        match self.register.write(&self.key, Expect::Version(current), body).await {
-            Ok(Write::Committed(version)) => Ok(version),
-            Ok(Write::Conflict) => {
-                let error = refusal(
-                    "this store refuses writes that expect the current version (If-Match)",
-                    "no lock could ever be renewed or released",
-                );
-                Err(Finding::of_error("current-version", Verdict::Failed, &error))
+    /// Writes `body` over the current version, or a new one in each try. Gives the versions before and after, and what was
+    /// written.
+    async fn replaced(&self, body: Option<Body>) -> Step<(Version, Version, Body)> {
+        const CHECK: &str = "current-version";
+        let mut effort = Effort::of_question(self.register.env());
+        loop {
+            let current = self.current(CHECK, &self.key).await?;
+            let body = body.clone().unwrap_or_else(|| marker(self.register, 0, None));
+            let asked = self.register.write(&self.key, Expect::Version(&current), body.clone());
+            match effort.request(asked).await {
+                Ok(Write::Committed(version)) => return Ok((current, version, body)),
+                Ok(Write::Conflict) if self.current(CHECK, &self.key).await? == current => {
+                    let error = refusal(
+                        "this store refuses writes that expect the current version (If-Match)",
+                        "no lock could ever be renewed or released",
+                    );
+                    return Err(Finding::of_error(CHECK, Verdict::Failed, &error));
+                }
+                // A write of ours came late.
+                Ok(Write::Conflict) => {
+                    effort.pause_after_conflict().await.map_err(|error| Finding::stopped(CHECK, &error))?;
+                }
+                Err(error) if is_denied(&error) => {
+                    return Err(Finding::of_error("permission-replace", Verdict::Failed, &error));
+                }
+                Err(error) => {
+                    effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
+                }
             }
-            Err(error) if is_denied(&error) => {
-                Err(Finding::of_error("permission-replace", Verdict::Failed, &error))
-            }
-            Err(error) => Err(Finding::of_error("current-version", Verdict::Failed, &error)),
         }
     }
 
     async fn races(&mut self) -> Step<()> {
         const CHECK: &str = "atomic-race";
         let (racers, races) = if self.thorough { (2 * RACERS, 10 * RACES) } else { (RACERS, RACES) };
-        for _ in 0..races {
-            let current = self.current(CHECK).await?;
-            match race(self.register, &self.key, &current, racers).await {
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    self.found.push(Finding::failed(
-                        CHECK,
-                        format!("of {racers} writes at once none was accepted"),
-                    ));
-                    return Ok(());
+        let register = self.register;
+        let mut effort = Effort::of_question(register.env());
+        let mut key = self.key.clone();
+        let mut counted = 0;
+        for _ in 0..3 * races {
+            if counted == races {
+                break;
+            }
+            let current = self.current(CHECK, &key).await?;
+            let busy = match race(register, &key, &current, racers).await {
+                Ok(Race { winner: None, refused }) if refused == racers => {
+                    if self.current(CHECK, &key).await? == current {
+                        let seen = format!("of {racers} writes at once none was accepted");
+                        self.found.push(Finding::failed(CHECK, seen));
+                        return Ok(());
+                    }
+                    Fault::unavailable("a write of ours came late").not_applied()
                 }
+                Ok(Race { winner, refused }) if 2 * (usize::from(winner.is_some()) + refused) >= racers => {
+                    counted += 1;
+                    key = self.next_key(key).await;
+                    continue;
+                }
+                // A winner among those that were not answered proves nothing.
+                Ok(_) => Fault::unavailable("most racers got no answer").not_applied(),
+                Err(error) if error.is_transient() => error,
                 Err(error) => {
                     self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
                     return Ok(());
                 }
+            };
+            if effort.pause_after(busy).await.is_err() {
+                break;
             }
+            key = self.next_key(key).await;
         }
-        self.pass(
-            CHECK,
-            format!("of {racers} writes at once that expect one version, one is accepted, {races} times"),
-        );
+        self.found.push(if counted > 0 {
+            Finding::passed(
+                CHECK,
+                format!("of {racers} writes at once that expect one version, one is accepted, {counted} times"),
+            )
+        } else {
+            Finding::warning(CHECK, format!("of {racers} writes at once, never half got a definite answer"))
+                .with_help("whether the store checks versions atomically was not seen: try again when it is less busy")
+        });
         Ok(())
+    }
+
+    /// Where to race next. Some stores take a write a second for a key: another each time, unless it could not be deleted.
+    async fn next_key(&mut self, raced: String) -> String {
+        if raced != self.key && !self.erased(&raced).await {
+            return raced;
+        }
+        match self.created().await {
+            Ok((key, Write::Committed(_))) => key,
+            _ => self.key.clone(),
+        }
     }
 
     /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.
     async fn deletion(&mut self, stale: &Version) -> Step<bool> {
         const CHECK: &str = "conditional-delete";
-        let current = self.current(CHECK).await?;
-        match self.register.delete_unexamined(&self.key, stale).await {
+        let (register, key) = (self.register, self.key.clone());
+        let current = self.current(CHECK, &key).await?;
+        let mut effort = Effort::of_question(register.env());
+        let mut unknown = false;
+        let deleted = loop {
+            match effort.request(register.delete_unexamined(&key, stale)).await {
+                // It may be the lost one that deleted it.
+                Ok(Deleted::Conflict) if unknown => {
+                    match persistently(register.env(), || register.read(&key)).await {
+                        Ok(None) => break Ok(Deleted::Deleted),
+                        Ok(Some(_)) => break Ok(Deleted::Conflict),
+                        Err(error) => break Err(error),
+                    }
+                }
+                Ok(deleted) => break Ok(deleted),
+                Err(error) => {
+                    unknown |= matches!(error, StoreError::MaybeApplied(_));
+                    if let Err(error) = effort.pause_after(error).await {
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        match deleted {
             Ok(Deleted::Conflict) => self.pass(CHECK, "a delete that expects an outdated version is refused"),
             Ok(Deleted::Deleted) if self.deletes => {
                 let error = refusal(
@@ -276,8 +436,8 @@ impl Patient<'_> {
                 CHECK,
                 "the store ignores preconditions of deletes: leasehold deletes no records here, and locks do not need it",
             )),
-            Err(error) if self.deletes => {
-                return Err(Finding::of_error("permission-delete", Verdict::Failed, &error));
+            Err(error) if error.is_transient() || self.deletes => {
+                return Err(Finding::stopped("permission-delete", &error));
             }
             Err(error) => {
                 let seen = format!("no deletes, and locks need none: {error}");
@@ -285,29 +445,27 @@ impl Patient<'_> {
                 return Ok(false);
             }
         }
-        self.deleted_is_absent(&current).await?;
+        self.deleted_is_absent(current).await?;
         Ok(true)
     }
 
     /// In a versioned bucket a delete leaves a marker, which counts as nothing.
-    async fn deleted_is_absent(&mut self, current: &Version) -> Step<()> {
+    async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
         const CHECK: &str = "delete-marker";
-        let failed = |error: StoreError| Finding::of_error(CHECK, Verdict::Failed, &error);
-        let (register, key) = (self.register, self.key.clone());
-        // Where the precondition was ignored it is gone already.
-        register.delete_unexamined(&key, current).await.map_err(failed)?;
-        let trouble = if register.read(&key).await.map_err(failed)?.is_some() {
-            Some("what was deleted is still read")
-        } else if let Write::Committed(_) =
-            register.write(&key, Expect::Version(current), marker(register, 0, None)).await.map_err(failed)?
-        {
-            Some("a write that expects the version before a delete is accepted after it")
-        } else if register.write(&key, Expect::Absent, marker(register, 0, None)).await.map_err(failed)?
-            == Write::Conflict
-        {
-            Some("what was deleted cannot be created again")
-        } else {
-            None
+        let mut effort = Effort::of_question(self.register.env());
+        let mut key = self.key.clone();
+        let trouble = loop {
+            match trouble_with_deleted(self.register, &key, &current).await {
+                Ok(trouble) => break trouble,
+                Err(error) => {
+                    effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
+                }
+            }
+            // What became of a lost write is not known: all of it again, elsewhere.
+            match self.created().await.map_err(|error| Finding::stopped(CHECK, &error))? {
+                (another, Write::Committed(version)) => (key, current) = (another, version),
+                (another, Write::Conflict) => return Err(Finding::stopped(CHECK, &vanished(&another))),
+            }
         };
         self.found.push(match trouble {
             None => Finding::passed(CHECK, "what is deleted counts as not there, and can be created again"),
@@ -323,28 +481,39 @@ impl Patient<'_> {
     /// For updates and fenced writes alone.
     async fn metadata(&mut self) {
         const CHECK: &str = "metadata";
-        let kept = keeps_metadata(self.register, &keepsake(&self.key)).await;
+        let (register, key) = (self.register, self.another());
+        let kept = persistently(register.env(), || keeps_metadata(register, &key)).await;
         self.found.push(match kept {
             Ok(()) => Finding::passed(CHECK, "metadata is kept: updates and fenced writes work"),
+            Err(error) if error.is_transient() => {
+                Finding::warning(CHECK, format!("could not be asked: {error}")).with_help("try again")
+            }
             Err(error) => Finding::of_error(CHECK, Verdict::Warning, &error),
         });
     }
 
     async fn clean_up(&mut self) {
-        for key in [self.key.clone(), nothing(&self.key), keepsake(&self.key)] {
-            // Where nothing can be read, the first is all that was written.
-            let cell = self.register.read(&key).await;
-            let gone = match cell {
-                Ok(None) => true,
-                Ok(Some(cell)) => {
-                    matches!(self.register.delete_unexamined(&key, &cell.version).await, Ok(Deleted::Deleted))
-                }
-                Err(_) => key != self.key,
-            };
-            if !gone {
+        for key in std::mem::take(&mut self.written) {
+            if !self.erased(&key).await {
                 self.found.leave(key);
             }
         }
+    }
+
+    /// Whether `key` is not there any more.
+    async fn erased(&mut self, key: &str) -> bool {
+        let register = self.register;
+        let gone = persistently(register.env(), || async {
+            Ok(match register.read(key).await? {
+                None => true,
+                Some(cell) => register.delete_unexamined(key, &cell.version).await? == Deleted::Deleted,
+            })
+        });
+        let gone = matches!(gone.await, Ok(true));
+        if gone {
+            self.written.retain(|written| written != key);
+        }
+        gone
     }
 
     fn pass(&mut self, check: &'static str, seen: impl Into<String>) {
@@ -356,13 +525,23 @@ fn is_denied(error: &StoreError) -> bool {
     error.fault().kind == ErrorKind::Denied
 }
 
-/// Where there is never anything, on a good store.
-fn nothing(key: &str) -> String {
-    format!("{key}-nothing")
-}
-
-fn keepsake(key: &str) -> String {
-    format!("{key}-metadata")
+/// What a store does wrong with what was deleted, asked of `key` as long as that has the version `current`.
+async fn trouble_with_deleted(
+    register: &dyn Register,
+    key: &str,
+    current: &Version,
+) -> Result<Option<&'static str>, StoreError> {
+    // Where the precondition was ignored it is gone already.
+    register.delete_unexamined(key, current).await?;
+    if register.read(key).await?.is_some() {
+        return Ok(Some("what was deleted is still read"));
+    }
+    let over = register.write(key, Expect::Version(current), marker(register, 0, None)).await?;
+    if over != Write::Conflict {
+        return Ok(Some("a write that expects the version before a delete is accepted after it"));
+    }
+    let anew = register.write(key, Expect::Absent, marker(register, 0, None)).await?;
+    Ok((anew == Write::Conflict).then_some("what was deleted cannot be created again"))
 }
 
 #[cfg(test)]

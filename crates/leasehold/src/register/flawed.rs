@@ -37,6 +37,8 @@ pub(crate) enum Flaw {
     /// Of clouds: then they do not say either that something is not there.
     DeniesListing,
     DeniesDeletes,
+    /// Of writes that come at once, all but one get no definite answer.
+    RefusesRacers,
 }
 
 /// A register with a flaw, which also has bad moments: every so many requests it fails.
@@ -51,6 +53,9 @@ pub(crate) struct Flawed {
     pub(crate) loses_every: usize,
     /// Likewise refused as busy.
     pub(crate) busy_every: usize,
+    /// How many requests fail as busy before it is well.
+    pub(crate) busy_first: AtomicUsize,
+    pub(crate) writing: AtomicUsize,
     pub(crate) env: Env,
 }
 
@@ -62,6 +67,8 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
         fresh: AtomicBool::new(false),
         loses_every: 0,
         busy_every: 0,
+        busy_first: AtomicUsize::new(0),
+        writing: AtomicUsize::new(0),
         env: Env::seeded(Arc::new(TestClock::default()), 1),
     }
 }
@@ -69,6 +76,14 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
 impl Flawed {
     pub(crate) fn requests(&self) -> usize {
         self.requests.swap(0, Ordering::SeqCst)
+    }
+
+    fn throttle(&self) -> Result<(), StoreError> {
+        let left = |left: usize| left.checked_sub(1);
+        match self.busy_first.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left) {
+            Ok(_) => Err(Fault::unavailable("429").with_retry_after(Duration::from_secs(1)).not_applied()),
+            Err(_) => Ok(()),
+        }
     }
 
     fn holds(&self, key: &str, expect: Expect<'_>) -> bool {
@@ -90,6 +105,7 @@ impl Register for Flawed {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         tokio::task::yield_now().await;
+        self.throttle()?;
         let cell = self.cells.lock().unwrap().get(key).cloned();
         match *self.flaw.lock().unwrap() {
             Flaw::DeniesReads => Err(denied()),
@@ -102,7 +118,13 @@ impl Register for Flawed {
     async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
         let nth = |every: usize| every > 0 && n.is_multiple_of(every);
+        let at_once = self.writing.fetch_add(1, Ordering::SeqCst);
         tokio::task::yield_now().await;
+        self.writing.fetch_sub(1, Ordering::SeqCst);
+        self.throttle()?;
+        if at_once > 0 && *self.flaw.lock().unwrap() == Flaw::RefusesRacers {
+            return Err(Fault::unavailable("409").not_applied());
+        }
         if nth(self.busy_every) {
             return Err(Fault::unavailable("409").not_applied());
         }
@@ -131,6 +153,7 @@ impl Register for Flawed {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.throttle()?;
         let flaw = *self.flaw.lock().unwrap();
         let mut cells = self.cells.lock().unwrap();
         match (flaw, cells.get(key)) {

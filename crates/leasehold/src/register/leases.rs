@@ -189,6 +189,9 @@ impl RegisterLeases {
                     if let Some(Sighting { record, version, .. }) = sight.sighting
                         && !matches!(settled, Settled::Gone(_))
                     {
+                        // Of a late create of the same claim nothing is known to be good.
+                        memo.confirmed &=
+                            record.nonce == memo.record.nonce || matches!(settled, Settled::Landed(_));
                         (memo.record, memo.version) = (record, version);
                     }
                     match settled {

@@ -133,7 +133,7 @@ async fn examine(register: &dyn Register) -> Result<(), StoreError> {
     let mut outdated = current.clone();
     let mut won = false;
     for _ in 0..RACES {
-        let next = match race(register, MARKER, &current, RACERS).await? {
+        let next = match race(register, MARKER, &current, RACERS).await?.winner {
             Some(winner) => {
                 won = true;
                 winner

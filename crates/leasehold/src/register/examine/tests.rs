@@ -73,14 +73,45 @@ async fn what_cannot_be_deleted_is_named() {
     let left: BTreeSet<_> = examined.left.into_iter().collect();
     let there: BTreeSet<_> = store.cells.lock().unwrap().keys().cloned().collect();
     assert_eq!(left, there);
-    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(left.len(), 2, "{left:?}");
 }
 
 /// A busy store is no unsafe one, but what could not be asked is not passed either.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_too_busy_to_be_asked_does_not_pass() {
     let busy = Flawed { busy_every: 1, ..store(Flaw::None) };
-    assert_eq!(verdicts_of_busy(&busy).await, ["create-if-absent"]);
+    assert_eq!(verdicts_of_busy(&busy).await, ["unanswered"]);
+}
+
+/// Lost answers, throttled requests, and both: all is asked again, and each flaw is found all the same.
+#[tokio::test(start_paused = true)]
+async fn bad_moments_make_no_good_store_bad_and_no_bad_one_good() {
+    for (loses_every, busy_every) in
+        [(2, 0), (3, 0), (5, 0), (7, 0), (0, 2), (0, 3), (5, 3), (7, 4), (11, 13)]
+    {
+        let bad = |flaw| Flawed { loses_every, busy_every, ..store(flaw) };
+        let found = verdicts_of_busy(&bad(Flaw::None)).await;
+        // So many that one and the same question may be hit again and again.
+        let often = (1..5).contains(&loses_every) || (1..5).contains(&busy_every);
+        assert!(found.is_empty() || often && found == ["unanswered"], "{found:?} {loses_every} {busy_every}");
+        for flaw in [Flaw::IgnoresAbsent, Flaw::IgnoresVersion, Flaw::NeverMatches, Flaw::SameVersionAlways] {
+            let found = verdicts_of_busy(&bad(flaw)).await;
+            assert_ne!(found, Vec::<&str>::new(), "{flaw:?} {loses_every} {busy_every}");
+        }
+    }
+    for first in 1..10 {
+        let busy = Flawed { busy_first: first.into(), ..store(Flaw::None) };
+        assert_eq!(verdicts_of_busy(&busy).await, Vec::<&str>::new(), "{first}");
+    }
+}
+
+/// A race in which hardly anybody was answered shows nothing.
+#[tokio::test(start_paused = true)]
+async fn races_without_answers_do_not_pass() {
+    assert_eq!(
+        verdicts(&store(Flaw::RefusesRacers), false, Verdict::Warning).await,
+        BTreeSet::from(["atomic-race"])
+    );
 }
 
 async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::super::effort::persistently;
 use super::super::protocol::Rules;
 use super::super::records::Records;
-use crate::doctor::{Finding, Verdict};
+use crate::doctor::Finding;
 use crate::error::StoreError;
 use crate::name::LockName;
 
@@ -19,7 +20,7 @@ const CHECK: &str = "store-clock";
 /// What the store's clock can be trusted with: its answers must agree within the margin.
 pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &LockName) -> Finding {
     match readings(records, name).await {
-        Err(error) => Finding::of_error(CHECK, Verdict::Failed, &error),
+        Err(error) => Finding::stopped(CHECK, &error),
         Ok(readings) if readings.is_empty() => Finding::warning(
             CHECK,
             "the store's answers tell no time (no Date)",
@@ -27,7 +28,7 @@ pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &Lock
         .with_help(
             "a dead holder is succeeded by those who wait only: a job that just tries never finds it gone",
         ),
-        Ok(readings) => judge(&readings, rules.margin),
+        Ok(readings) => judge(&readings, rules),
     }
 }
 
@@ -44,7 +45,7 @@ async fn readings(records: &dyn Records, name: &LockName) -> Result<Vec<ClockRea
     let start = records.env().now();
     let mut readings = Vec::new();
     for _ in 0..ANSWERS {
-        records.read(name).await?;
+        persistently(records.env(), || records.read(name)).await?;
         let Some(time) = records.store_time() else { continue };
         let now = records.env().now();
         let passed = now.since_boot().saturating_sub(start.since_boot()).as_micros() as i128;
@@ -57,7 +58,8 @@ async fn readings(records: &dyn Records, name: &LockName) -> Result<Vec<ClockRea
     Ok(readings)
 }
 
-fn judge(readings: &[ClockReading], margin: Duration) -> Finding {
+fn judge(readings: &[ClockReading], rules: Rules) -> Finding {
+    let margin = rules.margin;
     let lo = readings.iter().map(|reading| reading.lo_us).max().unwrap_or(0);
     let hi = readings.iter().map(|reading| reading.hi_us).min().unwrap_or(0);
     // Each reading is a range. When all overlap, one clock can have told them all.
@@ -65,6 +67,12 @@ fn judge(readings: &[ClockReading], margin: Duration) -> Finding {
     let off = readings.last().map_or(0, |last| (last.lo_us - last.wall_us).max(last.wall_us - last.hi_us));
     let off = us(off);
     let answers = readings.len();
+    if apart > margin && !rules.store_clock {
+        let seen =
+            format!("{answers} answers are {apart:?} apart; ?store_clock=off, so that nothing goes by them");
+        return Finding::warning(CHECK, seen)
+            .with_help("locks are safe as long as ?store_clock=off stands everywhere");
+    }
     if apart > margin {
         return Finding::failed(CHECK, format!("{answers} answers are {apart:?} apart, more than the margin of {margin:?}"))
             .with_help(format!(
@@ -94,6 +102,7 @@ fn us(difference: i128) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::Verdict;
 
     fn reading(lo_s: i128) -> ClockReading {
         ClockReading { lo_us: lo_s * 1_000_000, hi_us: (lo_s + 1) * 1_000_000, wall_us: 1_000_000_000 }
@@ -101,7 +110,7 @@ mod tests {
 
     #[test]
     fn clocks_that_disagree_by_more_than_the_margin_fail() {
-        let margin = Duration::from_secs(5);
+        let rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
         for (readings, verdict) in [
             (vec![reading(1_000), reading(1_000)], Verdict::Passed),
             // A second apart can be one clock: a Date is true to a second.
@@ -110,10 +119,13 @@ mod tests {
             (vec![reading(1_000), reading(1_007), reading(1_000)], Verdict::Failed),
             (vec![reading(1_100), reading(1_100)], Verdict::Warning),
         ] {
-            let finding = judge(&readings, margin);
+            let finding = judge(&readings, rules);
             assert_eq!(finding.verdict, verdict, "{finding:?}");
             assert_eq!(finding.help.is_empty(), verdict == Verdict::Passed, "{finding:?}");
         }
-        assert!(judge(&[reading(1_000), reading(1_007)], margin).help[0].contains("?margin=13s"));
+        let apart = [reading(1_000), reading(1_007)];
+        assert!(judge(&apart, rules).help[0].contains("?margin=13s"));
+        // Nothing goes by a clock that is off.
+        assert_eq!(judge(&apart, Rules { store_clock: false, ..rules }).verdict, Verdict::Warning);
     }
 }

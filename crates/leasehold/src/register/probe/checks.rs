@@ -42,31 +42,39 @@ pub(crate) async fn refuses_second_create(register: &dyn Register, key: &str) ->
     ))
 }
 
-/// Of any number of writes that expect one version, a good store accepts at most one. Returns the version of ours that
-/// was accepted, if one was.
+/// How a race went that showed nothing bad.
+#[derive(Debug)]
+pub(crate) struct Race {
+    /// The version of ours that was accepted, if one is known to be.
+    pub(crate) winner: Option<Version>,
+    /// How many were answered that the version is not current. The others got no definite answer.
+    pub(crate) refused: usize,
+}
+
+/// Of any number of writes that expect one version, a good store accepts at most one.
 pub(crate) async fn race(
     register: &dyn Register,
     key: &str,
     version: &Version,
     racers: usize,
-) -> Result<Option<Version>, StoreError> {
+) -> Result<Race, StoreError> {
     let writes = (0..racers).map(|_| {
         let value = marker(register, 0, None);
         register.write(key, Expect::Version(version), value)
     });
     let mut winners = Vec::new();
-    let mut trouble = None;
+    let (mut refused, mut trouble) = (0, None);
     for outcome in join_all(writes).await {
         match outcome {
             Ok(Write::Committed(version)) => winners.push(version),
-            Ok(Write::Conflict) => {}
+            Ok(Write::Conflict) => refused += 1,
             // Busy stores refuse racers (409); one that was accepted is enough.
             Err(error) => trouble = Some(error),
         }
     }
     match (winners.len(), trouble) {
         (0, Some(error)) => Err(error),
-        (0 | 1, _) => Ok(winners.pop()),
+        (0 | 1, _) => Ok(Race { winner: winners.pop(), refused }),
         (accepted, _) => Err(refusal(
             &format!(
                 "this store ignores the precondition that the version be current (If-Match), or does not check it \

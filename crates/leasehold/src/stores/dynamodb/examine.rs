@@ -9,6 +9,7 @@ use crate::doctor::{Examined, Finding, Verdict};
 use crate::error::{ErrorKind, StoreError};
 use crate::name::LockName;
 use crate::register::Version;
+use crate::register::effort::persistently;
 use crate::register::records::Records;
 
 impl DynamoDb {
@@ -40,7 +41,11 @@ impl DynamoDb {
         let Ok(nobodys) = LockName::new(PROBE) else {
             return Finding::passed("permission-read", "not asked");
         };
-        permission("permission-read", "items can be read", self.read(&nobodys).await.map(|_| ()))
+        permission(
+            "permission-read",
+            "items can be read",
+            persistently(self.env(), || self.read(&nobodys)).await.map(|_| ()),
+        )
     }
 
     /// A write whose condition never holds: a server that accepts it ignores conditions.
@@ -52,7 +57,8 @@ impl DynamoDb {
     }
 
     async fn may_list(&self) -> Finding {
-        match self.page(&self.key(PROBE), None).await {
+        let first = self.key(PROBE);
+        match persistently(self.env(), || self.page(&first, None)).await {
             Ok(_) => Finding::passed("permission-list", "the table can be scanned"),
             Err(error) => Finding::of_error("permission-list", Verdict::Warning, &error)
                 .with_help("locks work without it; `leasehold ls` does not"),
@@ -125,7 +131,7 @@ impl DynamoDb {
 fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) -> Finding {
     match asked {
         Ok(()) => Finding::passed(check, good),
-        Err(error) => Finding::of_error(check, Verdict::Failed, &error),
+        Err(error) => Finding::stopped(check, &error),
     }
 }
 

@@ -8,12 +8,13 @@ use super::errors::{Effect, Trouble};
 use super::keys::Keyspace;
 use super::requests;
 use super::session::limited;
-use super::wire::StatusResponse;
+use super::wire::{StatusResponse, TxnRequest};
 use super::{EtcdLeases, PATIENCE};
 use crate::clock::timeout;
-use crate::doctor::{Examined, Finding, Verdict};
+use crate::doctor::{Examined, Finding};
 use crate::error::StoreError;
 use crate::lease::{Id, Ttl};
+use crate::register::effort::persistently;
 
 /// What it is written for: 1.5 election timeouts of a second, rounded up.
 const LEAST_TTL: (Duration, &str) = (
@@ -39,11 +40,13 @@ impl EtcdLeases {
             "the keys below the prefix can be read",
             self.may_read().await,
         ));
+        let mut left = Vec::new();
         examined.push(permission(
             "permission-write",
             "keys can be written and deleted",
-            self.may_write().await,
+            self.may_write(&mut left).await,
         ));
+        examined.left = left;
         let members = join_all((0..self.client.members()).map(|member| async move {
             let asked = timeout(&*self.env.clock, LIMIT, self.client.status(member)).await;
             (self.client.address(member), asked.unwrap_or_else(|| Err(format!("no answer within {LIMIT:?}"))))
@@ -69,26 +72,46 @@ impl EtcdLeases {
         let effort = self.effort(PATIENCE, Ttl::DEFAULT);
         let Keyspace { key, end } = self.keys.of_locks("");
         let page = requests::page(key, end, 1, 0);
-        limited(&effort, Effect::None, self.client.range(page)).await.map(|_| ()).map_err(Trouble::into_error)
+        let ask = || async {
+            let page = page.clone();
+            limited(&effort, Effect::None, self.client.range(page))
+                .await
+                .map(|_| ())
+                .map_err(Trouble::into_error)
+        };
+        persistently(&self.env, ask).await
     }
 
     /// A key that stands for no lock, there for a moment.
-    async fn may_write(&self) -> Result<(), StoreError> {
-        let effort = self.effort(PATIENCE, Ttl::DEFAULT);
+    async fn may_write(&self, left: &mut Vec<String>) -> Result<(), StoreError> {
         let key = self.keys.mark(Id::random(&self.env.random));
-        for request in [requests::rewrite(&key, 0, b"leasehold doctor", 0), requests::remove(&key)] {
-            limited(&effort, Effect::Writes, self.client.txn(Effect::Writes, &request))
-                .await
-                .map_err(Trouble::into_error)?;
+        let written = self.asked_to(&requests::rewrite(&key, 0, b"leasehold doctor", 0)).await;
+        // Also after a failure: a write that was not answered may be there.
+        let removed = self.asked_to(&requests::remove(&key)).await;
+        let untouched = matches!(&written, Err(StoreError::NotApplied(_)));
+        if removed.is_err() && !untouched {
+            left.push(String::from_utf8_lossy(&key).into_owned());
         }
-        Ok(())
+        written.and(removed)
+    }
+
+    /// Both requests are the same when they come twice.
+    async fn asked_to(&self, request: &TxnRequest) -> Result<(), StoreError> {
+        let effort = self.effort(2 * PATIENCE, Ttl::DEFAULT);
+        let ask = || async {
+            limited(&effort, Effect::Writes, self.client.txn(Effect::Writes, request))
+                .await
+                .map(|_| ())
+                .map_err(Trouble::into_error)
+        };
+        persistently(&self.env, ask).await
     }
 }
 
 fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) -> Finding {
     match asked {
         Ok(()) => Finding::passed(check, good),
-        Err(error) => Finding::of_error(check, Verdict::Failed, &error),
+        Err(error) => Finding::stopped(check, &error),
     }
 }
 
@@ -145,6 +168,17 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
     const CHECK: &str = "alarms";
     let leaderless = members.iter().filter(|member| member.leader == 0).count();
     let errors: Vec<_> = members.iter().flat_map(|member| member.errors.iter().cloned()).collect();
+    let asked = members.len();
+    if let Some(alarm) = errors.iter().find(|error| error.contains("NOSPACE") || error.contains("CORRUPT")) {
+        return Finding::failed(CHECK, alarm.clone()).with_help(
+            "look at the alarms: etcdctl alarm list; a full database wants etcdctl compact, defrag, alarm disarm",
+        );
+    }
+    // One that is cut off says so of itself, and the others go on without it.
+    if leaderless > 0 && 2 * leaderless <= asked {
+        return Finding::warning(CHECK, format!("{leaderless} of {asked} members have no leader"))
+            .with_help("locks work as long as a majority does: etcdctl endpoint status --cluster");
+    }
     if leaderless > 0 {
         return Finding::failed(CHECK, format!("{leaderless} of the members have no leader")).with_help(
             "a majority of the members has to be up and connected: etcdctl endpoint status --cluster",
@@ -153,14 +187,14 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
     if errors.is_empty() {
         return Finding::passed(CHECK, "none, and every member follows a leader");
     }
-    Finding::failed(CHECK, errors.join("; ")).with_help(
-        "look at the alarms: etcdctl alarm list; a full database wants etcdctl compact, defrag, alarm disarm",
-    )
+    Finding::warning(CHECK, errors.join("; "))
+        .with_help("look at the members: etcdctl endpoint status --cluster")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::Verdict;
 
     fn member(version: &str, leader: u64, errors: &[&str]) -> StatusResponse {
         let errors = errors.iter().map(|error| (*error).to_owned()).collect();
@@ -189,7 +223,15 @@ mod tests {
         let silent = answering(&[("a:1", well()), ("b:2", Err("refused".into()))], Some(2));
         assert!(silent.verdict == Verdict::Warning && silent.seen.contains("b:2: refused"), "{silent:?}");
         assert_eq!(alarms(&[&member("3.7.3", 1, &[])]).verdict, Verdict::Passed);
-        assert_eq!(alarms(&[&member("3.7.3", 0, &[])]).verdict, Verdict::Failed);
+        let (well, alone) = (member("3.7.3", 1, &[]), member("3.7.3", 0, &["etcdserver: no leader"]));
+        for (members, verdict) in [
+            (vec![&alone], Verdict::Failed),
+            (vec![&well, &alone], Verdict::Warning),
+            (vec![&well, &alone, &well], Verdict::Warning),
+            (vec![&well, &alone, &alone], Verdict::Failed),
+        ] {
+            assert_eq!(alarms(&members).verdict, verdict, "{members:?}");
+        }
         assert_eq!(alarms(&[&member("3.7.3", 1, &["alarm:NOSPACE"])]).verdict, Verdict::Failed);
     }
 }

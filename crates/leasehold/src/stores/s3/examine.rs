@@ -5,7 +5,9 @@ use std::error::Error as StdError;
 use std::fmt::Display;
 
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_s3::types::{BucketVersioningStatus, ExpirationStatus, LifecycleRule, ObjectLockEnabled};
+use aws_sdk_s3::types::{
+    BucketVersioningStatus, ExpirationStatus, LifecycleRule, ObjectLockConfiguration, ObjectLockEnabled,
+};
 use aws_smithy_runtime_api::http::Response;
 
 use super::S3Register;
@@ -16,7 +18,8 @@ use crate::stores::aws::watch::Watch;
 impl S3Register {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined {
-            listed_prices: self.place.endpoint.is_none(),
+            // Directory buckets have prices of their own.
+            listed_prices: self.place.endpoint.is_none() && !self.place.bucket.ends_with("--x-s3"),
             least_permissions: self.least_permissions(),
             ..Examined::default()
         };
@@ -75,13 +78,7 @@ impl S3Register {
             Err(unasked) => Finding::not_applicable(CHECK, unasked),
             Ok(output) => {
                 let configuration = output.and_then(|output| output.object_lock_configuration);
-                match configuration.and_then(|configuration| configuration.object_lock_enabled) {
-                    Some(ObjectLockEnabled::Enabled) => Finding::warning(CHECK, "the bucket has Object Lock").with_help(
-                        "locks are safe; with a default retention every renewal leaves a version that nobody can delete: \
-                         use another bucket",
-                    ),
-                    _ => Finding::passed(CHECK, "off"),
-                }
+                retention(configuration.as_ref())
             }
         }
     }
@@ -112,32 +109,80 @@ fn unanswered(status: &dyn Display) -> String {
     format!("not looked at: the store answers {status} when it is asked")
 }
 
-/// Whether `rule` is about objects below `base`.
-fn concerns(rule: &LifecycleRule, base: &str) -> bool {
+/// What is written under a default retention stays, the examination's own writes too.
+fn retention(configuration: Option<&ObjectLockConfiguration>) -> Finding {
+    const CHECK: &str = "object-lock";
+    let on = configuration
+        .filter(|configuration| configuration.object_lock_enabled() == Some(&ObjectLockEnabled::Enabled));
+    match on {
+        None => Finding::passed(CHECK, "off"),
+        Some(on) if on.rule().is_some_and(|rule| rule.default_retention().is_some()) => Finding::failed(
+            CHECK,
+            "the bucket has Object Lock with a default retention: every write leaves a version that nobody can delete",
+        )
+        .with_help("use another bucket; nothing was written to this one"),
+        Some(_) => Finding::warning(CHECK, "the bucket has Object Lock")
+            .with_help("locks are safe; with a default retention nobody could delete old versions: use another bucket"),
+    }
+}
+
+/// Which of our objects a rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    All,
+    /// Those of some locks.
+    Some,
+}
+
+/// Objects of ours have no tags, and from a few hundred bytes to a few kilobytes.
+const LARGER_THAN_OURS: i64 = 64 << 10;
+const SMALLER_THAN_OURS: i64 = 256;
+
+/// Which objects below `base` the `rule` is about.
+fn extent(rule: &LifecycleRule, base: &str) -> Option<Extent> {
     if rule.status() != &ExpirationStatus::Enabled {
-        return false;
+        return None;
     }
     let filter = rule.filter();
-    // Objects of ours have no tags, and about a kilobyte.
-    let narrowed = filter.is_some_and(|filter| filter.tag().is_some() || filter.and().is_some());
+    let and = filter.and_then(|filter| filter.and());
+    let tagged =
+        filter.is_some_and(|filter| filter.tag().is_some()) || and.is_some_and(|and| !and.tags().is_empty());
+    let more_than = filter
+        .and_then(|filter| filter.object_size_greater_than())
+        .or(and.and_then(|and| and.object_size_greater_than()));
+    let less_than = filter
+        .and_then(|filter| filter.object_size_less_than())
+        .or(and.and_then(|and| and.object_size_less_than()));
+    let others = more_than.is_some_and(|bytes| bytes >= LARGER_THAN_OURS)
+        || less_than.is_some_and(|bytes| bytes <= SMALLER_THAN_OURS);
     #[allow(deprecated, reason = "old rules have it there")]
-    let prefix = filter.and_then(|filter| filter.prefix()).or(rule.prefix()).unwrap_or("");
-    !narrowed && (base.starts_with(prefix) || prefix.starts_with(base))
+    let prefix = filter
+        .and_then(|filter| filter.prefix())
+        .or(and.and_then(|and| and.prefix()))
+        .or(rule.prefix())
+        .unwrap_or("");
+    match (tagged || others, base.starts_with(prefix), prefix.starts_with(base)) {
+        (false, true, _) => Some(Extent::All),
+        (false, false, true) => Some(Extent::Some),
+        _ => None,
+    }
 }
 
 /// A rule that deletes current objects deletes records of locks.
 fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
     const CHECK: &str = "lifecycle";
     let named = |rule: &LifecycleRule| rule.id().unwrap_or("without a name").to_owned();
-    let expiring = rules.iter().filter(|rule| concerns(rule, base)).find_map(|rule| {
+    let expiring = rules.iter().filter_map(|rule| {
+        let extent = extent(rule, base)?;
         let expiration = rule.expiration()?;
         match (expiration.date(), expiration.days()) {
-            (Some(_), _) => Some((rule, true, "at a date".to_owned())),
+            (Some(_), _) => Some((rule, extent == Extent::All, "at a date".to_owned())),
             (None, Some(days)) => Some((rule, false, format!("after {days} days"))),
             (None, None) => None,
         }
     });
-    match expiring {
+    // The worst of them.
+    match expiring.max_by_key(|(_, fatal, _)| *fatal) {
         None => Finding::passed(CHECK, "no rule deletes current objects here"),
         Some((rule, true, when)) => {
             Finding::failed(CHECK, format!("the rule {:?} deletes all objects here {when}", named(rule)))
@@ -155,8 +200,9 @@ fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
 /// In a versioned bucket every renewal leaves a version.
 fn versions(on: bool, rules: &[LifecycleRule], base: &str) -> Finding {
     const CHECK: &str = "versioning";
-    let ended =
-        rules.iter().any(|rule| concerns(rule, base) && rule.noncurrent_version_expiration().is_some());
+    let ended = rules.iter().any(|rule| {
+        extent(rule, base) == Some(Extent::All) && rule.noncurrent_version_expiration().is_some()
+    });
     match (on, ended) {
         (false, _) => Finding::passed(CHECK, "off"),
         (true, true) => Finding::passed(CHECK, "on, and a lifecycle rule ends old versions"),
@@ -169,7 +215,10 @@ fn versions(on: bool, rules: &[LifecycleRule], base: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use aws_sdk_s3::primitives::DateTime;
-    use aws_sdk_s3::types::{LifecycleExpiration, LifecycleRuleFilter, NoncurrentVersionExpiration};
+    use aws_sdk_s3::types::{
+        DefaultRetention, LifecycleExpiration, LifecycleRuleAndOperator, LifecycleRuleFilter,
+        NoncurrentVersionExpiration, ObjectLockRule, Tag,
+    };
 
     use super::*;
     use crate::doctor::Verdict;
@@ -198,6 +247,44 @@ mod tests {
         }
         let off = rule("").expiration(days).status(ExpirationStatus::Disabled).build().unwrap();
         assert_eq!(super::expiration(&[off], "locks/").verdict, Verdict::Passed);
+    }
+
+    #[test]
+    fn the_worst_rule_counts_and_filters_are_read() {
+        let days = LifecycleExpiration::builder().days(30).build();
+        let date = LifecycleExpiration::builder().date(DateTime::from_secs(0)).build();
+        let both = [
+            rule("").expiration(days).build().unwrap(),
+            rule("locks/").expiration(date.clone()).build().unwrap(),
+        ];
+        assert_eq!(super::expiration(&both, "locks/").verdict, Verdict::Failed);
+        let below = rule("locks/team/").expiration(date.clone()).build().unwrap();
+        assert_eq!(super::expiration(&[below], "locks/").verdict, Verdict::Warning);
+        let and = |prefix: &str| LifecycleRuleAndOperator::builder().prefix(prefix);
+        let tag = Tag::builder().key("a").value("b").build().unwrap();
+        for (and, verdict) in [
+            (and("locks/").object_size_greater_than(100), Verdict::Failed),
+            (and("locks/").object_size_less_than(1 << 20), Verdict::Failed),
+            (and("locks/").object_size_greater_than(64 << 10), Verdict::Passed),
+            (and("locks/").object_size_less_than(200), Verdict::Passed),
+            (and("logs/").object_size_greater_than(100), Verdict::Passed),
+            (and("locks/").tags(tag), Verdict::Passed),
+        ] {
+            let filter = LifecycleRuleFilter::builder().and(and.build()).build();
+            let rule = LifecycleRule::builder().status(ExpirationStatus::Enabled).filter(filter);
+            let rules = [rule.expiration(date.clone()).build().unwrap()];
+            let finding = super::expiration(&rules, "locks/");
+            assert_eq!(finding.verdict, verdict, "{rules:?}: {finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_default_retention_is_no_place_for_locks() {
+        let on = ObjectLockConfiguration::builder().object_lock_enabled(ObjectLockEnabled::Enabled);
+        let kept = ObjectLockRule::builder().default_retention(DefaultRetention::builder().days(1).build());
+        assert_eq!(retention(None).verdict, Verdict::Passed);
+        assert_eq!(retention(Some(&on.clone().build())).verdict, Verdict::Warning);
+        assert_eq!(retention(Some(&on.rule(kept.build()).build())).verdict, Verdict::Failed);
     }
 
     #[test]

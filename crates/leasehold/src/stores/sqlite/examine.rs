@@ -1,5 +1,6 @@
 //! The doctor's questions to the file: its log, its locks between connections, and whether it is whole.
 
+use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior};
@@ -22,14 +23,15 @@ impl SqliteLeases {
         });
         examined.push(self.asked("journal", journal).await);
         examined.push(self.asked("integrity", integrity).await);
-        examined.push(self.asked("write-lock", write_lock).await);
+        let path = self.database.location().path.clone();
+        examined.push(self.asked("write-lock", move |connection| write_lock(connection, &path)).await);
         examined
     }
 
     async fn asked(
         &self,
         check: &'static str,
-        ask: fn(&mut Connection) -> Result<Finding, Trouble>,
+        ask: impl Fn(&mut Connection) -> Result<Finding, Trouble> + Clone + Send + 'static,
     ) -> Finding {
         match self.database.run(&self.env, PATIENCE, false, ask).await {
             Ok(finding) => finding,
@@ -78,10 +80,10 @@ fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
     })
 }
 
-/// Whether the file keeps a second writer out while there is one.
-fn write_lock(connection: &mut Connection) -> Result<Finding, Trouble> {
+/// Whether SQLite keeps a second writer out while there is one. Connections of one process find each other in memory: of
+/// the file system's own locks this says nothing.
+fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Trouble> {
     const CHECK: &str = "write-lock";
-    let path = connection.path().unwrap_or_default().to_owned();
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut other = Connection::open(path)?;
     other.busy_timeout(Duration::ZERO)?;
@@ -89,11 +91,13 @@ fn write_lock(connection: &mut Connection) -> Result<Finding, Trouble> {
         other.transaction_with_behavior(TransactionBehavior::Immediate).map(|_| ()).map_err(Trouble::from);
     transaction.rollback()?;
     match second {
-        Err(trouble) if trouble.is_busy() => {
-            Ok(Finding::passed(CHECK, "a second writer waits while another connection writes"))
-        }
-        Ok(()) => Ok(Finding::failed(CHECK, "two connections wrote to the file at once")
-            .with_help("this file system does not keep locks: put the file on a local disk")),
+        Err(trouble) if trouble.is_busy() => Ok(Finding::passed(
+            CHECK,
+            "a second connection of this process waits (other processes were not tried)",
+        )),
+        Ok(()) => Ok(Finding::failed(CHECK, "two connections wrote to the file at once").with_help(
+            "this SQLite, or this file system, does not keep locks: put the file on a local disk",
+        )),
         Err(trouble) => Err(trouble),
     }
 }
