@@ -13,8 +13,8 @@ use super::plan::{Fault, Kind};
 use super::resource::Resource;
 use super::site::Site;
 
-/// How long a fault that is meant for a holder waits for one; then it meets anybody.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a fault that is meant for a holder waits for one: longer than a dead one is in the way. Then it meets anybody.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a successor goes on holding the lock when the old holder is back.
 const AFTERMATH: Duration = Duration::from_millis(300);
