@@ -1,7 +1,8 @@
 //! The command that `run` runs: started, supervised against the lease, and ended before the lease does.
 
 mod guardian;
-pub(crate) mod shim;
+#[cfg(target_os = "linux")]
+mod shim;
 mod tree;
 
 use std::ffi::{OsStr, OsString};
@@ -9,15 +10,20 @@ use std::future::Future;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::ExitStatus;
+use std::process::{ExitCode, ExitStatus};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, Moment};
+use leasehold::lease::Id;
+use leasehold::random::Random;
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 
+pub(crate) use self::guardian::Dismissed;
 use self::guardian::Guardian;
+#[cfg(target_os = "linux")]
+use self::shim::Shim;
 use self::tree::Tree;
 use crate::args::OnLost;
 use crate::exit::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND};
@@ -68,13 +74,15 @@ impl Plan {
 }
 
 /// How a command ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     /// We ended it, because the lock was lost or about to be.
     pub(crate) stopped: bool,
     /// Processes that it had left behind in its group were ended.
     pub(crate) left_behind: bool,
+    /// Its guardian, which has to end before the next command starts.
+    pub(crate) guardian: Option<Dismissed>,
 }
 
 /// A command that runs.
@@ -87,49 +95,121 @@ pub(crate) struct Running {
     interactive: bool,
 }
 
+/// What to exit with if `arguments` are those that this program starts itself with.
+pub(crate) fn hidden_verb(arguments: &[OsString]) -> Option<ExitCode> {
+    match arguments.get(1)?.to_str()? {
+        #[cfg(target_os = "linux")]
+        shim::VERB => Some(shim::main(arguments.get(2..)?)),
+        guardian::VERB => Some(guardian::main(arguments.get(2..)?)),
+        _ => None,
+    }
+}
+
 /// The variable that names one run of `leasehold run` to all processes that descend from it.
 pub(crate) const RUN: &str = "LEASEHOLD_RUN";
 
 /// What the command's environment differs in from ours: a variable with its value, or to be taken out.
 pub(crate) type Environment<'a> = [(&'a str, Option<String>)];
 
-/// Starts `command` with `environment` on top of ours.
+/// A command that can start at once: where it takes a process of ours to begin with, that is there, and waits.
 ///
-/// The kernel ties the command's life to the *thread* that starts it, so this is to be called from the main thread.
-pub(crate) fn launch(
-    command: &[OsString],
-    environment: &Environment<'_>,
+/// The kernel ties its life to the *thread* that starts it, so that has to be the main thread.
+#[derive(Debug)]
+pub(crate) struct Ready {
     plan: Plan,
-) -> Result<Running, Failure> {
-    let interactive = is_interactive();
+    /// What the command and all that it starts will be marked with.
+    run: Id,
     #[cfg(target_os = "linux")]
-    if plan.protects() {
-        // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.
-        let _ = rustix::process::set_child_subreaper(Some(getpid()));
+    shim: Option<Shim>,
+    guardian: Option<Guardian>,
+}
+
+impl Ready {
+    /// Starts what `command` begins as when it is run by `plan`.
+    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, clippy::unnecessary_wraps))]
+    pub(crate) fn start(command: &[OsString], plan: Plan) -> Result<Self, Failure> {
+        Ok(Self {
+            #[cfg(target_os = "linux")]
+            shim: plan.protects().then(|| Shim::start(command)).transpose().map_err(cannot_start)?,
+            guardian: None,
+            run: Id::random(&Random::from_os()),
+            plan,
+        })
     }
-    let failed =
-        |error: io::Error| Failure::new(FAILED, "failed", format!("cannot start a process: {error}"));
-    let mut guardian =
-        if plan.protects() { Some(Guardian::start(environment).map_err(failed)?) } else { None };
-    let mut process = prepared(command, plan);
+
+    /// Starts its guardian too, which [`launch`](Self::launch) does otherwise, and if there is none by then.
+    pub(crate) fn guard(&mut self) {
+        if self.plan.protects() {
+            self.guardian = Guardian::start(self.run).ok();
+        }
+    }
+
+    /// Starts `command`, the same, with `environment` on top of ours, and the mark of this run.
+    pub(crate) fn launch(
+        self,
+        command: &[OsString],
+        mut environment: Vec<(&str, Option<String>)>,
+    ) -> Result<Running, Failure> {
+        let (plan, interactive) = (self.plan, is_interactive());
+        environment.push((RUN, Some(self.run.to_string())));
+        let environment = &environment;
+        #[cfg(target_os = "linux")]
+        if plan.protects() {
+            // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.
+            let _ = rustix::process::set_child_subreaper(Some(getpid()));
+        }
+        // Before the command goes, which is never without it; while that starts, it has the time to.
+        let mut guardian = match self.guardian.and_then(Guardian::unless_ended) {
+            None if plan.protects() => Some(Guardian::start(self.run).map_err(cannot_start)?),
+            started => started,
+        };
+        #[cfg(target_os = "linux")]
+        let process = match self.shim {
+            Some(shim) => shim.go(environment).map_err(cannot_start)?,
+            None => spawn(command, environment)?,
+        };
+        #[cfg(not(target_os = "linux"))]
+        let process = spawn(command, environment)?;
+        let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let leader = leader.ok_or_else(|| cannot_start(io::Error::other("it has no process id")))?;
+        let spare = guardian.as_ref().and_then(Guardian::pid);
+        let tree = Tree { root: getpid(), leader, leader_ended: false, own_group: !interactive, spare };
+        if let Some(guardian) = &mut guardian {
+            guardian.watch(&tree);
+        }
+        Ok(Running { process, tree, guardian, plan, interactive })
+    }
+
+    /// Ends what was started: it will not be needed soon.
+    pub(crate) async fn dismiss(self) {
+        if let Some(guardian) = self.guardian {
+            guardian.dismiss().end();
+        }
+        #[cfg(target_os = "linux")]
+        if let Some(shim) = self.shim {
+            shim.end().await;
+        }
+    }
+}
+
+fn cannot_start(error: io::Error) -> Failure {
+    Failure::new(FAILED, "failed", format!("cannot start a process: {error}"))
+}
+
+/// Starts `command` as a child like any other.
+fn spawn(command: &[OsString], environment: &Environment<'_>) -> Result<tokio::process::Child, Failure> {
+    let mut process = tokio::process::Command::new(&command[0]);
+    process.args(&command[1..]);
     for (key, value) in environment {
         match value {
             Some(value) => process.env(key, value),
             None => process.env_remove(key),
         };
     }
-    if !interactive {
+    if !is_interactive() {
         process.process_group(0);
     }
-    let process = process.spawn().map_err(|error| cannot_run(&command[0], &error))?;
-    let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    let leader = leader.ok_or_else(|| failed(io::Error::other("it has no process id")))?;
-    let spare = guardian.as_ref().and_then(Guardian::pid);
-    let tree = Tree { root: getpid(), leader, leader_ended: false, own_group: !interactive, spare };
-    if let Some(guardian) = &mut guardian {
-        guardian.watch(&tree);
-    }
-    Ok(Running { process, tree, guardian, plan, interactive })
+    process.spawn().map_err(|error| cannot_run(&command[0], &error))
 }
 
 /// Whether stdin is a terminal, or we are in the foreground of one. The command then stays in our process group: in
@@ -143,18 +223,6 @@ pub(crate) fn is_interactive() -> bool {
         Some(rustix::termios::tcgetpgrp(terminal).ok()? == getpgrp())
     };
     *INTERACTIVE.get_or_init(|| io::stdin().is_terminal() || in_foreground().unwrap_or(false))
-}
-
-/// The process to start for `command`: on Linux ourselves, who then become the command (see [`shim`]).
-fn prepared(command: &[OsString], plan: Plan) -> tokio::process::Command {
-    if cfg!(target_os = "linux") && plan.protects() {
-        let mut process = tokio::process::Command::new(OURSELVES);
-        process.arg0("leasehold").arg(shim::VERB).arg(getpid().as_raw_nonzero().to_string()).args(command);
-        return process;
-    }
-    let mut process = tokio::process::Command::new(&command[0]);
-    process.args(&command[1..]);
-    process
 }
 
 impl Running {
@@ -196,10 +264,8 @@ impl Running {
         self.tree.leader_ended = true;
         let stopped = stage != Stage::Running;
         let left_behind = self.clear_up(stopped || lost, hold, clock).await;
-        if let Some(guardian) = self.guardian.take() {
-            guardian.dismiss();
-        }
-        Ok(Ended { status, stopped, left_behind })
+        let guardian = self.guardian.take().map(Guardian::dismiss);
+        Ok(Ended { status, stopped, left_behind, guardian })
     }
 
     /// Does to the command what `remaining` demands.
@@ -325,9 +391,14 @@ fn not_executable(program: &OsStr) -> Failure {
 
 /// Why `program` did not start.
 pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
-    let code = shim::code_of(error);
+    let code = code_of(error);
     let kind = if code == NOT_FOUND { "not_found" } else { "not_executable" };
     Failure::new(code, kind, format!("cannot run the command {:?}: {error}", program.to_string_lossy()))
+}
+
+/// What env(1) and timeout(1) exit with for a command that cannot be executed.
+fn code_of(error: &io::Error) -> u8 {
+    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
 /// The number of the signal that ended a command, if one did.

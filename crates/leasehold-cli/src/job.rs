@@ -3,17 +3,18 @@
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use clap::ValueEnum as _;
 use leasehold::clock::{Clock, timeout};
-use leasehold::lease::Id;
 use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, LockName, Locker, Released, Ticket};
 
 use crate::acquiring::{Request, WITHDRAWAL};
 use crate::args::{CommandArgs, OnLost, duration};
-use crate::child::{self, Ended, Hold, Plan};
+use crate::child::{self, Dismissed, Ended, Hold, Plan, Ready};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, LOST, of_child};
@@ -24,6 +25,9 @@ use crate::signals::Signals;
 
 /// The longest default grace.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Who has waited for a lock for so long no longer keeps a process for its command.
+const SOON: Duration = Duration::from_secs(2);
 
 /// A command that is to run under a lock.
 #[derive(Debug)]
@@ -42,6 +46,10 @@ pub(crate) struct Session {
     pub(crate) locker: Locker,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) signals: Signals,
+    /// What becomes the command, if it was started already.
+    ready: Option<Ready>,
+    /// The guardian of the command that ran before.
+    former: Option<Dismissed>,
 }
 
 /// What becomes of the lock once the command has ended and the lock was ours until then.
@@ -134,9 +142,29 @@ impl Job {
     /// Finds out whether the command can be run, and opens the store.
     pub(crate) async fn begin(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
+        self.open(false).await
+    }
+
+    /// The same for a lock that will mostly be had at once: until then the command's process has the time to start.
+    pub(crate) async fn begin_at_once(&self) -> Result<Session, Failure> {
+        child::look_up(&self.command[0])?;
+        self.open(true).await
+    }
+
+    async fn open(&self, at_once: bool) -> Result<Session, Failure> {
         let mut signals = Signals::ending().map_err(no_signals)?;
-        let locker = signals.unless(context::open(&self.store)).await?;
-        Ok(Session { clock: context::clock(&locker), locker, signals })
+        let mut opened = std::pin::pin!(context::open(&self.store));
+        let mut ready = None;
+        let outcome = begin(&mut opened).await;
+        if at_once && !matches!(outcome, Poll::Ready(Err(_))) {
+            // While the store is opened.
+            ready = Some(Ready::start(&self.command, self.plan)?);
+        }
+        let locker = match outcome {
+            Poll::Ready(outcome) => outcome?,
+            Poll::Pending => signals.unless(opened).await?,
+        };
+        Ok(Session { clock: context::clock(&locker), locker, signals, ready, former: None })
     }
 
     /// Takes the lock.
@@ -147,8 +175,9 @@ impl Job {
         session: &mut Session,
     ) -> Result<Guard, Failure> {
         let asked = session.clock.now();
-        let Session { locker, signals, clock } = session;
-        let acquired = request.acquire(locker, &self.store, &context.output, signals).await;
+        let Session { locker, signals, clock, ready, .. } = session;
+        let acquired = request.acquire(locker, &self.store, &context.output, signals);
+        let acquired = unless_long(acquired, ready, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         if let Ok(guard) = &acquired {
             self.report.permit = request.permit(guard.name());
@@ -168,7 +197,7 @@ impl Job {
         self.report =
             Report { lock: request.name.to_string(), store: self.store.shown(), ..Report::default() };
         let asked = session.clock.now();
-        let Session { locker, signals, clock } = session;
+        let Session { locker, signals, clock, .. } = session;
         let elected = request.campaign(value, locker, &self.store, &context.output, signals).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         elected
@@ -201,8 +230,9 @@ impl Job {
         session: &mut Session,
     ) -> Result<Due, Failure> {
         let asked = session.clock.now();
-        let Session { locker, signals, clock } = session;
-        let due = request.acquire_if_due(period, locker, &self.store, &context.output, signals).await;
+        let Session { locker, signals, clock, ready, .. } = session;
+        let due = request.acquire_if_due(period, locker, &self.store, &context.output, signals);
+        let due = unless_long(due, ready, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         due
     }
@@ -231,13 +261,16 @@ impl Job {
         guard: Guard,
         afterwards: Afterwards,
     ) -> Result<u8, Failure> {
-        let Session { locker, clock, signals } = session;
+        let Session { clock, signals, ready, former, .. } = session;
         let granted = clock.now();
         self.report.token = guard.token().ok();
         // On a terminal Ctrl-Z stops us and the command alike, without our help.
         signals.add_others(!child::is_interactive()).map_err(no_signals)?;
-        let run = Id::random(&locker.store().env().random);
-        let ended = self.supervise(&guard, run, signals, &**clock).await;
+        if let Some(former) = former.take() {
+            former.end();
+        }
+        let mut ended = self.supervise(&guard, ready.take(), signals, &**clock).await;
+        *former = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
         // What ended the command was not meant for the release.
         signals.forget();
         // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
@@ -255,19 +288,19 @@ impl Job {
     async fn supervise(
         &self,
         guard: &Guard,
-        run: Id,
+        ready: Option<Ready>,
         signals: &mut Signals,
         clock: &dyn Clock,
     ) -> Result<Ended, Failure> {
-        let environment = [
+        let environment = vec![
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
             // Of a store without tokens: absent, so that a script that needs one fails, and is not given another lock's.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
             ("LEASEHOLD_STORE", Some(self.store.shown())),
-            (child::RUN, Some(run.to_string())),
         ];
-        child::launch(&self.command, &environment, self.plan)?.supervise(guard, signals, clock).await
+        let ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
+        ready.launch(&self.command, environment)?.supervise(guard, signals, clock).await
     }
 
     /// Ends the guard, and lets the lock rest; a loss that only the store knows of goes into `loss`. Gives the error when
@@ -380,6 +413,35 @@ async fn hand_on(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
         Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
         Err(error) => Err(error),
     }
+}
+
+/// Polls `work` once.
+async fn begin<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
+    std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut *work).poll(context))).await
+}
+
+/// Waits for `acquired`, and has the command's guardian start meanwhile; if that takes long, without the command's
+/// processes.
+async fn unless_long<T>(
+    acquired: impl Future<Output = T>,
+    ready: &mut Option<Ready>,
+    clock: &dyn Clock,
+) -> T {
+    let mut acquired = std::pin::pin!(acquired);
+    // The store is asked first: to start a process takes us some tenths of a millisecond.
+    if let Poll::Ready(acquired) = begin(&mut acquired).await {
+        return acquired;
+    }
+    if let Some(ready) = ready {
+        ready.guard();
+    }
+    if let Some(acquired) = timeout(clock, SOON, &mut acquired).await {
+        return acquired;
+    }
+    if let Some(ready) = ready.take() {
+        ready.dismiss().await;
+    }
+    acquired.await
 }
 
 /// A signal breaks off what ends the guard, when the store hangs.

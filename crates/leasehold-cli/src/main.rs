@@ -23,7 +23,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else: `run` starts this program again for its child, and that must cost next to nothing.
-    if let Some(code) = child::shim::or_guardian(&arguments) {
+    if let Some(code) = child::hidden_verb(&arguments) {
         return code;
     }
     complete::answer_shell();

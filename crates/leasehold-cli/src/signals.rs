@@ -19,12 +19,14 @@ const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
     asked_to_end: Option<Signal>,
+    /// What [`ignored`] said at first.
+    ignored: u64,
 }
 
 impl Signals {
     /// Those that end a process.
     pub(crate) fn ending() -> io::Result<Self> {
-        let mut signals = Self { streams: Vec::new(), asked_to_end: None };
+        let mut signals = Self { streams: Vec::new(), asked_to_end: None, ignored: ignored() };
         signals.add(&ENDING)?;
         Ok(signals)
     }
@@ -36,14 +38,13 @@ impl Signals {
     }
 
     fn add(&mut self, signals: &[Signal]) -> io::Result<()> {
-        let ignored = ignored();
         for &signal in signals {
             if self.streams.iter().any(|(received, _)| *received == signal) {
                 continue;
             }
             // What our parent had us ignore (nohup, `&` in a script) stays ignored, and so it does for the command:
             // installing a handler would undo that.
-            if ignored & (1 << (signal.as_raw() - 1)) == 0 {
+            if self.ignored & (1 << (signal.as_raw() - 1)) == 0 {
                 self.streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }
         }

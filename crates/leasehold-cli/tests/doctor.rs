@@ -132,8 +132,9 @@ fn the_doctor_passes_etcd() {
     {
         assert!(passed.contains(&check), "{check}: {:#}", diagnosis.report);
     }
-    // As etcd has it, not as fast as it is.
-    assert_eq!(diagnosis.report["smallest_ttl_ms"], 2_000);
+    // Of etcd's whole seconds, however fast it is.
+    let smallest = diagnosis.report["smallest_ttl_ms"].as_u64().unwrap();
+    assert!(smallest >= 2_000 && smallest.is_multiple_of(1_000), "{smallest}");
 }
 
 /// Fault 25, on a real server.

@@ -19,6 +19,14 @@ impl LeaseModel {
             || self.lapsed_by_store_clock(who, client, record)
     }
 
+    /// Whether what `client` holds by `guard` may go to another task of its process.
+    pub(crate) fn may_be_passed_on(&self, client: &Client, guard: &Guard) -> bool {
+        let last =
+            if self.safeguards.tokens_are_reserved { guard.top } else { guard.top + self.scope.hand_offs };
+        let good = !guard.lost && self.belief(client).is_some();
+        guard.token < last && (good || !self.safeguards.lost_goes_to_nobody)
+    }
+
     fn lapsed_by_store_clock(&self, who: Who, client: &Client, record: &Record) -> bool {
         let margin = if self.safeguards.margin { MARGIN } else { 0 };
         let (lower, upper) = store_time(who, client);
@@ -131,9 +139,11 @@ impl Turn<'_> {
         match decide::judge(rules, safeguards, claim, client.attempts(), found.as_ref(), lapsed) {
             Claimed::Ours(attempt) => {
                 self.count(Event::GrantFoundByNonce);
-                self.granted(who, claim, attempt.age, found);
+                self.granted(who, claim, attempt.age, attempt.first, found);
             }
-            Claimed::AdoptedByReading => self.granted(who, claim, 0, found),
+            Claimed::AdoptedByReading => {
+                self.granted(who, claim, 0, found.map_or(0, |record| record.token), found);
+            }
             Claimed::Grantable { floor_from_clock } => {
                 self.count_grant(&client, claim, found.as_ref());
                 self.write_grant(who, claim, found, floor_from_clock);
@@ -164,9 +174,13 @@ impl Turn<'_> {
         let nonce = self.nonce(claim);
         let floor = if floor_from_clock { self.clock(who) } else { 0 };
         let stamp = model.stamp(who, self.client(who));
-        let mut record = decide::grant(claim, over.as_ref(), floor, nonce, stamp);
-        record.newborn &= model.safeguards.newborn_mark;
+        let (safeguards, more) = (&model.safeguards, model.scope.hand_offs);
+        let mut record = decide::grant(safeguards, claim, over.as_ref(), floor, 1 + more, nonce, stamp);
+        record.newborn &= safeguards.newborn_mark;
         self.send(who, over, Some(record), nonce, record.token);
+        if let Some(attempt) = self.client(who).attempts_mut().last_mut() {
+            attempt.first = decide::first_token(safeguards, over.as_ref(), &record, more);
+        }
     }
 
     /// The store's clock, as a number that tokens are taken from: it reads later than when any token was committed, and
@@ -178,7 +192,7 @@ impl Turn<'_> {
     }
 
     /// The user may believe, unless the time is over already. Then the grant is given back.
-    fn granted(&mut self, who: Who, claim: Grant, age: Age, found: Option<Record>) {
+    fn granted(&mut self, who: Who, claim: Grant, age: Age, first: Token, found: Option<Record>) {
         let Some(record) = found else { return };
         let memo = Memo::of(record, true);
         let renewals = self.model.scope.renewals;
@@ -190,7 +204,7 @@ impl Turn<'_> {
         }
         self.world.wrongs.low_token_told |= self.world.low.all().contains(&record.nonce);
         let client = self.client(who);
-        client.guard = Some(Guard { token: record.token, age, lost: false });
+        client.guard = Some(Guard { token: first, top: record.token, age, lost: false, passed_on: false });
         client.renewals = renewals;
         client.seen = None;
         client.task = Task::Keep { grant: claim, memo, attempts: Attempts::default(), step: Step::Ready };
@@ -266,6 +280,9 @@ impl Turn<'_> {
                 self.keep_on(who, grant, Memo::of(version, memo.confirmed));
             }
             Settled::Stolen => self.keep_on(who, grant, Memo { version, ..memo }),
+            Settled::Earlier | Settled::Gone if self.passed_on_when_lost(who) => {
+                self.keep_on(who, grant, memo);
+            }
             Settled::Earlier | Settled::Gone => {
                 self.count(Event::Gone);
                 self.see(who, found, 0);
@@ -274,10 +291,44 @@ impl Turn<'_> {
         }
     }
 
+    /// Without a safeguard: the store says that it is lost, and the next task gets it all the same. No operator is to blame
+    /// for that any more.
+    fn passed_on_when_lost(&mut self, who: Who) -> bool {
+        let client = *self.client(who);
+        let next = client.guard.filter(|guard| self.model.may_be_passed_on(&client, guard));
+        if self.model.safeguards.lost_goes_to_nobody || next.is_none() {
+            return false;
+        }
+        self.world.pardoned &= !next.map_or(0, |guard| 1 << guard.top);
+        self.pass_on(who);
+        true
+    }
+
     fn keep_on(&mut self, who: Who, grant: Grant, memo: Memo) {
         if let Task::Keep { attempts, .. } = self.client(who).task {
             self.client(who).task = Task::Keep { grant, memo, attempts, step: Step::Ready };
         }
+    }
+
+    /// The keeper's: whatever is on its way goes on.
+    pub(crate) fn pass_on(&mut self, who: Who) {
+        let safeguards = self.model.safeguards;
+        let client = *self.client(who);
+        let Some(before) = client.guard else { return };
+        self.count(Event::PassedOn);
+        if client.step() != Step::Ready || !client.attempts().is_empty() {
+            self.count(Event::PassedOnUnsettled);
+        }
+        let token = before.token + 1;
+        // Not reserved: it may be anybody's.
+        if token > before.top {
+            self.world.wrongs.low_token_told |= token <= self.world.highest;
+            self.world.highest = self.world.highest.max(token);
+        }
+        let age = if safeguards.deadline_is_the_grants { before.age } else { 0 };
+        let client = self.client(who);
+        client.guard = Some(Guard { token, age, lost: false, passed_on: true, ..before });
+        client.outlived = (!safeguards.dead_before_the_next).then_some(before);
     }
 
     pub(crate) fn release(&mut self, who: Who) {
@@ -294,6 +345,7 @@ impl Turn<'_> {
         if rules.belief_ends_before_the_release {
             client.guard = None;
         }
+        client.outlived = None;
         attempts.all_mut().iter_mut().for_each(|attempt| attempt.age = 0);
         client.task = Task::Release { grant, memo: Some(memo), attempts, step: Step::Ready };
         let mut free = decide::freed(&memo.record, false, nonce);
@@ -324,7 +376,7 @@ impl Turn<'_> {
 
     fn done(&mut self, who: Who) {
         let client = self.client(who);
-        client.guard = None;
+        (client.guard, client.outlived) = (None, None);
         client.renewals = 0;
         client.task = Task::Idle;
     }
@@ -334,7 +386,8 @@ impl Turn<'_> {
 impl Turn<'_> {
     /// Sends a conditional write, which is listed before it leaves.
     fn send(&mut self, who: Who, expect: Option<Record>, write: Option<Record>, nonce: Nonce, token: Token) {
-        let attempt = Attempt { nonce, age: 0, token, created: expect.is_none(), unknown: true };
+        let created = expect.is_none();
+        let attempt = Attempt { nonce, age: 0, token, first: token, created, unknown: true };
         match &mut self.client(who).task {
             Task::Idle => return,
             Task::Acquire { attempts, step, .. }
@@ -384,7 +437,7 @@ impl Turn<'_> {
             }
             Task::Acquire { claim, .. } => {
                 self.count(Event::Granted);
-                self.granted(who, claim, age, sent);
+                self.granted(who, claim, age, latest.first, sent);
             }
             Task::Keep { grant, memo, .. } => {
                 self.count(Event::Renewed);

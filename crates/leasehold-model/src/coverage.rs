@@ -43,9 +43,15 @@ pub enum Event {
     LateWriteRefused,
     /// A request arrived a second time.
     Doubled,
+    /// A grant was passed on within its process.
+    PassedOn,
+    /// The same, while a renewal was on its way or had not been settled.
+    PassedOnUnsettled,
+    /// A deadline passed of whom a grant had been passed on to.
+    ExpiredWhenPassedOn,
 }
 
-const EVENTS: usize = Event::Doubled as usize + 1;
+const EVENTS: usize = Event::ExpiredWhenPassedOn as usize + 1;
 
 /// How often each event happened, once for each transition of the state space.
 #[derive(Debug, Default)]

@@ -83,13 +83,34 @@ pub fn still_ours(grant: Grant, found: Option<&Record>) -> bool {
     found.is_some_and(|record| record.grant == grant && record.held)
 }
 
-/// The record that grants `claim` over `over`, with a token that is not below `floor`.
-pub fn grant(claim: Grant, over: Option<&Record>, floor: Token, nonce: Nonce, stamp: i8) -> Record {
+/// The highest token that may have been used before a grant over `over`: those above it, up to the grant's own, belong to
+/// the grant. `None` where nothing tells; then it has its own only.
+pub fn highest_before(safeguards: &Safeguards, over: Option<&Record>) -> Option<Token> {
+    match over {
+        None if safeguards.a_create_has_one_token => None,
+        None => Some(0),
+        Some(record) if record.newborn && safeguards.over_a_newborn_one_token => None,
+        Some(record) => Some(record.token),
+    }
+}
+
+/// The record that grants `claim` over `over`, with a token that is not below `floor`, and room for `tokens` in all.
+pub fn grant(
+    safeguards: &Safeguards,
+    claim: Grant,
+    over: Option<&Record>,
+    floor: Token,
+    tokens: u8,
+    nonce: Nonce,
+    stamp: i8,
+) -> Record {
+    let reserves = safeguards.tokens_are_reserved && highest_before(safeguards, over).is_some();
+    let room = if reserves { tokens } else { 1 };
     let again = over.filter(|record| record.grant == claim);
     let lapses = over.filter(|record| record.held && record.grant != claim);
     Record {
         held: true,
-        token: over.map_or(0, |record| record.token + 1).max(floor),
+        token: over.map_or(0, |record| record.token + room).max(floor),
         grant: claim,
         // Not to be taken for the earlier grant of the same claim.
         beat: again.map_or(0, |record| record.beat + 1),
@@ -98,6 +119,12 @@ pub fn grant(claim: Grant, over: Option<&Record>, floor: Token, nonce: Nonce, st
         stamp,
         ended: over.map_or(0, |record| record.ended) | lapses.map_or(0, |record| 1 << record.grant),
     }
+}
+
+/// The lowest token of the grant of `record` over `over`, if it has up to so many `more` than the record's.
+pub fn first_token(safeguards: &Safeguards, over: Option<&Record>, record: &Record, more: u8) -> Token {
+    let lowest = highest_before(safeguards, over).map_or(record.token, |before| before + 1);
+    lowest.max(record.token.saturating_sub(more)).min(record.token)
 }
 
 /// The record that renews the grant of `previous`.

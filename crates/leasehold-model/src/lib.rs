@@ -66,6 +66,8 @@ pub enum Action {
     Abandon(Who),
     /// A holder renews.
     Renew(Who),
+    /// A holder's process passes the grant on: the user's guard ends, and another user's begins with the next token.
+    PassOn(Who),
     /// A holder releases; or its keeper does, after it was lost.
     Release(Who),
     /// A client stops to release, whatever has become of it.
@@ -154,6 +156,9 @@ impl LeaseModel {
                 let lost = client.guard.is_some_and(|guard| guard.lost);
                 if *step == Step::Ready && client.renewals > 0 && !lost {
                     actions.push(Action::Renew(who));
+                }
+                if client.guard.is_some_and(|guard| self.may_be_passed_on(client, &guard)) {
+                    actions.push(Action::PassOn(who));
                 }
                 if can_leave {
                     actions.push(Action::Release(who));
@@ -257,6 +262,7 @@ impl LeaseModel {
             Action::GiveUp(who) => turn.give_up(who),
             Action::Abandon(who) => turn.abandon(who),
             Action::Renew(who) => turn.renew(who),
+            Action::PassOn(who) => turn.pass_on(who),
             Action::Release(who) => turn.release(who),
             Action::Quit(who) => turn.quit(who),
         }

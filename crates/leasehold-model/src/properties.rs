@@ -10,7 +10,8 @@ pub const EXCLUSION: &str = "no two believe at once";
 pub const BACKED: &str = "who believes has the record";
 /// Tokens rise with each grant in the order of commits; so no grant that is over comes back.
 pub const TOKENS_RISE: &str = "tokens rise, and no grant that is over comes back";
-/// Whoever is told a grant is told a token above those of all grants before, also of records deleted by hand.
+/// Whoever is told a grant is told a token above those of all grants before, also of records deleted by hand; and whomever
+/// it is passed on to, a token that nobody was told or granted before.
 pub const TOLD_TOKENS_RISE: &str = "nobody is told a token that is not above all before";
 /// A guard that reported its loss believes no more.
 pub const LOST_IS_FINAL: &str = "lost is final";
@@ -34,8 +35,7 @@ pub struct Property {
 pub const ALL: [Property; 10] = [
     always(EXCLUSION, |model, world| blameless(model, world).count() <= 1),
     always(BACKED, |model, world| {
-        let has =
-            |guard: &Guard| world.store.is_some_and(|record| record.held && record.token == guard.token);
+        let has = |guard: &Guard| world.store.is_some_and(|record| record.held && record.token == guard.top);
         blameless(model, world).all(has)
     }),
     always(TOKENS_RISE, |_, world| !world.wrongs.token_went_back),
@@ -77,15 +77,24 @@ impl LeaseModel {
 
     /// The guard's `check()`: whether the user of `client` may believe in its grant. By the clock each time.
     pub(crate) fn belief<'a>(&self, client: &'a Client) -> Option<&'a Guard> {
-        client.guard.as_ref().filter(|guard| client.rate.elapsed(guard.age) < self.holder_span())
+        client.guard.as_ref().filter(|guard| self.in_time(client, guard))
+    }
+
+    /// The same of each user: there is one before, if it outlived the hand-off.
+    pub(crate) fn beliefs<'a>(&'a self, client: &'a Client) -> impl Iterator<Item = &'a Guard> {
+        client.guard.iter().chain(&client.outlived).filter(|guard| self.in_time(client, guard))
+    }
+
+    fn in_time(&self, client: &Client, guard: &Guard) -> bool {
+        client.rate.elapsed(guard.age) < self.holder_span()
     }
 }
 
 fn believers<'a>(model: &'a LeaseModel, world: &'a World) -> impl Iterator<Item = &'a Guard> {
-    world.clients.iter().filter_map(|client| model.belief(client))
+    world.clients.iter().flat_map(|client| model.beliefs(client))
 }
 
 /// Without those whose grant was ended by hand, who cannot know it yet.
 fn blameless<'a>(model: &'a LeaseModel, world: &'a World) -> impl Iterator<Item = &'a Guard> {
-    believers(model, world).filter(|guard| world.pardoned & (1 << guard.token) == 0)
+    believers(model, world).filter(|guard| world.pardoned & (1 << guard.top) == 0)
 }

@@ -63,6 +63,18 @@ pub struct Safeguards {
     /// Rule 10 asks the record's history too: a conflict may be the answer to the second copy of a request of which the
     /// first was committed.
     pub history_tells: bool,
+    /// Hand-off: a grant over no record has one token, since nothing tells which were used before.
+    pub a_create_has_one_token: bool,
+    /// Hand-off: so has a grant over a newborn record.
+    pub over_a_newborn_one_token: bool,
+    /// Hand-off: the record's token is raised by as many as may be used, so that nobody else is granted one of them.
+    pub tokens_are_reserved: bool,
+    /// Hand-off: whoever had the lock before is dead before the next token is given out.
+    pub dead_before_the_next: bool,
+    /// Hand-off: what is known to be lost is passed on to nobody.
+    pub lost_goes_to_nobody: bool,
+    /// Hand-off: the next one's time counts from where the grant's does, not from the hand-off.
+    pub deadline_is_the_grants: bool,
 }
 
 impl Safeguards {
@@ -75,5 +87,11 @@ impl Safeguards {
         late_creates_are_written_again: true,
         only_the_answered_record_is_confirmed: true,
         history_tells: true,
+        a_create_has_one_token: true,
+        over_a_newborn_one_token: true,
+        tokens_are_reserved: true,
+        dead_before_the_next: true,
+        lost_goes_to_nobody: true,
+        deadline_is_the_grants: true,
     };
 }

@@ -13,6 +13,8 @@ pub struct Scope {
     pub retries: u8,
     /// How many renewals each grant may send.
     pub renewals: u8,
+    /// How often each grant may be passed on within its process: it has so many tokens more.
+    pub hand_offs: u8,
     /// How many writes, in all, are given up on before their answer arrives. Each may have been applied already, may be
     /// applied at any later time, or never.
     pub unanswered: u8,
@@ -38,6 +40,7 @@ impl Scope {
         claims: 1,
         retries: 0,
         renewals: 2,
+        hand_offs: 0,
         unanswered: 1,
         doubled: 0,
         evictions: 0,
@@ -56,9 +59,15 @@ impl Scope {
     /// A holder that goes on to renew after it was evicted, and somebody who edits.
     pub const EVICTED: Self = Self { unanswered: 0, evictions: 1, edits: 1, ..Self::NETWORK };
 
-    /// Beside somebody who deletes the record by hand.
-    pub const BY_HAND: Self =
-        Self { any_clocks: false, renewals: 0, deletions: 1, record_exists: false, ..Self::NETWORK };
+    /// Beside somebody who deletes the record by hand; grants are passed on too.
+    pub const BY_HAND: Self = Self {
+        any_clocks: false,
+        renewals: 0,
+        hand_offs: 1,
+        deletions: 1,
+        record_exists: false,
+        ..Self::NETWORK
+    };
 
     /// A claim that is given up and tried again.
     pub const RETRIED: Self = Self { any_clocks: false, renewals: 0, retries: 1, ..Self::NETWORK };
@@ -69,6 +78,12 @@ impl Scope {
 
     /// Takeovers by the store's clock.
     pub const STORE_CLOCK: Self = Self { renewals: 1, unanswered: 0, store_clock: true, ..Self::NETWORK };
+
+    /// Grants that are passed on while renewals are on their way, and answers are lost.
+    pub const HAND_OFF: Self = Self { any_clocks: false, renewals: 1, hand_offs: 2, ..Self::NETWORK };
+
+    /// The same, for holders that are evicted.
+    pub const HAND_OFF_EVICTED: Self = Self { any_clocks: false, renewals: 1, hand_offs: 1, ..Self::EVICTED };
 
     /// Three clients.
     pub const THREE: Self = Self { clients: 3, renewals: 0, unanswered: 0, ..Self::NETWORK };

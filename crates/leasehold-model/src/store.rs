@@ -12,7 +12,7 @@ impl Turn<'_> {
     pub(crate) fn tick(&mut self) {
         let (model, world) = (self.model, &mut self.world);
         let (holder_span, contender_span) = (model.holder_span(), model.contender_span());
-        let mut expired = 0;
+        let (mut expired, mut passed_on) = (0, 0);
         for client in &mut world.clients {
             let rate = client.rate;
             let (holder_limit, contender_limit) = (rate.until(holder_span), rate.until(contender_span));
@@ -21,8 +21,10 @@ impl Turn<'_> {
                 if guard.age == holder_limit && !guard.lost {
                     guard.lost = true;
                     expired += 1;
+                    passed_on += usize::from(guard.passed_on);
                 }
             }
+            client.outlived = None;
             if let Some(seen) = client.seen.as_mut().filter(|seen| seen.record.held) {
                 seen.quiet = (seen.quiet + 1).min(contender_limit);
                 seen.watched = (seen.watched + 1).min(contender_limit);
@@ -48,6 +50,9 @@ impl Turn<'_> {
         }
         for _ in 0..expired {
             self.count(Event::Expired);
+        }
+        for _ in 0..passed_on {
+            self.count(Event::ExpiredWhenPassedOn);
         }
     }
 
@@ -102,8 +107,14 @@ impl Turn<'_> {
         let goes_on =
             |before: Record| before.held && (before.grant, before.token) == (record.grant, record.token);
         if !before.is_some_and(goes_on) {
+            let sender = &world.clients[usize::from(request.from)];
+            let attempt = sender.attempts().iter().find(|attempt| attempt.nonce == request.nonce);
+            // The lowest token that will be told.
+            let first = attempt.map_or(record.token, |attempt| attempt.first);
             if record.token <= world.highest {
                 world.wrongs.token_went_back |= untouched;
+            }
+            if first <= world.highest {
                 world.low.push(record.nonce);
             }
             world.highest = world.highest.max(record.token);
@@ -233,7 +244,7 @@ fn claims_that_may_be_judged(world: &World) -> u16 {
 fn tokens_in_use(world: &World) -> u32 {
     let mut used = world.store.map_or(0, |record| 1 << record.token);
     for client in &world.clients {
-        used |= client.guard.map_or(0, |guard| 1 << guard.token);
+        used |= client.guard.map_or(0, |guard| 1 << guard.top);
         for attempt in client.attempts() {
             used |= 1 << attempt.token;
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::world::{Record, Request, World};
+use crate::world::{Record, Request, Token, World};
 use crate::{Action, Copy, LeaseModel};
 
 impl LeaseModel {
@@ -24,7 +24,7 @@ impl LeaseModel {
                 let _ = write!(text, " store: {after}");
             }
             if self.believing(&next) != self.believing(&world) {
-                let _ = write!(text, " believing: {:?}", self.believing(&next));
+                let _ = write!(text, " believing (client, token): {:?}", self.believing(&next));
             }
             text.truncate(text.trim_end().len());
             text.push('\n');
@@ -33,9 +33,10 @@ impl LeaseModel {
         text
     }
 
-    fn believing(&self, world: &World) -> Vec<usize> {
+    /// Which clients' users, and in which tokens.
+    fn believing(&self, world: &World) -> Vec<(usize, Token)> {
         let clients = world.clients.iter().enumerate();
-        clients.filter(|(_, client)| self.belief(client).is_some()).map(|(i, _)| i).collect()
+        clients.flat_map(|(i, client)| self.beliefs(client).map(move |guard| (i, guard.token))).collect()
     }
 }
 
@@ -52,6 +53,7 @@ impl fmt::Display for Action {
             Action::GiveUp(who) => write!(f, "client {who} hears no answer"),
             Action::Abandon(who) => write!(f, "client {who} withdraws its claim"),
             Action::Renew(who) => write!(f, "client {who} sends a renewal"),
+            Action::PassOn(who) => write!(f, "client {who} passes the lock on to its next task"),
             Action::Release(who) => write!(f, "client {who} sends a release"),
             Action::Quit(who) => write!(f, "client {who} stops to release"),
             Action::Deliver(Request { from, write, .. }, copy) => {

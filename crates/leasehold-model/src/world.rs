@@ -68,6 +68,8 @@ pub struct Attempt {
     pub age: Age,
     /// The token that it grants.
     pub token: Token,
+    /// The lowest token that belongs to the same grant.
+    pub first: Token,
     /// Whether it was to create the record.
     pub created: bool,
     /// Whether its answer was lost.
@@ -178,10 +180,14 @@ impl Task {
 pub struct Guard {
     /// The token that the user was told.
     pub token: Token,
+    /// The token of the grant that it is by: the record's, and the last one that it may be passed on with.
+    pub top: Token,
     /// Since the deadline began to count.
     pub age: Age,
     /// Whether the user was told that it is lost.
     pub lost: bool,
+    /// Whether another task of the process had the grant before.
+    pub passed_on: bool,
 }
 
 /// What a client has seen, and for how long.
@@ -206,6 +212,8 @@ pub struct Client {
     pub task: Task,
     /// What its user holds.
     pub guard: Option<Guard>,
+    /// What the user before holds, although the grant was passed on. Only where a safeguard is out.
+    pub outlived: Option<Guard>,
     /// What it has seen.
     pub seen: Option<Seen>,
     /// How many claims it has made.
@@ -257,7 +265,7 @@ pub struct World {
     pub clients: [Client; MOST_CLIENTS],
     /// What may still happen.
     pub budget: Budget,
-    /// The highest token that was committed.
+    /// The highest token that was committed, or told.
     pub highest: Token,
     /// The nonces of grants whose token was not above those of all before.
     pub low: Few<Nonce, 4>,

@@ -22,12 +22,17 @@ readonly GO_PROGRAMS=(
 )
 readonly GO_VERSION=1.26.8                    # fetched where go itself is too old to fetch what a module asks for
 
-install_servers() {
+install_servers() { one_at_a_time install_all; }
+
+# What only the benchmark needs: the tests are not to wait for it.
+install_benchmark_peers() { one_at_a_time install_all_benchmark_peers; }
+
+# one_at_a_time COMMAND: what another run has not finished looks like what it has left behind.
+one_at_a_time() {
     mkdir -p "$CACHE"
     local lock status=0
-    # One run at a time: what another has not finished looks like what it has left behind.
     exec {lock}>"$CACHE/lock"
-    flock "$lock" && install_all || status=1
+    flock "$lock" && "$1" || status=1
     exec {lock}>&-
     return "$status"
 }
@@ -43,6 +48,12 @@ install_all() {
         installs+=("install_go_program $program")
     done
     together "${installs[@]}"
+}
+
+install_all_benchmark_peers() {
+    need_packages && new_enough_go && need_protobuf || return 1
+    printf 'other clients are kept in %s: to build them takes some minutes, the first time\n' "$CACHE"
+    together install_go_peers install_java_peer install_rust_peers
 }
 
 # together COMMAND...: runs the commands at the same time; shows what those that failed have said.
@@ -72,6 +83,12 @@ need_packages() {
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
         need faketime faketime && need_postgresql || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+}
+
+# The compiler, and the definitions that come with it.
+need_protobuf() {
+    need protoc protobuf-compiler libprotobuf-dev &&
+        { protoc -o /dev/null google/protobuf/struct.proto 2>/dev/null || install_packages libprotobuf-dev; }
 }
 
 # need COMMAND PACKAGE...: installs the Debian packages if the command is not there.
@@ -139,6 +156,22 @@ install_s3s_fs() {
     return "$status"
 }
 
+# rust_peer NAME: its path.
+rust_peer() {
+    local sources=("$PEER_SOURCES"/rust/Cargo.* "$PEER_SOURCES"/rust/src/*.rs "$PEER_SOURCES"/rust/src/bin/*.rs)
+    printf '%s/peers-rust-%s/bin/%s' "$CACHE" "$(digest "${sources[@]}")" "$1"
+}
+
+install_rust_peers() {
+    local target building status=0
+    target=$(dirname "$(rust_peer etcd)")
+    [[ -x $target/dlock && -x $target/dynamodb-lease && -x $target/etcd && -x $target/etcd-calls ]] && return 0
+    building=$(mktemp -d) || return 1
+    CARGO_TARGET_DIR=$building cargo install --quiet --locked --path "$PEER_SOURCES/rust" --root "${target%/bin}" || status=1
+    rm -rf "$building"
+    return "$status"
+}
+
 s3s_fs() { printf '%s/%s/bin/s3s-fs' "$CACHE" "$S3S_FS"; }
 
 # --- Java ------------------------------------------------------------------------------------------------------------
@@ -166,10 +199,13 @@ install_java_peer() {
     [[ -x $target ]] && return 0
     install_jars "$PEER_SOURCES/java/dynamodb-lock-client.xml" || return 1
     jars=$(jars "$PEER_SOURCES/java/dynamodb-lock-client.xml")
-    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEER_SOURCES/java/Peer.java" || return 1
-    # It lives for a moment: what makes Java fast later on would only make it start slowly.
-    printf '#!/bin/sh\nexec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "%s:%s/*" Peer "$@"\n' \
-        "$(dirname "$target")" "$jars" >"$target" && chmod +x "$target"
+    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEER_SOURCES"/java/*.java || return 1
+    # In tests it lives for a moment: what makes Java fast later on would only make it start slowly.
+    cat >"$target" <<PROGRAM && chmod +x "$target"
+#!/bin/sh
+[ "\$1" = bench ] || quick="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+exec java \$quick -cp "$(dirname "$target"):$jars/*" Peer "\$@"
+PROGRAM
 }
 
 java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEER_SOURCES"/java/*)"; }

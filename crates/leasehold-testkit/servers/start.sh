@@ -171,6 +171,19 @@ name_programs() {
     return "$failed"
 }
 
+# Command lines of the contenders of the benchmark: their protocol stands in peers/go/contender.go.
+name_benchmark_peers() {
+    export LEASEHOLD_BENCH_PEER_ETCD_GO LEASEHOLD_BENCH_PEER_ETCD_RUST LEASEHOLD_BENCH_CALLS_ETCD LEASEHOLD_BENCH_PEER_DYNAMODB_GO
+    export LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA LEASEHOLD_BENCH_PEER_DYNAMODB_RUST LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST
+    LEASEHOLD_BENCH_PEER_ETCD_GO="$(go_peer etcd) bench"
+    LEASEHOLD_BENCH_PEER_ETCD_RUST="$(rust_peer etcd) bench"
+    LEASEHOLD_BENCH_CALLS_ETCD="$(rust_peer etcd-calls) bench"
+    LEASEHOLD_BENCH_PEER_DYNAMODB_GO="$(go_peer dynamodb) bench"
+    LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA="$(java_peer) bench"
+    LEASEHOLD_BENCH_PEER_DYNAMODB_RUST="$(rust_peer dlock) bench"
+    LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST="$(rust_peer dynamodb-lease) bench"
+}
+
 name_servers() {
     export LEASEHOLD_TEST_MINIO_SERVER LEASEHOLD_TEST_FAKE_GCS_SERVER LEASEHOLD_TEST_FAKETIME
     LEASEHOLD_TEST_MINIO_SERVER=$(go_program minio)

@@ -147,6 +147,13 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
     }
 }
 
+/// etcd's counters.
+const CALLS: &str = "grpc_server_started_total";
+const MESSAGES: &str = "grpc_server_msg_received_total";
+
+/// The calls that are streams of requests.
+const STREAMS: [&str; 2] = ["Watch", "LeaseKeepAlive"];
+
 /// A cluster on this machine, with its data in a folder. Its processes are killed when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
@@ -304,23 +311,37 @@ impl Cluster {
         process::signal(self.members[n].process.as_ref().unwrap(), signal).unwrap();
     }
 
-    /// How many requests of each kind member `n` has been sent, by its own count: `Txn`, `LeaseKeepAlive`, ...; and as
-    /// `Watch`, the messages on streams of watches.
+    /// How many requests of each kind member `n` has been sent, by its own count: `Txn`, `Watch`, ...; on streams, of
+    /// watches and of keep-alives, each message is one.
     pub async fn requests(&self, n: usize) -> BTreeMap<String, u64> {
+        self.counted(n, |method| if STREAMS.contains(&method) { MESSAGES } else { CALLS }).await
+    }
+
+    /// How many messages of each kind member `n` has been sent, by its own count: a call is one, a stream as many as went
+    /// over it.
+    pub async fn messages(&self, n: usize) -> BTreeMap<String, u64> {
+        self.counted(n, |_| MESSAGES).await
+    }
+
+    /// How many calls of each kind member `n` has been sent, by its own count: a stream is one.
+    pub async fn calls(&self, n: usize) -> BTreeMap<String, u64> {
+        self.counted(n, |_| CALLS).await
+    }
+
+    /// By method, what the counter that `of` names says.
+    async fn counted(&self, n: usize, of: impl Fn(&str) -> &str) -> BTreeMap<String, u64> {
         let metrics = self.metrics(n).await;
-        let counted = metrics.lines().filter_map(|line| {
-            let (name, count) = line.rsplit_once(' ')?;
-            let method = name.split("grpc_method=\"").nth(1)?.split('"').next()?;
-            let counts = if method == "Watch" {
-                "grpc_server_msg_received_total"
-            } else {
-                "grpc_server_started_total"
-            };
-            let count: f64 = count.parse().ok()?;
-            (name.starts_with(counts) && name.contains("etcdserverpb") && count > 0.0)
-                .then(|| (method.to_owned(), count as u64))
-        });
-        counted.collect()
+        let mut counted = BTreeMap::new();
+        for line in metrics.lines().filter(|line| line.contains("etcdserverpb") || line.contains("v3lockpb"))
+        {
+            let Some((name, count)) = line.rsplit_once(' ') else { continue };
+            let method = name.split("grpc_method=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let (Some(method), Ok(count)) = (method, count.parse::<f64>()) else { continue };
+            if name.starts_with(of(method)) && count > 0.0 {
+                *counted.entry(method.to_owned()).or_default() += count as u64;
+            }
+        }
+        counted
     }
 
     async fn metrics(&self, n: usize) -> String {

@@ -11,6 +11,7 @@
 //! - `etcd`, with the feature of that name: clusters of etcd that a test starts, kills and stops.
 //! - [`s3_double`]: a server that speaks just enough S3, and ignores preconditions when told to.
 //! - [`gcs_double`]: the same for GCS; takes one write a second for each object.
+//! - [`layer`]: a register in front of another, of which only what it does otherwise is written down.
 //! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
 //! - [`simulation`]: many machines, one store, a bad network, and a checker; replayable from a seed.
 
@@ -26,6 +27,7 @@ pub mod fault;
 pub mod gcs_double;
 pub mod harness;
 mod http;
+pub mod layer;
 pub mod machine;
 pub mod peers;
 pub mod process;

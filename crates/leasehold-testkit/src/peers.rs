@@ -65,6 +65,18 @@ impl Program {
         Process::start(self.path(), arguments)
     }
 
+    /// Starts a peer as a contender of the benchmark, on the server of the store at `url`. Its protocol is written down in
+    /// `peers/go/contender.go`.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub fn contender(self, verb: &str, url: &str, lock: &str, more: &[&str]) -> Process {
+        let mut arguments = vec!["bench".to_owned(), verb.to_owned()];
+        arguments.extend(self.server(url));
+        arguments.extend(["--lock", lock].iter().chain(more).map(|argument| (*argument).to_owned()));
+        Process::start(self.path(), arguments)
+    }
+
     /// The options that name the server.
     fn server(self, url: &str) -> Vec<String> {
         let mut url = StoreUrl::parse(url).unwrap();

@@ -5,19 +5,24 @@
 //! can see:
 //!
 //! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap. Excused are those whom
-//!   an operator has evicted, or whose record was deleted by hand, and nobody who was granted the lock after that.
+//!   an operator has evicted, or whose record was deleted by hand, and nobody who was granted the lock after that. When a
+//!   task is given a guard, that of the task of its process before it is dead, and for that there is no excuse.
 //! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand. None is
-//!   believed in that was not granted.
+//!   believed in that does not belong to a grant: above all that were committed before it, up to its own, and granted to
+//!   whom the record names. No two guards have the same.
 //! - **I3** A resource that holders write to through [fenced writes](leasehold::fence), also after a pause and after a loss,
 //!   never accepts a lower token than before.
 //! - **I4** No write has its effect twice: no nonce of a lock's record is committed twice, and no content of the resource.
 //! - **I5** No check passes after the deadline: in true time, the latest that the slowest clock within the bound can show it
 //!   when the latest write of the grant was sent at the instant in which it was committed.
-//! - **I6** Once a holder was told that its lock is lost, nothing is sent that prolongs it.
-//! - **I7** After all have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits for the store's clock.
+//! - **I6** Once a holder was told that its lock is lost, nothing is sent that prolongs it, and no other task is given it.
+//! - **I7** After all have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits for the store's clock;
+//!   counted from when a renewal of the dead one can have arrived last.
 //! - **I8** Of a cancelled acquisition nothing is granted or prolonged once its patience is over; and one that is given up
 //!   on a bad network leaves a lock that is free again within the same bound.
 //! - **I9** In a history in which nothing goes wrong and nobody is in the way, requests stay within their budget.
+//! - **F1** In a history in which nothing goes wrong, no process waits for longer than nine stays of the other one take, whose
+//!   tasks pass the lock on among themselves.
 //! - **E1** Those who observe an election are told no term that is lower than an earlier one, none that was not granted, and
 //!   with each what its leader advertises; and at the end of the history they are told of its last leader.
 //! - **S1** No more checks of permits of one semaphore pass at once than it has permits.
@@ -47,6 +52,7 @@ mod once;
 mod panics;
 mod plan;
 mod player;
+mod process;
 mod shrink;
 mod witness;
 mod world;
@@ -104,6 +110,12 @@ pub struct History {
     pub told: usize,
     /// How many held something at once.
     pub most: usize,
+    /// Guards that were given out without a request, by a grant that another task of the process had before.
+    pub handed: usize,
+    /// Those of them that were lost.
+    pub handed_lost: usize,
+    /// The longest that a process waited, in a history in which nothing went wrong and its tasks wanted the lock all the time.
+    pub waited: Duration,
 }
 
 impl Sum for History {
@@ -122,6 +134,9 @@ impl Sum for History {
             already_ran: sum.already_ran + history.already_ran,
             told: sum.told + history.told,
             most: sum.most.max(history.most),
+            handed: sum.handed + history.handed,
+            handed_lost: sum.handed_lost + history.handed_lost,
+            waited: sum.waited.max(history.waited),
         })
     }
 }
@@ -189,6 +204,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     if plan.is_quiet() {
         world.check_budget();
     }
+    world.check_waits();
     for link in world.links() {
         link.deliver_all().await;
     }

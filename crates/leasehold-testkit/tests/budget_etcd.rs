@@ -10,7 +10,8 @@ use futures_util::stream::BoxStream;
 use leasehold::clock::timeout;
 use leasehold::lease::{Claim, Evicted, Grant, LeaseStore, Renewal, Ttl, Verdict};
 use leasehold::{Holder, Leader, LockName, Locker, Released};
-use leasehold_testkit::etcd::Cluster;
+use leasehold_testkit::etcd::{Answers, Cluster, Wire};
+use leasehold_testkit::process::within;
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -36,6 +37,16 @@ impl Counted {
         new
     }
 
+    /// How many streams of keep-alives there ever were.
+    async fn streams(&self) -> u64 {
+        self.cluster.calls(0).await.get("LeaseKeepAlive").copied().unwrap_or(0)
+    }
+
+    /// How often the keys were looked at since the last time. (etcd counts the end of a stream as one more keep-alive.)
+    async fn looks(&mut self) -> u64 {
+        self.since().await.into_iter().find(|(kind, _)| kind == "Txn").map_or(0, |(_, count)| count)
+    }
+
     async fn expect(&mut self, what: &str, expected: &[(&str, u64)]) {
         let since = self.since().await;
         let since: Vec<_> = since.iter().map(|(kind, count)| (kind.as_str(), *count)).collect();
@@ -44,8 +55,12 @@ impl Counted {
 }
 
 async fn granted(store: &dyn LeaseStore, name: &str) -> Grant {
+    granted_for(store, name, LONG).await
+}
+
+async fn granted_for(store: &dyn LeaseStore, name: &str, ttl: Duration) -> Grant {
     let name = LockName::new(name).unwrap();
-    let claim = Claim::new(store.env(), name, Ttl::new(LONG).unwrap(), Holder::this_process());
+    let claim = Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process());
     match store.try_acquire(&claim).await.unwrap() {
         Verdict::Granted(grant) => grant,
         other => panic!("{other:?}"),
@@ -101,6 +116,97 @@ async fn many_locks_are_renewed_by_one_keep_alive() {
     assert_eq!(lost, 1);
     let expected = [("LeaseKeepAlive", 1), ("Range", 1), ("Txn", 4)];
     counted.expect("one lock of many is lost: who it was, and why", &expected).await;
+}
+
+async fn renewed(store: &dyn LeaseStore, grant: &mut Grant) {
+    assert!(matches!(store.renew(grant).await.unwrap(), Renewal::Renewed));
+}
+
+#[tokio::test]
+async fn one_stream_carries_the_keep_alives_of_all_leases_of_a_process() {
+    let mut counted = Counted::start().await;
+    let locker = Locker::open(&counted.cluster.url()).await.unwrap();
+    let store = &**locker.store();
+    let mut grants = [granted(store, "one").await, granted_for(store, "other", LONG / 2).await];
+    counted.since().await;
+    for _ in 0..5 {
+        for grant in &mut grants {
+            renewed(store, grant).await;
+        }
+    }
+    counted.expect("ten beats", &[("LeaseKeepAlive", 10), ("Txn", 10)]).await;
+    assert_eq!(counted.streams().await, 1);
+}
+
+/// Whatever becomes of the stream, a renewal that is tried again has another one.
+#[tokio::test]
+async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
+    let mut counted = Counted::start().await;
+    let member = counted.cluster.address(0).to_owned();
+    let wire = Wire::to(&member).await;
+    let url = counted.cluster.url().replace(&member, &wire.address().to_string());
+    let locker = Locker::open(&url).await.unwrap();
+    let store = &**locker.store();
+    let mut grant = granted_for(store, "lock", Duration::from_secs(12)).await;
+    renewed(store, &mut grant).await;
+    counted.since().await;
+    assert_eq!(counted.streams().await, 1);
+
+    // The answer is lost, and the connection with it: asked again at once, and not only by the next renewal.
+    wire.let_answers(Answers::AreLost);
+    let asked = async {
+        while counted.cluster.requests(0).await.get("LeaseKeepAlive") != Some(&2) {
+            tokio::task::yield_now().await;
+        }
+        wire.let_answers(Answers::Arrive);
+    };
+    within("a renewal", async { tokio::join!(renewed(store, &mut grant), asked) }).await;
+    assert_eq!((counted.streams().await, counted.looks().await), (2, 1));
+
+    // No answer, and no end either: the renewal is given up, and not the process's hope of ever renewing.
+    wire.let_answers(Answers::AreLost);
+    within("giving up", store.renew(&mut grant)).await.unwrap_err();
+    wire.let_answers(Answers::Arrive);
+    renewed(store, &mut grant).await;
+    let streams = counted.streams().await;
+    counted.looks().await;
+    renewed(store, &mut grant).await;
+    assert_eq!((counted.streams().await, counted.looks().await), (streams, 1));
+}
+
+#[tokio::test]
+async fn locks_that_are_held_for_a_moment_are_not_watched() {
+    let mut counted = Counted::start().await;
+    let locker = Locker::open(&counted.cluster.url()).await.unwrap();
+    let lock = locker.lock("lock");
+    lock.with(async |_| ()).await.unwrap();
+    counted.since().await;
+    for _ in 0..20 {
+        // The keeper has its turn while the lock is held.
+        lock.with(async |_| tokio::task::yield_now().await).await.unwrap();
+    }
+    counted.expect("twenty locks", &[("Txn", 40)]).await;
+}
+
+/// A holder hears of its key's end by one watch, which stays while its lock is renewed.
+#[tokio::test]
+async fn a_holder_watches_its_key_once_however_often_it_renews() {
+    // Longer than a hold that costs no watch; then shorter.
+    const PAUSES: [Duration; 5] = [Duration::from_millis(1_500), PAUSE, PAUSE, PAUSE, PAUSE];
+    const PAUSE: Duration = Duration::from_millis(20);
+    let mut counted = Counted::start().await;
+    let locker = Locker::open(&counted.cluster.url()).await.unwrap();
+    let store = &**locker.store();
+    let mut grant = granted(store, "lock").await;
+    counted.since().await;
+    for pause in PAUSES {
+        // As a keeper does: it looks out until a renewal is due.
+        assert!(timeout(&*store.env().clock, pause, store.ended(&grant)).await.is_none());
+        assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    }
+    counted.expect("five renewals", &[("LeaseKeepAlive", 5), ("Txn", 5), ("Watch", 1)]).await;
+    let (_, evicted) = tokio::join!(store.ended(&grant), store.evict(&grant.name, grant.token));
+    assert_eq!(evicted.unwrap(), Evicted::Evicted);
 }
 
 /// Waiting costs the place in line, one watch, and the confirmation, however long it takes and however many wait.

@@ -82,13 +82,16 @@ async fn a_holder_outlives_the_leader() {
     next.release().await.unwrap();
 }
 
-/// The member that a client talks to hangs, and takes its requests without answering: the client goes on to another.
+/// The member that a client talks to hangs, and takes its requests without answering: the client goes on to another, with
+/// its keep-alives too, whose stream stands open.
 #[tokio::test]
 async fn a_member_that_hangs_costs_no_lock() {
     let cluster = Cluster::start(3, &[]).await;
     // Not the leader, or an election would be what takes the time.
     let member = (cluster.leader().await + 1) % 3;
     let guard = acquired(&cluster.url_from(member)).await;
+    stays_held(&guard, TTL / 2).await;
+    assert_eq!(cluster.calls(member).await.get("LeaseKeepAlive"), Some(&1), "the stream stands open");
     cluster.stop(member);
     stays_held(&guard, TTL * 2).await;
     cluster.go_on(member);

@@ -11,7 +11,8 @@ fn root() -> PathBuf {
 /// The folders of all packages.
 fn packages() -> Vec<PathBuf> {
     let folders = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
-    folders.filter(|folder| folder.join("Cargo.toml").exists()).chain([root().join("fuzz")]).collect()
+    let others = ["fuzz", "crates/leasehold-testkit/peers/rust"].map(|folder| root().join(folder));
+    folders.filter(|folder| folder.join("Cargo.toml").exists()).chain(others).collect()
 }
 
 /// Those of the packages that are published.

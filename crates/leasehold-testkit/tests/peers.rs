@@ -4,6 +4,7 @@
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold_testkit::peers::Program;
+use leasehold_testkit::process::Process;
 use leasehold_testkit::servers::Server;
 
 const PROCESSES: usize = 4;
@@ -67,4 +68,89 @@ async fn lock_clients_in_go() {
 #[tokio::test]
 async fn mutexes_of_etcd() {
     exclude_each_other(Program::EtcdGo, Server::Etcd, &[]).await;
+}
+
+/// What contenders of the benchmark say and do: counted, not timed.
+async fn speaks_the_protocol_of_the_benchmark(peer: Program, server: Server) {
+    let url = server.url();
+    contend(peer, &url, &["--count", "3"], Some(12)).await;
+    // Those who wait give up when the time is over.
+    contend(peer, &url, &["--seconds", "1"], None).await;
+
+    let lock = fresh_lock();
+    let mut holder = started(peer, "hold", &url, &lock, &[]).await;
+    let said = holder.line().await.unwrap();
+    let (word, when) = said.split_once(' ').unwrap();
+    assert!(word == "granted" && when.parse::<u64>().is_ok(), "{said}");
+    assert_eq!(holder.end().await, (vec![], Some(0)));
+    // It was released: another one need not wait for the end of a lease.
+    let mut next = started(peer, "hold", &url, &lock, &["--ttl-ms", "3600000"]).await;
+    assert!(next.line().await.unwrap().starts_with("granted "));
+    assert_eq!(next.end().await.1, Some(0));
+
+    let lock = fresh_lock();
+    for _ in 0..2 {
+        let mut holder = started(peer, "many", &url, &lock, &["--locks", "70", "--seconds", "1"]).await;
+        holder.says("held").await;
+        assert_eq!(holder.end().await, (vec!["done".to_owned()], Some(0)));
+    }
+}
+
+async fn started(peer: Program, verb: &str, url: &str, lock: &str, more: &[&str]) -> Process {
+    let ttl: &[&str] = if more.contains(&"--ttl-ms") { &[] } else { &["--ttl-ms", "30000"] };
+    let mut process = peer.contender(verb, url, lock, &[ttl, more].concat());
+    process.says("ready").await;
+    process.tell("go").await;
+    process
+}
+
+/// Two processes of two tasks each, which hold the lock for long enough to meet if they can. They make so many
+/// `acquisitions`, where that is known.
+async fn contend(peer: Program, url: &str, until: &[&str], acquisitions: Option<usize>) {
+    let lock = fresh_lock();
+    let more = [&["--tasks", "2", "--hold-us", "20000", "--ttl-ms", "30000"], until].concat();
+    let mut contenders = Vec::new();
+    for _ in 0..2 {
+        let mut process = peer.contender("contend", url, &lock, &more);
+        process.says("ready").await;
+        contenders.push(process);
+    }
+    for process in &mut contenders {
+        process.tell("go").await;
+    }
+    let mut held = Vec::new();
+    for process in contenders {
+        let (mut said, code) = process.end().await;
+        assert_eq!((said.pop().as_deref(), code), (Some("done"), Some(0)));
+        held.extend(said.iter().map(|line| acquisition(line)));
+    }
+    assert!(acquisitions.is_none_or(|expected| held.len() == expected), "{held:?}");
+    held.sort_unstable();
+    for pair in held.windows(2) {
+        assert!(pair[0].1 <= pair[1].0, "held by two at once: {pair:?}");
+    }
+}
+
+/// From when until when a lock was held.
+fn acquisition(line: &str) -> (u64, u64) {
+    let words: Vec<u64> =
+        line.strip_prefix("E ").unwrap().split(' ').map(|word| word.parse().unwrap()).collect();
+    let [task, asked, granted, releasing, released] = words[..] else { panic!("{line}") };
+    assert!(task < 2 && asked <= granted && granted + 10_000 <= releasing && releasing <= released, "{line}");
+    (granted, releasing)
+}
+
+#[tokio::test]
+async fn contenders_of_the_benchmark_with_lock_clients_in_java() {
+    speaks_the_protocol_of_the_benchmark(Program::DynamoDbJava, Server::DynamoDbLocal).await;
+}
+
+#[tokio::test]
+async fn contenders_of_the_benchmark_with_lock_clients_in_go() {
+    speaks_the_protocol_of_the_benchmark(Program::DynamoDbGo, Server::DynamoDbLocal).await;
+}
+
+#[tokio::test]
+async fn contenders_of_the_benchmark_with_mutexes_of_etcd() {
+    speaks_the_protocol_of_the_benchmark(Program::EtcdGo, Server::Etcd).await;
 }

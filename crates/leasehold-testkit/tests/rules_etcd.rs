@@ -199,6 +199,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     let mut given_up = Grant {
         name: earlier.name.clone(),
         token: leasehold::Token::default(),
+        after: None,
         id: earlier.id,
         ttl: earlier.ttl,
         deadline: first.deadline,

@@ -53,7 +53,7 @@ impl Election {
     pub const MAX_VALUE: usize = MAX_VALUE;
 
     pub(crate) fn new(lock: Lock) -> Self {
-        Self { lock }
+        Self { lock: lock.not_handed_on() }
     }
 
     /// What this candidate advertises once it leads: the address at which it serves, for instance. At most

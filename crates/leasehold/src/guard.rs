@@ -9,10 +9,11 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::{Command, Identity, Lease, bind, start};
-use crate::lease::{Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Token};
+use crate::keeper::{Command, Hold, Identity, Lease, Opened, bind, keep};
+use crate::lease::{Capabilities, Grant, Loss, LossReason, Released, Token};
 use crate::name::LockName;
-use crate::queue::Turn;
+use crate::standby::Kept;
+use crate::tenure::Tenure;
 use crate::ticket::Ticket;
 
 /// A lock that is held, and renewed in the background for as long as this value lives.
@@ -42,20 +43,22 @@ pub struct Guard {
     lease: Arc<Lease>,
     /// Other locks that are held for this one, and lost with it. Before the keeper: dropped, and so released, before it.
     parts: Vec<Guard>,
-    keeper: Option<oneshot::Sender<Command>>,
+    keeper: Option<Kept>,
 }
 
 impl Guard {
-    /// Starts to keep `grant`.
-    pub(crate) fn new(
-        store: Arc<dyn LeaseStore>,
-        grant: Grant,
-        turn: Option<Turn>,
-        store_url: Option<String>,
-    ) -> Self {
-        let identity = Identity { name: grant.name.clone(), token: grant.token };
-        let capabilities = store.capabilities();
-        let (lease, keeper) = start(store, grant, turn, store_url);
+    /// Keeps `grant`. Must be called inside a tokio runtime.
+    pub(crate) fn new(opened: Arc<Opened>, grant: Grant) -> Self {
+        Self::of(keep(opened, grant, None))
+    }
+
+    /// Keeps `grant`, which was acquired in turn.
+    pub(crate) fn in_turn(opened: Arc<Opened>, grant: Grant, tenure: Tenure) -> Self {
+        Self::of(keep(opened, grant, Some(tenure)))
+    }
+
+    pub(crate) fn of(hold: Hold) -> Self {
+        let Hold { identity, capabilities, lease, keeper } = hold;
         Self { identity, capabilities, lease, parts: Vec::new(), keeper: Some(keeper) }
     }
 
@@ -223,15 +226,15 @@ impl Guard {
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         let lost = self.lease.end();
-        if let Some(keeper) = self.keeper.take() {
-            // When the keeper is gone, so is `reply`, and the answer below says it.
-            let _ = keeper.send(command(reply));
-        }
-        match (answer.await, lost) {
-            (Ok(answer), _) => answer,
-            (Err(_), Some(loss)) => Err(Error::lost(loss)),
+        let answer = match self.keeper.take() {
+            Some(keeper) => keeper.tell(command(reply), answer).await,
+            None => None,
+        };
+        match (answer, lost) {
+            (Some(answer), _) => answer,
+            (None, Some(loss)) => Err(Error::lost(loss)),
             // Settled as lost in the same instant, or the runtime that it was acquired in has shut down.
-            (Err(_), None) => Err(Error::lost(self.identity.loss(LossReason::Ended))),
+            (None, None) => Err(Error::lost(self.identity.loss(LossReason::Ended))),
         }
     }
 }

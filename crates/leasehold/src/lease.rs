@@ -92,7 +92,8 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Completes when `grant` may have ended before its time: the keeper then renews at once, to find out. Stores that
-    /// watch tell of an eviction by this; by default it never completes.
+    /// watch tell of an eviction by this; by default it never completes. Of a store that says that it
+    /// [watches](Capabilities::watches) it is asked from the grant on, of others from shortly before the first renewal.
     ///
     /// Cancel safe.
     async fn ended(&self, grant: &Grant) {
@@ -171,6 +172,9 @@ pub struct Claim {
     pub waits: bool,
     /// Whether the grant outlives the process that asks for it (see [`LeaseStore::detach`]).
     pub detached: bool,
+    /// How many tokens it can use: its process passes the lock on among so many tasks. A store that can leaves room for
+    /// them below the token that it grants ([`Grant::after`]).
+    pub tokens: u64,
     /// How long to put up with a store that does not answer before giving up.
     pub patience: Duration,
 }
@@ -189,6 +193,7 @@ impl Claim {
             lock_delay: Duration::ZERO,
             waits: false,
             detached: false,
+            tokens: 1,
             patience: Self::DEFAULT_PATIENCE,
         }
     }
@@ -200,6 +205,10 @@ pub struct Grant {
     pub name: LockName,
     /// Its fencing token.
     pub token: Token,
+    /// The token below it up to which earlier grants may have gone: those between belong to this grant and to nobody
+    /// else, now and later. `None` where that is not known, or the store has better to do with a waiting task than
+    /// to let its process pass the lock on by itself ([`Capabilities::fifo`]).
+    pub after: Option<Token>,
     /// The id of the claim it was granted for.
     pub id: Id,
     /// Its time to live.
@@ -264,9 +273,9 @@ pub enum Evicted {
 /// How often a waiter may ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// The pause before the first question.
+    /// The shortest pause before a question.
     pub first: Duration,
-    /// Pauses grow up to this.
+    /// Pauses grow up to this, and no further: whoever leaves a lock free for longer lets all who wait find it so.
     pub most: Duration,
 }
 

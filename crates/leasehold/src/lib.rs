@@ -46,9 +46,11 @@
 //! Everything needs a tokio runtime with time enabled.
 
 pub mod clock;
+mod contention;
 pub mod doctor;
 mod election;
 pub mod env;
+mod errand;
 pub mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -59,13 +61,16 @@ mod golden;
 mod guard;
 #[cfg(doctest)]
 mod guides;
+mod hand_off;
 mod keeper;
+mod lanes;
 pub mod lease;
 mod lock;
 mod locker;
 mod name;
 mod object;
 mod once;
+mod pacing;
 mod queue;
 pub mod random;
 pub mod register;
@@ -73,7 +78,9 @@ mod rw_lock;
 mod semaphore;
 mod settings;
 mod slots;
+mod standby;
 pub mod stores;
+mod tenure;
 mod ticket;
 pub mod url;
 

@@ -5,16 +5,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use crate::clock::timeout;
+use crate::contention::{Contention, Wait};
 use crate::election::Election;
-use crate::error::{Error, ErrorKind, Result, StoreError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{Claim, Grant, Held, Holder, Id, LeaseStore, Ttl, Verdict, deadline};
+use crate::hand_off::Terms;
+use crate::lease::{Claim, Held, Holder, Ttl};
 use crate::locker::Locker;
 use crate::name::{LockName, is_unprintable};
-use crate::queue::{Queue, Turn};
+use crate::queue::{OnWait, Queue, Served};
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 
@@ -46,28 +46,8 @@ pub struct Lock {
     patience: Duration,
     holder: Holder,
     on_wait: Option<Arc<OnWait>>,
-}
-
-type OnWait = dyn Fn(&Held) + Send + Sync;
-
-/// Whether an acquisition waits for the one who has the lock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
-    No,
-    Yes,
-    /// But not for the end of a rest.
-    UntilItRests,
-}
-
-impl Wait {
-    /// Whether to go away when the lock is `held`.
-    fn is_over(self, held: &Held) -> bool {
-        match self {
-            Self::No => true,
-            Self::Yes => false,
-            Self::UntilItRests => held.resting,
-        }
-    }
+    /// Whether tasks of this process may pass the lock on among themselves.
+    hands_on: bool,
 }
 
 impl Lock {
@@ -79,6 +59,7 @@ impl Lock {
             patience: Claim::DEFAULT_PATIENCE,
             holder: locker.holder().clone(),
             on_wait: None,
+            hands_on: true,
             locker,
         }
     }
@@ -161,7 +142,8 @@ impl Lock {
     /// Acquires the lock, waiting for as long as it takes.
     ///
     /// Tasks of one process that wait for one lock are served in the order of their arrival, and are one contender at
-    /// the store.
+    /// the store. Those that want it with the same settings pass it on among themselves, each with a higher token, and the
+    /// store is not asked; after a while other processes are let in. (Not on etcd, which keeps a line for all.)
     ///
     /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background, or
     /// lapses.
@@ -170,8 +152,16 @@ impl Lock {
     /// [`ErrorKind::Invalid`] for a bad name or ttl; what the store says.
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
-        let turn = self.queue(&claim.name).turn(|held| self.tell(held)).await;
-        self.contend(claim, turn, Wait::Yes).await
+        let queue = self.queue(&claim.name);
+        if !self.hands_on || claim.detached {
+            let turn = queue.turn(self.on_wait.as_deref()).await;
+            return Contention::of(self, claim, None, turn, Wait::Yes).await;
+        }
+        let terms = Terms::of(&claim);
+        match queue.turn_or_lock(&terms, self.on_wait.as_deref()).await {
+            Served::Turn(turn) => Contention::of(self, claim, Some(terms), turn, Wait::Yes).await,
+            Served::Guard(guard) => Ok(guard),
+        }
     }
 
     /// [`acquire`](Self::acquire), but [`ErrorKind::Held`] as soon as the lock is known to rest.
@@ -180,11 +170,11 @@ impl Lock {
         let queue = self.queue(&claim.name);
         let turn = tokio::select! {
             biased;
-            turn = queue.turn(|held| self.tell(held)) => turn,
+            turn = queue.turn(self.on_wait.as_deref()) => turn,
             // Somebody before us, in this process, waits for that to end.
             held = queue.rests() => return Err(held_error(&claim.name, held)),
         };
-        self.contend(claim, turn, Wait::UntilItRests).await
+        Contention::of(self, claim, None, turn, Wait::UntilItRests).await
     }
 
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
@@ -198,7 +188,7 @@ impl Lock {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
         match queue.try_turn() {
-            Some(turn) => self.contend(claim, turn, Wait::No).await,
+            Some(turn) => Contention::of(self, claim, None, turn, Wait::No).await,
             // A task of this process has it, or is before us.
             None => {
                 let held =
@@ -209,6 +199,9 @@ impl Lock {
     }
 
     /// Acquires the lock, waiting for at most `limit`.
+    ///
+    /// While tasks of this process want it all the time, it is left to other processes now and then, for up to three
+    /// seconds: with a shorter limit, that can be the time in which it is not to be had.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
@@ -269,6 +262,18 @@ impl Lock {
         Ok(output)
     }
 
+    /// Never passed on among the tasks of this process: each holder is another grant at the store, as those who observe
+    /// it have to see.
+    pub(crate) fn not_handed_on(mut self) -> Self {
+        self.hands_on = false;
+        self
+    }
+
+    /// What those are told who wait for it.
+    pub(crate) fn on_waiting(&self) -> Option<&OnWait> {
+        self.on_wait.as_deref()
+    }
+
     /// Another lock with the same settings.
     pub(crate) fn renamed(&self, name: &LockName) -> Self {
         Self { name: name.to_string(), ..self.clone() }
@@ -283,6 +288,10 @@ impl Lock {
                 on_wait(held);
             }
         })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(crate) fn locker(&self) -> &Locker {
@@ -327,119 +336,9 @@ impl Lock {
             on_wait(held);
         }
     }
-
-    /// Contends in a task of its own, so that dropping this future drops no request to the store.
-    async fn contend(&self, claim: Claim, turn: Turn, wait: Wait) -> Result<Guard> {
-        let (reply, answer) = oneshot::channel();
-        let lock = self.clone();
-        tokio::spawn(async move { lock.contend_for(reply, claim, turn, wait).await });
-        match answer.await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("lock `{}`: the runtime has shut down", self.name),
-            )),
-        }
-    }
-
-    async fn contend_for(
-        &self,
-        mut reply: oneshot::Sender<Result<Guard>>,
-        mut claim: Claim,
-        turn: Turn,
-        wait: Wait,
-    ) {
-        let store = self.locker.store().clone();
-        let keeps_line = store.capabilities().fifo;
-        // In line, where the store keeps one, nobody hears of what happens at its head: that it rests.
-        claim.waits = wait == Wait::Yes;
-        // Whether the store may go on with this claim when we do not: a place in line, a request that was not answered.
-        let mut pending = false;
-        let outcome = loop {
-            match store.try_acquire(&claim).await {
-                Ok(Verdict::Granted(grant)) => {
-                    turn.tell(Held {
-                        holder: Some(claim.holder.clone()),
-                        token: Some(grant.token),
-                        lapses_within: Some(claim.ttl.get()),
-                        ..Held::default()
-                    });
-                    // When nobody takes the guard any more, it is dropped here, and releases.
-                    let guard = Guard::new(store, grant, Some(turn), self.locker.url().map(str::to_owned));
-                    let _ = reply.send(Ok(guard));
-                    return;
-                }
-                Ok(Verdict::Held(held)) if wait.is_over(&held) => {
-                    break Some(Err(held_error(&claim.name, held)));
-                }
-                Ok(Verdict::Lost(loss)) if wait == Wait::No => break Some(Err(Error::lost(loss))),
-                // A grant that was lost before anybody could believe in it. The next one is another acquisition.
-                Ok(Verdict::Lost(loss)) => {
-                    tracing::warn!(%loss, "lost before it was known to be acquired");
-                    claim.id = Id::random(&store.env().random);
-                }
-                Ok(Verdict::Held(held)) => {
-                    pending = keeps_line && claim.waits;
-                    turn.tell(held.clone());
-                    self.tell(&held);
-                    tokio::select! {
-                        biased;
-                        () = reply.closed() => break None,
-                        due = store.turn(&claim, &held) => {
-                            // Trouble that passes: the next try is as patient as its claim.
-                            if let Err(error) = due && !error.is_transient() {
-                                break Some(Err(error.into()));
-                            }
-                        }
-                    }
-                }
-                Err(error) => {
-                    pending |= matches!(error, StoreError::MaybeApplied(_));
-                    break Some(Err(Error::from(error)));
-                }
-            }
-            if reply.is_closed() {
-                break None;
-            }
-        };
-        // The turn first: whoever hears of the outcome may try again at once.
-        if pending {
-            withdraw(store, claim, turn);
-        } else {
-            drop(turn);
-        }
-        if let Some(outcome) = outcome {
-            let _ = reply.send(outcome);
-        }
-    }
 }
 
-/// The store may still grant what nobody waits for any more: in the background, gives up the place in line, and makes
-/// the lock free again as soon as the store answers.
-///
-/// The turn is given up at once: what lands later is told from others by its id. Except where the store keeps a line:
-/// the next task must not find this one's place in it.
-fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
-    let turn = Some(turn).filter(|_| store.capabilities().fifo);
-    tokio::spawn(async move {
-        let sent = store.env().now();
-        let mut grant = Grant {
-            name: claim.name,
-            // Of no meaning here: a release goes by the claim's id.
-            token: crate::Token::default(),
-            id: claim.id,
-            ttl: claim.ttl,
-            deadline: deadline(claim.ttl, sent),
-            memo: None,
-        };
-        if let Err(error) = store.release(&mut grant, None).await {
-            tracing::debug!(lock = %grant.name, %error, "an unanswered request was not withdrawn; it lapses");
-        }
-        drop(turn);
-    });
-}
-
-fn held_error(name: &LockName, held: Held) -> Error {
+pub(crate) fn held_error(name: &LockName, held: Held) -> Error {
     refusal(format!("lock `{name}` is held by {held}"), held)
 }
 

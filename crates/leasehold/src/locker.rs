@@ -10,6 +10,7 @@ use crate::doctor::{self, Examination, Report};
 use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::keeper::Opened;
 use crate::lease::{
     Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Token,
 };
@@ -36,11 +37,10 @@ use crate::url::StoreUrl;
 pub struct Locker(Arc<Shared>);
 
 struct Shared {
-    store: Arc<dyn LeaseStore>,
+    opened: Arc<Opened>,
     queues: Queues,
     /// The queues in front of what is made of several locks.
     places: Queues,
-    url: Option<String>,
     /// What this process says of itself in records.
     holder: Holder,
 }
@@ -74,10 +74,9 @@ impl Locker {
 
     fn sharing(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
         Self(Arc::new(Shared {
-            store,
+            opened: Arc::new(Opened::new(store, url)),
             queues: Queues::default(),
             places: Queues::default(),
-            url,
             holder: Holder::this_process(),
         }))
     }
@@ -156,7 +155,7 @@ impl Locker {
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
         let mut grant = ticket.grant(self.store().env().now());
         match self.store().renew(&mut grant).await? {
-            Renewal::Renewed => Ok(Guard::new(self.store().clone(), grant, None, self.0.url.clone())),
+            Renewal::Renewed => Ok(Guard::new(self.opened().clone(), grant)),
             Renewal::Lost(loss) => Err(Error::lost(loss)),
         }
     }
@@ -215,12 +214,16 @@ impl Locker {
 
     /// The store itself.
     pub fn store(&self) -> &Arc<dyn LeaseStore> {
-        &self.0.store
+        &self.0.opened.store
     }
 
     /// The URL that it was opened with, without passwords.
     pub fn url(&self) -> Option<&str> {
-        self.0.url.as_deref()
+        self.0.opened.url.as_deref()
+    }
+
+    pub(crate) fn opened(&self) -> &Arc<Opened> {
+        &self.0.opened
     }
 
     pub(crate) fn holder(&self) -> &Holder {
@@ -238,6 +241,6 @@ impl Locker {
 
 impl fmt::Debug for Locker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locker").field("store", &self.0.store).field("url", &self.0.url).finish()
+        f.debug_struct("Locker").field("store", self.store()).field("url", &self.url()).finish()
     }
 }

@@ -1,11 +1,13 @@
 //! The queue of one process for one lock: tasks take turns in the order of their arrival, so that a hundred waiting
-//! tasks are one contender at the store.
+//! tasks are one contender at the store. Whoever has the turn may also hand the lock itself to the next in line.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{oneshot, watch};
 
+use crate::guard::Guard;
+use crate::hand_off::{Stay, Terms};
 use crate::lease::Held;
 use crate::name::LockName;
 
@@ -33,7 +35,7 @@ impl Queues {
             registry.by_name.retain(|_, queue| queue.strong_count() > 0);
             registry.sweep_at = 2 * registry.by_name.len() + 64;
         }
-        let queue = Arc::new(Queue { turns: Arc::new(Semaphore::new(1)), seen: watch::Sender::new(None) });
+        let queue = Arc::new(Queue { line: Mutex::default(), seen: watch::Sender::new(None) });
         registry.by_name.insert(name.clone(), Arc::downgrade(&queue));
         queue
     }
@@ -42,32 +44,118 @@ impl Queues {
 /// One lock's queue in this process.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    /// One permit, handed on first come, first served.
-    turns: Arc<Semaphore>,
+    line: Mutex<Line>,
     /// Who has the lock, as far as whoever has the turn knows.
     seen: watch::Sender<Option<Held>>,
 }
 
+#[derive(Debug, Default)]
+struct Line {
+    /// Whether somebody has the turn.
+    taken: bool,
+    /// First come, first served.
+    waiting: VecDeque<Waiter>,
+    /// The number of the next one who waits.
+    next: u64,
+    /// How long this process has kept the lock to itself.
+    stay: Stay,
+}
+
+impl Line {
+    /// Whether nobody had the turn, which is taken now.
+    fn take_turn(&mut self) -> bool {
+        !std::mem::replace(&mut self.taken, true)
+    }
+}
+
+/// One who waits.
+#[derive(Debug)]
+struct Waiter {
+    number: u64,
+    wants: Wants,
+}
+
+#[derive(Debug)]
+enum Wants {
+    Turn(oneshot::Sender<Turn>),
+    /// The lock too, if it can be had on these terms from the task that has it.
+    Lock(Terms, oneshot::Sender<Served>),
+}
+
+/// What one who waited for a lock got.
+#[derive(Debug)]
+pub(crate) enum Served {
+    /// The turn to contend for it.
+    Turn(Turn),
+    /// The lock itself, from the task that had it.
+    Guard(Guard),
+}
+
+/// What those who wait tell their callers.
+pub(crate) type OnWait = dyn Fn(&Held) + Send + Sync;
+
 impl Queue {
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for the turn. Cancel safe: dropping the future gives up the place.
-    pub(crate) async fn turn(self: &Arc<Self>, mut on_wait: impl FnMut(&Held)) -> Turn {
-        let mut seen = self.seen.subscribe();
-        seen.mark_changed();
-        let turn = self.turns.clone().acquire_owned();
-        tokio::pin!(turn);
+    pub(crate) async fn turn(self: &Arc<Self>, on_wait: Option<&OnWait>) -> Turn {
+        self.wait(Wants::Turn, |turn| turn, on_wait).await
+    }
+
+    /// Waits for the turn, or for the lock itself on `terms`. Cancel safe, as [`turn`](Self::turn).
+    pub(crate) async fn turn_or_lock(self: &Arc<Self>, terms: &Terms, on_wait: Option<&OnWait>) -> Served {
+        self.wait(|served| Wants::Lock(terms.clone(), served), Served::Turn, on_wait).await
+    }
+
+    async fn wait<T>(
+        self: &Arc<Self>,
+        wants: impl Fn(oneshot::Sender<T>) -> Wants,
+        at_once: impl Fn(Turn) -> T,
+        on_wait: Option<&OnWait>,
+    ) -> T {
         loop {
-            tokio::select! {
-                biased;
-                permit = &mut turn => return Turn { queue: self.clone(), permit: permit.ok() },
-                Ok(()) = seen.changed() => {
-                    // Cloned: the caller's code must not run under the channel's lock.
-                    let held = seen.borrow_and_update().clone();
-                    if let Some(held) = held {
-                        on_wait(&held);
+            if let Some(turn) = self.try_turn() {
+                return at_once(turn);
+            }
+            let (served, mut answer) = oneshot::channel();
+            let _place = match self.line_up(wants(served)) {
+                Ok(place) => place,
+                Err(turn) => return at_once(turn),
+            };
+            let mut seen = self.seen.subscribe();
+            seen.mark_changed();
+            loop {
+                tokio::select! {
+                    biased;
+                    served = &mut answer => match served {
+                        Ok(served) => return served,
+                        // Whoever was to serve us is gone, with the runtime that it ran on.
+                        Err(_) => break,
+                    },
+                    Ok(()) = seen.changed(), if on_wait.is_some() => {
+                        // Cloned: the caller's code must not run under the channel's lock.
+                        let held = seen.borrow_and_update().clone();
+                        if let Some((held, on_wait)) = held.zip(on_wait) {
+                            on_wait(&held);
+                        }
                     }
                 }
             }
         }
+    }
+
+    /// A place at the end of the line; the turn, if it has become free.
+    fn line_up(self: &Arc<Self>, wants: Wants) -> Result<Place, Turn> {
+        let mut line = self.line();
+        if line.take_turn() {
+            return Err(Turn { queue: Some(self.clone()) });
+        }
+        let number = line.next;
+        line.next += 1;
+        line.waiting.push_back(Waiter { number, wants });
+        Ok(Place { queue: self.clone(), number })
     }
 
     /// Completes when whoever has the turn knows that the lock rests. Cancel safe.
@@ -83,42 +171,119 @@ impl Queue {
         let mut seen = self.seen.subscribe();
         tokio::select! {
             biased;
-            turn = self.turn(|_| {}) => Ok(turn),
+            turn = self.turn(None) => Ok(turn),
             Ok(held) = seen.wait_for(Option::is_some) => Err(held.clone().unwrap_or_default()),
         }
     }
 
     /// The turn, if nobody has it.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
-        let permit = self.turns.clone().try_acquire_owned().ok()?;
-        Some(Turn { queue: self.clone(), permit: Some(permit) })
+        self.line().take_turn().then(|| Turn { queue: Some(self.clone()) })
     }
 
     /// Who has the lock, if anybody in this process knows.
     pub(crate) fn seen(&self) -> Option<Held> {
         self.seen.borrow().clone()
     }
+
+    /// Gives the turn to the next in line; nobody has it if there is none.
+    fn pass_on(self: &Arc<Self>) {
+        loop {
+            let next = {
+                let mut line = self.line();
+                let next = line.waiting.pop_front();
+                line.taken = next.is_some();
+                next
+            };
+            let Some(next) = next else { return };
+            let turn = Turn { queue: Some(self.clone()) };
+            let refused = match next.wants {
+                Wants::Turn(served) => served.send(turn).err(),
+                Wants::Lock(_, served) => match served.send(Served::Turn(turn)) {
+                    Err(Served::Turn(turn)) => Some(turn),
+                    Err(Served::Guard(_)) | Ok(()) => None,
+                },
+            };
+            match refused {
+                // Gone in this moment. It is not to pass the turn on a second time.
+                Some(mut turn) => turn.queue = None,
+                None => return,
+            }
+        }
+    }
+}
+
+/// A place in the line, given up when it is dropped.
+struct Place {
+    queue: Arc<Queue>,
+    number: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut line = self.queue.line();
+        // None once it was served.
+        if let Ok(at) = line.waiting.binary_search_by_key(&self.number, |waiter| waiter.number) {
+            line.waiting.remove(at);
+        }
+    }
 }
 
 /// The right to contend for a lock at the store, and then to hold it. Dropping it lets the next task go on.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    queue: Arc<Queue>,
-    /// `None` only if the semaphore was closed, which nobody does.
-    permit: Option<OwnedSemaphorePermit>,
+    /// `None` once somebody else has it.
+    queue: Option<Arc<Queue>>,
 }
 
 impl Turn {
     /// Tells those who wait in this process who has the lock.
     pub(crate) fn tell(&self, held: Held) {
-        self.queue.seen.send_replace(Some(held));
+        if let Some(queue) = &self.queue {
+            queue.seen.send_replace(Some(held));
+        }
+    }
+
+    /// What is known of how long this process has had the lock.
+    pub(crate) fn stay<T>(&self, body: impl FnOnce(&mut Stay, bool) -> T) -> Option<T> {
+        let mut line = self.queue.as_ref()?.line();
+        let awaited = !line.waiting.is_empty();
+        Some(body(&mut line.stay, awaited))
+    }
+
+    /// How many tokens a grant on `terms` has use for.
+    pub(crate) fn demand(&self, terms: &Terms) -> u64 {
+        let in_line = 1 + self.followers(terms) as u64;
+        self.stay(|stay, _| stay.demand(in_line)).unwrap_or(1)
+    }
+
+    /// How many, from the front of the line on, take the lock on `terms`.
+    pub(crate) fn followers(&self, terms: &Terms) -> usize {
+        let Some(queue) = &self.queue else { return 0 };
+        let line = queue.line();
+        let follows = |waiter: &&Waiter| matches!(&waiter.wants, Wants::Lock(wanted, _) if wanted == terms);
+        line.waiting.iter().take_while(follows).count()
+    }
+
+    /// The next in line, if it takes the lock on `terms`. It is in the line no more.
+    pub(crate) fn next_on(&self, terms: &Terms) -> Option<oneshot::Sender<Served>> {
+        let mut line = self.queue.as_ref()?.line();
+        match line.waiting.pop_front()? {
+            Waiter { wants: Wants::Lock(wanted, served), .. } if wanted == *terms => Some(served),
+            other => {
+                line.waiting.push_front(other);
+                None
+            }
+        }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.queue.seen.send_replace(None);
-        drop(self.permit.take());
+        if let Some(queue) = self.queue.take() {
+            queue.seen.send_replace(None);
+            queue.pass_on();
+        }
     }
 }
 
@@ -136,7 +301,7 @@ mod tests {
         for n in 0..10 {
             let (queue, order) = (queues.of(&name), order.clone());
             tasks.push(tokio::spawn(async move {
-                let _turn = queue.turn(|_| {}).await;
+                let _turn = queue.turn(None).await;
                 order.lock().unwrap().push(n);
             }));
             tokio::task::yield_now().await;

@@ -100,7 +100,7 @@ impl Slots {
     }
 
     async fn acquire_seeing(&self, seen: &Seen) -> Result<Guard> {
-        let turn = self.queue().turn(|held| self.lock.tell(held)).await;
+        let turn = self.queue().turn(self.lock.on_waiting()).await;
         let mut tried = false;
         loop {
             let waited = self.pass_gate(&turn, seen).await?;

@@ -59,7 +59,7 @@ impl Ticket {
         &self.lock
     }
 
-    /// The fencing token. Where the store's protocol has none ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), a
+    /// The fencing token: that of the guard, or a higher one that nobody else is given. Where the store's protocol has none ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), a
     /// number that says which grant is meant, and no more.
     pub fn token(&self) -> Token {
         self.token
@@ -82,6 +82,7 @@ impl Ticket {
         Grant {
             name: self.lock.clone(),
             token: self.token,
+            after: None,
             id: self.grant,
             ttl,
             deadline: deadline(ttl, now),

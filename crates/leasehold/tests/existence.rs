@@ -16,8 +16,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use common::{Client, TTL, World, contender_span, granted, name};
 use futures_util::TryStreamExt;
-use futures_util::stream::BoxStream;
-use leasehold::clock::{StoreTime, TestClock};
+use leasehold::clock::TestClock;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{Evicted, Grant, LeaseStore, Released, Renewal, StoreOptions};
@@ -25,6 +24,7 @@ use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits,
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{ErrorKind, LockName, Locker, LossReason, RegisterLeases, Token};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
+use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -405,7 +405,7 @@ async fn token_in_store(client: &Client) -> Token {
 fn without_generations(world: &World, seed: u64) -> Client {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), seed + 1);
-    let network = FaultyRegister::new(Arc::new(NoGenerations(world.register.clone())));
+    let network = FaultyRegister::new(Arc::new(Layered(NoGenerations(world.register.clone()))));
     let mut options = StoreOptions::default();
     options.env = env.clone();
     options.store_clock = false;
@@ -417,25 +417,9 @@ fn without_generations(world: &World, seed: u64) -> Client {
 #[derive(Debug)]
 struct NoGenerations(Arc<MemoryRegister>);
 
-#[async_trait]
-impl Register for NoGenerations {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
-        self.0.read(key).await
-    }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
-        self.0.write(key, expect, body).await
-    }
-    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.0.delete(key, version).await
-    }
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        self.0.list(prefix)
-    }
-    fn store_time(&self) -> Option<StoreTime> {
-        self.0.store_time()
-    }
-    fn env(&self) -> &Env {
-        self.0.env()
+impl Layer for NoGenerations {
+    fn inner(&self) -> &dyn Register {
+        &*self.0
     }
     fn traits(&self) -> RegisterTraits {
         RegisterTraits { generations: false, ..self.0.traits() }
@@ -516,9 +500,9 @@ struct Flawed {
 }
 
 #[async_trait]
-impl Register for Flawed {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
-        self.inner.read(key).await
+impl Layer for Flawed {
+    fn inner(&self) -> &dyn Register {
+        &self.inner
     }
     async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         tokio::task::yield_now().await;
@@ -541,26 +525,17 @@ impl Register for Flawed {
             _ => self.inner.delete(key, version).await,
         }
     }
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        self.inner.list(prefix)
-    }
-    fn store_time(&self) -> Option<StoreTime> {
-        self.inner.store_time()
-    }
-    fn env(&self) -> &Env {
-        self.inner.env()
-    }
     fn traits(&self) -> RegisterTraits {
         let generations = self.flaw != Flaw::NoGenerations;
         RegisterTraits { trusted: false, generations, ..self.inner.traits() }
     }
 }
 
-fn flawed(flaw: Flaw) -> (Arc<Flawed>, Arc<RegisterLeases>) {
+fn flawed(flaw: Flaw) -> (Arc<Layered<Flawed>>, Arc<RegisterLeases>) {
     let env = Env::seeded(World::new().clock, 1);
     let mut options = StoreOptions::default();
     options.env = env.clone();
-    let register = Arc::new(Flawed { inner: MemoryRegister::new(env), flaw });
+    let register = Arc::new(Layered(Flawed { inner: MemoryRegister::new(env), flaw }));
     (register.clone(), Arc::new(RegisterLeases::by_existence(register, options)))
 }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
-use leasehold::clock::{StoreTime, TestClock, timeout};
+use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::error::{Error, StoreError};
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use leasehold::register::{Body, Cell, Expect, Register, Version, Write};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{ErrorKind, Object, Token, fence, update};
 use leasehold_testkit::fault::{Chaos, FaultyRegister, Kind, Outcome};
+use leasehold_testkit::layer::{Layer, Layered};
 use tokio::task::JoinHandle;
 
 const KEY: &str = "state.json";
@@ -247,11 +247,11 @@ fn large(text: &str) -> Bytes {
 async fn where_versions_come_back_an_object_that_is_slow_to_read_is_written() {
     let inner = by_content();
     fence::write(&*inner, KEY, token(3), large("a")).await.unwrap();
-    let slow = Witness { inner, tokens: Mutex::default(), reading: Duration::from_secs(20), opaque: false };
+    let slow = Layered(Witness { reading: Duration::from_secs(20), ..Witness::of(inner) });
     let updating = fence::update(&slow, KEY, token(4), async |_| Ok::<_, Error>(Some("b".into())));
     let updated = timeout(&*slow.env().clock, Duration::from_secs(3_600), updating).await;
     assert!(updated.unwrap().unwrap().written);
-    assert_eq!(text(&*slow.inner).await, "b");
+    assert_eq!(text(&*slow.0.inner).await, "b");
 }
 
 /// A write that takes longer than a look is good for is not tried without end.
@@ -272,7 +272,7 @@ async fn where_versions_come_back_writes_without_an_answer_are_given_up() {
 async fn where_versions_come_back_unforeseen_that_is_said() {
     let inner = by_content();
     write(&*inner, 3, "a").await.unwrap();
-    let opaque = Witness { inner, tokens: Mutex::default(), reading: Duration::ZERO, opaque: true };
+    let opaque = Layered(Witness { opaque: true, ..Witness::of(inner) });
     write(&opaque, 6, "b").await.unwrap();
     let error = write(&opaque, 6, "a").await.unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.maybe_applied(), "{error:?}");
@@ -290,14 +290,20 @@ struct Witness {
     opaque: bool,
 }
 
-#[async_trait]
-impl Register for Witness {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
-        self.env().sleep(self.reading).await;
-        self.inner.read(key).await
+impl Witness {
+    fn of(inner: Arc<MemoryRegister>) -> Self {
+        Self { inner, tokens: Mutex::default(), reading: Duration::ZERO, opaque: false }
     }
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        self.inner.stat(key).await
+}
+
+#[async_trait]
+impl Layer for Witness {
+    fn inner(&self) -> &dyn Register {
+        &*self.inner
+    }
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.inner.env().sleep(self.reading).await;
+        self.inner.read(key).await
     }
     async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
         let token = body.metadata.user["leasehold-token"].parse().unwrap();
@@ -307,23 +313,8 @@ impl Register for Witness {
         }
         Ok(written)
     }
-    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.inner.delete(key, version).await
-    }
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        self.inner.list(prefix)
-    }
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {
         self.inner.version_of(bytes).filter(|_| !self.opaque)
-    }
-    fn store_time(&self) -> Option<StoreTime> {
-        self.inner.store_time()
-    }
-    fn env(&self) -> &Env {
-        self.inner.env()
-    }
-    fn traits(&self) -> RegisterTraits {
-        self.inner.traits()
     }
 }
 
@@ -337,22 +328,21 @@ async fn accepted_tokens_never_go_back_under_any_faults() {
         } else {
             Arc::new(MemoryRegister::by_content(env(seed)))
         };
-        let witness =
-            Arc::new(Witness { inner, tokens: Mutex::default(), reading: Duration::ZERO, opaque: false });
+        let witness = Arc::new(Layered(Witness::of(inner)));
         let holders: Vec<_> = (1..=6).map(|number| holder(witness.clone(), seed, number)).collect();
         for holder in holders {
             let network = holder.await.unwrap();
             network.deliver_all().await;
         }
         tokio::time::advance(Duration::from_secs(60)).await;
-        let tokens = witness.tokens.lock().unwrap();
+        let tokens = witness.0.tokens.lock().unwrap();
         assert!(tokens.is_sorted(), "seed {seed}: {tokens:?}");
         accepted += tokens.len();
     }
     assert!(accepted as u64 > 6 * seeds(), "{accepted}");
 }
 
-fn holder(witness: Arc<Witness>, seed: u64, number: u64) -> JoinHandle<FaultyRegister> {
+fn holder(witness: Arc<Layered<Witness>>, seed: u64, number: u64) -> JoinHandle<FaultyRegister> {
     let network = FaultyRegister::new(witness.clone());
     let mut chaos = Chaos::all(seed * 8 + number, 0.07);
     chaos.delay_most = Duration::from_secs(4);

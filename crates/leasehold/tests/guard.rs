@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use common::{Client, TTL, World, holder_span, name};
+use futures_util::FutureExt as _;
 use leasehold::clock::Clock;
 use leasehold::{ErrorKind, Lock, Locker, LossReason, Released, Ticket};
 use leasehold_testkit::fault::{Kind, Outcome};
@@ -254,6 +255,43 @@ async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grant_that_is_looked_at_too_late_is_not_believed() {
+    let world = World::new();
+    let client = world.observer(1);
+    let lock = locker(&client).lock("x").ttl(TTL);
+    lock.acquire().await.unwrap().release().await.unwrap();
+    client.network.next_write(Outcome::AnswerDelayed(SECOND));
+    let mut acquisition = Box::pin(lock.acquire());
+    tokio::select! {
+        _ = &mut acquisition => panic!("answered already"),
+        () = client.env.sleep(SECOND / 2) => {}
+    }
+    // Whoever asked does something else, for longer than the lease lasts.
+    client.env.sleep(TTL * 2).await;
+    let guard = acquisition.await.unwrap();
+    guard.check().unwrap();
+    assert!(guard.remaining() > TTL / 2, "another grant: {:?}", guard.remaining());
+}
+
+/// In a loop over `select!`, for example, whose other branches take long. Others stand behind it.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_lock_may_look_away() {
+    let world = World::new();
+    let (first, second) = (world.observer(1), world.observer(2));
+    let guard = locker(&first).lock("x").ttl(TTL).acquire().await.unwrap();
+    let lock = locker(&second).lock("x").ttl(TTL);
+    let mut acquisition = Box::pin(lock.acquire());
+    tokio::select! {
+        _ = &mut acquisition => panic!("it is held"),
+        () = second.env.sleep(SECOND) => {}
+    }
+    guard.release().await.unwrap();
+    second.env.sleep(TTL * 3).await;
+    let guard = acquisition.now_or_never().expect("acquired long ago").unwrap();
+    guard.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_guard_that_is_dropped_is_released_in_the_background_and_at_once_dead() {
     let world = World::new();
     let client = world.observer(1);
@@ -374,10 +412,7 @@ async fn a_hundred_tasks_are_one_contender_and_are_served_in_order() {
     let order = order.lock().unwrap();
     assert!(order.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1), "{order:?}");
     let counts = client.network.counts();
-    assert!(
-        counts.writes == 200 && counts.reads <= 2,
-        "warm: one write to acquire, one to release: {counts:?}"
-    );
+    assert!(counts.writes <= 4 && counts.reads <= 2, "passed on among themselves: {counts:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -521,10 +556,19 @@ async fn whoever_hears_of_a_release_or_of_a_refusal_is_not_refused_by_its_own_pr
         let refused = waker.refused.lock().unwrap().clone();
         assert_eq!(refused, [false]);
     };
+    // Their keepers are tasks by then.
     let guard = lock.acquire().await.unwrap();
+    client.env.sleep(TTL / 2).await;
     woken_by(pin!(async { drop(guard.release().await) })).await;
     let guard = lock.acquire().await.unwrap();
+    client.env.sleep(TTL / 2).await;
     woken_by(pin!(async { drop(guard.rest(SECOND).await) })).await;
+    // Nobody else tells of the others.
+    lock.acquire().await.unwrap().release().await.unwrap();
+    lock.try_acquire().await.unwrap().release().await.unwrap();
     let _held = locker(&other).lock("x").ttl(TTL).acquire().await.unwrap();
-    woken_by(pin!(async { drop(lock.try_acquire().await) })).await;
+    lock.try_acquire().await.unwrap_err();
+    client.network.reset_counts();
+    lock.try_acquire().await.unwrap_err();
+    assert!(client.network.counts().reads > 0, "the store is asked");
 }

@@ -9,19 +9,19 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{Client, TTL, World, contender_span, granted, name};
-use futures_util::stream::BoxStream;
 use leasehold::clock::{Clock, StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::lease::{Claim, LeaseStore, StoreOptions, Ttl, Verdict};
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::lease::{Claim, Id, LeaseStore, StoreOptions, Ttl, Verdict};
+use leasehold::register::{Body, Expect, Register, Write};
 use leasehold::{Holder, Locker, LossReason, RegisterLeases};
 use leasehold_testkit::fault::{Kind, Outcome};
+use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -91,19 +91,9 @@ struct Pausing {
     armed: Arc<AtomicBool>,
 }
 
-#[async_trait]
-impl Register for Pausing {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
-        self.inner.read(key).await
-    }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
-        self.inner.write(key, expect, body).await
-    }
-    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.inner.delete(key, version).await
-    }
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        self.inner.list(prefix)
+impl Layer for Pausing {
+    fn inner(&self) -> &dyn Register {
+        &self.inner
     }
     fn store_time(&self) -> Option<StoreTime> {
         let time = self.inner.store_time();
@@ -112,12 +102,6 @@ impl Register for Pausing {
             self.store.suspend(SECOND * 15);
         }
         time
-    }
-    fn env(&self) -> &Env {
-        self.inner.env()
-    }
-    fn traits(&self) -> RegisterTraits {
-        self.inner.traits()
     }
 }
 
@@ -136,7 +120,7 @@ async fn the_time_in_the_record_is_not_from_before_the_holder_counts() {
     };
     let mut options = StoreOptions::default();
     options.env = env.clone();
-    let leases = RegisterLeases::new(Arc::new(register), options);
+    let leases = RegisterLeases::new(Arc::new(Layered(register)), options);
     let mut grant = granted(
         leases
             .try_acquire(&Claim::new(&env, name(), Ttl::new(TTL).unwrap(), Holder::this_process()))
@@ -270,10 +254,58 @@ async fn a_dropped_into_ticket_releases() {
     let world = World::new();
     let client = world.observer(1);
     let guard = Locker::new(client.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    world.clock.sleep(TTL / 2).await; // Its keeper is a task by then.
     let mut handing = Box::pin(guard.into_ticket());
     assert!((&mut handing).now_or_never().is_none());
     world.clock.sleep(SECOND / 10).await; // The keeper answers.
     drop(handing);
     world.clock.sleep(SECOND).await;
     assert!(client.is_free().await, "held until it lapses, by nobody");
+}
+
+/// A register before which somebody else always gets in: takes the lock and releases it before each write, for a while.
+#[derive(Debug)]
+struct Contended {
+    inner: Arc<dyn Register>,
+    others: Arc<RegisterLeases>,
+    claims: Claim,
+    left: AtomicUsize,
+}
+
+#[async_trait]
+impl Layer for Contended {
+    fn inner(&self) -> &dyn Register {
+        &*self.inner
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        self.inner.env().sleep(Duration::from_millis(100)).await;
+        let left = |left: usize| left.checked_sub(1);
+        if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left).is_ok() {
+            let mut claim = self.claims.clone();
+            claim.id = Id::random(&self.inner.env().random);
+            let mut grant = granted(self.others.try_acquire(&claim).await?);
+            self.others.release(&mut grant, None).await?;
+        }
+        self.inner.write(key, expect, body).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_goes_on_for_as_long_as_others_get_in_before_and_who_tries_does_not() {
+    for (waits, outlasts) in [(true, true), (false, false)] {
+        let world = World::new();
+        let others = world.observer(1);
+        let mut grant = others.granted().await;
+        others.leases.release(&mut grant, None).await.unwrap();
+        let inner: Arc<dyn Register> = world.register.clone();
+        let left = AtomicUsize::new(500);
+        let contended = Contended { inner, others: others.leases.clone(), claims: others.claim(), left };
+        let mut options = StoreOptions::default();
+        options.env = world.register.env().clone();
+        let leases = RegisterLeases::new(Arc::new(Layered(contended)), options);
+        let mut claim = others.claim();
+        claim.waits = waits;
+        let outcome = leases.try_acquire(&claim).await;
+        assert_eq!(matches!(outcome, Ok(Verdict::Granted(_))), outlasts, "{outcome:?}");
+    }
 }

@@ -115,7 +115,7 @@ impl LeaseStore for Lining {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.leases.capabilities();
-        capabilities.fifo = true;
+        (capabilities.fifo, capabilities.watches) = (true, true);
         capabilities
     }
 

@@ -140,6 +140,7 @@ async fn rule_5_an_unexpected_record_of_our_own_is_adopted_only_by_a_write() {
     let mut unheard = leasehold::lease::Grant {
         name: name(),
         token: leasehold::Token::default(),
+        after: None,
         id: claim.id,
         ttl: claim.ttl,
         deadline: leasehold::lease::deadline(claim.ttl, client.clock.now()),

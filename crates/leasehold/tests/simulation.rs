@@ -36,6 +36,38 @@ fn no_history_of_locks_in_a_file_breaks_the_promise() {
     many(plan, 8, |total, seeds| total.grants > seeds && total.losses > seeds / 10);
 }
 
+/// Tasks of one process pass a lock on among themselves, with everything that can go wrong.
+#[test]
+fn no_history_of_tasks_that_pass_the_lock_on_breaks_the_promise() {
+    many(of_tasks, 2, |total, seeds| {
+        total.handed > seeds && total.handed_lost > seeds / 10 && everything_happened(total, seeds)
+    });
+}
+
+/// Where the tokens are the store's, nobody passes anything on.
+#[test]
+fn no_history_of_tasks_whose_locks_are_objects_breaks_the_promise() {
+    let plan = |seed| Plan { store: Store::Objects, ..of_tasks(seed) };
+    many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.handed == 0);
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn no_history_of_tasks_that_pass_on_a_lock_in_a_file_breaks_the_promise() {
+    let plan = |seed| {
+        let plan = of_tasks(seed);
+        Plan { store: Store::File, faults: plan.faults.without(Fault::Deletions), ..plan }
+    };
+    many(plan, 16, |total, seeds| total.handed > seeds && total.handed_lost > 0);
+}
+
+/// Where nothing goes wrong, and all tasks of both processes want the lock all the time.
+#[test]
+fn no_process_starves_beside_another_whose_tasks_pass_the_lock_on() {
+    let plan = |seed| Plan { machines: 2, ..of_tasks(seed).with_faults(Faults::NONE) };
+    many(plan, 20, |total, seeds| total.handed > 10 * seeds && total.waited > Duration::from_secs(1));
+}
+
 #[test]
 fn in_no_history_a_job_runs_twice_in_its_period() {
     many(Plan::once_from_seed, 4, |total, seeds| total.runs > seeds / 2 && total.already_ran > 5 * seeds);
@@ -77,6 +109,13 @@ fn of_several(seed: u64) -> Plan {
     let store = if seed.is_multiple_of(4) { Store::Objects } else { Store::Register };
     let faults = plan.faults.without(Fault::Deletions).without(Fault::Evictions);
     Plan { machines: plan.machines + 2, store, faults, ..plan }
+}
+
+/// A history of processes with several tasks each. More happens in it in the same time.
+fn of_tasks(seed: u64) -> Plan {
+    let plan = Plan::from_seed(seed);
+    let length = plan.length / 2;
+    Plan { tasks: 2 + seed as usize % 3, length, faults_until: length, ..plan }
 }
 
 /// In fewer histories than this, by chance too little happens.

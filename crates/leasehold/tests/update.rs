@@ -119,15 +119,7 @@ async fn an_applied_write_is_found_below_those_of_others() {
     for world in [World::new(), World::by_content()] {
         let network = world.network();
         add(&network, "a").await.unwrap();
-        network.next_write(Outcome::AppliedLost);
-        network.next_read(Outcome::Fine);
-        network.next_read(Outcome::Stalled);
-        network.reset_counts();
-        let updating = tokio::spawn({
-            let network = network.clone();
-            async move { add(&network, "b").await }
-        });
-        network.sent(3).await;
+        let updating = add_under_way(&network, "b", Outcome::AppliedLost).await;
         for word in ["c", "d"] {
             add(&*world.0, word).await.unwrap();
         }
@@ -137,19 +129,27 @@ async fn an_applied_write_is_found_below_those_of_others() {
     }
 }
 
-/// Starts adding `b` to the list `a`; the write is under way when this returns, and the look after it stalls.
-async fn write_under_way(world: &World) -> (FaultyRegister, tokio::task::JoinHandle<Result<Updated, Error>>) {
-    let network = world.network();
-    add(&network, "a").await.unwrap();
-    network.next_write(Outcome::HeldBack);
+/// Starts adding `word`. When this returns, `outcome` has become of the write, and the look after it stalls.
+async fn add_under_way(network: &FaultyRegister, word: &'static str, outcome: Outcome) -> Adding {
+    network.next_write(outcome);
     network.next_read(Outcome::Fine);
     network.next_read(Outcome::Stalled);
     network.reset_counts();
-    let updating = tokio::spawn({
+    let adding = tokio::spawn({
         let network = network.clone();
-        async move { add(&network, "b").await }
+        async move { add(&network, word).await }
     });
     network.sent(3).await;
+    adding
+}
+
+type Adding = tokio::task::JoinHandle<Result<Updated, Error>>;
+
+/// The same of `b` and the list `a`, while the write is on its way.
+async fn write_under_way(world: &World) -> (FaultyRegister, Adding) {
+    let network = world.network();
+    add(&network, "a").await.unwrap();
+    let updating = add_under_way(&network, "b", Outcome::HeldBack).await;
     assert_eq!(network.held(), 2, "the write, then the read");
     (network, updating)
 }
@@ -186,14 +186,7 @@ async fn where_versions_come_back_that_cannot_be_told() {
 async fn a_create_of_unknown_fate_is_not_made_again_beside_that_of_another() {
     let world = World::new();
     let network = world.network();
-    network.next_write(Outcome::AppliedLost);
-    network.next_read(Outcome::Fine);
-    network.next_read(Outcome::Stalled);
-    let adding = tokio::spawn({
-        let network = network.clone();
-        async move { add(&network, "a").await }
-    });
-    network.sent(3).await;
+    let adding = add_under_way(&network, "a", Outcome::AppliedLost).await;
     let version = world.0.stat(KEY).await.unwrap().unwrap().version;
     world.0.delete(KEY, &version).await.unwrap();
     add(&*world.0, "b").await.unwrap();
@@ -219,15 +212,7 @@ async fn after_an_overwrite_without_leasehold_it_cannot_be_told() {
     for world in [World::new(), World::by_content()] {
         let network = world.network();
         add(&network, "a").await.unwrap();
-        network.next_write(Outcome::AppliedLost);
-        network.next_read(Outcome::Fine);
-        network.next_read(Outcome::Stalled);
-        network.reset_counts();
-        let updating = tokio::spawn({
-            let network = network.clone();
-            async move { add(&network, "b").await }
-        });
-        network.sent(3).await;
+        let updating = add_under_way(&network, "b", Outcome::AppliedLost).await;
         world.overwrite("z ").await;
         network.deliver().await;
         let error = updating.await.unwrap().unwrap_err();
@@ -285,15 +270,7 @@ async fn an_object_that_is_gone_is_created_anew_unless_it_cannot_be_told() {
     assert_eq!(world.text().await, "b ");
 
     let version = world.0.stat(KEY).await.unwrap().unwrap().version;
-    network.next_write(Outcome::HeldBack);
-    network.next_read(Outcome::Fine);
-    network.next_read(Outcome::Stalled);
-    network.reset_counts();
-    let adding = tokio::spawn({
-        let network = network.clone();
-        async move { add(&network, "c").await }
-    });
-    network.sent(3).await;
+    let adding = add_under_way(&network, "c", Outcome::HeldBack).await;
     world.0.delete(KEY, &version).await.unwrap();
     network.deliver_all().await;
     assert!(adding.await.unwrap().unwrap_err().maybe_applied());

@@ -8,17 +8,18 @@
 //! When `run` is gone, nothing ties what the command started to it but the environment: that is what they are found by.
 
 use std::ffi::OsString;
-use std::io::{BufRead as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
+use leasehold::lease::Id;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, getpid};
 
+use super::RUN;
 use super::tree::{self, Tree};
-use super::{Environment, RUN};
 use crate::exit::FAILED;
 
 /// The hidden verb.
@@ -38,20 +39,24 @@ pub(super) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts it, with the `environment` of the command, by which it finds what the command started. It has nothing to
-    /// kill before [`watch`](Self::watch).
-    pub(super) fn start(environment: &Environment<'_>) -> std::io::Result<Self> {
+    /// Starts it for what has the mark of `run`. It has nothing to kill before [`watch`](Self::watch).
+    pub(super) fn start(run: Id) -> io::Result<Self> {
         let process = Command::new(super::OURSELVES)
             .arg0("leasehold")
             .arg(VERB)
             .arg(getpid().as_raw_nonzero().to_string())
-            .envs(environment.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))))
+            .env(RUN, run.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
         Ok(Self { process, told: None })
+    }
+
+    /// None if somebody has ended it already.
+    pub(super) fn unless_ended(mut self) -> Option<Self> {
+        matches!(self.process.try_wait(), Ok(None)).then_some(self)
     }
 
     pub(super) fn pid(&self) -> Option<Pid> {
@@ -76,9 +81,10 @@ impl Guardian {
     }
 
     /// Sends it home: the command has ended.
-    pub(super) fn dismiss(mut self) {
+    pub(super) fn dismiss(mut self) -> Dismissed {
         self.tell(DONE);
-        // Dropping the pipe ends it; nobody waits for that, since the lock is to be released now.
+        // Nobody waits for its end, since the lock is to be released now.
+        Dismissed(self.process)
     }
 
     fn tell(&mut self, line: &str) {
@@ -87,6 +93,20 @@ impl Guardian {
         if let Some(pipe) = &mut self.process.stdin {
             let _ = pipe.write_all(format!("{line}\n").as_bytes());
         }
+    }
+}
+
+/// A guardian that was sent home, and may not have heard of it: if the lease has ended, it kills what we started and
+/// what we start next.
+#[derive(Debug)]
+pub(crate) struct Dismissed(Child);
+
+impl Dismissed {
+    /// Ends it for certain, though it was stopped or starved.
+    pub(crate) fn end(mut self) {
+        // Both fail only when it has ended already, and others have taken note of that.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -101,20 +121,20 @@ enum News {
 pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
-    let news = listen();
+    let mut ear = Ear::default();
     let mut tree = None;
     let mut end: Option<Deadline> = None;
     loop {
         let left = end.map_or(SLICE, |end| end.remaining(SystemClock.now()));
-        match news.recv_timeout(left.min(SLICE)) {
-            Ok(News::Watch { leader, own_group }) => {
+        match ear.listen(left.min(SLICE)) {
+            Heard::News(News::Watch { leader, own_group }) => {
                 tree = Some(Tree { root, leader, leader_ended: false, own_group, spare: Some(getpid()) });
             }
-            Ok(News::End(moved)) => end = Some(moved),
-            Ok(News::Done) => return ExitCode::SUCCESS,
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) if end.is_some_and(|end| end.passed(SystemClock.now())) => break,
-            Err(RecvTimeoutError::Timeout) => {}
+            Heard::News(News::End(moved)) => end = Some(moved),
+            Heard::News(News::Done) => return ExitCode::SUCCESS,
+            Heard::End => break,
+            Heard::Nothing if end.is_some_and(|end| end.passed(SystemClock.now())) => break,
+            Heard::Nothing => {}
         }
     }
     if let Some(tree) = tree {
@@ -131,18 +151,48 @@ fn mark() -> Option<Vec<u8>> {
     Some(format!("{RUN}={}", std::env::var(RUN).ok()?).into_bytes())
 }
 
-/// Reads stdin in a thread of its own, because a pipe is read without a time limit.
-fn listen() -> mpsc::Receiver<News> {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines() {
-            let Some(news) = line.ok().as_deref().and_then(understand) else { return };
-            if sender.send(news).is_err() {
-                return;
+/// What came of listening for a while.
+enum Heard {
+    News(News),
+    Nothing,
+    /// There will be no more, or none that can be understood.
+    End,
+}
+
+/// Reads stdin, a pipe, with a time limit.
+#[derive(Default)]
+struct Ear {
+    /// What was read and not understood yet.
+    unread: Vec<u8>,
+}
+
+impl Ear {
+    /// The next news; waits for it, for at most `limit`. What was said before comes first, also when there is no time.
+    fn listen(&mut self, limit: Duration) -> Heard {
+        loop {
+            if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=end).collect();
+                let news = std::str::from_utf8(&line[..end]).ok().and_then(understand);
+                return news.map_or(Heard::End, Heard::News);
+            }
+            let stdin = io::stdin();
+            // Less than a second.
+            let limit = Timespec { tv_sec: 0, tv_nsec: limit.min(SLICE).subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&limit)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => return Heard::Nothing,
+                Ok(_) => {}
+                Err(_) => return Heard::End,
+            }
+            let mut buffer = [0; 512];
+            // The descriptor's own reader: what a buffered one holds would not be polled for.
+            match rustix::io::read(&stdin, &mut buffer) {
+                Ok(0) => return Heard::End,
+                Ok(length) => self.unread.extend_from_slice(&buffer[..length]),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Heard::End,
             }
         }
-    });
-    receiver
+    }
 }
 
 fn understand(line: &str) -> Option<News> {

@@ -49,11 +49,17 @@ impl Tree {
 
     /// Whether there are processes in the command's group, once the command itself has ended.
     pub(crate) fn group_is_left(&self) -> bool {
-        self.reap_orphans();
-        if self.own_group {
-            return test_kill_process_group(self.leader).is_ok();
+        // The usual case, told without a look at each process of the machine.
+        let nothing = if self.own_group { !self.group_exists() } else { self.is_childless() };
+        if nothing {
+            return false;
         }
-        !self.members_of_shared_group().is_empty()
+        self.reap_orphans();
+        if self.own_group { self.group_exists() } else { !self.members_of_shared_group().is_empty() }
+    }
+
+    fn group_exists(&self) -> bool {
+        test_kill_process_group(self.leader).is_ok()
     }
 
     /// Kills all of it: the group, and every descendant wherever it went. SIGKILL leaves no time to clean up.
@@ -86,6 +92,21 @@ impl Tree {
                 let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
             }
         }
+    }
+
+    /// Whether we have no child but the spare one, and so, as the reaper of orphans, no other descendant. Certain when true:
+    /// the kernel's lists may leave out a child behind one that ends meanwhile, but never the first.
+    fn is_childless(&self) -> bool {
+        let Some(spare) = self.spare else { return false };
+        let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
+        let mut children = String::new();
+        for thread in threads {
+            let list = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("children")));
+            // A thread that has ended has left its children to another, and a kernel may keep no lists.
+            let Ok(list) = list else { return false };
+            children += &list;
+        }
+        children.split_ascii_whitespace().eq([spare.as_raw_nonzero().to_string()])
     }
 
     fn members_of_shared_group(&self) -> Vec<Pid> {

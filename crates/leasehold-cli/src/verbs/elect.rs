@@ -89,7 +89,7 @@ impl Candidate<'_> {
         if !self.context.output.quiet {
             self.context.output.warning(&format!("{why}; campaigning again in {}", human::span(pause)));
         }
-        let Session { locker, clock, signals } = session;
+        let Session { locker, clock, signals, .. } = session;
         tokio::select! {
             () = clock.sleep(locker.store().env().random.jittered(pause, 0.1)) => Ok(()),
             signal = signals.next_ending() => Err(interrupted(signal)),

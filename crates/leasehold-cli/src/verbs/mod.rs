@@ -77,8 +77,9 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
 }
 
 /// For `run` and `once`: a thread that is busy, or that waits for a terminal, must not keep the lease from being renewed.
+/// That thread is the main one; what renews has one to itself, and blocks it nowhere.
 fn run_runtime() -> std::io::Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build()
+    Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
 /// For the others: what starts fastest.

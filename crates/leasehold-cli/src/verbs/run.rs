@@ -23,7 +23,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure>
         .sharing(Sharing::of(&args.sharing));
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
-        let mut session = job.begin().await?;
+        let mut session = job.begin_at_once().await?;
         let guard = job.acquire(context, &request, &mut session).await?;
         job.run_under(context, &mut session, guard, Afterwards::Release).await
     };
@@ -39,7 +39,7 @@ async fn by_ticket(
     let (ticket, store) = ticket::read(context, Some(given).filter(|given| given != IN_VARIABLE))?;
     let job = Job::on(context, store, command, ticket.name(), ticket.ttl())?;
     let work = async |job: &mut Job| {
-        let mut session = job.begin().await?;
+        let mut session = job.begin_at_once().await?;
         let guard = job.resume(&ticket, &mut session).await?;
         job.run_under(context, &mut session, guard, afterwards).await
     };

@@ -125,6 +125,22 @@ fn cut_off_from_the_store_the_command_is_dead_before_another_leads() {
     leader.signal(Signal::KILL);
 }
 
+/// It would kill the next command: it finds what it kills by descent.
+#[test]
+fn a_guardian_that_slept_through_the_end_of_its_term_is_gone_before_the_next() {
+    let place = Place::new();
+    let mut leader = place.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
+    let (guardian, pid) = (leader.guardian(), leader.first.clone());
+    send(guardian, Signal::STOP);
+    let store = place.cut_off();
+    until("the command is killed", || !lives(&pid));
+    drop(store);
+    let next = leader.line();
+    assert!(!lives(&guardian.to_string()), "it was stopped, and would go on now");
+    assert!(lives(&next));
+    leader.signal(Signal::KILL);
+}
+
 #[test]
 fn a_command_that_ends_resigns_and_campaigns_again_after_ever_longer_pauses() {
     let place = Place::new();

@@ -1,10 +1,11 @@
 //! The command's processes: signals, descriptors, what is left behind, what dies with whom.
 
+use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::support::{Holder, Outcome, Place, is_stopped, lives, until};
+use crate::support::{Holder, Outcome, Place, awaited, children_of, guardian_of, is_stopped, lives, until};
 
 #[test]
 fn signals_are_passed_on() {
@@ -72,7 +73,7 @@ fn ending_while_waiting_is_128_and_the_signal_and_starts_nothing() {
 fn no_descriptor_of_ours_reaches_the_command() {
     let place = Place::new();
     // What the test itself was started with may be there too: compare with a command that leasehold did not start.
-    let list = "for fd in /proc/self/fd/*; do readlink $fd; done | sort -u; true";
+    let list = "for fd in /proc/self/fd/*; do readlink $fd; done | sort; true";
     let plain = std::process::Command::new("sh").args(["-c", list]).stdin(Stdio::null()).output().unwrap();
     let plain = Outcome::of(plain).stdout;
     let ours = place.run_script("run x", list).expect(0).stdout;
@@ -138,6 +139,25 @@ fn a_guardian_that_was_killed_harms_nobody() {
 }
 
 #[test]
+fn a_guardian_that_was_killed_before_the_command_went_is_replaced() {
+    let place = Place::new();
+    let first = place.hold("run x", "echo ready; sleep 1000");
+    let mut second = place.scripted("run x", "echo $$; exec sleep 1000");
+    let mut second = second.process_group(0).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = i32::try_from(second.id()).unwrap();
+    until("it has a guardian", || guardian_of(pid).is_some());
+    crate::support::send(guardian_of(pid).unwrap(), Signal::KILL);
+    first.signal(Signal::TERM);
+    first.end().expect(143);
+    let mut line = String::new();
+    let stdout = second.stdout.as_mut().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+    assert!(guardian_of(pid).is_some(), "the command runs without one");
+    crate::support::send(pid, Signal::TERM);
+    second.wait().unwrap();
+}
+
+#[test]
 fn being_stopped_by_a_terminal_stops_the_command_too() {
     let place = Place::new();
     // Starts nothing: a shell that waits for its vfork(2) child, stopped before it could exec, is never seen stopped.
@@ -152,10 +172,56 @@ fn being_stopped_by_a_terminal_stops_the_command_too() {
 }
 
 #[test]
+fn a_run_within_a_run_ends_what_it_started_when_both_are_killed() {
+    let place = Place::new();
+    let daemon = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & echo $$; exec sleep 1000";
+    let inner = format!("exec \"$LEASEHOLD\" run y -- sh -c \"{}\"", daemon.replace('$', "\\$"));
+    let mut command = place.scripted("run x", &inner);
+    command.env("LEASEHOLD", place.leasehold([""; 0]).get_program());
+    let holder = Holder::start(command);
+    let (child, daemon) = (holder.first.clone(), awaited(&place.path("daemon")));
+    // The guardian of the outer run ends the inner one with all that has its mark; not the guardian that is to end this.
+    holder.signal(Signal::KILL);
+    until("the command dies", || !lives(&child));
+    until("what left its group dies", || !lives(daemon.trim()));
+}
+
+#[test]
+fn a_run_is_two_processes_more_than_its_command_would_be() {
+    let place = Place::new();
+    let holder = place.hold("run x", "echo $$; exec sleep 1000");
+    let mut children = children_of(holder.pid());
+    children.sort_unstable();
+    let mut expected = [holder.first.parse().unwrap(), holder.guardian()];
+    expected.sort_unstable();
+    assert_eq!(children, expected, "beside leasehold itself its command and a guardian");
+}
+
+#[test]
+fn who_waits_for_long_keeps_no_process_for_its_command() {
+    let place = Place::new();
+    let first = place.hold("run x", "echo ready; sleep 1000");
+    let mut second = place.scripted("run x", "echo ran");
+    let mut second = second.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // By then it has started the one that is there for a lock that is had at once.
+    let mut waiting = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut waiting)
+        .unwrap();
+    assert!(waiting.contains("Waiting"), "{waiting}");
+    until("it is alone", || children_of(i32::try_from(second.id()).unwrap()).is_empty());
+    first.signal(Signal::TERM);
+    first.end().expect(143);
+    let mut line = String::new();
+    std::io::Read::read_to_string(second.stdout.as_mut().unwrap(), &mut line).unwrap();
+    assert_eq!((line.as_str(), second.wait().unwrap().code()), ("ran\n", Some(0)));
+}
+
+#[test]
 fn with_on_lost_none_nothing_is_killed() {
     let place = Place::new();
     let holder = place.hold("run x --on-lost none", "echo $$; exec sleep 1000");
     let child = holder.first.clone();
+    assert_eq!(children_of(holder.pid()), [child.parse::<i32>().unwrap()], "nobody is there to kill it");
     holder.signal(Signal::KILL);
     until("leasehold dies", || !lives(&holder.pid().to_string()));
     assert!(lives(&child));

@@ -52,6 +52,21 @@ fn stdin_and_arguments_pass_through_untouched() {
 }
 
 #[test]
+fn what_the_command_leaves_of_stdin_is_there_for_whoever_comes_next() {
+    let place = Place::new();
+    let file = place.write("in", "one\ntwo\n");
+    let script = "\"$LEASEHOLD\" run x -- sh -c 'read word; echo had $word'; cat
+        \"$LEASEHOLD\" run x -- true <&- && echo and without";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script]).stdin(std::fs::File::open(file).unwrap());
+    let ours = place.leasehold([""; 0]);
+    command.env("LEASEHOLD", ours.get_program());
+    command.env("XDG_STATE_HOME", place.path("state")).env("XDG_CONFIG_HOME", place.path("config"));
+    let ended = Outcome::of(command.output().unwrap()).expect(0);
+    assert_eq!(ended.stdout, "had one\ntwo\nand without\n");
+}
+
+#[test]
 fn a_shell_runs_the_command_only_when_asked_to() {
     let place = Place::new();
     let shell = place.leasehold(["run", "x", "--shell", "--", "echo a; echo b | tr b c"]).output().unwrap();

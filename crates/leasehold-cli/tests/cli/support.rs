@@ -132,7 +132,11 @@ impl Holder {
 
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
-        assert!(self.stdout.read_line(&mut line).unwrap() > 0, "it printed nothing more");
+        if self.stdout.read_line(&mut line).unwrap() == 0 {
+            let mut stderr = String::new();
+            self.process.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+            panic!("it printed nothing more, and ended with {:?}: {stderr}", self.process.wait());
+        }
         line.trim().to_owned()
     }
 
@@ -146,11 +150,7 @@ impl Holder {
 
     /// Its guardian.
     pub(crate) fn guardian(&self) -> i32 {
-        let children = children_of(self.pid());
-        let is_guardian = |pid: &i32| {
-            fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains("__guardian")
-        };
-        children.into_iter().find(is_guardian).unwrap()
+        guardian_of(self.pid()).unwrap()
     }
 
     /// Waits until it has ended.
@@ -174,6 +174,14 @@ impl Drop for Holder {
 
 pub(crate) fn send(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// The guardian that the `leasehold run` of `pid` has, if it has one.
+pub(crate) fn guardian_of(pid: i32) -> Option<i32> {
+    let is_guardian = |pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains("__guardian")
+    };
+    children_of(pid).into_iter().find(is_guardian)
 }
 
 /// The processes that `parent` started.

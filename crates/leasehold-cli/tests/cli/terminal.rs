@@ -80,6 +80,16 @@ fn a_loss_kills_all_of_the_command_and_nobody_else_in_the_group() {
 }
 
 #[test]
+fn what_a_command_leaves_ends_before_leasehold_does() {
+    let place = Place::new();
+    let script = "sleep 1000 & echo $! > left; echo ready";
+    let after = "kill -0 $(cat left) 2> /dev/null && echo it lives; echo over";
+    let holder = on_terminal(&place, &format!("\"$LEASEHOLD\" run x -- sh -c '{script}'; {after}"));
+    let ended = holder.end();
+    assert!(ended.stdout.contains("over") && !ended.stdout.contains("it lives"), "{ended:?}");
+}
+
+#[test]
 fn a_command_in_a_pipeline_reads_the_terminal_too() {
     let place = Place::new();
     let script = "cat; echo ready; read word < /dev/tty; echo got $word";

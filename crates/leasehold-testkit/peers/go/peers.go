@@ -6,7 +6,7 @@
 //	PROGRAM increment --lock LOCK --file FILE --times N ...
 //
 // increment adds one to the number in a plain file, N times, each under the lock, and says between which moments it
-// held it: nanoseconds since the machine was started.
+// held it: nanoseconds since the machine was started. What follows the word `bench` is said in contender.go.
 package peers
 
 import (
@@ -46,8 +46,11 @@ func (o Options) Text(name string) string {
 	return value
 }
 
-// TTL returns the lease duration, which is given in seconds.
+// TTL returns the lease duration, which is given in seconds, or in milliseconds for the benchmark.
 func (o Options) TTL() time.Duration {
+	if _, fine := o["ttl-ms"]; fine {
+		return time.Duration(o.number("ttl-ms")) * time.Millisecond
+	}
 	return time.Duration(o.number("ttl")) * time.Second
 }
 
@@ -57,10 +60,16 @@ func (o Options) number(name string) int {
 	return number
 }
 
-// Run does what the command line says, and ends the program.
-func Run(open func(Options) (Lock, error)) {
+// Run does what the command line says, and ends the program: for the tests by way of open, for the benchmark by way of
+// connect.
+func Run(open func(Options) (Lock, error), connect func(Options) (Client, error)) {
 	if len(os.Args) < 2 {
 		fail(errors.New("there is no verb"))
+	}
+	if os.Args[1] == "bench" {
+		failure = 1
+		fail(bench(os.Args[2:], connect))
+		return
 	}
 	options := read(os.Args[2:])
 	lock, err := open(options)
@@ -135,9 +144,12 @@ func sinceBoot() int64 {
 	return now.Nano()
 }
 
+// failure is the exit code of errors; 1 says that a lock is held.
+var failure = 2
+
 func fail(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "peer:", err)
-		os.Exit(2)
+		os.Exit(failure)
 	}
 }

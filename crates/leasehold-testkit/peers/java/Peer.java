@@ -6,6 +6,7 @@ import com.amazonaws.services.dynamodbv2.model.LockCurrentlyUnavailableException
 import java.net.URI;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
@@ -18,33 +19,47 @@ import software.amazon.awssdk.services.dynamodb.DynamoDbClient;
  *
  * <pre>--endpoint URL --table TABLE --lock KEY --ttl SECONDS [--keep] [--update]</pre>
  *
+ * What follows the word "bench" is for Contender.java.
+ *
  * It deletes items when it releases them, unless --keep is given, and replaces existing ones as a whole, unless
  * --update is: these are the client's defaults. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY have to be set.
  */
 final class Peer {
     private static final long REFRESH_MILLISECONDS = 50;
 
-    private final Map<String, String> options;
+    private final Options options;
     private final AmazonDynamoDBLockClient client;
 
-    private Peer(Map<String, String> options) {
+    private Peer(Options options) {
         this.options = options;
+        client = client(options, TimeUnit.SECONDS.toMillis(options.number("ttl")));
+    }
+
+    static AmazonDynamoDBLockClient client(Options options, long leaseMilliseconds) {
         DynamoDbClient api = DynamoDbClient.builder()
-                .endpointOverride(URI.create(text("endpoint")))
+                .endpointOverride(URI.create(options.text("endpoint")))
                 .region(Region.US_EAST_1)
                 .credentialsProvider(EnvironmentVariableCredentialsProvider.create())
                 .build();
-        long lease = TimeUnit.SECONDS.toMillis(Long.parseLong(text("ttl")));
-        client = new AmazonDynamoDBLockClient(AmazonDynamoDBLockClientOptions.builder(api, text("table"))
+        return new AmazonDynamoDBLockClient(AmazonDynamoDBLockClientOptions.builder(api, options.text("table"))
                 .withTimeUnit(TimeUnit.MILLISECONDS)
-                .withLeaseDuration(lease)
-                .withHeartbeatPeriod(lease / 3)
+                .withLeaseDuration(leaseMilliseconds)
+                .withHeartbeatPeriod(leaseMilliseconds / 3)
                 .withCreateHeartbeatBackgroundThread(true)
                 .build());
     }
 
     public static void main(String[] arguments) throws Exception {
-        Peer peer = new Peer(read(arguments));
+        if (arguments[0].equals("bench")) {
+            try {
+                Contender.run(Arrays.copyOfRange(arguments, 1, arguments.length));
+            } catch (Exception exception) {
+                System.err.println("peer: " + exception);
+                System.exit(1);
+            }
+            System.exit(0);
+        }
+        Peer peer = new Peer(Options.read(arguments));
         switch (arguments[0]) {
             case "hold" -> peer.hold();
             case "try" -> peer.attempt();
@@ -55,21 +70,34 @@ final class Peer {
         System.exit(0);
     }
 
-    private static Map<String, String> read(String[] arguments) {
-        Map<String, String> options = new HashMap<>();
-        for (int i = 1; i < arguments.length; i++) {
-            boolean alone = i + 1 == arguments.length || arguments[i + 1].startsWith("--");
-            options.put(arguments[i].substring("--".length()), alone ? "" : arguments[++i]);
-        }
-        return options;
-    }
+    /** What the command line says after the verb. */
+    static final class Options {
+        private final Map<String, String> values = new HashMap<>();
 
-    private String text(String name) {
-        String value = options.get(name);
-        if (value == null) {
-            throw new IllegalArgumentException("--" + name + " is missing");
+        static Options read(String[] arguments) {
+            Options options = new Options();
+            for (int i = 1; i < arguments.length; i++) {
+                boolean alone = i + 1 == arguments.length || arguments[i + 1].startsWith("--");
+                options.values.put(arguments[i].substring("--".length()), alone ? "" : arguments[++i]);
+            }
+            return options;
         }
-        return value;
+
+        boolean has(String name) {
+            return values.containsKey(name);
+        }
+
+        String text(String name) {
+            String value = values.get(name);
+            if (value == null) {
+                throw new IllegalArgumentException("--" + name + " is missing");
+            }
+            return value;
+        }
+
+        int number(String name) {
+            return Integer.parseInt(text(name));
+        }
     }
 
     private void hold() throws Exception {
@@ -97,8 +125,8 @@ final class Peer {
     }
 
     private void increment() throws Exception {
-        Path file = Path.of(text("file"));
-        for (int left = Integer.parseInt(text("times")); left > 0; left--) {
+        Path file = Path.of(options.text("file"));
+        for (int left = options.number("times"); left > 0; left--) {
             LockItem lock = acquire();
             long from = nanosecondsSinceBoot();
             long number = Long.parseLong(Files.readString(file).trim());
@@ -115,11 +143,11 @@ final class Peer {
     }
 
     private AcquireLockOptions.AcquireLockOptionsBuilder request() {
-        return AcquireLockOptions.builder(text("lock"))
+        return AcquireLockOptions.builder(options.text("lock"))
                 .withTimeUnit(TimeUnit.MILLISECONDS)
                 .withRefreshPeriod(REFRESH_MILLISECONDS)
-                .withDeleteLockOnRelease(!options.containsKey("keep"))
-                .withUpdateExistingLockRecord(options.containsKey("update"));
+                .withDeleteLockOnRelease(!options.has("keep"))
+                .withUpdateExistingLockRecord(options.has("update"));
     }
 
     private void release(LockItem lock) {
@@ -133,9 +161,11 @@ final class Peer {
      * the time could not be compared then.
      */
     private static long nanosecondsSinceBoot() throws Exception {
+        long before = System.nanoTime();
         double uptime = Double.parseDouble(Files.readString(Path.of("/proc/uptime")).split(" ")[0]);
         long now = System.nanoTime();
-        return Math.abs(uptime * 1e9 - now) < 5e7 ? now : 0;
+        // The uptime is exact to 10 ms.
+        return before - uptime * 1e9 < 5e7 && uptime * 1e9 - now < 5e7 ? now : 0;
     }
 
     private static void say(String line) {

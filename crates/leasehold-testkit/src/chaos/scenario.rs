@@ -16,6 +16,8 @@ pub enum Place {
     Moto,
     /// DynamoDB Local, with its data on the disk.
     DynamoDbLocal,
+    /// DynamoDB Local with its data in memory, which chaos is not made on: it would be gone.
+    DynamoDbInMemory,
     /// moto's DynamoDB, in memory.
     DynamoDbMoto,
     /// fake-gcs-server, in memory.

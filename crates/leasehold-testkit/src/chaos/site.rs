@@ -23,7 +23,7 @@ use crate::proxy::{Harm, Proxy};
 use crate::servers::{below, set_by_test, through};
 
 /// The bucket, or the table.
-const STORE: &str = "leasehold-chaos";
+pub const STORE: &str = "leasehold-chaos";
 
 /// A server that takes longer to start does not start.
 const START: Duration = Duration::from_secs(90);
@@ -102,8 +102,7 @@ impl Site {
                 Ok(Self::Etcd { cluster: tokio::sync::Mutex::new(cluster), wires, harms })
             }
             place => {
-                let server = Server::start(place, folder).await?;
-                let url = make_store(scenario, &server.address).await?;
+                let (server, url) = Server::start_with_store(place, folder).await?;
                 let mut proxies = Vec::new();
                 for _ in 0..workers {
                     proxies.push(Proxy::start(&server.address).await);
@@ -267,6 +266,22 @@ pub struct Server {
 }
 
 impl Server {
+    /// Starts the server of `place`, with its data below `folder` and an empty bucket or table in it, [`STORE`]; and the
+    /// store URL.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start_with_store(place: Place, folder: &Path) -> io::Result<(Self, String)> {
+        let server = Self::start(place, folder).await?;
+        let url = make_store(place, &server.address).await?;
+        Ok((server, url))
+    }
+
+    /// The `host:port` that it listens on.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     async fn start(place: Place, folder: &Path) -> io::Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let address = format!("127.0.0.1:{port}");
@@ -317,12 +332,16 @@ fn command(place: Place, address: &str, folder: &Path) -> Command {
             minio.envs([("MINIO_BROWSER", "off"), ("MINIO_UPDATE", "off")]);
             minio
         }
-        Place::DynamoDbLocal => {
+        Place::DynamoDbLocal | Place::DynamoDbInMemory => {
             let jars = program("LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS");
             let mut local = Command::new("java");
             local.arg(format!("-Djava.library.path={jars}")).args(["-cp", &format!("{jars}/*")]);
             local.arg(program("LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER"));
-            local.args(["-sharedDb", "-disableTelemetry", "-port", port, "-dbPath"]).arg(folder);
+            local.args(["-sharedDb", "-disableTelemetry", "-port", port]);
+            match place {
+                Place::DynamoDbInMemory => local.arg("-inMemory"),
+                _ => local.arg("-dbPath").arg(folder),
+            };
             local
         }
         Place::FakeGcs => {
@@ -347,10 +366,10 @@ fn command(place: Place, address: &str, folder: &Path) -> Command {
 }
 
 /// Makes the bucket or the table, and gives the store URL. Who takes connections may not be ready for that yet.
-async fn make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
+async fn make_store(place: Place, address: &str) -> io::Result<String> {
     let start = SystemClock.now();
     loop {
-        match try_to_make_store(scenario, address).await {
+        match try_to_make_store(place, address).await {
             Err(_) if SystemClock.now().longest_since(start) < START => {
                 SystemClock.sleep(Duration::from_millis(200)).await;
             }
@@ -359,16 +378,16 @@ async fn make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
     }
 }
 
-async fn try_to_make_store(scenario: &Scenario, address: &str) -> io::Result<String> {
+async fn try_to_make_store(place: Place, address: &str) -> io::Result<String> {
     let endpoint = format!("endpoint=http%3A%2F%2F{address}");
-    match scenario.place {
+    match place {
         Place::FakeGcs => {
             let body = format!("{{\"name\": \"{STORE}\"}}");
             let header = "content-type: application/json\r\n";
             made(http::exchange(address, "POST", "/storage/v1/b?project=p", header, body.as_bytes()).await?)?;
             Ok(below(&format!("gs://{STORE}?{endpoint}&credentials=anonymous"), "chaos"))
         }
-        Place::DynamoDbLocal | Place::DynamoDbMoto => {
+        Place::DynamoDbLocal | Place::DynamoDbInMemory | Place::DynamoDbMoto => {
             let url = format!("dynamodb://{STORE}?{endpoint}&region=us-east-1");
             Locker::open(&format!("{url}&create=true")).await.map_err(io::Error::other)?;
             Ok(url)

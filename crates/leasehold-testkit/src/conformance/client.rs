@@ -44,7 +44,10 @@ impl Client {
 
     /// A fresh claim by this client.
     pub(super) fn claim(&self, name: &LockName, ttl: Duration) -> Claim {
-        Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone())
+        let mut claim = Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone());
+        // A server that is slow, on a busy machine, is no fault of the store's client.
+        claim.patience = self.limit / 2;
+        claim
     }
 
     pub(super) async fn attempt(&self, claim: &Claim) -> Verdict {

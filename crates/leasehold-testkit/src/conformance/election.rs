@@ -13,7 +13,8 @@ use super::client::{Client, LONG, name};
 async fn election(harness: &dyn Harness, who: &str) -> (Client, Election) {
     let client = Client::open(harness, who).await;
     let election = Locker::new(client.store.clone()).election("lock");
-    (client, election.ttl(LONG).owner(who).value(format!("http://{who}.example")))
+    let election = election.ttl(LONG).patience(harness.limit() / 2).owner(who);
+    (client, election.value(format!("http://{who}.example")))
 }
 
 async fn campaign(client: &Client, election: &Election) -> Leadership {

@@ -10,6 +10,7 @@ fn told(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
         token: grant.token,
+        after: None,
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,

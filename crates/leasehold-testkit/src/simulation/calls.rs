@@ -176,6 +176,7 @@ fn copy(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
         token: grant.token,
+        after: grant.after,
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,

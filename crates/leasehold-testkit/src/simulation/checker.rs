@@ -1,6 +1,6 @@
 //! The checker: what a history must never show, in true time and in the order in which the store commits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -47,16 +47,38 @@ struct Lock {
     granted: Duration,
     /// Tokens up to this were granted by records that were deleted by hand: exclusion is given up for, for them.
     deleted: u64,
-    /// Their grants were ended by an operator, and their holders find out when they renew.
+    /// The grants, by the tokens of their records; but for creates that landed too late to be used, in which nobody may
+    /// ever believe.
+    grants: BTreeMap<u64, Granted>,
+    /// Those of them that an operator ended; their holders find out when they renew.
     evicted: HashSet<u64>,
-    /// Tokens of creates that landed too late to be used, and of which acquisitions. They may never believe in them.
-    stillborn: HashSet<(u64, String)>,
-    /// Until when each token may be believed in, in true time.
-    alive_until: HashMap<u64, Duration>,
-    /// The acquisition that each token was granted to.
-    grants: HashMap<u64, String>,
-    /// What holders were told is lost, as token and acquisition: others may try with the same token.
+    /// Those of which holders were told that they are lost, as token and acquisition: others may try with the same token.
     lost: HashSet<(u64, String)>,
+    /// The tokens of all guards.
+    given: HashSet<u64>,
+}
+
+/// What the store has granted.
+#[derive(Clone, Debug)]
+struct Granted {
+    /// The highest token that was committed before: those between belong to this grant.
+    after: u64,
+    /// The acquisition.
+    id: String,
+    /// What those who look are told of its holder.
+    note: String,
+    /// Until when anybody may believe in it, in true time.
+    alive_until: Duration,
+    /// To how many guards it was given.
+    given: usize,
+}
+
+impl Lock {
+    /// The grant that `token` belongs to, with the token of its record.
+    fn grant_of(&self, token: u64) -> Option<(u64, &Granted)> {
+        let (top, grant) = self.grants.range(token..).next()?;
+        (grant.after < token).then_some((*top, grant))
+    }
 }
 
 /// A grant, or its renewal, as it was written.
@@ -88,23 +110,52 @@ impl Checker {
         let lock = checked.of(name);
         let highest = lock.believed;
         lock.believed = highest.max(token);
-        let excused = token <= lock.deleted || lock.evicted.contains(&token);
+        let grant = lock.grant_of(token).map(|(top, grant)| (top, grant.clone()));
+        let evicted = grant.as_ref().is_some_and(|(top, _)| lock.evicted.contains(top));
+        let excused = token <= lock.deleted || evicted;
         if token < highest && !excused {
             checked.violates("I1", format!("token {token} of {name} is believed in after {highest} was"));
             return;
         }
-        if lock.stillborn.contains(&(token, note.to_owned())) {
-            let what = format!("token {token} of {name}, of a create that landed late, is believed in");
-            checked.violates("I2", what);
-            return;
-        }
-        match lock.alive_until.get(&token).copied() {
+        match grant {
             None => checked.violates("I2", format!("token {token} of {name} was never granted")),
-            Some(until) if now > until => {
-                let late = now - until;
+            Some((_, grant)) if grant.note != note => {
+                let what = format!("token {token} of {name}, believed in by {note}, is of {}", grant.note);
+                checked.violates("I2", what);
+            }
+            Some((_, grant)) if now > grant.alive_until => {
+                let late = now - grant.alive_until;
                 checked.violates("I5", format!("token {token} of {name} is believed in {late:?} too long"));
             }
             Some(_) => {}
+        }
+    }
+
+    /// A task, which asked as `note`, is given a guard of `name` with `token`.
+    pub(super) fn given(&self, name: &str, token: u64, note: &str) {
+        let mut checked = self.lock();
+        let lock = checked.of(name);
+        let unique = lock.given.insert(token);
+        let grant = lock.grant_of(token).map(|(top, grant)| (top, grant.id.clone()));
+        let is_lost = grant.as_ref().is_some_and(|grant| lock.lost.contains(grant));
+        let before = grant.and_then(|(top, _)| lock.grants.get_mut(&top)).map_or(0, |grant| {
+            grant.given += 1;
+            grant.given - 1
+        });
+        checked.history.handed += usize::from(before > 0);
+        if !unique {
+            checked.violates("I2", format!("token {token} of {name} is given out again, to {note}"));
+        } else if is_lost {
+            checked.violates("I6", format!("token {token} of {name} is given to {note} after it was lost"));
+        }
+    }
+
+    /// A process has waited for so long in a rush, where it is to wait for no longer than `bound`.
+    pub(super) fn waited(&self, waited: Duration, bound: Option<Duration>) {
+        let mut checked = self.lock();
+        checked.history.waited = checked.history.waited.max(waited);
+        if let Some(bound) = bound.filter(|bound| waited > *bound) {
+            checked.violates("F1", format!("a process waits for {waited:?}, and {bound:?} are enough"));
         }
     }
 
@@ -114,17 +165,20 @@ impl Checker {
         let until = now + longest_belief(write.ttl_ms);
         let grant = format!("{}/{}", write.token, write.grant);
         let lock = checked.of(name);
-        lock.alive_until.insert(write.token, until);
         if grant == lock.grant {
-            return; // A renewal.
+            // A renewal.
+            if let Some(grant) = lock.grants.get_mut(&write.token).filter(|grant| grant.id == write.grant) {
+                grant.alive_until = until;
+            }
+            return;
         }
         (lock.grant, lock.granted) = (grant, now);
-        lock.grants.insert(write.token, write.grant.to_owned());
         let highest = lock.committed;
         if write.token > highest {
             lock.committed = write.token;
-        } else if write.newborn {
-            lock.stillborn.insert((write.token, write.note.unwrap_or_default().to_owned()));
+            let (id, note) = (write.grant.to_owned(), write.note.unwrap_or_default().to_owned());
+            let grant = Granted { after: highest, id, note, alive_until: until, given: 0 };
+            lock.grants.insert(write.token, grant);
         }
         checked.history.grants += 1;
         if let Some(value) = write.value {
@@ -161,19 +215,24 @@ impl Checker {
     pub(super) fn lost(&self, name: &str, token: u64) {
         let mut checked = self.lock();
         let lock = checked.of(name);
-        let grant = lock.grants.get(&token).cloned().unwrap_or_default();
-        let news = lock.lost.insert((token, grant));
+        let grant = lock.grant_of(token);
+        let handed = grant.is_some_and(|(_, grant)| grant.given > 1);
+        let grant = grant.map_or((token, String::new()), |(top, grant)| (top, grant.id.clone()));
+        let news = lock.lost.insert(grant);
         checked.history.losses += usize::from(news);
+        checked.history.handed_lost += usize::from(news && handed);
     }
 
-    /// The acquisition with this note was given up, and nothing of it may go on after `until`.
-    pub(super) fn cancelled(&self, note: &str, until: Duration) {
+    /// An acquisition was given up; if it has a note of its own, nothing of that may go on after `until`.
+    pub(super) fn cancelled(&self, note: Option<&str>, until: Duration) {
         let mut checked = self.lock();
         checked.history.cancelled += 1;
-        checked.cancelled.insert(note.to_owned(), until);
+        if let Some(note) = note {
+            checked.cancelled.insert(note.to_owned(), until);
+        }
     }
 
-    /// An operator is about to evict the holder of `token`.
+    /// An operator is about to evict whoever has the grant of `token`, as its record says.
     pub(super) fn evicting(&self, name: &str, token: u64) {
         self.lock().of(name).evicted.insert(token);
     }

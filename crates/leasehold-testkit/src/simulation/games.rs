@@ -9,7 +9,7 @@ use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
 
 use super::checker::Checker;
-use super::plan::Store;
+use super::plan::{Fault, Store};
 use super::player::Player;
 use super::witness::LONGEST_POLL;
 
@@ -72,7 +72,7 @@ pub(super) enum Held {
 impl Player {
     /// One of what there is, and how it is held.
     pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
-        let tries = self.random.u8(..3) == 0;
+        let tries = self.random.u8(..3) == 0 && !self.plan().is_rush();
         let lock = self.lock();
         let game = self.plan().game;
         let guard = match game {
@@ -108,7 +108,12 @@ impl Player {
         let ttl = Ttl::new(self.plan().longest_ttl()).unwrap_or_default();
         // A create that is still on its way (for at most a ttl, see `Plan::chaos`) may find nothing, where a release
         // deletes.
-        let late = if self.plan().store == Store::Objects { 2 * self.plan().ttl } else { Duration::ZERO };
+        // Elsewhere the renewal of one that is dead may be.
+        let late = match self.plan().store {
+            Store::Objects => 2 * self.plan().ttl,
+            Store::Register | Store::File if self.plan().has(Fault::LateRequests) => self.plan().ttl,
+            Store::Register | Store::File => Duration::ZERO,
+        };
         let on_its_clock = ttl.contender_span() + LONGEST_POLL.mul_f64(1.25);
         on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }

@@ -17,12 +17,13 @@ pub(super) struct Host {
     clock: Arc<TestClock>,
     /// What the boot clock has missed, in nanoseconds.
     missed_ns: AtomicU64,
-    stopped: watch::Sender<bool>,
+    /// By how many of its tasks.
+    stopped: watch::Sender<u32>,
 }
 
 impl Host {
     pub(super) fn new(clock: Arc<TestClock>) -> Self {
-        Self { clock, missed_ns: AtomicU64::new(0), stopped: watch::Sender::new(false) }
+        Self { clock, missed_ns: AtomicU64::new(0), stopped: watch::Sender::new(0) }
     }
 
     pub(super) fn machine(&self) -> &TestClock {
@@ -30,11 +31,11 @@ impl Host {
     }
 
     pub(super) fn stop(&self) {
-        self.stopped.send_replace(true);
+        self.stopped.send_modify(|stopped| *stopped += 1);
     }
 
     pub(super) fn go_on(&self) {
-        self.stopped.send_replace(false);
+        self.stopped.send_modify(|stopped| *stopped -= 1);
     }
 
     /// The machine was restored from a snapshot that was taken so long ago: only the wall clock knows.
@@ -59,6 +60,6 @@ impl Clock for Host {
     async fn sleep(&self, duration: Duration) {
         self.clock.sleep(duration).await;
         // The sender lives as long as `self`, so this cannot fail.
-        let _ = self.stopped.subscribe().wait_for(|stopped| !stopped).await;
+        let _ = self.stopped.subscribe().wait_for(|stopped| *stopped == 0).await;
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Game;
+use super::witness::LONGEST_POLL;
 use crate::fault::Chaos;
 
 /// What happens in one history.
@@ -17,6 +18,9 @@ pub struct Plan {
     pub store: Store,
     /// How many machines contend.
     pub machines: usize,
+    /// How many tasks the process on each machine has. Several pass a lock on among themselves. (Where a job runs once per
+    /// period, one.)
+    pub tasks: usize,
     /// How long the history lasts, in true time.
     pub length: Duration,
     /// The leases' ttl.
@@ -171,6 +175,7 @@ impl Plan {
             game: Game::Lock,
             store: Store::Register,
             machines: random.usize(2..=4),
+            tasks: 1,
             length,
             ttl: Duration::from_millis(random.u64(500..6_000)),
             harm: [0.0, 0.01, 0.03, 0.08][random.usize(..4)],
@@ -230,6 +235,7 @@ impl Plan {
             "game" => self.game = Game::named(value)?,
             "store" => self.store = Store::ALL.into_iter().find(|(_, name)| *name == value)?.0,
             "machines" => self.machines = value.parse().ok()?,
+            "tasks" => self.tasks = value.parse().ok()?,
             "length-ms" => self.length = time()?,
             "ttl-ms" => self.ttl = time()?,
             "harm" => self.harm = value.parse().ok()?,
@@ -285,9 +291,24 @@ impl Plan {
         if self.has(Fault::Ttls) { 2 * self.ttl } else { self.ttl }
     }
 
+    /// Whether nothing goes wrong, and the tasks of each process want the lock all the time: then nobody is to starve.
+    pub(super) fn is_rush(&self) -> bool {
+        self.tasks > 1 && self.faults == Faults::NONE
+    }
+
+    /// For how long a process may wait in a rush beside one other. Of several, any may be the one that finds the lock free.
+    pub(super) fn longest_wait(&self) -> Option<Duration> {
+        // A stay, and the one who has the lock at its end.
+        let stay = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
+        // That others wait shows after eight stays at the latest. Then there is an absence, in which who waits looks once; the
+        // very first grant waits for the store's clock.
+        let bound = 9 * stay + 2 * LONGEST_POLL + Duration::from_millis(2_200);
+        (self.machines == 2).then_some(bound)
+    }
+
     /// Whether nobody is in anybody's way, and nothing goes wrong.
     pub(super) fn is_quiet(&self) -> bool {
-        self.machines == 1 && self.faults == Faults::NONE
+        self.machines == 1 && self.tasks == 1 && self.faults == Faults::NONE
     }
 }
 
@@ -299,7 +320,7 @@ impl Store {
 /// In one line, as `LEASEHOLD_PLAN` takes it.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, game, machines, harm, rate_error, fenced, .. } = self;
+        let Self { seed, game, machines, tasks, harm, rate_error, fenced, .. } = self;
         let store =
             Store::ALL.into_iter().find(|(store, _)| *store == self.store).map_or("", |(_, name)| name);
         let names = Fault::ALL.into_iter().filter(|(fault, _)| self.has(*fault));
@@ -310,7 +331,7 @@ impl fmt::Display for Plan {
         let until = self.faults_until.as_millis();
         write!(
             f,
-            "seed={seed},game={game},store={store},machines={machines},length-ms={length},ttl-ms={ttl},harm={harm},\
+            "seed={seed},game={game},store={store},machines={machines},tasks={tasks},length-ms={length},ttl-ms={ttl},harm={harm},\
              rate-error={rate_error},skew-ms={skew},once-per-ms={once},fenced={fenced},until-ms={until},faults={faults}"
         )
     }

@@ -10,6 +10,7 @@ use leasehold::{ErrorKind, Guard, Lock, Locker, Object, Register, Token};
 use super::games::Held;
 use super::host::Host;
 use super::plan::{Fault, Store};
+use super::process::Shared;
 use super::world::{Link, World};
 use super::{LOCK, Plan, RESOURCE};
 
@@ -20,18 +21,24 @@ const AFTERMATH: Duration = Duration::from_secs(10);
 /// One machine and the process on it.
 pub(super) struct Player {
     pub(super) seed: u64,
+    /// Which task of its process this is.
+    pub(super) task: u64,
     pub(super) world: Arc<World>,
     pub(super) locker: Locker,
     pub(super) link: Link,
     pub(super) host: Arc<Host>,
     pub(super) env: Env,
     pub(super) random: fastrand::Rng,
-    ttl: Duration,
-    acquisitions: u32,
+    pub(super) ttl: Duration,
+    pub(super) acquisitions: u32,
     /// Of the latest acquisition.
     pub(super) note: String,
     /// The resource, as this machine reaches it.
-    resource: Arc<dyn Register>,
+    pub(super) resource: Arc<dyn Register>,
+    /// What it shares with the other tasks of its process.
+    pub(super) process: Arc<Shared>,
+    /// The seed of the process that follows this one, which is dead.
+    pub(super) successor: Option<u64>,
     /// For how long in all its clock jumped. In this world no true time passes meanwhile.
     pub(super) suspended: Duration,
     /// For how long in all it was stopped.
@@ -50,6 +57,7 @@ impl Player {
         let (locker, resource, link) = world.connect(&env, seed, &mut random);
         Self {
             seed,
+            task: 0,
             world: world.clone(),
             locker,
             link,
@@ -60,6 +68,8 @@ impl Player {
             acquisitions: 0,
             note: String::new(),
             resource,
+            process: Arc::default(),
+            successor: None,
             suspended: Duration::ZERO,
             paused: Duration::ZERO,
         }
@@ -69,16 +79,20 @@ impl Player {
         &self.world.plan
     }
 
-    /// Acquires, holds, releases, and has accidents, for ever.
-    pub(super) async fn play(mut self) {
+    /// Acquires, holds, releases, and has accidents, until its process dies. Gives the seed of the next one.
+    pub(super) async fn play(mut self) -> u64 {
         loop {
-            self.rest(1_000).await;
+            if let Some(seed) = self.successor {
+                return seed;
+            }
+            self.rest_between().await;
             if let Some(period) = self.plan().once_per {
                 self.run_once(period).await;
                 continue;
             }
             let Some((guard, how)) = self.acquire_or_give_up().await else { continue };
             self.world.acquired();
+            self.given(&guard);
             let guard = self.world.checker.granted(guard, how, self.plan().game);
             self.hold(&guard, how).await;
             self.world.released();
@@ -94,16 +108,24 @@ impl Player {
         }
     }
 
-    /// The lock, to be acquired with a note that no other acquisition has.
+    /// The lock, to be acquired with a note that no other acquisition has; or, among the tasks of a process, none of
+    /// another process: then they pass it on among themselves.
     pub(super) fn lock(&mut self) -> Lock {
         self.acquisitions += 1;
-        self.note = format!("{:x}-{}", self.seed, self.acquisitions);
+        self.note = if self.has_company() && self.random.u8(..6) > 0 {
+            format!("{:x}", self.seed)
+        } else {
+            format!("{:x}-{}-{}", self.seed, self.task, self.acquisitions)
+        };
         self.locker.lock(LOCK).ttl(self.ttl).patience(self.ttl).note(&self.note)
     }
 
     async fn acquire_or_give_up(&mut self) -> Option<(Guard, Held)> {
         if !self.plan().has(Fault::Cancellations) || self.faultless() || self.random.u8(..5) > 0 {
-            return self.acquire().await.ok();
+            self.world.waits(self.seed);
+            let acquired = self.acquire().await.ok();
+            self.world.waits_no_more(self.seed);
+            return acquired;
         }
         let limit = self.ttl.mul_f64(self.random.f64());
         let dies = self.random.bool();
@@ -113,7 +135,9 @@ impl Player {
             None => {
                 // Its requests go on in the background for as long as it was patient.
                 let until = self.world.now() + 4 * self.plan().longest_ttl() + AFTERMATH;
-                self.world.checker.cancelled(&self.note, until);
+                // Another task's acquisition may have the same, and go on.
+                let note = Some(&*self.note).filter(|note| note.contains('-'));
+                self.world.checker.cancelled(note, until);
                 if dies {
                     self.crash(());
                 }
@@ -124,7 +148,7 @@ impl Player {
 
     /// Holds the lock for a while, with accidents.
     pub(super) async fn hold(&mut self, guard: &Guard, how: Held) {
-        let steps = self.random.u32(1..40);
+        let (steps, most_ms) = self.pace();
         for _ in 0..steps {
             if !self.check(guard, how) {
                 break;
@@ -136,7 +160,7 @@ impl Player {
             }
             // Straight after an accident, as a program that was stopped between two instructions.
             self.check(guard, how);
-            self.rest(400).await;
+            self.rest(most_ms).await;
         }
         if self.random.u8(..4) == 0 {
             self.write(guard).await;
@@ -221,14 +245,13 @@ impl Player {
         self.paused += length;
     }
 
-    /// The process dies, with what it holds: nothing is released, and what is in the network may arrive. Another is
-    /// started in its place, on the same machine.
+    /// The process dies, with what it holds and with all its tasks: nothing is released, and what is in the network may
+    /// arrive. Another is started in its place, on the same machine.
     pub(super) fn crash(&mut self, guard: impl Sized) {
         // Its tasks go on in vain.
         self.link.die();
         std::mem::forget(guard);
-        let seed = self.random.u64(..);
-        *self = Self::new(&self.world.clone(), seed);
+        self.successor = Some(self.random.u64(..));
     }
 
     pub(super) async fn rest(&mut self, most_ms: u64) {

@@ -6,10 +6,10 @@ use super::plan::{Fault, Plan};
 use super::{Violation, run};
 
 /// How many seeds a smaller plan is tried with: what is drawn differs as soon as anything is left out.
-const SEEDS: u64 = 12;
+const SEEDS: u64 = 48;
 
 /// How many histories it may take in all.
-const HISTORIES: u32 = 4_000;
+const HISTORIES: u32 = 8_000;
 
 /// The smallest plan that is found in which the invariant of `violation` is violated too: kinds of fault are left out one by
 /// one, then machines, what befalls them late, and what comes after the violation. Takes some thousand histories at most.
@@ -22,6 +22,8 @@ const HISTORIES: u32 = 4_000;
 /// ```
 pub fn shrink(violation: Box<Violation>) -> Box<Violation> {
     let mut search = Search { smallest: violation, left: HISTORIES };
+    // First, while the history is long: in a short one little happens without one fault or the other.
+    while search.leaves_a_fault_out() {}
     while search.makes_it_smaller() {}
     search.smallest
 }
@@ -32,8 +34,8 @@ struct Search {
 }
 
 impl Search {
-    /// Whether any of the smaller plans violates the same.
-    fn makes_it_smaller(&mut self) -> bool {
+    /// Whether any of the plans with a fault less violates the same.
+    fn leaves_a_fault_out(&mut self) -> bool {
         let mut smaller = false;
         for (fault, _) in Fault::ALL {
             let plan = &self.smallest.plan;
@@ -41,12 +43,21 @@ impl Search {
                 smaller |= self.try_plan(plan.clone().with_faults(plan.faults.without(fault)));
             }
         }
+        smaller
+    }
+
+    /// Whether any of the smaller plans violates the same.
+    fn makes_it_smaller(&mut self) -> bool {
+        let mut smaller = self.leaves_a_fault_out();
         let plan = self.smallest.plan.clone();
         if plan.harm > 0.0 {
             smaller |= self.try_plan(Plan { harm: 0.0, ..plan.clone() });
         }
         if plan.machines > 1 {
             smaller |= self.try_plan(Plan { machines: plan.machines - 1, ..self.smallest.plan.clone() });
+        }
+        if plan.tasks > 1 {
+            smaller |= self.try_plan(Plan { tasks: plan.tasks - 1, ..self.smallest.plan.clone() });
         }
         for part in [0.5, 0.8] {
             let plan = self.smallest.plan.clone();

@@ -1,5 +1,6 @@
 //! What the machines of a history share: true time, the store, the resource, and the networks between.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub(super) struct World {
     resource: Arc<Witness>,
     links: Mutex<Vec<Link>>,
     spent: Mutex<Spent>,
+    /// Where nothing goes wrong: which processes wait, by their seeds.
+    waiting: Mutex<HashMap<u64, Waiting>>,
 }
 
 /// What entitles to requests, in a history in which one has the lock to itself.
@@ -40,6 +43,14 @@ struct Spent {
     acquisitions: usize,
     held: Duration,
     held_since: Option<Duration>,
+}
+
+/// Who waits in a process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waiting {
+    tasks: usize,
+    /// Since one of them does, or one was served last.
+    since: Duration,
 }
 
 /// A file on the only machine of a history, the stores that have it open, and the clock of that machine.
@@ -97,6 +108,7 @@ impl World {
             file: if plan.store == Store::File { Some(Disk::open(plan).await) } else { None },
             links: Mutex::default(),
             spent: Mutex::default(),
+            waiting: Mutex::default(),
         })
     }
 
@@ -214,6 +226,42 @@ impl World {
         let mut spent = self.spent();
         let since = spent.held_since.take().unwrap_or_default();
         spent.held += self.now() - since;
+    }
+
+    /// A task of the process with this seed wants the lock.
+    pub(super) fn waits(&self, seed: u64) {
+        let mut waiting = self.waiting();
+        let process = waiting.entry(seed).or_default();
+        if process.tasks == 0 {
+            process.since = self.now();
+        }
+        process.tasks += 1;
+    }
+
+    /// It has it.
+    pub(super) fn waits_no_more(&self, seed: u64) {
+        let mut waiting = self.waiting();
+        let Some(process) = waiting.get_mut(&seed) else { return };
+        process.tasks -= 1;
+        let since = std::mem::replace(&mut process.since, self.now());
+        drop(waiting);
+        self.has_waited(since);
+    }
+
+    /// F1, of those who still wait at the end.
+    pub(super) fn check_waits(&self) {
+        let waiting: Vec<_> = self.waiting().values().copied().collect();
+        waiting.iter().filter(|process| process.tasks > 0).for_each(|process| self.has_waited(process.since));
+    }
+
+    fn has_waited(&self, since: Duration) {
+        if self.plan.is_rush() {
+            self.checker.waited(self.now() - since, self.plan.longest_wait());
+        }
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn spent(&self) -> std::sync::MutexGuard<'_, Spent> {

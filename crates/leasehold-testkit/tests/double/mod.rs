@@ -19,9 +19,20 @@ use leasehold::{Held, Holder, LockName, Loss, LossReason, Status, Token};
 use leasehold_testkit::conformance::Harness;
 use tokio::sync::Notify;
 
-/// One way to be wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+macro_rules! flaws {
+    ($($flaw:ident,)*) => {
+        /// One way to be wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Flaw {
+            $($flaw,)*
+        }
+
+        /// Every way to be wrong.
+        pub(crate) const FLAWS: &[Flaw] = &[$(Flaw::$flaw,)*];
+    };
+}
+
+flaws! {
     TokenStaysAfterRelease,
     TokenStaysAfterLapse,
     TokenStaysAfterEviction,
@@ -64,54 +75,6 @@ pub(crate) enum Flaw {
     FirstPageOnly,
     DetachEnds,
 }
-
-/// Every way to be wrong.
-pub(crate) const FLAWS: &[Flaw] = {
-    use Flaw::*;
-    &[
-        TokenStaysAfterRelease,
-        TokenStaysAfterLapse,
-        TokenStaysAfterEviction,
-        TokenForgottenWithTheRecord,
-        TakesOverEarly,
-        NeverLapses,
-        TtlOfTheContenderRules,
-        LockDelayIgnored,
-        LockDelayAfterRelease,
-        RefusesItsOwnClaim,
-        AsksAndActsApart,
-        TakesOverByAskingAndActingApart,
-        NobodyKnowsTheHolder,
-        OneLockForAll,
-        CaseDoesNotMatter,
-        NamesEndAtPercent,
-        DeadlineTooLate,
-        DeadlineNotMoved,
-        RenewalTakesBack,
-        RenewalUndoesEviction,
-        RenewalBringsBackTheRecord,
-        RenewalNotStored,
-        RenewalNeedsMemo,
-        ReleaseBlind,
-        ReleaseNotAtOnce,
-        ReleaseBringsBackTheRecord,
-        RestIgnored,
-        RestForgotten,
-        EvictionBlind,
-        EvictionDoesNothing,
-        MissesRelease,
-        MissesEviction,
-        MissesLapse,
-        MissesReleaseBeforeTheWait,
-        InspectsNothing,
-        InspectsLapseEarly,
-        NoHistory,
-        HistoryBackwards,
-        PrefixIgnored,
-        FirstPageOnly,
-        DetachEnds,
-    ]
-};
 
 /// Storage for one case.
 pub(crate) struct Double {
@@ -260,6 +223,7 @@ impl Store {
         Grant {
             name: claim.name.clone(),
             token: Token::new(row.token).unwrap(),
+            after: None,
             id: claim.id,
             ttl: claim.ttl,
             deadline: promised,

@@ -81,7 +81,15 @@ impl Bad {
         let deadline = crate::lease::deadline(claim.ttl, self.good.env().now());
         let name = claim.name.clone();
         let token = Token::new(1).unwrap();
-        Answer::Granted(Grant { name, token, id: claim.id, ttl: claim.ttl, deadline, memo: None })
+        Answer::Granted(Grant {
+            name,
+            token,
+            after: None,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline,
+            memo: None,
+        })
     }
 }
 

@@ -32,6 +32,11 @@ impl Holder {
         Self { name: user_name(), host, pid: std::process::id(), note: None, value: None }
     }
 
+    /// Whether it is the same process by the same name, whatever it is doing.
+    pub(crate) fn is_same_process(&self, other: &Self) -> bool {
+        (self.pid, &self.host, &self.name) == (other.pid, &other.host, &other.name)
+    }
+
     /// Who it was once its grant is over: what it advertised does not hold any more.
     pub(crate) fn of_the_past(&self) -> Self {
         Self { value: None, ..self.clone() }

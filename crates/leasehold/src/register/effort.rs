@@ -61,9 +61,20 @@ impl<'a> Effort<'a> {
         self.limit.saturating_sub(self.env.now().longest_since(self.began))
     }
 
+    /// Whether a request was refused for now, or not answered.
+    pub(crate) fn had_trouble(&self) -> bool {
+        self.failures > 0
+    }
+
     /// Gives `more` time: what has passed was not the store's doing.
     pub(crate) fn extend(&mut self, more: Duration) {
         self.limit = self.limit.saturating_add(more);
+    }
+
+    /// Somebody else went on: that is contention, and no trouble with the store, which is what patience is for.
+    pub(crate) fn progressed(&mut self) {
+        self.began = self.env.now();
+        self.failures = self.failures.min(1);
     }
 
     /// Awaits one request, but not for ever. A request that was given up on may still have its effect.

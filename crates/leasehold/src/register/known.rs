@@ -14,8 +14,10 @@ use crate::clock::Moment;
 use crate::lease::{Id, Token};
 use crate::name::LockName;
 
-/// How many locks are kept in mind. The one seen longest ago is forgotten first; that costs a read, no more.
+/// How many locks are kept in mind. Those seen longest ago are forgotten first; that costs a read, no more.
 const MOST: usize = 16_384;
+/// So many at a time, because each time all are gone through.
+const FORGOTTEN: usize = MOST / 8;
 
 /// A record with the version it was seen at.
 #[derive(Clone, Debug)]
@@ -44,13 +46,15 @@ impl Sighting {
 
 #[derive(Default)]
 pub(super) struct Known {
-    locks: Mutex<HashMap<LockName, Sighting>>,
+    /// Boxed: the table has room for more than are in it.
+    locks: Mutex<HashMap<LockName, Box<Sighting>>>,
 }
 
 impl Known {
     /// What was seen of `name`, if it is still in mind.
     pub(super) fn recall(&self, name: &LockName) -> Option<Sighting> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        let locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.get(name).map(|sighting| Sighting::clone(sighting))
     }
 
     /// `record` was seen at `now`, which was taken after the answer arrived.
@@ -71,7 +75,7 @@ impl Known {
             None if locks.len() >= MOST => forget_oldest(&mut locks, now),
             None => {}
         }
-        locks.insert(name.clone(), sighting.clone());
+        locks.insert(name.clone(), Box::new(sighting.clone()));
         sighting
     }
 
@@ -88,20 +92,39 @@ impl fmt::Debug for Known {
     }
 }
 
-fn forget_oldest(locks: &mut HashMap<LockName, Sighting>, now: Moment) {
-    let oldest = locks
-        .iter()
-        .max_by_key(|(_, sighting)| now.longest_since(sighting.last))
-        .map(|(name, _)| name.clone());
-    if let Some(name) = oldest {
-        locks.remove(&name);
-    }
+fn forget_oldest(locks: &mut HashMap<LockName, Box<Sighting>>, now: Moment) {
+    let age = |sighting: &Sighting| now.longest_since(sighting.last);
+    let mut ages: Vec<Duration> = locks.values().map(|sighting| age(sighting)).collect();
+    let place = ages.len().saturating_sub(FORGOTTEN);
+    let limit = *ages.select_nth_unstable(place).1;
+    let mut to_forget = ages.len() - place;
+    locks.retain(|_, sighting| {
+        let forgotten = to_forget > 0 && age(sighting) >= limit;
+        to_forget -= usize::from(forgotten);
+        !forgotten
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::record::{Content, parse};
     use super::*;
+
+    #[test]
+    fn those_seen_longest_ago_are_forgotten_and_never_more_than_so_many_are_kept_in_mind() {
+        let golden = include_bytes!("../../tests/records/1-held.json");
+        let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
+        let name = |n: usize| LockName::new(format!("x{n}")).unwrap();
+        let known = Known::default();
+        for n in 0..MOST + FORGOTTEN + 1 {
+            let now = Moment::from_raw(n as u64, n as i64);
+            known.see(&name(n), (*record).clone(), Version::new("1"), now);
+            assert!(known.locks.lock().unwrap().len() <= MOST);
+        }
+        for n in 0..MOST + FORGOTTEN + 1 {
+            assert_eq!(known.recall(&name(n)).is_some(), n >= 2 * FORGOTTEN, "{n}");
+        }
+    }
 
     #[test]
     fn no_piece_of_time_is_counted_twice() {

@@ -13,19 +13,21 @@ use futures_util::stream::BoxStream;
 
 use super::effort::Effort;
 use super::known::{Known, Sighting};
-use super::protocol::{self, Attempt, Availability, Freed, Rules, Settled};
+use super::protocol::{self, Attempt, Freed, Rules, Settled};
 use super::record::{Content, Record, RecordState};
 use super::records::{ExistenceRecords, JsonRecords, Records};
 use super::{Register, Version};
-use crate::clock::{Moment, StoreTime};
+use crate::clock::{Deadline, Moment, StoreTime};
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lanes::{Lane, POLLS};
 use crate::lease::{
     Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason, Released, Renewal,
     Status, StoreOptions, Token, Ttl, Verdict, attempt_limit, deadline,
 };
 use crate::name::LockName;
+use crate::pacing::{Pacing, Turns};
 
 /// How long the operations without a patience of their own put up with a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -50,6 +52,8 @@ pub struct RegisterLeases {
     records: Arc<dyn Records>,
     rules: Rules,
     known: Known,
+    /// Those who wait ask here, and keep no renewal waiting.
+    polls: Arc<Lane>,
 }
 
 /// What a grant keeps between calls.
@@ -81,8 +85,8 @@ struct Sight {
 /// How a record is to be written.
 #[derive(Clone, Copy)]
 enum Send<'a> {
-    /// Over this version, or over nothing.
-    Over(Option<&'a Version>),
+    /// Over this version, which is this record, or over nothing.
+    Over(Option<(&'a Version, &'a Record)>),
     /// Over whatever free record there is: see [`Records::claim`].
     Unseen,
 }
@@ -115,7 +119,7 @@ impl RegisterLeases {
     /// Leases on `records`.
     pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
         let rules = Rules { store_clock: options.store_clock, margin: options.margin };
-        Self { records, rules, known: Known::default() }
+        Self { records, rules, known: Known::default(), polls: Lane::new(POLLS) }
     }
 
     fn now(&self) -> Moment {
@@ -175,8 +179,8 @@ impl RegisterLeases {
                 return Ok(lost(grant, LossReason::Expired { last_error: None }));
             }
             let record = protocol::renewed(&memo.record, self.store_time(), self.nonce());
-            let Memo { version, attempts, .. } = memo;
-            let over = Send::Over(Some(version));
+            let Memo { version, record: before, attempts, .. } = &mut *memo;
+            let over = Send::Over(Some((version, before)));
             let landed = match self.send(&grant.name, over, &record, sent, attempts, effort).await? {
                 Sent::Committed(record, version) => {
                     (memo.record, memo.version) = (*record, version);
@@ -208,7 +212,8 @@ impl RegisterLeases {
                 }
             };
             if let Some(attempt) = landed {
-                memo.attempts.clear();
+                // With the room for them: between renewals there are none.
+                memo.attempts = Vec::new();
                 // Contenders go by the record's ttl. A ticket may say another.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent);
                 // An answer later than the lease that it prolongs prolongs nothing (fault 16).
@@ -233,8 +238,8 @@ impl RegisterLeases {
             let mut record =
                 protocol::freed(&memo.record, End::Released, rest, self.store_time(), self.nonce());
             record.newborn &= !memo.confirmed;
-            let Memo { version, attempts, .. } = memo;
-            let over = Send::Over(Some(version));
+            let Memo { version, record: before, attempts, .. } = &mut *memo;
+            let over = Send::Over(Some((version, before)));
             match self.send(&grant.name, over, &record, sent, attempts, effort).await? {
                 Sent::Committed(..) => return Ok(Released::Released),
                 Sent::Again => {}
@@ -335,7 +340,7 @@ impl LeaseStore for RegisterLeases {
             }
             let sent = self.now();
             let freed = protocol::freed(&record, End::Evicted, None, self.store_time(), self.nonce());
-            let over = Send::Over(Some(&version));
+            let over = Send::Over(Some((&version, &record)));
             if let Sent::Committed(..) =
                 self.send(name, over, &freed, sent, &mut attempts, &mut effort).await?
             {
@@ -362,25 +367,23 @@ impl LeaseStore for RegisterLeases {
 
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         let env = self.records.env();
-        let pace = self.records.capabilities().pace;
-        let mut pause = pace.first;
-        let mut lapses_within = seen.lapses_within;
+        let mut pacing = Pacing::new(self.records.capabilities().pace, self.now());
+        let mut turns = self.turns(self.known.recall(name).as_ref());
+        let mut held = seen.clone();
         loop {
-            // Never by write, and not later than the lease can lapse.
-            let jittered = env.random.jittered(pause, 0.25);
-            env.sleep(lapses_within.map_or(jittered, |lapse| lapse.min(jittered))).await;
-            pause = (pause * 2).min(pace.most);
-            if self.lapsed_meanwhile(name) {
-                return Ok(());
-            }
-            let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
+            env.sleep(pacing.pause(self.now(), held.token, turns, held.lapses_within, &env.random)).await;
+            // Never by a write, also when it has lapsed by now: a renewal may have come since the last look, and of
+            // those who wait one can be granted it.
+            let place = self.polls.place(Deadline::new(self.now(), Duration::ZERO)).await;
+            let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+            let sight = place.lent_to(env, self.look(name, &mut effort)).await?;
             let quiet = sight.quiet(sight.at);
             match protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
-                crate::lease::State::Held(held) if held.resting == seen.resting => {
-                    lapses_within = held.lapses_within;
-                }
+                crate::lease::State::Held(still) if still.resting == seen.resting => held = still,
                 _ => return Ok(()),
             }
+            pacing.looked(effort.had_trouble());
+            turns = self.turns(sight.sighting.as_ref());
         }
     }
 
@@ -425,13 +428,16 @@ impl RegisterLeases {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
     }
 
-    /// Whether what was seen last has lapsed by now: then no read is needed, since the write over it is conditional.
-    fn lapsed_meanwhile(&self, name: &LockName) -> bool {
-        self.known.recall(name).is_some_and(|sighting| {
-            let quiet = sighting.quiet(self.now());
-            let store = self.store_time();
-            protocol::availability(&sighting.record, quiet, store, self.rules) == Availability::Grantable
-        })
+    /// What a record tells those who wait.
+    fn turns(&self, sighting: Option<&Sighting>) -> Turns {
+        match sighting.map(|sighting| &sighting.record) {
+            Some(record) if record.state == RecordState::Held => {
+                let pace = self.records.capabilities().pace;
+                let Record { holder, granted_at_us, history, .. } = record;
+                Turns::of(holder, *granted_at_us, history, self.store_time(), pace)
+            }
+            _ => Turns::default(),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
+use crate::hand_off::MOST_TOKENS;
 use crate::lease::{Claim, End, Held, Id, Loss, LossReason, Past, State, Token};
 
 /// How this store lets a dead holder's lease lapse.
@@ -28,6 +29,8 @@ pub(super) struct Attempt {
     pub(super) sent: Moment,
     /// The token in those bytes.
     pub(super) token: Token,
+    /// For a grant, the token of the grant before: those between are its own. `None` where nothing tells.
+    pub(super) after: Option<Token>,
     /// Whether it was to create the record.
     pub(super) created: bool,
     /// Whether its answer was lost.
@@ -210,7 +213,9 @@ pub(super) fn grant(
     floor_us: Option<u64>,
     nonce: Id,
 ) -> Result<Record, Fault> {
-    let counted = previous.map_or(0, |previous| previous.token.get() + 1);
+    // Room for all that may be used, where the record says what was used before.
+    let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MOST_TOKENS) } else { 1 };
+    let counted = previous.map_or(0, |previous| previous.token.get() + room);
     let by_clock = store.map(|store| store.lo_us).max(floor_us);
     if previous.is_none_or(|previous| previous.newborn) && floor_us.is_none() {
         return Err(Fault::new(
@@ -240,6 +245,12 @@ pub(super) fn grant(
     }
     let upper = store.map(|store| store.hi_us);
     Ok(Record { granted_at_us: upper, renewed_at_us: upper, newborn: previous.is_none(), ..record })
+}
+
+/// The highest token that may have been used before a grant over `previous`, and may not be again. Nothing tells that of a
+/// record that is newborn: then the token comes from the clock, and says it of itself alone.
+pub(super) fn highest_before(previous: Option<&Record>) -> Option<Token> {
+    previous.filter(|previous| !previous.newborn).map(|previous| previous.token)
 }
 
 /// The record that grants `claim` over a free one that was not read: the store counts the token.

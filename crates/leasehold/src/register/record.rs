@@ -98,7 +98,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     struct Tag {
         leasehold: u64,
     }
-    let Ok(Tag { leasehold: format }) = serde_json::from_slice(bytes) else {
+    let record: Result<Record, _> = serde_json::from_slice(bytes);
+    // Only what is no record is looked at once more.
+    let format = match &record {
+        Ok(record) => Ok(record.leasehold),
+        Err(_) => serde_json::from_slice(bytes).map(|Tag { leasehold }| leasehold),
+    };
+    let Ok(format) = format else {
         return Ok(Content::Foreign(describe(bytes)));
     };
     if format > FORMAT {
@@ -118,7 +124,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     if format == 0 {
         return Err(corrupt("there is no format 0".to_owned()));
     }
-    let record: Record = serde_json::from_slice(bytes).map_err(|error| corrupt(error.to_string()))?;
+    let record = record.map_err(|error| corrupt(error.to_string()))?;
     if record.state == RecordState::Resting && record.rest_ms.is_none() {
         return Err(corrupt("it rests, and does not say for how long".to_owned()));
     }

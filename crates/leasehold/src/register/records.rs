@@ -27,11 +27,13 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Reads the record of `name`; `None` when there is nothing. Strongly consistent.
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError>;
 
-    /// Writes `record` if what is there is as expected, atomically.
+    /// Writes `record` if what is there is as expected, atomically. `before` is the record that was seen there in the expected
+    /// version: what has not changed since need not be sent again.
     async fn write(
         &self,
         name: &LockName,
         expect: Expect<'_>,
+        before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError>;
 

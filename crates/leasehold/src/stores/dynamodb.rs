@@ -48,7 +48,7 @@ use crate::register::{Expect, RegisterLeases, Version};
 use crate::url::StoreUrl;
 
 /// A read costs $0.125 per million and some 5 ms, so a waiter costs cents a month at any of these.
-const PACE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(1) };
+const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(1) };
 
 /// No lock's key is asked for by this name; nothing is ever written under it.
 const PROBE: &str = ".leasehold-probe";
@@ -132,13 +132,16 @@ impl Records for DynamoDb {
         &self,
         name: &LockName,
         expect: Expect<'_>,
+        before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
         let key = self.key(name.as_str());
-        let expression = expression::write(record, &key, expect, self.dialect);
+        let (record, attributes) = item::fitted(record, &key, self.dialect);
+        let expression = expression::write(&record, attributes, expect, before);
         match self.update(&key, expression, ReturnValue::None).await? {
             Updated::Done(_) => {
-                Ok(Written::Committed { record: Box::new(record.clone()), version: item::version_of(record) })
+                let version = item::version_of(&record);
+                Ok(Written::Committed { record: Box::new(record), version })
             }
             // It is gone, or this endpoint brings nothing along: a read has to tell.
             Updated::Refused(None) => Ok(Written::Conflict(Refusal::Unexplained)),

@@ -12,6 +12,7 @@ mod examine;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod hold;
+mod keep_alive;
 mod keys;
 mod requests;
 mod rules;

@@ -40,7 +40,7 @@ use crate::url::StoreUrl;
 
 /// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on
 /// the bill; beyond two seconds a waiter would save cents a day and make people wait.
-const PACE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(2) };
+const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
 
 /// No object's ETag: not an MD5 that anybody has found the input of, and not the form of other ETags.
 const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";

@@ -26,12 +26,12 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use rusqlite::Connection;
 
-use self::database::{Changed, Database, Durability, transact};
+use self::database::{Changed, Database, Durability, Purpose, transact};
 use self::fault::Trouble;
 use self::location::Location;
 use self::machine::Machine;
 use self::record::{Counter, Record};
-use self::rules::{Decision, Standing};
+use self::rules::{Decision, Minted, Standing};
 use crate::clock::Moment;
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
@@ -41,6 +41,7 @@ use crate::lease::{
     StoreOptions, Token, Ttl, Verdict, deadline,
 };
 use crate::name::LockName;
+use crate::pacing::{Pacing, Turns};
 use crate::url::StoreUrl;
 
 /// A question is one indexed read of a local file.
@@ -85,12 +86,12 @@ struct ReleaseAsked;
 impl SqliteLeases {
     async fn open(location: Location, machine: Machine, env: Env) -> Result<Self, StoreError> {
         let store = Self { database: Database::new(location), machine: Arc::new(machine), env };
-        store.database.run(&store.env, PATIENCE, false, |_| Ok(())).await?;
+        store.database.run(&store.env, PATIENCE, Purpose::Read, |_| Ok(())).await?;
         Ok(store)
     }
 
     /// Reads one lock.
-    async fn read<T, F>(&self, name: &LockName, view: F) -> Result<T, StoreError>
+    async fn read<T, F>(&self, name: &LockName, purpose: Purpose, view: F) -> Result<T, StoreError>
     where
         F: Fn(Option<Record>, &Machine, Moment) -> T + Clone + Send + 'static,
         T: Send + 'static,
@@ -100,7 +101,7 @@ impl SqliteLeases {
             let record = record::load(connection, &name)?;
             Ok(view(record, &machine, env.now()))
         };
-        self.database.run(&self.env, PATIENCE, false, work).await
+        self.database.run(&self.env, PATIENCE, purpose, work).await
     }
 
     /// Changes one lock: `step` says what to answer and, if the row changes, what it becomes.
@@ -108,6 +109,7 @@ impl SqliteLeases {
         &self,
         name: &LockName,
         limit: Duration,
+        purpose: Purpose,
         durability: Durability,
         step: F,
     ) -> Result<T, StoreError>
@@ -124,7 +126,7 @@ impl SqliteLeases {
                 Ok((output, changed.map(|()| Changed)))
             })
         };
-        self.database.run(&self.env, limit, true, work).await
+        self.database.run(&self.env, limit, purpose, work).await
     }
 
     /// Begins the delay that counts from a death, for those who only wait.
@@ -138,7 +140,7 @@ impl SqliteLeases {
             }
             ((), record.filter(|_| died))
         };
-        self.change(name, PATIENCE, Durability::System, step).await
+        self.change(name, PATIENCE, Purpose::Write, Durability::System, step).await
     }
 
     /// `grant`, unless its deadline passed before it was here. Then it is released.
@@ -164,7 +166,7 @@ impl LeaseStore for SqliteLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
         let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| acquire(connection, &owned, &machine, &env);
-        match self.database.run(&self.env, claim.patience, true, work).await? {
+        match self.database.run(&self.env, claim.patience, Purpose::Write, work).await? {
             Verdict::Granted(grant) => self.in_time(grant).await,
             verdict => Ok(verdict),
         }
@@ -192,10 +194,11 @@ impl LeaseStore for SqliteLeases {
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
-        let (ttl, at): (Ttl, Moment) = match self.change(&grant.name, left, Durability::System, step).await? {
-            Ok(renewed) => renewed,
-            Err(loss) => return Ok(Renewal::Lost(loss)),
-        };
+        let (ttl, at): (Ttl, Moment) =
+            match self.change(&grant.name, left, Purpose::Hold, Durability::System, step).await? {
+                Ok(renewed) => renewed,
+                Err(loss) => return Ok(Renewal::Lost(loss)),
+            };
         let prolonged = deadline(ttl, at);
         let now = self.env.now();
         // An answer later than the lease that it prolongs prolongs nothing.
@@ -222,7 +225,7 @@ impl LeaseStore for SqliteLeases {
         };
         // A lost release lapses with the boot; a lost rest would let a job run twice in its period.
         let durability = if rest.is_some() { Durability::Disk } else { Durability::System };
-        self.change(&grant.name, PATIENCE, durability, step).await
+        self.change(&grant.name, PATIENCE, Purpose::Hold, durability, step).await
     }
 
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
@@ -237,18 +240,19 @@ impl LeaseStore for SqliteLeases {
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
-        let detached = self.change(&grant.name, PATIENCE, Durability::System, step).await?;
+        let detached = self.change(&grant.name, PATIENCE, Purpose::Hold, Durability::System, step).await?;
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, now);
-        self.change(name, PATIENCE, Durability::System, step).await
+        self.change(name, PATIENCE, Purpose::Write, Durability::System, step).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let owned = name.clone();
-        self.read(name, move |record, machine, now| rules::status(owned.clone(), record, machine, now)).await
+        let view = move |record, machine: &Machine, now| rules::status(owned.clone(), record, machine, now);
+        self.read(name, Purpose::Read, view).await
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
@@ -261,7 +265,7 @@ impl LeaseStore for SqliteLeases {
                 let work = move |connection: &mut Connection| {
                     record::names(connection, &prefix, after.as_deref(), PAGE)
                 };
-                let names = self.database.run(&self.env, PATIENCE, false, work).await?;
+                let names = self.database.run(&self.env, PATIENCE, Purpose::Read, work).await?;
                 let more = names.len() == PAGE as usize;
                 let next = if more { Some(names.last().cloned()) } else { None };
                 Ok(Some((names, next)))
@@ -276,19 +280,21 @@ impl LeaseStore for SqliteLeases {
 
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         let (token, resting) = (seen.token, seen.resting);
-        let mut pause = PACE.first;
+        let mut pacing = Pacing::new(PACE, self.env.now());
         loop {
             let look = move |record: Option<Record>, machine: &Machine, now: Moment| {
                 let same =
                     record.filter(|record| Some(record.token) == token && record.is_resting() == resting);
-                same.map_or(Standing::Free, |record| rules::standing(&record, machine, now))
+                same.map_or((Standing::Free, Turns::default()), |record| {
+                    (rules::standing(&record, machine, now), rules::turns(&record, now, PACE))
+                })
             };
-            match self.read(name, look).await? {
-                Standing::Free | Standing::Lapsed(_) => return Ok(()),
-                Standing::JustDied => self.note_death(name).await?,
-                Standing::Taken(left) => {
-                    self.env.sleep(left.min(self.env.random.jittered(pause, 0.25))).await;
-                    pause = (pause * 3 / 2).min(PACE.most);
+            match self.read(name, Purpose::Poll, look).await? {
+                (Standing::Free | Standing::Lapsed(_), _) => return Ok(()),
+                (Standing::JustDied, _) => self.note_death(name).await?,
+                (Standing::Taken(left), turns) => {
+                    let now = self.env.now();
+                    self.env.sleep(pacing.pause(now, token, turns, Some(left), &self.env.random)).await;
                 }
             }
         }
@@ -334,18 +340,19 @@ fn acquire(
                 }
                 Decision::Again(record) => {
                     record::store(transaction, &claim.name, &record)?;
-                    Ok((Some(granted(claim, record.token, now)), Some(Changed)))
+                    Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
                 }
                 Decision::Grant { least, history } => {
                     let mut counter = Counter::load(transaction)?;
-                    let (token, needs_disk) = rules::next_token(&mut counter, least, machine, now)?;
-                    if needs_disk && durability == Durability::System {
+                    let Minted { token, after, beyond_ceiling } =
+                        rules::next_token(&mut counter, least, claim.tokens, machine, now)?;
+                    if beyond_ceiling && durability == Durability::System {
                         return Ok((None, None));
                     }
                     counter.store(transaction)?;
                     let record = rules::granted(claim, token, history, machine, now);
                     record::store(transaction, &claim.name, &record)?;
-                    Ok((Some(granted(claim, token, now)), Some(Changed)))
+                    Ok((Some(granted(claim, token, after, now)), Some(Changed)))
                 }
             }
         })?;
@@ -356,10 +363,11 @@ fn acquire(
     Err(Fault::unavailable("the token counter cannot be brought to the disk").into())
 }
 
-fn granted(claim: &Claim, token: Token, sent: Moment) -> Verdict {
+fn granted(claim: &Claim, token: Token, after: Option<Token>, sent: Moment) -> Verdict {
     Verdict::Granted(Grant {
         name: claim.name.clone(),
         token,
+        after,
         id: claim.id,
         ttl: claim.ttl,
         deadline: deadline(claim.ttl, sent),

@@ -1,6 +1,7 @@
 // Takes locks in etcd with the mutex of its own client.
 //
 //	--endpoint HOST:PORT --lock PREFIX --ttl SECONDS
+//	bench ... --endpoint HOST:PORT --lock PREFIX --ttl-ms MILLISECONDS
 //
 // The mutex's keys are PREFIX/ and the id of the lease.
 package main
@@ -8,15 +9,18 @@ package main
 import (
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
 
 	"leasehold/peers"
 )
 
 func main() {
-	peers.Run(open)
+	peers.Run(open, connect)
 }
 
 type lock struct {
@@ -25,11 +29,11 @@ type lock struct {
 }
 
 func open(options peers.Options) (peers.Lock, error) {
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{options.Text("endpoint")}})
+	client, err := dial(options)
 	if err != nil {
 		return nil, err
 	}
-	session, err := concurrency.NewSession(client, concurrency.WithTTL(int(options.TTL().Seconds())))
+	session, err := newSession(client, options.TTL())
 	if err != nil {
 		return nil, err
 	}
@@ -56,3 +60,67 @@ func (l *lock) Release() error {
 		return l.mutex.Unlock(context.Background())
 	}
 }
+
+// Errors are returned, and not logged as well: giving up is none.
+func dial(options peers.Options) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{Endpoints: []string{options.Text("endpoint")}, Logger: zap.NewNop()})
+}
+
+// etcd counts whole seconds.
+func newSession(client *clientv3.Client, ttl time.Duration) (*concurrency.Session, error) {
+	return concurrency.NewSession(client, concurrency.WithTTL(int((ttl+time.Second-1)/time.Second)))
+}
+
+// process is what a contender of the benchmark has: one connection. The lease of a session names the key of its mutex, so
+// tasks that compete for one lock need a session each, while different locks share one.
+type process struct {
+	client *clientv3.Client
+	ttl    time.Duration
+
+	once   sync.Once
+	shared *concurrency.Session
+	failed error
+}
+
+func connect(options peers.Options) (peers.Client, error) {
+	client, err := dial(options)
+	return &process{client: client, ttl: options.TTL()}, err
+}
+
+func (p *process) Contender(name string) (peers.Contender, error) {
+	session, err := newSession(p.client, p.ttl)
+	return contender{session, concurrency.NewMutex(session, name)}, err
+}
+
+func (p *process) Holder(name string) (peers.Contender, error) {
+	p.once.Do(func() { p.shared, p.failed = newSession(p.client, p.ttl) })
+	return contender{p.shared, concurrency.NewMutex(p.shared, name)}, p.failed
+}
+
+func (p *process) Close() error {
+	if p.shared != nil {
+		// Its lease may be gone already.
+		_ = p.shared.Close()
+	}
+	return p.client.Close()
+}
+
+type contender struct {
+	session *concurrency.Session
+	mutex   *concurrency.Mutex
+}
+
+func (c contender) Acquire(until context.Context) error { return c.mutex.Lock(until) }
+
+func (c contender) Release() error { return c.mutex.Unlock(context.Background()) }
+
+func (c contender) Lost() bool {
+	select {
+	case <-c.session.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+func (c contender) Close() error { return c.session.Close() }

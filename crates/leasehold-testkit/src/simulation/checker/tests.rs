@@ -85,6 +85,53 @@ fn i2_a_token_that_was_not_granted_or_came_too_late_is_found_when_it_is_believed
 }
 
 #[test]
+fn i2_tokens_of_a_grant_are_those_above_all_before_and_no_two_guards_have_the_same() {
+    let checker = two_grants();
+    checker.given("x", 5, "a");
+    checker.given("x", 6, "b");
+    checker.believed("x", 6, "b", 3 * SECOND);
+    checker.given("x", 7, "b");
+    checker.believed("x", 7, "b", 3 * SECOND);
+    assert_eq!(verdict(&checker), None);
+    assert_eq!(checker.lock().history.handed, 1);
+    checker.believed("x", 6, "b", 3 * SECOND);
+    assert_eq!(verdict(&checker), Some("I1"), "also among the tasks of a process");
+
+    let checker = two_grants();
+    checker.given("x", 6, "b");
+    checker.given("x", 6, "b");
+    assert_eq!(verdict(&checker), Some("I2"));
+
+    let checker = two_grants();
+    checker.believed("x", 6, "a", 3 * SECOND);
+    assert_eq!(verdict(&checker), Some("I2"), "the record names another");
+
+    let checker = two_grants();
+    checker.believed("x", 8, "b", 3 * SECOND);
+    assert_eq!(verdict(&checker), Some("I2"), "not reserved");
+}
+
+#[test]
+fn i5_whoever_was_given_a_grant_that_another_had_has_no_time_of_its_own() {
+    let checker = two_grants();
+    checker.given("x", 6, "b");
+    checker.given("x", 7, "b");
+    checker.believed("x", 7, "b", 12 * SECOND);
+    assert_eq!(verdict(&checker), Some("I5"));
+}
+
+#[test]
+fn i6_what_was_lost_is_given_to_nobody() {
+    let checker = two_grants();
+    checker.given("x", 6, "b");
+    checker.lost("x", 5);
+    assert_eq!(verdict(&checker), None, "another grant");
+    checker.lost("x", 6);
+    checker.given("x", 7, "b");
+    assert_eq!(verdict(&checker), Some("I6"));
+}
+
+#[test]
 fn i3_a_resource_that_accepts_a_lower_token_is_found() {
     let checker = Checker::default();
     checker.accepted(5, "a");
@@ -137,7 +184,7 @@ fn i6_a_renewal_that_is_sent_after_the_loss_is_found() {
 #[test]
 fn i8_a_cancelled_acquisition_that_goes_on_is_found() {
     let checker = two_grants();
-    checker.cancelled("b", 4 * SECOND);
+    checker.cancelled(Some("b"), 4 * SECOND);
     checker.sends("x", &grant(7, "b"), 4 * SECOND);
     assert_eq!(verdict(&checker), None);
     checker.sends("x", &grant(7, "b"), 5 * SECOND);
@@ -151,4 +198,13 @@ fn i9_more_requests_than_are_needed_are_found() {
     assert_eq!(verdict(&checker), None);
     checker.spent(8, 7);
     assert_eq!(verdict(&checker), Some("I9"));
+}
+
+#[test]
+fn f1_a_process_that_waits_for_too_long_is_found() {
+    let checker = Checker::default();
+    checker.waited(SECOND, Some(SECOND));
+    assert_eq!(verdict(&checker), None);
+    checker.waited(2 * SECOND, Some(SECOND));
+    assert_eq!(verdict(&checker), Some("F1"));
 }

@@ -9,9 +9,9 @@ use super::super::protocol::{self, Attempt, Availability, Claimed};
 use super::super::record::{Content, Record};
 use super::super::records::Found;
 use super::{Memo, RegisterLeases, Send, Sent, Sight};
-use crate::clock::{Moment, StoreTime};
+use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
-use crate::lease::{Claim, Grant, LeaseStore, Verdict, deadline};
+use crate::lease::{Claim, Grant, Id, LeaseStore, Verdict, deadline};
 use crate::name::LockName;
 
 /// A `Date` is true to a second, and its answer took some time.
@@ -37,12 +37,19 @@ impl RegisterLeases {
     ) -> Result<Verdict, StoreError> {
         let mut effort = self.effort(claim.patience, claim.ttl);
         let mut next = self.first_step(claim, attempts, &mut effort).await?;
+        let mut latest: Option<Id> = None;
         loop {
             let mut sight = match next {
                 Next::Done(grant) => return Ok(Verdict::Granted(grant)),
                 Next::Judge(sight) => sight,
                 Next::Look => Box::new(self.look(&claim.name, &mut effort).await?),
             };
+            // Who waits goes on for as long as others are granted it in between.
+            if let Some(Sighting { record, .. }) = sight.sighting.as_ref().filter(|_| claim.waits)
+                && latest.replace(record.grant).is_some_and(|latest| latest != record.grant)
+            {
+                effort.progressed();
+            }
             let (store, quiet) = (self.store_time(), sight.quiet(self.now()));
             next = match protocol::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
                 Claimed::Taken(held) => {
@@ -65,9 +72,14 @@ impl RegisterLeases {
                     let sent = self.now();
                     let record = protocol::grant(claim, over, self.store_time(), floor_us, self.nonce())
                         .map_err(Fault::not_applied)?;
+                    let after = protocol::highest_before(over).filter(|_| self.records.counts_tokens());
                     let version = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
-                    let over = Send::Over(version.as_ref());
-                    match self.write(claim, over, &record, sent, attempts, &mut effort).await? {
+                    let over = Send::Over(version.as_ref().zip(over));
+                    let written = self.send(&claim.name, over, &record, sent, attempts, &mut effort).await?;
+                    if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {
+                        attempt.after = after;
+                    }
+                    match self.next(claim, written, attempts).await? {
                         Some(next) => next,
                         None => Next::Judge(sight),
                     }
@@ -76,17 +88,14 @@ impl RegisterLeases {
         }
     }
 
-    /// Writes a grant. `None` when it certainly had no effect.
-    async fn write(
+    /// What to do once a grant was `sent`. `None` when it certainly had no effect.
+    async fn next(
         &self,
         claim: &Claim,
-        how: Send<'_>,
-        record: &Record,
-        sent: Moment,
-        attempts: &mut Vec<Attempt>,
-        effort: &mut Effort<'_>,
+        sent: Sent,
+        attempts: &[Attempt],
     ) -> Result<Option<Next>, StoreError> {
-        Ok(match self.send(&claim.name, how, record, sent, attempts, effort).await? {
+        Ok(match sent {
             Sent::Committed(record, version) => {
                 Some(self.committed(claim, attempts, *record, version).await?)
             }
@@ -122,8 +131,8 @@ impl RegisterLeases {
                 self.records.trust().await?;
                 let sent = self.now();
                 let record = protocol::unseen_grant(claim, self.store_time(), self.nonce());
-                let next = self.write(claim, Send::Unseen, &record, sent, attempts, effort).await?;
-                Ok(next.unwrap_or(Next::Look))
+                let sent = self.send(&claim.name, Send::Unseen, &record, sent, attempts, effort).await?;
+                Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Look))
             }
             None => Ok(Next::Look),
         }
@@ -239,6 +248,7 @@ impl RegisterLeases {
         Grant {
             name: claim.name.clone(),
             token: record.token,
+            after: attempt.after,
             id: claim.id,
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, attempt.sent),

@@ -77,6 +77,6 @@ async fn delete(records: &dyn Records, name: &LockName, ghosts: &[Id]) -> Result
     }
     let nonce = Id::random(&records.env().random);
     let freed = protocol::freed(&record, End::Released, None, records.store_time(), nonce);
-    let written = records.write(name, Expect::Version(&version), &freed).await?;
+    let written = records.write(name, Expect::Version(&version), Some(&record), &freed).await?;
     Ok(matches!(written, Written::Committed { .. }))
 }

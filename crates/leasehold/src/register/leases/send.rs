@@ -72,11 +72,12 @@ impl RegisterLeases {
         let token = if counts { record.token } else { Token::default() };
         let created = counts && matches!(how, Send::Over(None));
         // Before the send, and unknown until its answer is here: this future may be dropped at any await.
-        attempts.push(Attempt { nonce, sent, token, created, unknown: true });
+        attempts.push(Attempt { nonce, sent, token, after: None, created, unknown: true });
         let answer = match how {
-            Send::Over(version) => {
-                let expect = version.map_or(Expect::Absent, Expect::Version);
-                effort.request(self.records.write(name, expect, record)).await
+            Send::Over(there) => {
+                let expect = there.map_or(Expect::Absent, |(version, _)| Expect::Version(version));
+                let before = there.map(|(_, before)| before);
+                effort.request(self.records.write(name, expect, before, record)).await
             }
             Send::Unseen => effort.request(self.records.claim(name, record)).await,
         };

@@ -10,8 +10,10 @@ use leasehold_model::time;
 use leasehold_model::world as model;
 
 use super::*;
+use crate::clock::Deadline;
 use crate::env::Env;
-use crate::lease::{Holder, Ttl};
+use crate::hand_off::Tokens;
+use crate::lease::{Grant, Holder, Ttl};
 
 /// The claim that is judged, and another.
 const OURS: u8 = 1;
@@ -79,10 +81,26 @@ fn the_model_settles_renewals_and_releases_as_the_library_does() {
 fn the_model_writes_the_records_that_the_library_writes() {
     for over in founds() {
         let previous = over.map(record);
+        let before = highest_before(previous.as_ref());
+        assert_eq!(
+            before,
+            decide::highest_before(&Safeguards::ALL, over.as_ref()).map(token),
+            "over {over:?}"
+        );
         for floor in [0, 1, 9] {
-            let theirs = decide::grant(OURS, over.as_ref(), floor, 7, 0);
-            let ours = grant(&claim(OURS), previous.as_ref(), None, Some(u64::from(floor)), id(7)).unwrap();
-            assert_eq!(back(&ours), theirs, "over {over:?}, floor {floor}");
+            for tokens in 1..4 {
+                let theirs = decide::grant(&Safeguards::ALL, OURS, over.as_ref(), floor, tokens, 7, 0);
+                let claim = Claim { tokens: u64::from(tokens), ..claim(OURS) };
+                let ours = grant(&claim, previous.as_ref(), None, Some(u64::from(floor)), id(7)).unwrap();
+                assert_eq!(back(&ours), theirs, "over {over:?}, floor {floor}, {tokens} tokens");
+                // What the holder's process gives out, where nothing but counting has raised the token.
+                let (first, all) = tokens_of(&ours, before);
+                let theirs = decide::first_token(&Safeguards::ALL, over.as_ref(), &back(&ours), tokens - 1);
+                assert_eq!(all.len() == 1, before.is_none() || ours.token.get() == before.unwrap().get() + 1);
+                if all.len() <= usize::from(tokens) {
+                    assert_eq!(first, token(theirs), "over {over:?}, floor {floor}, {tokens} tokens");
+                }
+            }
         }
         let Some((over, previous)) = over.zip(previous) else { continue };
         assert_eq!(back(&renewed(&previous, None, id(7))), decide::renewed(&over, 7, 0));
@@ -156,6 +174,7 @@ fn attempts() -> Vec<Vec<model::Attempt>> {
             nonce,
             age: 0,
             token: 1 + (bits & 1),
+            first: 1 + (bits & 1),
             created: bits & 2 != 0,
             unknown: bits & 4 != 0,
         })
@@ -182,9 +201,25 @@ fn attempt(attempt: &model::Attempt) -> Attempt {
         nonce: id(attempt.nonce),
         sent: Moment::from_raw(0, 0),
         token: token(attempt.token),
+        after: None,
         created: attempt.created,
         unknown: attempt.unknown,
     }
+}
+
+/// The first token of the grant that `record` is of, and all of them.
+fn tokens_of(record: &Record, after: Option<Token>) -> (Token, Vec<Token>) {
+    let grant = Grant {
+        name: crate::LockName::new("x").unwrap(),
+        token: record.token,
+        after,
+        id: record.grant,
+        ttl: Ttl::DEFAULT,
+        deadline: Deadline::new(Moment::from_raw(0, 0), Duration::ZERO),
+        memo: None,
+    };
+    let (first, mut rest) = Tokens::of(&grant, true);
+    (first, std::iter::once(first).chain(std::iter::from_fn(|| rest.next())).collect())
 }
 
 fn known(attempts: &[model::Attempt], found: &Attempt) -> model::Attempt {

@@ -179,6 +179,7 @@ impl Records for ExistenceRecords {
         &self,
         name: &LockName,
         expect: Expect<'_>,
+        _before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
         if name.as_str().starts_with(NO_LOCKS) {

@@ -57,6 +57,7 @@ impl Records for JsonRecords {
         &self,
         name: &LockName,
         expect: Expect<'_>,
+        _before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
         let bytes = record.to_bytes().map_err(Fault::not_applied)?;

@@ -137,6 +137,7 @@ impl Records for Client {
         &self,
         name: &LockName,
         expect: Expect<'_>,
+        _before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
         self.change("write", |rows| {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::dialect::Dialect;
-use super::item::{self, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
+use super::item::{self, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
 use crate::lease::{Id, Token};
 use crate::register::record::{FORMAT, Record};
 use crate::register::{Expect, Version};
@@ -39,14 +39,30 @@ const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version =
      AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
      AND #leasehold.#grant <> :grant";
 
-/// Writes `record` over what is expected.
-pub(super) fn write(record: &Record, key: &str, expect: Expect<'_>, dialect: Dialect) -> Expression {
-    let mut set = item::attributes(record, dialect);
-    let history = item::fitting_history(record, key, &set);
+/// Writes `record`, with these `attributes`, over what is expected, which was seen as `before`. What lies there already is not
+/// sent again: it would change nothing, and the store reads each part of an expression anew.
+pub(super) fn write(
+    record: &Record,
+    attributes: Attributes,
+    expect: Expect<'_>,
+    before: Option<&Record>,
+) -> Expression {
+    // Only a version of ours says that nobody else has changed it.
+    let ours = matches!(expect, Expect::Version(version) if item::expected(version).1.is_some());
+    let before = before.filter(|_| ours);
+    let mut set = attributes;
     set.push((TOKEN, n(record.token.get())));
-    set.extend(history.map(|history| (HISTORY, history)));
+    // Those of its grant, as that was written. Another's were perhaps written for another kind of client.
+    if let Some(before) = before.filter(|before| before.grant == record.grant) {
+        set.retain(|(name, _)| !item::stays(name, before, record));
+    }
     let mut expression = Draft::default();
-    expression.set_or_remove(set, &[RENEWED, RELEASED, HISTORY, SEEN]);
+    expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN]);
+    // Half of an item, and most writes leave it as it is.
+    if before.is_none_or(|before| before.history != record.history) {
+        let history = item::history_of(record).map(|history| (HISTORY, history));
+        expression.set_or_remove(history.into_iter().collect(), &[HISTORY]);
+    }
     match expect {
         Expect::Absent => expression.build(ABSENT),
         Expect::Version(version) => {
@@ -105,7 +121,7 @@ struct Draft {
 
 impl Draft {
     /// Sets `attributes`, and removes those of `removable` that are not among them.
-    fn set_or_remove(&mut self, attributes: Vec<(&'static str, AttributeValue)>, removable: &[&'static str]) {
+    fn set_or_remove(&mut self, attributes: Attributes, removable: &[&'static str]) {
         let absent = removable.iter().filter(|name| attributes.iter().all(|(set, _)| set != *name));
         self.removes.extend(absent.map(|name| format!("#{name}")));
         for (name, value) in attributes {

@@ -62,8 +62,8 @@ fn anothers(item: &Item, record: &Record) {
 fn ours(item: &Item, record: &Record, dialect: Dialect) {
     let format = item[item::OURS].as_m().unwrap()["format"].as_n().unwrap();
     assert_eq!((record.leasehold, format.parse()), (FORMAT, Ok(FORMAT)), "nothing newer, or of no format");
-    let set = item::attributes(record, dialect);
-    let history = item::fitting_history(record, "a", &set).map(|history| (item::HISTORY, history));
+    let (fitted, set) = item::fitted(record, "a", dialect);
+    let history = item::history_of(&fitted).map(|history| (item::HISTORY, history));
     let token = (item::TOKEN, item::n(record.token.get()));
     let written: Item =
         set.into_iter().chain([token]).chain(history).map(|(name, value)| (name.to_owned(), value)).collect();

@@ -37,6 +37,7 @@ pub(super) const ATTRIBUTES: &[&str] =
     &[KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN];
 
 pub(super) type Item = HashMap<String, AttributeValue>;
+pub(super) type Attributes = Vec<(&'static str, AttributeValue)>;
 
 /// Reads `item`. Never guesses: what is not certainly a lock is foreign or an error.
 pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
@@ -180,7 +181,7 @@ fn seen(item: &Item, version: &str) -> Option<u64> {
 }
 
 /// The attributes that `record` is written as: of theirs and of ours, but for the token and the history.
-pub(super) fn attributes(record: &Record, dialect: Dialect) -> Vec<(&'static str, AttributeValue)> {
+pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     let lease_ms = match record.state {
         // Others wait until they have seen no change for the leaseDuration, and know neither delays nor rests.
         RecordState::Resting => record.rest_ms.unwrap_or(0),
@@ -224,26 +225,43 @@ const WRITE_UNIT_BYTES: usize = 1_024;
 /// So many grants that are over are kept whatever they cost.
 const LEAST_HISTORY: usize = 3;
 
-/// The latest grants of `record` that are over: as many as fit into one write unit beside `attributes`.
-pub(super) fn fitting_history(
-    record: &Record,
-    key: &str,
-    attributes: &[(&'static str, AttributeValue)],
-) -> Option<AttributeValue> {
+/// `record` with the latest of its grants that are over, as many as fit into one write unit beside the rest of it; and its
+/// [`attributes`].
+pub(super) fn fitted(record: &Record, key: &str, dialect: Dialect) -> (Record, Attributes) {
     let token = TOKEN.len() + size(&n(record.token.get()));
+    let attributes = attributes(record, dialect);
     let others: usize = attributes.iter().map(|(name, value)| name.len() + size(value)).sum();
     let mut left =
         WRITE_UNIT_BYTES.saturating_sub(KEY.len() + key.len() + token + others + HISTORY.len() + 3);
-    let mut kept = Vec::new();
+    let mut kept = 0;
     for past in record.history.iter().map(past) {
         let bytes = size(&past) + 1;
-        if bytes > left && kept.len() >= LEAST_HISTORY {
+        if bytes > left && kept >= LEAST_HISTORY {
             break;
         }
         left = left.saturating_sub(bytes);
-        kept.push(past);
+        kept += 1;
     }
-    (!kept.is_empty()).then_some(AttributeValue::L(kept))
+    let mut record = record.clone();
+    record.history.truncate(kept);
+    (record, attributes)
+}
+
+/// Whether attribute `name` of `record` lies there already, when `before` does, by the same grant.
+pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
+    let lease = |record: &Record| (record.state == RecordState::Resting, record.ttl_ms, record.lock_delay_ms);
+    match name {
+        OWNER | HOLDER => before.holder == record.holder,
+        LEASE => lease(before) == lease(record) && before.rest_ms == record.rest_ms,
+        TOKEN => before.token == record.token,
+        _ => false,
+    }
+}
+
+/// The grants that are over; `None` for none.
+pub(super) fn history_of(record: &Record) -> Option<AttributeValue> {
+    let history: Vec<_> = record.history.iter().map(past).collect();
+    (!history.is_empty()).then_some(AttributeValue::L(history))
 }
 
 fn past(past: &Past) -> AttributeValue {

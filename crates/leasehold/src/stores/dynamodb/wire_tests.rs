@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use super::item::tests::record;
 use super::*;
 use crate::lease::{Claim, Holder, Ttl};
+use crate::register::record::RecordState;
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
 use crate::stores::scripted::{Reply, Seen, Server, answer};
@@ -85,7 +86,7 @@ fn v1() -> Version {
 }
 
 async fn write(store: &DynamoDb) -> Result<Written, StoreError> {
-    store.write(&x(), Expect::Version(&v1()), &record()).await
+    store.write(&x(), Expect::Version(&v1()), None, &record()).await
 }
 
 #[tokio::test]
@@ -107,7 +108,7 @@ async fn every_operation_is_one_request_with_the_documented_condition() {
     let read = json!({"TableName": "locks", "Key": {"key": {"S": "pre/fix/x"}}, "ConsistentRead": true});
     assert_eq!((get.operation(), get.json()), ("getitem", read));
 
-    store.write(&x(), Expect::Absent, &record()).await.unwrap();
+    store.write(&x(), Expect::Absent, None, &record()).await.unwrap();
     let [create] = &server.requests()[..] else { panic!() };
     assert_eq!(create.operation(), "updateitem", "a PutItem would wipe what others keep in the item");
     assert_eq!(create.json()["ConditionExpression"], "attribute_not_exists(#key)");
@@ -133,6 +134,76 @@ async fn every_operation_is_one_request_with_the_documented_condition() {
     let [list] = &server.requests()[..] else { panic!() };
     assert_eq!(list.json()["ConsistentRead"], true);
     assert_eq!(list.json()["ExpressionAttributeValues"], json!({":prefix": {"S": "pre/fix/a b"}}));
+}
+
+/// It is half of an item, and most writes leave it as it is.
+#[tokio::test]
+async fn a_history_that_lies_there_already_is_not_sent_again() {
+    let server = Server::always(ok(&json!({}))).await;
+    let store = server.store();
+    let before = record();
+    let mut longer = Record { nonce: Id::random(&Env::system().random), ..before.clone() };
+    longer.remember(before.history[0].clone());
+    let none = Record { history: Vec::new(), ..longer.clone() };
+    let ours = item::version_of(&before);
+    for (version, seen, written, sets, removes) in [
+        (&ours, Some(&before), &before, false, false),
+        (&ours, Some(&before), &longer, true, false),
+        (&ours, Some(&before), &none, false, true),
+        (&ours, None, &before, true, false),
+        // Another client's version: what it has left there of ours may be old.
+        (&v1(), Some(&before), &before, true, false),
+    ] {
+        let done = store.write(&x(), Expect::Version(version), seen, written).await.unwrap();
+        let Written::Committed { record, .. } = done else { panic!("{done:?}") };
+        assert_eq!(record.history, written.history);
+        let [write] = &server.requests()[..] else { panic!() };
+        let update = write.json()["UpdateExpression"].as_str().unwrap().to_owned();
+        let (set, remove) = update.split_once(" REMOVE ").unwrap();
+        assert_eq!((set.contains("#history"), remove.contains("#history")), (sets, removes), "{update}");
+    }
+}
+
+/// Its renewals and its release leave most of it as its grant has written it.
+#[tokio::test]
+async fn what_a_grant_has_written_is_not_sent_again() {
+    let server = Server::always(ok(&json!({}))).await;
+    let store = server.store();
+    let before = record();
+    let nonce = Id::random(&Env::system().random);
+    let renewed = Record { beat: before.beat + 1, nonce, ..before.clone() };
+    let holder = Holder { note: Some("another".to_owned()), ..before.holder.clone() };
+    let resting = Record { state: RecordState::Resting, rest_ms: Some(9_000), ..renewed.clone() };
+    let ours = item::version_of(&before);
+    let all = ["ownerName", "leaseDuration", "holder", "fencingToken"];
+    for (version, seen, written, sent) in [
+        (&ours, Some(&before), renewed.clone(), &[][..]),
+        (&ours, Some(&before), Record { holder, ..renewed.clone() }, &["ownerName", "holder"]),
+        (&ours, Some(&before), Record { lock_delay_ms: 7, ..renewed.clone() }, &["leaseDuration"]),
+        (&ours, Some(&before), resting.clone(), &["leaseDuration"]),
+        (&item::version_of(&resting), Some(&resting), renewed.clone(), &["leaseDuration"]),
+        (
+            &ours,
+            Some(&before),
+            Record { token: crate::Token::new(7).unwrap(), ..renewed.clone() },
+            &["fencingToken"],
+        ),
+        (&ours, Some(&before), Record { grant: nonce, ..renewed.clone() }, &all),
+        (&ours, None, renewed.clone(), &all),
+        // Another client's version: what it has left there of ours may be old.
+        (&v1(), Some(&before), renewed.clone(), &all),
+    ] {
+        store.write(&x(), Expect::Version(version), seen, &written).await.unwrap();
+        let [write] = &server.requests()[..] else { panic!() };
+        let update = write.json()["UpdateExpression"].as_str().unwrap().to_owned();
+        let (set, _) = update.split_once(" REMOVE ").unwrap();
+        for name in all {
+            assert_eq!(set.contains(&format!("#{name} =")), sent.contains(&name), "{name}: {update}");
+        }
+        for name in ["recordVersionNumber", "leasehold", "renewedAt"] {
+            assert!(set.contains(&format!("#{name} =")), "{name}: {update}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -202,7 +273,7 @@ async fn a_conflict_brings_along_what_is_there() {
     // record was deleted, and what hindered a create is there.
     let result = write(&nothing.store()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
-    let result = nothing.store().write(&x(), Expect::Absent, &record()).await;
+    let result = nothing.store().write(&x(), Expect::Absent, None, &record()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
     assert!(!nothing.store().stamp(&x(), &v1(), 7).await.unwrap());
 }

@@ -346,6 +346,8 @@ impl EtcdLeases {
     ) -> Result<Verdict, StoreError> {
         // By the beat that was known when the key was written: what came later may not have seen it.
         let mut grant = Grant {
+            // Its line goes over all processes.
+            after: None,
             name: claim.name.clone(),
             token: rules::token_of(revision)?,
             id: claim.id,

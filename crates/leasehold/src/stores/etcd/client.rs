@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_util::stream::{self, Stream, StreamExt};
+use futures_util::stream::{Stream, StreamExt};
 use prost::Message;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -15,11 +15,12 @@ use tonic_prost::ProstCodec;
 
 use super::config::{Location, Login};
 use super::errors::{Effect, Trouble, trouble};
+use super::keep_alive::{KeepAlives, Open};
 use super::wire::{
-    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
-    LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
-    LeaseTimeToLiveResponse, MemberListRequest, MemberListResponse, RangeRequest, RangeResponse,
-    StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse,
+    LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
+    MemberListRequest, MemberListResponse, RangeRequest, RangeResponse, StatusRequest, StatusResponse,
+    TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use crate::error::{Error, Fault};
 
@@ -33,10 +34,11 @@ pub(super) struct Client {
     current: AtomicUsize,
     login: Option<Login>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
+    keep_alives: KeepAlives,
 }
 
 #[derive(Clone)]
-struct Member {
+pub(super) struct Member {
     address: Arc<str>,
     channel: Channel,
 }
@@ -62,6 +64,7 @@ impl Client {
             current: AtomicUsize::new(0),
             login: location.login.clone(),
             token: Mutex::default(),
+            keep_alives: KeepAlives::default(),
         })
     }
 
@@ -90,18 +93,28 @@ impl Client {
         self.unary("/etcdserverpb.Lease/LeaseRevoke", Effect::Writes, &request).await
     }
 
-    /// One keep-alive: a stream of one message.
+    /// One keep-alive, on the stream of the one before; on a new one where that has ended, or was given up, or leads to
+    /// a member that is not asked any more. Not answered in time, it is to be dropped: its stream goes with it.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
-        self.on_some_member(Effect::None, |member, metadata| async move {
-            let asked = stream::iter([LeaseKeepAliveRequest { id }]);
-            let mut answers: Streaming<LeaseKeepAliveResponse> =
-                member.stream("/etcdserverpb.Lease/LeaseKeepAlive", metadata, asked).await?;
-            answers
-                .message()
-                .await?
-                .ok_or_else(|| Status::unavailable("the keep-alive ended without an answer"))
-        })
-        .await
+        let (turn, _) = self.member();
+        if let Some(open) = self.keep_alives.take(turn) {
+            let hung = NextMember { client: self, turn, answered: false };
+            let answer = open.ask(id).await;
+            hung.answered();
+            match answer {
+                Ok((open, answer)) => {
+                    self.keep_alives.put(open);
+                    return Ok(answer);
+                }
+                // It may have ended long ago. What is wrong, if anything is, a new one tells.
+                Err(status) => tracing::debug!(%status, "the stream of keep-alives ended"),
+            }
+        }
+        let (open, answer) = self
+            .on_some_member(Effect::None, |turn, member, metadata| Open::at(member, turn, metadata, id))
+            .await?;
+        self.keep_alives.put(open);
+        Ok(answer)
     }
 
     /// Opens a stream of watches. `asked` must have its first message ready: etcd says nothing before that. It is
@@ -113,7 +126,7 @@ impl Client {
     where
         S: Stream<Item = WatchRequest> + Send + 'static,
     {
-        self.on_some_member(Effect::None, |member, metadata| {
+        self.on_some_member(Effect::None, |_, member, metadata| {
             let asked = asked();
             async move { member.stream("/etcdserverpb.Watch/Watch", metadata, asked).await }
         })
@@ -154,7 +167,7 @@ impl Client {
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        self.on_some_member(effect, |member, metadata| {
+        self.on_some_member(effect, |_, member, metadata| {
             let request = request.clone();
             async move { member.unary(path, metadata, request).await }
         })
@@ -166,7 +179,7 @@ impl Client {
     async fn on_some_member<A, F>(
         &self,
         effect: Effect,
-        ask: impl Fn(Member, MetadataMap) -> F + Send + Sync,
+        ask: impl Fn(usize, Member, MetadataMap) -> F + Send + Sync,
     ) -> Result<A, Trouble>
     where
         F: Future<Output = Result<A, Status>> + Send,
@@ -176,7 +189,7 @@ impl Client {
             let (turn, member) = self.member();
             let hung = NextMember { client: self, turn, answered: false };
             let token = self.token(member).await?;
-            let answer = ask(member.clone(), metadata(token.as_ref())).await;
+            let answer = ask(turn, member.clone(), metadata(token.as_ref())).await;
             let trouble = match answer {
                 Ok(answer) => {
                     hung.answered();
@@ -280,7 +293,7 @@ impl Member {
         Ok(answer.into_inner())
     }
 
-    async fn stream<Q, A, S>(
+    pub(super) async fn stream<Q, A, S>(
         self,
         path: &'static str,
         metadata: MetadataMap,

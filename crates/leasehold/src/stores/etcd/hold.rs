@@ -10,6 +10,7 @@ use super::requests;
 use super::rules::{self, Place, next_key};
 use super::session::{Kept, Session, limited};
 use super::value::{self, Standing, Value, whole_seconds};
+use super::watch::Watch;
 use super::wire::{KeyValue, TxnRequest};
 use crate::clock::Moment;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -28,11 +29,18 @@ pub(super) struct Memo {
     over: Option<Released>,
     /// Whether a release was sent that was not answered.
     unsure: bool,
+    /// Looks out for the deletion of its key: one watch from the grant to its end, and not one for each pause between two
+    /// renewals.
+    pub(super) watch: Arc<tokio::sync::Mutex<Option<Watch>>>,
 }
 
 impl Memo {
     pub(super) fn new(session: Arc<Session>, kept: Kept, value: Value) -> Self {
-        Self { session, known: Some(kept.sent), value: Arc::new(value), over: None, unsure: false }
+        Self::of(session, Some(kept.sent), value)
+    }
+
+    fn of(session: Arc<Session>, known: Option<Moment>, value: Value) -> Self {
+        Self { session, known, value: Arc::new(value), over: None, unsure: false, watch: Arc::default() }
     }
 }
 
@@ -112,7 +120,7 @@ impl EtcdLeases {
         let session = ours.unwrap_or_else(|| Arc::new(Session::found(kv.lease, value.lease_seconds())));
         session.prolongs(grant.id, &key, self.env.now());
         session.put(grant.id, Place { create: kv.create_revision, revision: kv.mod_revision, before: None });
-        Ok(Some(Memo { session, known: None, value: Arc::new(value), over: None, unsure: false }))
+        Ok(Some(Memo::of(session, None, value)))
     }
 
     async fn lose(&self, grant: &Grant, memo: &Memo, effort: &mut Effort<'_>) -> Renewal {

@@ -16,6 +16,9 @@ use crate::name::LockName;
 /// After a watch that broke: the store is looked at, but not in a storm.
 const AFTER_TROUBLE: Duration = Duration::from_secs(1);
 
+/// A lock that is held for longer than this is watched.
+const SHORT_HOLD: Duration = Duration::from_secs(1);
+
 impl EtcdLeases {
     /// Waits for the key just before the claim's own, and keeps its place in line meanwhile.
     pub(super) async fn until_turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
@@ -105,14 +108,28 @@ impl EtcdLeases {
 
     /// Waits until the key of `grant` is deleted. The next renewal then looks for it.
     pub(super) async fn until_ended(&self, grant: &Grant) {
+        let Some(memo) = Self::memo(grant) else { return std::future::pending().await };
         let Some(session) = Self::session_of(grant) else { return std::future::pending().await };
         let Some(place) = session.place(grant.id) else { return };
         let key = self.keys.of_claim(&grant.name, grant.id);
         let mut from = place.revision + 1;
-        while self.watcher.deleted(&self.client, &key, from).await == Fired::Lost {
+        // Stays there when this future is dropped, which it is for each renewal.
+        let mut watch = memo.watch.lock().await;
+        if watch.is_none() {
+            // What is released before costs no watch. It misses nothing: it begins at the revision of the grant.
+            self.env.sleep(SHORT_HOLD.min(grant.ttl.get() / 6)).await;
+        }
+        loop {
+            let standing = watch.get_or_insert_with(|| self.watcher.watch_deletion(&self.client, &key, from));
+            let fired = standing.fired().await;
+            *watch = None;
+            if fired == Fired::Happened {
+                break;
+            }
             self.calm(Fired::Lost).await;
-            // etcd may have forgotten what came after that revision.
-            match self.key(&key, &mut self.effort(PATIENCE, grant.ttl)).await {
+            // etcd may have forgotten what came after that revision. In a box: each lock that is held waits here, and
+            // the room for a request is not to be kept for all of them.
+            match Box::pin(self.key(&key, &mut self.effort(PATIENCE, grant.ttl))).await {
                 Ok((Some(_), revision)) => from = revision + 1,
                 Ok((None, _)) => break,
                 Err(error) => tracing::debug!(%error, "the key of a lock was not watched for a while"),

@@ -57,7 +57,12 @@ impl Watcher {
 
     /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
     pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
-        self.happened(client, Keyspace::of(key), from, Events::Deletions).await
+        self.watch_deletion(client, key, from).fired().await
+    }
+
+    /// Watches for a deletion of `key` in revision `from` or later.
+    pub(super) fn watch_deletion(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Watch {
+        self.watch(client, Keyspace::of(key), from, Events::Deletions)
     }
 
     /// Completes when `key` is deleted or written in revision `from` or later. Cancel safe.
@@ -71,6 +76,10 @@ impl Watcher {
     }
 
     async fn happened(&self, client: &Arc<Client>, space: Keyspace, from: i64, events: Events) -> Fired {
+        self.watch(client, space, from, events).fired().await
+    }
+
+    fn watch(&self, client: &Arc<Client>, space: Keyspace, from: i64, events: Events) -> Watch {
         let commands = self.commands.get_or_init(|| {
             let (sender, commands) = mpsc::unbounded_channel();
             tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
@@ -86,21 +95,28 @@ impl Watcher {
             filters: unwanted.into_iter().collect(),
             watch_id: id,
         };
-        if commands.send(Command::Watch { create, fired }).is_err() {
-            return Fired::Lost;
-        }
-        let _forget = Forget { commands, id };
-        answer.await.unwrap_or(Fired::Lost)
+        // If nobody takes it, the answer is never sent, and the watch is lost.
+        let _ = commands.send(Command::Watch { create, fired });
+        Watch { commands: commands.clone(), id, answer }
     }
 }
 
-/// Ends a watch that nobody waits for any more.
-struct Forget<'a> {
-    commands: &'a mpsc::UnboundedSender<Command>,
+/// A watch, for as long as somebody has it.
+#[derive(Debug)]
+pub(super) struct Watch {
+    commands: mpsc::UnboundedSender<Command>,
     id: i64,
+    answer: oneshot::Receiver<Fired>,
 }
 
-impl Drop for Forget<'_> {
+impl Watch {
+    /// Completes when it is over, once. Cancel safe.
+    pub(super) async fn fired(&mut self) -> Fired {
+        (&mut self.answer).await.unwrap_or(Fired::Lost)
+    }
+}
+
+impl Drop for Watch {
     fn drop(&mut self) {
         let _ = self.commands.send(Command::Forget(self.id));
     }

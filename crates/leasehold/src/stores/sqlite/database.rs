@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, FileControl, OpenFlags, Transaction, TransactionBehavior};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
@@ -21,6 +22,14 @@ use crate::error::{Fault, StoreError};
 /// that a patient acquisition does not keep a renewal waiting.
 const TURN: Duration = Duration::from_millis(100);
 
+/// How many pages the log may have before a commit writes it into the file, which waits for the disk three times. As long
+/// as a connection is young, few: whoever opens the file next reads the log, and most live for one lock.
+pub(super) const YOUNG_LOG: u32 = 64;
+/// Later, SQLite's own default.
+const LOG: u32 = 1_000;
+/// A connection is young for so many requests.
+const YOUTH: u32 = 64;
+
 /// The pause before a request that found the file busy tries again.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -29,24 +38,46 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Database {
     location: Location,
     file: Arc<Mutex<File>>,
+    /// Held, one after the other, by what lets holders go first ([`Purpose`]).
+    others: Mutex<()>,
+    polls: Mutex<()>,
+}
+
+/// What a request is for. The file serves one at a time, and holders first: of those who contend, and of those who wait, no
+/// more than one stands before a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A holder's: its renewal, its release.
+    Hold,
+    /// Another write: an acquisition, an eviction.
+    Write,
+    /// Somebody's question.
+    Read,
+    /// The question of one who waits for a lock, and asks again.
+    Poll,
+}
+
+impl Purpose {
+    fn writes(self) -> bool {
+        matches!(self, Self::Hold | Self::Write)
+    }
 }
 
 impl Database {
     /// The database at `location`, not opened before the first [`run`](Self::run).
     pub(super) fn new(location: Location) -> Self {
-        let file = File { location: location.clone(), connection: None };
-        Self { location, file: Arc::new(Mutex::new(file)) }
+        let file = File { location: location.clone(), connection: None, requests: 0 };
+        Self { location, file: Arc::new(Mutex::new(file)), others: Mutex::default(), polls: Mutex::default() }
     }
 
     /// Runs `work` on the connection, again while the file is busy, for at most `limit`.
     ///
-    /// `writes` tells whether work that was not finished in time may have had an effect. Cancel safe in so far as work
-    /// that has begun is finished.
+    /// Cancel safe in so far as work that has begun is finished.
     pub(super) async fn run<T, F>(
         &self,
         env: &Env,
         limit: Duration,
-        writes: bool,
+        purpose: Purpose,
         work: F,
     ) -> Result<T, StoreError>
     where
@@ -56,12 +87,12 @@ impl Database {
         let start = env.now();
         loop {
             let left = limit.saturating_sub(env.now().longest_since(start));
-            let Some(result) = timeout(&*env.clock, left, self.once(work.clone())).await else {
+            let Some(result) = timeout(&*env.clock, left, self.once(purpose, work.clone())).await else {
                 let fault = Fault::unavailable(format!(
                     "{} did not answer within {limit:?}",
                     self.location.path.display()
                 ));
-                return Err(if writes { fault.maybe_applied() } else { fault.not_applied() });
+                return Err(if purpose.writes() { fault.maybe_applied() } else { fault.not_applied() });
             };
             match result {
                 Err(trouble) if trouble.is_busy() && env.now().longest_since(start) < limit => {
@@ -83,13 +114,15 @@ impl Database {
         Arc::clone(&self.file).lock_owned().await
     }
 
-    async fn once<T, F>(&self, work: F) -> Result<T, Trouble>
+    async fn once<T, F>(&self, purpose: Purpose, work: F) -> Result<T, Trouble>
     where
         F: FnOnce(&mut Connection) -> Result<T, Trouble> + Send + 'static,
         T: Send + 'static,
     {
+        let _first_poll = if purpose == Purpose::Poll { Some(self.polls.lock().await) } else { None };
+        let _first_other = if purpose == Purpose::Hold { None } else { Some(self.others.lock().await) };
         let mut file = self.turn().await;
-        let work = spawn_blocking(move || file.with(work));
+        let work = spawn_blocking(move || file.with(purpose.writes(), work));
         work.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").into()))
     }
 }
@@ -143,10 +176,16 @@ fn commit<T>(
 pub(super) struct File {
     location: Location,
     connection: Option<Connection>,
+    /// Of the connection, as long as it is young.
+    requests: u32,
 }
 
 impl File {
-    fn with<T>(&mut self, work: impl FnOnce(&mut Connection) -> Result<T, Trouble>) -> Result<T, Trouble> {
+    fn with<T>(
+        &mut self,
+        writes: bool,
+        work: impl FnOnce(&mut Connection) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
         let mut connection = match self.connection.take() {
             Some(connection) if !has_moved(&connection)? => connection,
             Some(_) => {
@@ -155,6 +194,17 @@ impl File {
             }
             None => self.open()?,
         };
+        if self.requests < YOUTH {
+            self.requests += 1;
+            if self.requests == YOUTH {
+                connection.pragma_update(None, "wal_autocheckpoint", LOG)?;
+            }
+        }
+        if writes {
+            // Else whoever closes the file last writes the log into it, and a short `leasehold run` cannot end before: that
+            // takes longer than all the rest of it. Those who only look do so, and after `init` there is no log.
+            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        }
         let result = work(&mut connection);
         // After an error of the file, begin afresh: it may have been mended meanwhile.
         if !matches!(&result, Err(trouble @ (Trouble::Sqlite(_) | Trouble::Commit(_))) if !trouble.is_busy())
@@ -164,7 +214,8 @@ impl File {
         result
     }
 
-    fn open(&self) -> Result<Connection, Trouble> {
+    fn open(&mut self) -> Result<Connection, Trouble> {
+        self.requests = 0;
         self.location.prepare()?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
@@ -174,6 +225,7 @@ impl File {
         connection.busy_timeout(TURN)?;
         schema::ensure(&mut connection).map_err(|trouble| self.named(trouble))?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
+        connection.pragma_update(None, "wal_autocheckpoint", YOUNG_LOG)?;
         // There, a plain fsync stops at the drive's cache.
         if cfg!(target_os = "macos") {
             connection.pragma_update(None, "fullfsync", "ON")?;

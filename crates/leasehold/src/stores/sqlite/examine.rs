@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::database::{Changed, Durability, transact};
+use super::database::{Changed, Durability, Purpose, transact};
 use super::fault::Trouble;
 use super::{PATIENCE, SqliteLeases};
 use crate::doctor::{Examined, Finding, Verdict};
@@ -33,7 +33,7 @@ impl SqliteLeases {
         check: &'static str,
         ask: impl Fn(&mut Connection) -> Result<Finding, Trouble> + Clone + Send + 'static,
     ) -> Finding {
-        match self.database.run(&self.env, PATIENCE, false, ask).await {
+        match self.database.run(&self.env, PATIENCE, Purpose::Read, ask).await {
             Ok(finding) => finding,
             Err(error) => Finding::of_error(check, Verdict::Failed, &error),
         }
@@ -53,7 +53,7 @@ impl SqliteLeases {
                 Ok((left == 0, Some(Changed)))
             })
         };
-        self.database.run(&self.env, PATIENCE, true, work).await
+        self.database.run(&self.env, PATIENCE, Purpose::Write, work).await
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) struct Hold {
 
 /// Reads the row of `name`.
 pub(super) fn load(connection: &Connection, name: &LockName) -> Result<Option<Record>, Trouble> {
-    let mut statement = connection.prepare("SELECT * FROM lock WHERE name = ?")?;
+    let mut statement = connection.prepare_cached("SELECT * FROM lock WHERE name = ?")?;
     let mut rows = statement.query([name.as_str()])?;
     match rows.next()? {
         None => Ok(None),
@@ -101,11 +101,13 @@ pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -
         State::Resting(rest) => (None, Some(rest)),
         State::Held(hold) => (Some(hold), None),
     };
-    connection.execute(
+    let mut statement = connection.prepare_cached(
         "INSERT OR REPLACE INTO lock (name, state, token, boot, grant_id, holder, ttl_ms, lock_delay_ms, granted_us,
             granted_ns, renewed_ns, died_ns, process, rest_ns, rest_us, history)
          VALUES (:name, :state, :token, :boot, :grant, :holder, :ttl_ms, :lock_delay_ms, :granted_us,
             :granted_ns, :renewed_ns, :died_ns, :process, :rest_ns, :rest_us, :history)",
+    )?;
+    statement.execute(
         named_params! {
             ":name": name.as_str(),
             ":state": match record.state { State::Free => "free", State::Resting(_) => "resting", State::Held(_) => "held" },
@@ -142,7 +144,8 @@ pub(super) struct Counter {
 impl Counter {
     /// Reads it; a counter that was deleted by hand starts again at the wall clock, as in a new file.
     pub(super) fn load(connection: &Connection) -> Result<Self, Trouble> {
-        let mut statement = connection.prepare("SELECT token, ceiling, boot FROM counter WHERE id = 1")?;
+        let mut statement =
+            connection.prepare_cached("SELECT token, ceiling, boot FROM counter WHERE id = 1")?;
         let mut rows = statement.query(())?;
         match rows.next()? {
             None => Ok(Self { token: 0, ceiling: 0, boot: String::new() }),
@@ -156,10 +159,10 @@ impl Counter {
 
     /// Writes it.
     pub(super) fn store(&self, connection: &Connection) -> Result<(), Trouble> {
-        connection.execute(
+        let mut statement = connection.prepare_cached(
             "INSERT OR REPLACE INTO counter (id, token, ceiling, boot) VALUES (1, ?, ?, ?)",
-            (signed(self.token), signed(self.ceiling), &self.boot),
         )?;
+        statement.execute((signed(self.token), signed(self.ceiling), &self.boot))?;
         Ok(())
     }
 }

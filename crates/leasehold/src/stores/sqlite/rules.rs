@@ -8,10 +8,14 @@ use std::time::Duration;
 
 use super::machine::Machine;
 use super::record::{Counter, Hold, Record, Rest, State};
-use crate::clock::{Moment, micros};
+use crate::clock::{Moment, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{self, Claim, End, Evicted, Held, Id, Loss, LossReason, Past, Released, Status, Token};
+use crate::hand_off::MOST_TOKENS;
+use crate::lease::{
+    self, Claim, End, Evicted, Held, Id, Loss, LossReason, Pace, Past, Released, Status, Token,
+};
 use crate::name::LockName;
+use crate::pacing::Turns;
 
 /// How many grants that are over a row remembers.
 const HISTORY: usize = 8;
@@ -162,7 +166,17 @@ pub(super) fn granted(
     Record { token, history, state: State::Held(Box::new(hold)) }
 }
 
-/// The next token, and whether the counter must reach the disk before the token may be used.
+/// A token that was never used before.
+#[derive(Debug)]
+pub(super) struct Minted {
+    pub(super) token: Token,
+    /// Up to here tokens may have been used; those between are left out for ever, and so belong to this one.
+    pub(super) after: Option<Token>,
+    /// Whether the counter must reach the disk before the token may be used.
+    pub(super) beyond_ceiling: bool,
+}
+
+/// The next token.
 ///
 /// Other commits do not wait for the disk, so a power failure can take them back: their leases end with the boot, but
 /// their tokens must not come again, even if the wall clock comes back wrong. So tokens are used only below a ceiling
@@ -170,12 +184,15 @@ pub(super) fn granted(
 pub(super) fn next_token(
     counter: &mut Counter,
     least: u64,
+    tokens: u64,
     machine: &Machine,
     now: Moment,
-) -> Result<(Token, bool), Fault> {
+) -> Result<Minted, Fault> {
+    let room = tokens.clamp(1, MOST_TOKENS);
     let same_boot = counter.boot == machine.boot;
     let highest = if same_boot { counter.token } else { counter.token.max(counter.ceiling) };
-    let number = least.max(highest.saturating_add(1)).max(now.wall_us());
+    let lowest = least.max(highest.saturating_add(1));
+    let number = lowest.saturating_add(room - 1).max(now.wall_us());
     let token = Token::new(number).ok_or_else(|| {
         Fault::new(ErrorKind::Corrupt, format!("the next token would be {number}, and tokens are below 2^53"))
             .with_help("is the wall clock right? if the file says so: release everything and name a new file")
@@ -186,7 +203,7 @@ pub(super) fn next_token(
         counter.ceiling = number.saturating_add(RESERVE);
         counter.boot.clone_from(&machine.boot);
     }
-    Ok((token, beyond))
+    Ok(Minted { token, after: Token::new(lowest.saturating_sub(1)), beyond_ceiling: beyond })
 }
 
 /// Prolongs `hold` from `now`.
@@ -339,6 +356,17 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> Held {
         }
     }
     held
+}
+
+/// What the row tells those who wait.
+pub(super) fn turns(record: &Record, now: Moment, pace: Pace) -> Turns {
+    match &record.state {
+        State::Held(hold) => {
+            let clock = Some(StoreTime::exactly(now.wall_us()));
+            Turns::of(&hold.holder, Some(hold.granted_us), &record.history, clock, pace)
+        }
+        State::Resting(_) | State::Free => Turns::default(),
+    }
 }
 
 /// The wall clock at an earlier moment of this boot.

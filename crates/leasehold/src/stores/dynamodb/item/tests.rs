@@ -27,8 +27,8 @@ pub(in crate::stores::dynamodb) fn record() -> Record {
 
 /// The item as a write of `record` leaves it.
 pub(in crate::stores::dynamodb) fn item(record: &Record) -> Item {
-    let set = attributes(record, Dialect::Java);
-    let history = fitting_history(record, "deploy/prod", &set).map(|history| (HISTORY, history));
+    let (fitted, set) = fitted(record, "deploy/prod", Dialect::Java);
+    let history = history_of(&fitted).map(|history| (HISTORY, history));
     let more = [(KEY, s("deploy/prod")), (TOKEN, n(record.token.get()))];
     set.into_iter().chain(more).chain(history).map(|(name, value)| (name.to_owned(), value)).collect()
 }

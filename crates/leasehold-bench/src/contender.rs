@@ -1,0 +1,311 @@
+//! What takes locks: programs that all speak one protocol, so that each can be measured as the others are. Those in Rust
+//! are this program itself; the others are in the testkit's folder `peers`.
+//!
+//! ```text
+//! PROGRAM contend --lock L --tasks N (--count C | --seconds S) --ttl-ms T --hold-us H  STORE-OPTIONS
+//! PROGRAM hold    --lock L --ttl-ms T                                                  STORE-OPTIONS
+//! PROGRAM many    --lock PREFIX --locks N --ttl-ms T --seconds S                       STORE-OPTIONS
+//! ```
+//!
+//! Every program takes and releases another lock first, `L-warm`, so that its connections are open; then it says `ready`
+//! and waits for the line `go`.
+//!
+//! - `contend`: N tasks, each in a loop of acquire, hold for H microseconds, release: C times each, or until S seconds are
+//!   over; what is under way is finished, and a waiting acquisition is given up. At the end a line for each acquisition,
+//!   `E TASK ASKED GRANTED RELEASING RELEASED`, in microseconds on the wall clock, and `done`.
+//! - `hold`: acquires, says `granted WALLCLOCK_US`, and holds until its input ends.
+//! - `many`: acquires N locks, says `held`, holds them for S seconds, says `lost K` if K of them were lost, then `done`.
+//!
+//! An error goes to standard error, exit code 1. What a client cannot do: exit code 3, with a line that says so.
+
+#[cfg(feature = "servers")]
+mod conditional;
+#[cfg(feature = "servers")]
+mod dynamodb;
+#[cfg(feature = "servers")]
+mod gcs;
+mod ours;
+#[cfg(feature = "servers")]
+mod s3;
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt};
+use leasehold::clock::{Clock, SystemClock};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio_util::sync::CancellationToken;
+
+/// What the client is asked for that it cannot do.
+const CANNOT: u8 = 3;
+
+/// So many locks are acquired at once by `many`.
+const AT_ONCE: usize = 64;
+
+/// A client of locks.
+pub(crate) trait Client: Send + Sync + 'static {
+    type Held: Send + 'static;
+
+    /// Waits for the lock.
+    fn acquire(&self, lock: &str) -> impl Future<Output = Result<Self::Held, String>> + Send;
+
+    fn release(&self, held: Self::Held) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Whether what was acquired is still held; `None` when the client does not know.
+    fn still(&self, held: &Self::Held) -> Option<bool>;
+}
+
+/// The contenders that this program is.
+#[cfg(feature = "servers")]
+pub(crate) const BUILT_IN: &[&str] = &[
+    "ours",
+    "plain-s3",
+    "bare-s3",
+    "conditional-s3",
+    "bare-dynamodb",
+    "conditional-dynamodb",
+    "gcslock",
+    "conditional-gcs",
+];
+#[cfg(not(feature = "servers"))]
+pub(crate) const BUILT_IN: &[&str] = &["ours"];
+
+/// Is the contender that the first argument names.
+pub(crate) async fn be(arguments: &[String]) -> ExitCode {
+    let name = arguments.first().map(String::as_str).unwrap_or_default();
+    let options = match Options::read(arguments.get(1..).unwrap_or_default()) {
+        Ok(options) => options,
+        Err(error) => return failed(&error),
+    };
+    match name {
+        "ours" => serve(ours::Ours::open(&options).await, &options).await,
+        #[cfg(feature = "servers")]
+        "plain-s3" => serve(s3::Plain::open(&options).await, &options).await,
+        #[cfg(feature = "servers")]
+        "bare-s3" => serve(s3::Bare::open(&options).await, &options).await,
+        #[cfg(feature = "servers")]
+        "conditional-s3" => {
+            serve(s3::Bare::open(&options).await.map(conditional::Conditional::new), &options).await
+        }
+        #[cfg(feature = "servers")]
+        "bare-dynamodb" => serve(dynamodb::Bare::open(&options).await, &options).await,
+        #[cfg(feature = "servers")]
+        "conditional-dynamodb" => {
+            serve(dynamodb::Bare::open(&options).await.map(conditional::Conditional::new), &options).await
+        }
+        #[cfg(feature = "servers")]
+        "gcslock" => serve(gcs::GcsLock::open(&options), &options).await,
+        #[cfg(feature = "servers")]
+        "conditional-gcs" => {
+            serve(gcs::Uploads::open(&options).map(conditional::Conditional::new), &options).await
+        }
+        other => failed(&format!("there is no contender `{other}`; there are: {}", BUILT_IN.join(", "))),
+    }
+}
+
+fn failed(error: &str) -> ExitCode {
+    eprintln!("contender: {error}");
+    ExitCode::FAILURE
+}
+
+async fn serve<C: Client>(client: Result<C, String>, options: &Options) -> ExitCode {
+    let served = async {
+        let client = Arc::new(client?);
+        match options.verb.as_str() {
+            "contend" => contend(&client, options).await.map(|()| ExitCode::SUCCESS),
+            "hold" => hold(&client, options).await.map(|()| ExitCode::SUCCESS),
+            "many" => many(&client, options).await,
+            other => Err(format!("there is no verb `{other}`")),
+        }
+    };
+    served.await.unwrap_or_else(|error: String| failed(&error))
+}
+
+// --- the verbs ------------------------------------------------------------------------------------------------------
+
+async fn contend<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), String> {
+    let hold = Duration::from_micros(options.number("hold-us")?);
+    let (tasks, count) = (options.number("tasks")?, options.number("count").ok());
+    get_ready(&**client, options).await?;
+    let over = CancellationToken::new();
+    if count.is_none() {
+        let (over, limit) = (over.clone(), options.seconds()?);
+        tokio::spawn(async move {
+            SystemClock.sleep(limit).await;
+            over.cancel();
+        });
+    }
+    let tasks: Vec<_> = (0..tasks)
+        .map(|_| {
+            let (client, lock, over) = (client.clone(), options.lock.clone(), over.clone());
+            tokio::spawn(async move { cycle(&*client, &lock, hold, count.unwrap_or(u64::MAX), &over).await })
+        })
+        .collect();
+    let mut said = String::new();
+    let mut out = tokio::io::stdout();
+    for (task, cycles) in tasks.into_iter().enumerate() {
+        for [asked, granted, releasing, released] in cycles.await.map_err(|error| error.to_string())?? {
+            // Writing to a string does not fail.
+            let _ = writeln!(said, "E {task} {asked} {granted} {releasing} {released}");
+        }
+        out.write_all(said.as_bytes()).await.map_err(|error| error.to_string())?;
+        said.clear();
+    }
+    say("done").await
+}
+
+/// One task's acquisitions.
+async fn cycle<C: Client>(
+    client: &C,
+    lock: &str,
+    hold: Duration,
+    count: u64,
+    over: &CancellationToken,
+) -> Result<Vec<[u64; 4]>, String> {
+    let mut cycles = Vec::new();
+    while (cycles.len() as u64) < count && !over.is_cancelled() {
+        let asked = now_us();
+        let held = tokio::select! {
+            biased;
+            held = client.acquire(lock) => held?,
+            () = over.cancelled() => break,
+        };
+        let granted = now_us();
+        if !hold.is_zero() {
+            SystemClock.sleep(hold).await;
+        }
+        let releasing = now_us();
+        client.release(held).await?;
+        cycles.push([asked, granted, releasing, now_us()]);
+    }
+    Ok(cycles)
+}
+
+async fn hold<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), String> {
+    let mut input = get_ready(&**client, options).await?;
+    let held = client.acquire(&options.lock).await?;
+    say(&format!("granted {}", now_us())).await?;
+    let mut rest = String::new();
+    while input.read_line(&mut rest).await.map_err(|error| error.to_string())? > 0 {
+        rest.clear();
+    }
+    client.release(held).await
+}
+
+async fn many<C: Client>(client: &Arc<C>, options: &Options) -> Result<ExitCode, String> {
+    let (locks, seconds) = (options.number("locks")?, options.seconds()?);
+    get_ready(&**client, options).await?;
+    let acquired = stream::iter(0..locks).map(|n| {
+        let (client, lock) = (client.clone(), format!("{}{n}", options.lock));
+        async move { client.acquire(&lock).await }
+    });
+    let mut held = Vec::new();
+    let mut acquired = acquired.buffer_unordered(AT_ONCE);
+    while let Some(lock) = acquired.next().await {
+        held.push(lock?);
+    }
+    say("held").await?;
+    SystemClock.sleep(seconds).await;
+    if held.iter().any(|lock| client.still(lock).is_none()) {
+        eprintln!("contender: this client has no lease that it keeps");
+        return Ok(ExitCode::from(CANNOT));
+    }
+    let lost = held.iter().filter(|lock| client.still(lock) == Some(false)).count();
+    if lost > 0 {
+        say(&format!("lost {lost}")).await?;
+    }
+    say("done").await?;
+    let released = stream::iter(held).map(|lock| client.release(lock)).buffer_unordered(AT_ONCE);
+    released.for_each(|_| std::future::ready(())).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens connections, says `ready`, and waits for `go`.
+async fn get_ready<C: Client>(client: &C, options: &Options) -> Result<BufReader<tokio::io::Stdin>, String> {
+    let held = client.acquire(&format!("{}-warm", options.lock)).await?;
+    client.release(held).await?;
+    say("ready").await?;
+    let mut input = BufReader::new(tokio::io::stdin());
+    let mut line = String::new();
+    input.read_line(&mut line).await.map_err(|error| error.to_string())?;
+    if line.trim() == "go" { Ok(input) } else { Err(format!("{line:?} is not `go`")) }
+}
+
+async fn say(line: &str) -> Result<(), String> {
+    let mut out = tokio::io::stdout();
+    let said = async {
+        out.write_all(format!("{line}\n").as_bytes()).await?;
+        out.flush().await
+    };
+    said.await.map_err(|error| error.to_string())
+}
+
+fn now_us() -> u64 {
+    SystemClock.now().wall_us()
+}
+
+// --- what it is told ------------------------------------------------------------------------------------------------
+
+/// A verb, and `--name value`.
+pub(crate) struct Options {
+    verb: String,
+    lock: String,
+    values: HashMap<String, String>,
+}
+
+impl Options {
+    fn read(arguments: &[String]) -> Result<Self, String> {
+        let verb = arguments.first().ok_or("there is no verb")?.clone();
+        let mut values = HashMap::new();
+        for pair in arguments[1..].chunks(2) {
+            let name = pair[0].strip_prefix("--").ok_or_else(|| format!("`{}` is no option", pair[0]))?;
+            let value = pair.get(1).ok_or_else(|| format!("--{name} has no value"))?;
+            values.insert(name.to_owned(), value.clone());
+        }
+        let lock = values.get("lock").cloned().ok_or("--lock is missing")?;
+        Ok(Self { verb, lock, values })
+    }
+
+    fn text(&self, name: &str) -> Result<&str, String> {
+        self.values.get(name).map(String::as_str).ok_or_else(|| format!("--{name} is missing"))
+    }
+
+    fn number(&self, name: &str) -> Result<u64, String> {
+        self.text(name)?.parse().map_err(|_| format!("--{name} is no number"))
+    }
+
+    fn seconds(&self) -> Result<Duration, String> {
+        let seconds = self.text("seconds")?.parse().ok();
+        let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        seconds.ok_or_else(|| "--seconds is no number of seconds".to_owned())
+    }
+
+    fn ttl(&self) -> Result<Duration, String> {
+        Ok(Duration::from_millis(self.number("ttl-ms")?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Options, String> {
+        Options::read(&arguments.iter().map(|argument| (*argument).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn options_are_pairs() {
+        let options = read(&["contend", "--lock", "l", "--seconds", "0.5", "--ttl-ms", "1000"]).unwrap();
+        assert_eq!((options.verb.as_str(), options.lock.as_str()), ("contend", "l"));
+        assert_eq!(options.seconds(), Ok(Duration::from_millis(500)));
+        assert_eq!(options.ttl(), Ok(Duration::from_secs(1)));
+        assert_eq!(options.number("tasks"), Err("--tasks is missing".to_owned()));
+        for wrong in [&[][..], &["hold"], &["hold", "--lock"], &["hold", "lock", "l"]] {
+            assert!(read(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(read(&["hold", "--lock", "l", "--seconds", "-1"]).unwrap().seconds().is_err());
+    }
+}

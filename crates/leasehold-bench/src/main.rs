@@ -1,0 +1,156 @@
+//! Measures leasehold beside other lock clients, on the same servers, in turn. `./bench --help` says how to run it: the
+//! script starts this program, which starts servers and contenders, itself again among them. docs/performance.md says
+//! what is measured, and what came out.
+//!
+//! - [`scenario`], [`roster`], [`metrics`]: what is measured, of whom, on what.
+//! - [`measure`]: rounds, and what is done in each.
+//! - [`site`]: servers; [`wire`]: the way to them, with its counting.
+//! - [`program`]: a contender that runs; [`contender`]: those that this program itself is.
+//! - [`events`], [`stats`]: from what they say to figures.
+//! - [`results`], [`report`]: what is kept and shown.
+//! - [`options`]: what the user asks for.
+
+mod contender;
+mod events;
+mod measure;
+mod metrics;
+mod options;
+mod program;
+mod report;
+mod results;
+mod roster;
+mod scenario;
+mod site;
+mod stats;
+mod wire;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::measure::Run;
+use crate::options::Options;
+use crate::results::{Block, Results};
+use crate::roster::CONTENDERS;
+use crate::scenario::{Scenario, Store};
+use crate::site::Site;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("contender") => return contender::be(&arguments[1..]).await,
+        Some("list") => return list(),
+        _ => {}
+    }
+    let options = match Options::read(&arguments) {
+        Ok(options) => options,
+        Err(error) => return wrong(&error),
+    };
+    if options.plan().is_empty() && !options.report_only {
+        return wrong(
+            "there is nothing to measure: that scenario is not measured on that store; see ./bench list",
+        );
+    }
+    let done = async {
+        // What is running is killed as it is dropped.
+        let (mut interrupt, mut terminate) =
+            match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+                (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
+                (Err(error), _) | (_, Err(error)) => return Err(error.to_string()),
+            };
+        tokio::select! {
+            done = run(&options) => done,
+            _ = interrupt.recv() => Ok(ExitCode::from(130)),
+            _ = terminate.recv() => Ok(ExitCode::from(143)),
+        }
+    };
+    done.await.unwrap_or_else(|error| {
+        eprintln!("bench: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn wrong(error: &str) -> ExitCode {
+    eprintln!("bench: {error}");
+    ExitCode::from(2)
+}
+
+/// Measures what was asked for, and reports it.
+async fn run(options: &Options) -> Result<ExitCode, String> {
+    let file = Path::new(if options.write { report::document::FOLDER } else { "" });
+    let file = if options.write { file.to_owned() } else { options.out.clone() }.join("results.json");
+    let mut results = Results::load(&file)?;
+    let mut fine = true;
+    if !options.report_only {
+        let plan = options.plan();
+        for store in Store::ALL {
+            let runs: Vec<_> = plan.iter().filter(|(_, of, _)| of == store).collect();
+            if runs.is_empty() {
+                continue;
+            }
+            let site = match Site::start(*store).await {
+                Ok(site) => site,
+                Err(error) => {
+                    eprintln!("{}: not measured: {error}", store.title());
+                    fine = false;
+                    continue;
+                }
+            };
+            for (scenario, _, round_trip_ms) in runs {
+                let (scenario, round_trip_ms) = (*scenario, *round_trip_ms);
+                eprintln!("{scenario} on {}, {round_trip_ms} ms away", store.title());
+                let block =
+                    Run { scenario, site: &site, store: *store, round_trip_ms, options }.measure().await;
+                show(&block, scenario);
+                fine &= block.ours().is_some_and(|ours| ours.trouble.is_none() && ours.violations() == 0);
+                // At once: a run that is broken off has measured what it has measured.
+                results.put(block);
+                results.save(&file)?;
+            }
+        }
+    }
+    for scenario in &options.scenarios {
+        if options.report_only || *scenario == Scenario::Fairness {
+            report::blocks(&results, *scenario).into_iter().for_each(|block| show(block, *scenario));
+        }
+    }
+    if options.write {
+        report::document::update(&results)?;
+        println!("{} is up to date", report::document::DOCUMENT);
+    } else {
+        report::document::plots(&results, &options.out)?;
+        println!("results.json and plots are in {}", options.out.display());
+    }
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn show(block: &Block, scenario: Scenario) {
+    println!("\n{scenario}: {} ({})", scenario.title(), report::settings(block));
+    print!("{}", report::table(block, scenario).plain());
+    for verdict in report::targets::judge(scenario, &[block]) {
+        let reached = if verdict.reached { "reached" } else { "MISSED" };
+        println!("target: {}: {}: {reached}", verdict.target, verdict.measured);
+    }
+    println!();
+}
+
+fn list() -> ExitCode {
+    println!("scenarios, and the stores that they are measured on:");
+    for scenario in Scenario::ALL {
+        let stores: Vec<&str> = scenario.stores().iter().map(|store| store.name()).collect();
+        let stores = if stores.is_empty() { "read off b and c".to_owned() } else { stores.join(" ") };
+        println!("  {}  {:<12} {} [{stores}]", scenario.letter(), scenario.name(), scenario.title());
+    }
+    println!("contenders:");
+    for one in CONTENDERS {
+        let stores: Vec<&str> = one.stores.iter().map(|store| store.name()).collect();
+        let missing = match one.command() {
+            Err(why) if !one.scenarios.contains(&Scenario::Run) => format!(": {why}"),
+            _ => String::new(),
+        };
+        println!("  {:<14} {} [{}]{missing}", one.name, one.title, stores.join(" "));
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,183 @@
+//! Measures contenders: in rounds, each contender once in every round, so that what drifts meets all of them.
+
+mod command;
+mod contend;
+mod many;
+mod recovery;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+
+use crate::options::Options;
+use crate::program::{Program, Trouble};
+use crate::results::{Block, Row, Sample};
+use crate::roster::Contender;
+use crate::scenario::{Scenario, Store};
+use crate::site::{Site, Way};
+
+/// Java, 16 times on two processors, takes some seconds to start; a lock that others forgot takes its lease.
+const READY: Duration = Duration::from_secs(120);
+
+/// How long a program that has finished may take for that.
+const END: Duration = Duration::from_secs(60);
+
+/// One scenario on one store, with one round trip.
+pub(crate) struct Run<'a> {
+    pub(crate) scenario: Scenario,
+    pub(crate) site: &'a Site,
+    pub(crate) store: Store,
+    pub(crate) round_trip_ms: f64,
+    pub(crate) options: &'a Options,
+}
+
+impl Run<'_> {
+    /// Measures everybody, and tells of it on standard error.
+    pub(crate) async fn measure(&self) -> Block {
+        let settings = self.settings();
+        let all = Contender::of(self.scenario, self.store);
+        let asked = |one: &&&Contender| {
+            let only = &self.options.only;
+            only.is_empty() || only.iter().any(|part| one.name.contains(part.as_str()))
+        };
+        let all: Vec<&Contender> = all.iter().filter(asked).copied().collect();
+        let mut rows: Vec<Row> = all.iter().map(|one| row(one)).collect();
+        // Nobody meets what an earlier measurement has left behind.
+        let measurement = fastrand::u32(..);
+        let rehearsals = self.scenario.rehearsals() as usize;
+        for round in 0..rehearsals + self.options.rounds(self.scenario) as usize {
+            for turn in 0..all.len() {
+                // Nobody always comes first.
+                let n = (turn + round) % all.len();
+                let mut sample = None;
+                if rows[n].trouble.is_none() {
+                    // Another lock in each round: a program that ends may leave its last one held.
+                    let lock = format!("{}-{round}", self.lock(all[n], measurement));
+                    match self.one(all[n], &lock, round).await {
+                        Ok(measured) => sample = Some(measured),
+                        Err(trouble) => fail(&mut rows[n], &trouble),
+                    }
+                }
+                if round >= rehearsals {
+                    rows[n].samples.push(sample);
+                }
+            }
+        }
+        Block {
+            scenario: self.scenario.letter().to_owned(),
+            store: self.store.name().to_owned(),
+            rtt_ms: self.round_trip_ms,
+            date: today(),
+            command: format!("./bench {}", self.options.typed.join(" ")).trim_end().to_owned(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            settings,
+            rows,
+        }
+    }
+
+    /// The lock that `contender` takes.
+    fn lock(&self, contender: &Contender, measurement: u32) -> String {
+        format!("{}-{}-{measurement}", self.scenario.name(), contender.name).replace(' ', "-")
+    }
+
+    async fn way(&self) -> Result<Way<'_>, Trouble> {
+        let round_trip = Duration::from_secs_f64(self.round_trip_ms / 1e3);
+        self.site.way(round_trip).await.map_err(Trouble::Failed)
+    }
+
+    /// Before each round: the very first grant of a lock may be slower than all others, and what is measured is
+    /// those.
+    async fn prepare(&self, contender: &Contender, lock: &str) -> Result<(), Trouble> {
+        match self.scenario {
+            Scenario::Uncontended | Scenario::Tasks | Scenario::Processes | Scenario::HandOff => {
+                contend::take_once(contender, lock, &self.way().await?).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn one(&self, contender: &Contender, lock: &str, round: usize) -> Result<Sample, Trouble> {
+        self.prepare(contender, lock).await?;
+        let mut way = self.way().await?;
+        match self.scenario {
+            Scenario::Uncontended | Scenario::Tasks | Scenario::Processes | Scenario::HandOff => {
+                contend::measure(self, contender, lock, &mut way).await
+            }
+            Scenario::Recovery => recovery::measure(self, contender, lock, round, &way).await,
+            Scenario::Many => many::measure(self, contender, lock, &mut way).await,
+            Scenario::Run => command::measure(self, contender, lock, &way).await,
+            Scenario::Fairness => Err(Trouble::Failed("it is read off other scenarios".to_owned())),
+        }
+    }
+
+    /// With what contenders are run.
+    fn settings(&self) -> BTreeMap<String, f64> {
+        let mut settings =
+            BTreeMap::from([("rounds".to_owned(), f64::from(self.options.rounds(self.scenario)))]);
+        let mut note = |name: &str, value: f64| settings.insert(name.to_owned(), value);
+        match self.scenario {
+            Scenario::Run => {
+                note("runs in each round", command::runs(self) as f64);
+            }
+            Scenario::Recovery => {
+                note("ttl, s", recovery::TTL.as_secs_f64());
+            }
+            Scenario::Many => {
+                note("locks", self.options.locks as f64);
+                note("ttl, s", many::TTL.as_secs_f64());
+                note("seconds", self.options.measured(self.scenario).as_secs_f64());
+            }
+            _ => {
+                let load = contend::Load::of(self.scenario);
+                note("processes", f64::from(load.processes));
+                note("tasks in each", f64::from(load.tasks));
+                note("held, ms", load.hold.as_secs_f64() * 1e3);
+                note("seconds", self.options.measured(self.scenario).as_secs_f64());
+            }
+        }
+        settings
+    }
+}
+
+fn fail(row: &mut Row, trouble: &Trouble) {
+    eprintln!("  {}: {trouble}", row.contender);
+    row.trouble = Some(trouble.to_string());
+}
+
+fn row(contender: &Contender) -> Row {
+    let trouble = if contender.scenarios.contains(&Scenario::Run) { None } else { contender.command().err() };
+    if let Some(trouble) = &trouble {
+        eprintln!("  {}: not measured: {trouble}", contender.name);
+    }
+    Row {
+        contender: contender.name.to_owned(),
+        title: contender.title.to_owned(),
+        role: contender.role.name().to_owned(),
+        samples: Vec::new(),
+        trouble,
+    }
+}
+
+/// Starts `contender`, which does `verb`; it says `ready` later.
+fn start(
+    contender: &Contender,
+    way: &Way<'_>,
+    verb: &str,
+    options: &[(&str, String)],
+) -> Result<Program, Trouble> {
+    let command = contender.command().map_err(Trouble::Failed)?;
+    let mut arguments = vec![verb.to_owned()];
+    arguments.extend(options.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]));
+    arguments.extend(way.options(contender.place));
+    Program::start(&command, &arguments)
+}
+
+fn now_us() -> u64 {
+    SystemClock.now().wall_us()
+}
+
+fn today() -> String {
+    let now = i64::try_from(now_us()).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
+    now.map_or_else(String::new, |now| now.strftime("%Y-%m-%d").to_string())
+}

@@ -1,0 +1,101 @@
+//! What a command costs under a lock, from start to end: scenario g.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock, timeout};
+use tokio::process::Command;
+
+use super::Run;
+use crate::metrics::{RUN_P50, RUN_P90};
+use crate::program::{Trouble, called};
+use crate::results::Sample;
+use crate::roster::Contender;
+use crate::site::Way;
+use crate::stats::percentile;
+
+/// No command takes this long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The first ones, which do not count, bring programs into memory.
+const WARM_UP: usize = 3;
+
+/// How many runs make a round.
+pub(super) fn runs(run: &Run<'_>) -> usize {
+    // A run takes some milliseconds.
+    (run.options.measured(run.scenario).as_secs_f64() * 20.0).ceil() as usize
+}
+
+pub(super) async fn measure(
+    run: &Run<'_>,
+    contender: &Contender,
+    lock: &str,
+    way: &Way<'_>,
+) -> Result<Sample, Trouble> {
+    let (program, arguments) = command_line(run, contender, lock, way)?;
+    let mut times = Vec::new();
+    for n in 0..WARM_UP + runs(run) {
+        let mut command = Command::new(&program);
+        command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+        // What the user has configured is not measured.
+        command.env("XDG_CONFIG_HOME", run.site.file("config"));
+        let begin = SystemClock.now();
+        let ended = timeout(&SystemClock, LIMIT, command.status()).await;
+        let took = SystemClock.now().longest_since(begin);
+        match ended {
+            Some(Ok(status)) if status.success() => {}
+            Some(Ok(status)) => return Err(Trouble::Failed(format!("{}: {status}", called(&program)))),
+            Some(Err(error)) => return Err(Trouble::Failed(format!("{}: {error}", called(&program)))),
+            None => return Err(Trouble::Failed(format!("{} does not end", called(&program)))),
+        }
+        if n >= WARM_UP {
+            times.push(took.as_secs_f64() * 1e3);
+        }
+    }
+    let mut sample = Sample::default();
+    sample.note(RUN_P50.name, percentile(&mut times, 50.0));
+    sample.note(RUN_P90.name, percentile(&mut times, 90.0));
+    Ok(sample)
+}
+
+fn command_line(
+    run: &Run<'_>,
+    contender: &Contender,
+    lock: &str,
+    way: &Way<'_>,
+) -> Result<(PathBuf, Vec<String>), Trouble> {
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>();
+    Ok(match contender.name {
+        "leasehold run" => (ours()?, words(&["run", "-s", &way.url(), lock, "--", "true"])),
+        // As `cargo install` builds it, without the clients of other stores.
+        "leasehold run, SQLite alone" => {
+            let program = variable("LEASEHOLD_BENCH_SQLITE_ALONE")?;
+            (program, words(&["run", "-s", &way.url(), lock, "--", "true"]))
+        }
+        "flock" => {
+            let file = run.site.file(&format!("{lock}.flock")).display().to_string();
+            ("flock".into(), words(&[&file, "true"]))
+        }
+        "etcdctl lock" => {
+            let etcdctl = variable("LEASEHOLD_TEST_ETCDCTL")?;
+            (etcdctl, words(&["--endpoints", &way.address(), "lock", lock, "true"]))
+        }
+        _ => ("true".into(), Vec::new()),
+    })
+}
+
+/// The command that is built with this program.
+fn ours() -> Result<PathBuf, Trouble> {
+    let this = std::env::current_exe().map_err(|error| Trouble::Failed(error.to_string()))?;
+    let ours = this.with_file_name("leasehold");
+    if ours.exists() {
+        return Ok(ours);
+    }
+    Err(Trouble::Failed("leasehold is not beside this program: build the whole workspace".to_owned()))
+}
+
+fn variable(name: &str) -> Result<PathBuf, Trouble> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty());
+    value.map(PathBuf::from).ok_or_else(|| Trouble::Failed(format!("{name} is not set: start it by ./bench")))
+}

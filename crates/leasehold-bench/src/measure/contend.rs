@@ -1,0 +1,148 @@
+//! Tasks and processes that want one lock: scenarios a to d.
+
+use std::time::Duration;
+
+use super::{END, READY, Run, now_us, start};
+use crate::events::{Fairness, Window, cycles_ms, hand_offs_ms, overlaps};
+use crate::metrics::{
+    CYCLE_P50, CYCLE_P99, HAND_OFF_P50, HAND_OFF_P90, HAND_OFF_P99, HAND_OFFS, JAIN_PROCESSES, JAIN_TASKS,
+    LONGEST_WAIT, OPS, REQUESTS, STARVED,
+};
+use crate::program::{Program, Trouble};
+use crate::results::Sample;
+use crate::roster::Contender;
+use crate::scenario::Scenario;
+use crate::site::Way;
+use crate::stats::percentile;
+
+/// The usual one: nobody is to lose a lease here.
+const TTL: Duration = Duration::from_secs(30);
+
+/// The first second does not count: compilers that compile while a program runs, and connections, need it.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// Who wants the lock, and for how long.
+pub(super) struct Load {
+    pub(super) processes: u32,
+    pub(super) tasks: u32,
+    pub(super) hold: Duration,
+}
+
+impl Load {
+    pub(super) fn of(scenario: Scenario) -> Self {
+        let (processes, tasks, hold_ms) = match scenario {
+            Scenario::Tasks => (1, 100, 0),
+            Scenario::Processes => (16, 8, 2),
+            Scenario::HandOff => (4, 1, 5),
+            _ => (1, 1, 0),
+        };
+        Self { processes, tasks, hold: Duration::from_millis(hold_ms) }
+    }
+}
+
+pub(super) async fn measure(
+    run: &Run<'_>,
+    contender: &Contender,
+    lock: &str,
+    way: &mut Way<'_>,
+) -> Result<Sample, Trouble> {
+    let load = Load::of(run.scenario);
+    let counted = run.options.measured(run.scenario);
+    let warm_up = WARM_UP.min(counted);
+    let seconds = (warm_up + counted).as_secs_f64();
+    let mut programs = Vec::new();
+    for process in 0..load.processes {
+        let options = [
+            ("lock", lock.to_owned()),
+            ("tasks", load.tasks.to_string()),
+            ("seconds", seconds.to_string()),
+            ("ttl-ms", TTL.as_millis().to_string()),
+            ("hold-us", load.hold.as_micros().to_string()),
+        ];
+        programs.push((process, start(contender, way, "contend", &options)?));
+    }
+    for (_, program) in &mut programs {
+        program.says("ready", READY).await?;
+    }
+    way.begin_counting().await;
+    let begin = now_us();
+    for (_, program) in &mut programs {
+        program.tell("go").await?;
+    }
+    let limit = warm_up + counted + READY;
+    let mut waiting = Vec::new();
+    for (process, program) in programs {
+        waiting.push(tokio::spawn(read(process, program, limit)));
+    }
+    let mut events = Vec::new();
+    let mut ended = Vec::new();
+    for task in waiting {
+        let (program, said) = task.await.map_err(|error| Trouble::Failed(error.to_string()))??;
+        events.extend(said);
+        ended.push(program);
+    }
+    let requests = way.requests().await;
+    for program in ended {
+        program.end(END).await?;
+    }
+
+    let from = begin + warm_up.as_micros() as u64;
+    let window = Window { from, until: from + counted.as_micros() as u64 };
+    let mut sample = Sample { violations: overlaps(&events), ..Sample::default() };
+    sample.note(OPS.name, Some(window.rate(&events)));
+    if let Some(requests) = requests {
+        let all: u64 = requests.values().sum();
+        sample.note(REQUESTS.name, (!events.is_empty()).then(|| all as f64 / events.len() as f64));
+        sample.requests = requests;
+    }
+    match run.scenario {
+        Scenario::Uncontended => {
+            let [p50, p99] = cycles_ms(&events, window, [50.0, 99.0]);
+            sample.note(CYCLE_P50.name, p50);
+            sample.note(CYCLE_P99.name, p99);
+        }
+        Scenario::HandOff => {
+            let mut hand_offs = hand_offs_ms(&events, window);
+            sample.note(HAND_OFFS.name, Some(hand_offs.len() as f64));
+            for (metric, percent) in [(HAND_OFF_P50, 50.0), (HAND_OFF_P90, 90.0), (HAND_OFF_P99, 99.0)] {
+                sample.note(metric.name, percentile(&mut hand_offs, percent));
+            }
+        }
+        _ => {
+            let end = begin + Duration::from_secs_f64(seconds).as_micros() as u64;
+            let fairness = Fairness::of(&events, load.processes, load.tasks, begin, end);
+            sample.note(STARVED.name, Some(fairness.starved as f64));
+            sample.note(JAIN_TASKS.name, fairness.tasks);
+            if load.processes > 1 {
+                sample.note(JAIN_PROCESSES.name, fairness.processes);
+            }
+            sample.note(LONGEST_WAIT.name, Some(fairness.longest_wait_s));
+        }
+    }
+    Ok(sample)
+}
+
+/// One task takes the lock once.
+pub(super) async fn take_once(contender: &Contender, lock: &str, way: &Way<'_>) -> Result<(), Trouble> {
+    let options = [
+        ("lock", lock.to_owned()),
+        ("tasks", "1".to_owned()),
+        ("count", "1".to_owned()),
+        ("ttl-ms", TTL.as_millis().to_string()),
+        ("hold-us", "0".to_owned()),
+    ];
+    let mut program = start(contender, way, "contend", &options)?;
+    program.says("ready", READY).await?;
+    program.tell("go").await?;
+    program.events(0, READY).await?;
+    program.end(END).await
+}
+
+async fn read(
+    process: u32,
+    mut program: Program,
+    limit: Duration,
+) -> Result<(Program, Vec<crate::events::Event>), Trouble> {
+    let events = program.events(process, limit).await?;
+    Ok((program, events))
+}

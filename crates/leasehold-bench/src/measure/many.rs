@@ -1,0 +1,115 @@
+//! What it costs to hold many locks: scenario f.
+
+use std::fs;
+use std::time::Duration;
+
+use super::{END, READY, Run, now_us, start};
+use crate::metrics::{ACQUIRE_S, CPU, LOST, MEMORY, REQUESTS_PER_S, STREAMS};
+use crate::program::Trouble;
+use crate::results::Sample;
+use crate::roster::Contender;
+use crate::site::Way;
+
+/// The usual one.
+pub(super) const TTL: Duration = Duration::from_secs(30);
+
+/// To take all of them, one request after the other, on a slow server.
+const ACQUIRE: Duration = Duration::from_secs(600);
+
+pub(super) async fn measure(
+    run: &Run<'_>,
+    contender: &Contender,
+    lock: &str,
+    way: &mut Way<'_>,
+) -> Result<Sample, Trouble> {
+    let seconds = run.options.measured(run.scenario);
+    let options = [
+        ("lock", lock.to_owned()),
+        ("locks", run.options.locks.to_string()),
+        ("ttl-ms", TTL.as_millis().to_string()),
+        ("seconds", seconds.as_secs_f64().to_string()),
+    ];
+    let streams_before = way.keep_alive_streams().await;
+    let mut program = start(contender, way, "many", &options)?;
+    program.says("ready", READY).await?;
+    let begin = now_us();
+    program.tell("go").await?;
+    program.says("held", ACQUIRE).await?;
+    let (held, id) = (now_us(), program.id());
+    way.begin_counting().await;
+    let cpu_before = id.and_then(cpu_s);
+    let mut lost = 0.0;
+    loop {
+        match program.line(seconds + READY).await?.as_str() {
+            "done" => break,
+            line => match line.strip_prefix("lost ").and_then(|count| count.parse().ok()) {
+                Some(count) => lost = count,
+                None => return Err(Trouble::Failed(format!("it said {line:?} in place of `done`"))),
+            },
+        }
+    }
+    let (cpu_after, memory) = (id.and_then(cpu_s), id.and_then(peak_memory_mb));
+    let took = (now_us() - held) as f64 / 1e6;
+    let mut sample = Sample::default();
+    if let Some(requests) = way.requests().await {
+        sample.note(REQUESTS_PER_S.name, Some(requests.values().sum::<u64>() as f64 / took));
+        sample.requests = requests;
+    }
+    if let (Some(before), Some(now)) = (streams_before, way.keep_alive_streams().await) {
+        sample.note(STREAMS.name, Some(now.saturating_sub(before) as f64));
+    }
+    let cpu = cpu_before.zip(cpu_after).map(|(before, after)| (after - before) / took * 100.0);
+    sample.note(CPU.name, cpu);
+    sample.note(MEMORY.name, memory);
+    sample.note(ACQUIRE_S.name, Some((held - begin) as f64 / 1e6));
+    sample.note(LOST.name, Some(lost));
+    // To give 10,000 locks back takes some time too.
+    program.end(ACQUIRE + END).await?;
+    Ok(sample)
+}
+
+/// The time that the process has spent on processors.
+fn cpu_s(id: u32) -> Option<f64> {
+    seconds_of_stat(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
+}
+
+/// User and system time, which Linux tells in hundredths of a second.
+fn seconds_of_stat(stat: &str) -> Option<f64> {
+    // The name of the program, in parentheses, may have spaces and parentheses in it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut times = rest.split_whitespace().skip(11).map(str::parse::<u64>);
+    let (user, system) = (times.next()?.ok()?, times.next()?.ok()?);
+    Some((user + system) as f64 / 100.0)
+}
+
+/// The most memory that the process ever had.
+fn peak_memory_mb(id: u32) -> Option<f64> {
+    mb_of_status(&fs::read_to_string(format!("/proc/{id}/status")).ok()?)
+}
+
+fn mb_of_status(status: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1_024.0 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_and_memory_are_read_as_linux_tells_them() {
+        let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99 0";
+        assert_eq!(seconds_of_stat(stat), Some(2.0));
+        assert_eq!(seconds_of_stat("7 (x) S 1"), None);
+        assert_eq!(mb_of_status("Name:\tx\nVmHWM:\t  1000 kB\n"), Some(1.024));
+        assert_eq!(mb_of_status("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_running_process_has_both() {
+        let this = std::process::id();
+        assert!(cpu_s(this).is_some());
+        assert!(peak_memory_mb(this).is_some_and(|mb| mb > 1.0));
+    }
+}

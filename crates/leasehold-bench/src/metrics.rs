@@ -1,0 +1,68 @@
+//! What is measured of a contender in each scenario, in the order of the tables' columns.
+
+use crate::scenario::Scenario;
+
+/// Something that is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Metric {
+    /// In samples.
+    pub(crate) name: &'static str,
+    /// In tables.
+    pub(crate) title: &'static str,
+    pub(crate) better: Better,
+    /// Whether contenders are compared by it.
+    pub(crate) compared: bool,
+}
+
+/// Which value is the better one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    More,
+    Less,
+}
+
+const fn compared(name: &'static str, title: &'static str, better: Better) -> Metric {
+    Metric { name, title, better, compared: true }
+}
+
+const fn shown(name: &'static str, title: &'static str) -> Metric {
+    Metric { name, title, better: Better::Less, compared: false }
+}
+
+pub(crate) const OPS: Metric = compared("ops_per_s", "locks/s", Better::More);
+pub(crate) const REQUESTS: Metric = compared("requests_per_op", "requests/lock", Better::Less);
+pub(crate) const CYCLE_P50: Metric = shown("cycle_p50_ms", "cycle p50, ms");
+pub(crate) const CYCLE_P99: Metric = shown("cycle_p99_ms", "cycle p99, ms");
+pub(crate) const STARVED: Metric = shown("starved_tasks", "tasks starved");
+pub(crate) const HAND_OFF_P50: Metric = compared("hand_off_p50_ms", "hand-off p50, ms", Better::Less);
+pub(crate) const HAND_OFF_P90: Metric = shown("hand_off_p90_ms", "p90, ms");
+pub(crate) const HAND_OFF_P99: Metric = shown("hand_off_p99_ms", "p99, ms");
+pub(crate) const HAND_OFFS: Metric = shown("hand_offs", "hand-offs seen");
+pub(crate) const RECOVERY_TTLS: Metric = compared("recovery_ttls", "recovery, ttls", Better::Less);
+pub(crate) const RECOVERY_S: Metric = shown("recovery_s", "recovery, s");
+pub(crate) const REQUESTS_PER_S: Metric = compared("requests_per_s", "requests/s", Better::Less);
+pub(crate) const CPU: Metric = compared("cpu_percent", "CPU, % of a core", Better::Less);
+pub(crate) const MEMORY: Metric = compared("peak_memory_mb", "peak memory, MB", Better::Less);
+pub(crate) const ACQUIRE_S: Metric = shown("acquire_all_s", "to take all, s");
+pub(crate) const STREAMS: Metric = shown("keep_alive_streams", "keep-alive streams");
+pub(crate) const LOST: Metric = shown("lost_locks", "locks lost");
+pub(crate) const RUN_P50: Metric = compared("run_p50_ms", "run p50, ms", Better::Less);
+pub(crate) const RUN_P90: Metric = shown("run_p90_ms", "p90, ms");
+pub(crate) const JAIN_TASKS: Metric = shown("jain_tasks", "Jain's index, tasks");
+pub(crate) const JAIN_PROCESSES: Metric = shown("jain_processes", "Jain's index, processes");
+pub(crate) const LONGEST_WAIT: Metric = shown("longest_wait_s", "longest wait, s");
+
+impl Scenario {
+    /// What its table shows; the first one is drawn.
+    pub(crate) fn metrics(self) -> &'static [Metric] {
+        match self {
+            Self::Uncontended => &[OPS, REQUESTS, CYCLE_P50, CYCLE_P99],
+            Self::Tasks | Self::Processes => &[OPS, REQUESTS, STARVED],
+            Self::HandOff => &[HAND_OFF_P50, HAND_OFF_P90, HAND_OFF_P99, HAND_OFFS, REQUESTS],
+            Self::Recovery => &[RECOVERY_TTLS, RECOVERY_S],
+            Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, STREAMS, ACQUIRE_S, LOST],
+            Self::Run => &[RUN_P50, RUN_P90],
+            Self::Fairness => &[JAIN_TASKS, JAIN_PROCESSES, LONGEST_WAIT, STARVED],
+        }
+    }
+}

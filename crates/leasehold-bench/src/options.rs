@@ -1,0 +1,216 @@
+//! What the user asks for.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::scenario::{Scenario, Store};
+
+/// The command line of `./bench`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Options {
+    /// In the order in which they are run.
+    pub(crate) scenarios: Vec<Scenario>,
+    /// `None`: those that each scenario is meant for.
+    pub(crate) stores: Option<Vec<Store>>,
+    /// Only contenders whose name contains one of these.
+    pub(crate) only: Vec<String>,
+    /// How often each contender has its turn; `None`: as the scenario needs it.
+    pub(crate) rounds: Option<u32>,
+    /// For how long each contender is measured, in each round; `None`: as the scenario needs it.
+    pub(crate) seconds: Option<f64>,
+    /// The round trips that are added, in milliseconds; `None`: as the scenario is meant.
+    pub(crate) round_trips_ms: Option<Vec<f64>>,
+    /// How many locks one process holds, in scenario f.
+    pub(crate) locks: u64,
+    /// The folder that the results are written to.
+    pub(crate) out: PathBuf,
+    /// Whether docs/performance.md is brought up to date.
+    pub(crate) write: bool,
+    /// Nothing is measured: what was is shown.
+    pub(crate) report_only: bool,
+    /// As it was typed.
+    pub(crate) typed: Vec<String>,
+}
+
+const DEFAULT_OUT: &str = "target/bench";
+
+impl Options {
+    /// From arguments.
+    pub(crate) fn read(arguments: &[String]) -> Result<Self, String> {
+        let mut options = Self {
+            scenarios: Vec::new(),
+            stores: None,
+            only: Vec::new(),
+            rounds: None,
+            seconds: None,
+            round_trips_ms: None,
+            locks: 10_000,
+            out: DEFAULT_OUT.into(),
+            write: false,
+            report_only: false,
+            typed: arguments.to_vec(),
+        };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| format!("`{argument}` needs a value"));
+            match argument.as_str() {
+                "--rounds" => options.rounds = Some(whole(argument, value()?, 1..=1_000)?),
+                "--locks" => options.locks = whole(argument, value()?, 1..=1_000_000)?.into(),
+                "--seconds" => options.seconds = Some(seconds(value()?)?),
+                "--rtt" => options.round_trips_ms = Some(round_trips(value()?)?),
+                "--out" => options.out = value()?.into(),
+                "--only" => options.only.extend(value()?.split(',').map(str::to_owned)),
+                "--write" => options.write = true,
+                "report" => options.report_only = true,
+                option if option.starts_with('-') => {
+                    return Err(format!("there is no option `{option}`: try ./bench --help"));
+                }
+                name => options.add(name)?,
+            }
+        }
+        if options.scenarios.is_empty() {
+            options.scenarios = Scenario::ALL.to_vec();
+        }
+        options.scenarios.sort_unstable();
+        options.scenarios.dedup();
+        Ok(options)
+    }
+
+    fn add(&mut self, name: &str) -> Result<(), String> {
+        if let Some(scenario) = Scenario::called(name) {
+            self.scenarios.push(scenario);
+        } else if let Some(store) = Store::called(name) {
+            self.stores.get_or_insert_default().push(store);
+        } else {
+            let scenarios =
+                Scenario::ALL.iter().map(|scenario| format!("{} or {}", scenario.letter(), scenario.name()));
+            let stores = Store::ALL.iter().map(|store| store.name().to_owned());
+            let known: Vec<String> = scenarios.chain(stores).collect();
+            return Err(format!("there is no scenario or store `{name}`; there are: {}", known.join(", ")));
+        }
+        Ok(())
+    }
+
+    /// What is to be run: each scenario on each of its stores, with each round trip.
+    pub(crate) fn plan(&self) -> Vec<(Scenario, Store, f64)> {
+        let mut runs: Vec<Scenario> =
+            self.scenarios.iter().flat_map(|scenario| scenario.runs()).copied().collect();
+        runs.sort_unstable();
+        runs.dedup();
+        let mut plan = Vec::new();
+        for scenario in runs {
+            for store in scenario.stores() {
+                if self.stores.as_ref().is_some_and(|stores| !stores.contains(store)) {
+                    continue;
+                }
+                for round_trip in self.round_trips(scenario, *store) {
+                    plan.push((scenario, *store, round_trip));
+                }
+            }
+        }
+        plan
+    }
+
+    fn round_trips(&self, scenario: Scenario, store: Store) -> Vec<f64> {
+        if !store.has_server() || !scenario.has_distances() {
+            return vec![0.0];
+        }
+        self.round_trips_ms.clone().unwrap_or_else(|| vec![0.0, 5.0, 50.0])
+    }
+
+    /// How often each contender has its turn.
+    pub(crate) fn rounds(&self, scenario: Scenario) -> u32 {
+        // What counts there is counted over a long time already.
+        let usual = if scenario == Scenario::Many { 2 } else { 5 };
+        self.rounds.unwrap_or(usual)
+    }
+
+    /// For how long a contender is measured.
+    pub(crate) fn measured(&self, scenario: Scenario) -> Duration {
+        let usual = match scenario {
+            Scenario::Uncontended => 3.0,
+            Scenario::Many => 40.0,
+            _ => 5.0,
+        };
+        Duration::from_secs_f64(self.seconds.unwrap_or(usual))
+    }
+}
+
+fn whole(option: &str, text: &str, range: std::ops::RangeInclusive<u32>) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| {
+        format!("`{text}` is no number for `{option}`, from {} to {}", range.start(), range.end())
+    })
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.05..=3_600.0).contains(seconds));
+    seconds.ok_or_else(|| format!("`{text}` is no number of seconds, from 0.05 to 3600"))
+}
+
+fn round_trips(text: &str) -> Result<Vec<f64>, String> {
+    let read = |part: &str| part.parse::<f64>().ok().filter(|ms| (0.0..=10_000.0).contains(ms));
+    let all: Option<Vec<f64>> = text.split(',').map(read).collect();
+    let mut all = all.ok_or_else(|| format!("`{text}` are no round trips in milliseconds, like 0,5,50"))?;
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Options, String> {
+        Options::read(&arguments.iter().map(|argument| (*argument).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn names_are_scenarios_or_stores() {
+        let options = read(&["etcd", "d", "a", "uncontended", "--rtt", "5,0,5"]).unwrap();
+        assert_eq!(options.scenarios, [Scenario::Uncontended, Scenario::HandOff]);
+        assert_eq!(options.stores, Some(vec![Store::Etcd]));
+        let plan = options.plan();
+        let expected = [Scenario::Uncontended, Scenario::HandOff]
+            .map(|scenario| [(scenario, Store::Etcd, 0.0), (scenario, Store::Etcd, 5.0)]);
+        assert_eq!(plan, expected.concat());
+    }
+
+    #[test]
+    fn fairness_is_read_off_the_contended_runs_which_are_run_once() {
+        let scenarios = |arguments: &[&str]| -> Vec<Scenario> {
+            let mut scenarios: Vec<_> =
+                read(arguments).unwrap().plan().into_iter().map(|(scenario, ..)| scenario).collect();
+            scenarios.dedup();
+            scenarios
+        };
+        assert_eq!(scenarios(&["h"]), [Scenario::Tasks, Scenario::Processes]);
+        assert_eq!(scenarios(&["h", "b", "sqlite"]), [Scenario::Tasks, Scenario::Processes]);
+        let everything = scenarios(&[]);
+        assert!(Scenario::ALL.iter().all(|one| *one == Scenario::Fairness || everything.contains(one)));
+    }
+
+    #[test]
+    fn distance_is_added_only_where_there_is_a_way() {
+        assert!(read(&["a", "sqlite", "mem"]).unwrap().plan().iter().all(|(.., ms)| *ms == 0.0));
+        assert_eq!(read(&["a", "s3"]).unwrap().plan().len(), 3);
+        assert_eq!(read(&["e", "s3", "--rtt", "5"]).unwrap().plan(), [(Scenario::Recovery, Store::S3, 0.0)]);
+        assert_eq!(read(&["c", "mem"]).unwrap().plan(), [], "no two processes share one memory");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (wrong, says) in [
+            (&["x"][..], "`x`"),
+            (&["--rounds"], "`--rounds` needs a value"),
+            (&["--rounds", "0"], "`0`"),
+            (&["--seconds", "-1"], "`-1`"),
+            (&["--seconds", "inf"], "`inf`"),
+            (&["--rtt", "0,x"], "`0,x`"),
+            (&["--loud"], "`--loud`"),
+        ] {
+            let error = read(wrong).unwrap_err();
+            assert!(error.contains(says), "{wrong:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! A contender that runs: a program of its own that is told when to begin and says what it did.
+
+use std::fmt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use leasehold::clock::{SystemClock, timeout};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinHandle;
+
+use crate::events::Event;
+
+/// How much of what it complains about is kept.
+const MOST_COMPLAINTS: usize = 64 << 10;
+
+/// With this exit code it says that the client cannot do what it is asked for.
+const CANNOT: i32 = 3;
+
+/// Why a contender was not measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The client is not made for it.
+    Cannot(String),
+    /// It went wrong.
+    Failed(String),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cannot(why) => write!(f, "cannot: {why}"),
+            Self::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+/// A running program. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Program {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+    complaints: JoinHandle<String>,
+}
+
+impl Program {
+    /// Starts `command`: a program and its first arguments.
+    pub(crate) fn start(command: &[String], more: &[String]) -> Result<Self, Trouble> {
+        let no_program = || Trouble::Failed("its command line is empty".to_owned());
+        let (program, first) = command.split_first().ok_or_else(no_program)?;
+        let mut child = Command::new(program)
+            .args(first)
+            .args(more)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| Trouble::Failed(format!("{} does not start: {error}", called(program))))?;
+        let (Some(input), Some(output), Some(errors)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(Trouble::Failed(format!("{} has no input or output", called(program))));
+        };
+        let complaints = tokio::spawn(last_words(errors));
+        Ok(Self { child, input: Some(input), lines: BufReader::new(output).lines(), complaints })
+    }
+
+    /// Its process id, while it runs.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// What it says next.
+    pub(crate) async fn line(&mut self, limit: Duration) -> Result<String, Trouble> {
+        match timeout(&SystemClock, limit, self.lines.next_line()).await {
+            Some(Ok(Some(line))) => Ok(line),
+            Some(Ok(None)) => Err(self.why_it_ended().await),
+            Some(Err(error)) => Err(Trouble::Failed(error.to_string())),
+            None => Err(Trouble::Failed(format!("it said nothing for {} s", limit.as_secs_f64()))),
+        }
+    }
+
+    /// What follows `word` in what it says next.
+    pub(crate) async fn says(&mut self, word: &str, limit: Duration) -> Result<String, Trouble> {
+        let line = self.line(limit).await?;
+        match line.strip_prefix(word) {
+            Some(rest) => Ok(rest.trim().to_owned()),
+            None => Err(Trouble::Failed(format!("it said {line:?} in place of `{word}`"))),
+        }
+    }
+
+    pub(crate) async fn tell(&mut self, line: &str) -> Result<(), Trouble> {
+        let input = self.input.as_mut().ok_or_else(|| Trouble::Failed("its input has ended".to_owned()))?;
+        let told = input.write_all(format!("{line}\n").as_bytes()).await;
+        told.map_err(|error| Trouble::Failed(format!("it does not listen: {error}")))
+    }
+
+    /// What it did, up to `done`.
+    pub(crate) async fn events(&mut self, process: u32, limit: Duration) -> Result<Vec<Event>, Trouble> {
+        let mut events = Vec::new();
+        loop {
+            let line = self.line(limit).await?;
+            if line == "done" {
+                return Ok(events);
+            }
+            let event = Event::read(&line, process);
+            events.push(
+                event.ok_or_else(|| Trouble::Failed(format!("it said {line:?} in place of an event")))?,
+            );
+        }
+    }
+
+    /// `kill -9`.
+    pub(crate) async fn kill(&mut self) -> Result<(), Trouble> {
+        self.child.kill().await.map_err(|error| Trouble::Failed(error.to_string()))
+    }
+
+    /// Ends its input, and waits until it is gone.
+    pub(crate) async fn end(mut self, limit: Duration) -> Result<(), Trouble> {
+        self.input = None;
+        let ended = timeout(&SystemClock, limit, async {
+            // Or it waits for somebody to read what it says.
+            while let Ok(Some(_)) = self.lines.next_line().await {}
+            self.child.wait().await
+        });
+        match ended.await {
+            Some(Ok(status)) if status.success() => Ok(()),
+            Some(_) => Err(self.why_it_ended().await),
+            None => Err(Trouble::Failed(format!("it does not end in {} s", limit.as_secs_f64()))),
+        }
+    }
+
+    async fn why_it_ended(&mut self) -> Trouble {
+        let status = self.child.wait().await;
+        let said = (&mut self.complaints).await.unwrap_or_default();
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let last: String = last.chars().take(400).collect();
+        match status {
+            Ok(status) if status.code() == Some(CANNOT) => Trouble::Cannot(last),
+            Ok(status) => Trouble::Failed(format!("{status}: {last}")),
+            Err(error) => Trouble::Failed(format!("{error}: {last}")),
+        }
+    }
+}
+
+/// A program without the folder that it is in, which is nobody's business in a report.
+pub(crate) fn called(program: impl AsRef<Path>) -> String {
+    let program = program.as_ref();
+    program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// The end of what it complains about.
+async fn last_words(mut errors: impl tokio::io::AsyncRead + Unpin) -> String {
+    let (mut kept, mut read) = (Vec::new(), vec![0; 8 << 10]);
+    while let Ok(count @ 1..) = errors.read(&mut read).await {
+        kept.extend_from_slice(&read[..count]);
+        if kept.len() > MOST_COMPLAINTS {
+            kept.drain(..kept.len() - MOST_COMPLAINTS);
+        }
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn shell(script: &str) -> Program {
+        Program::start(&["sh".to_owned(), "-c".to_owned()], &[script.to_owned()]).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_program_is_told_when_to_begin_and_says_what_it_did() {
+        let mut program = shell("echo ready; read go; echo E 0 1 2 3 4; echo done; cat >&2");
+        program.says("ready", LIMIT).await.unwrap();
+        program.tell("go").await.unwrap();
+        assert_eq!(program.events(1, LIMIT).await.unwrap().len(), 1);
+        program.end(LIMIT).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_last_words_say_why_it_ended() {
+        let mut program = shell("echo no reason >&2; echo the reason >&2; echo >&2; exit 1");
+        let trouble = program.says("ready", LIMIT).await.unwrap_err();
+        assert_eq!(trouble, Trouble::Failed("exit status: 1: the reason".to_owned()));
+        let mut program = shell("echo it has no leases >&2; exit 3");
+        assert_eq!(program.line(LIMIT).await.unwrap_err(), Trouble::Cannot("it has no leases".to_owned()));
+        let mut program = shell("echo nonsense; cat");
+        let trouble = program.events(0, LIMIT).await.unwrap_err();
+        assert!(matches!(trouble, Trouble::Failed(why) if why.contains("nonsense")));
+        let missing = Program::start(&["./no-such-program".to_owned()], &[]).unwrap_err();
+        assert!(matches!(missing, Trouble::Failed(why) if why.contains("no-such-program")));
+    }
+}

@@ -1,0 +1,84 @@
+//! What was measured, for people: tables, plots, and docs/performance.md.
+
+pub(crate) mod chart;
+pub(crate) mod document;
+pub(crate) mod table;
+pub(crate) mod targets;
+
+use crate::metrics::Metric;
+use crate::results::{Block, Results, Row};
+use crate::roster::Role;
+use crate::scenario::Scenario;
+
+use self::table::{Table, number, spread};
+
+/// The blocks that a scenario's report is made of.
+pub(crate) fn blocks(results: &Results, scenario: Scenario) -> Vec<&Block> {
+    scenario.runs().iter().flat_map(|run| results.of(*run)).collect()
+}
+
+/// One block's table.
+pub(crate) fn table(block: &Block, scenario: Scenario) -> Table {
+    let metrics: Vec<&Metric> = scenario
+        .metrics()
+        .iter()
+        .filter(|metric| block.rows.iter().any(|row| row.spread(metric.name).is_some()))
+        .collect();
+    let mut head = vec![block.place()];
+    for metric in &metrics {
+        head.push(metric.title.to_owned());
+        if metric.compared {
+            head.push("ours, times better".to_owned());
+        }
+    }
+    head.push("notes".to_owned());
+    let mut rows = Vec::new();
+    for row in &block.rows {
+        let mut cells = vec![row.title.clone()];
+        for metric in &metrics {
+            cells.push(row.spread(metric.name).map_or_else(|| "-".to_owned(), spread));
+            if metric.compared {
+                let times = block
+                    .ours()
+                    .filter(|_| !row.is(Role::Ours))
+                    .and_then(|ours| targets::times_better(ours, row, metric));
+                cells.push(times.map_or_else(String::new, spread));
+            }
+        }
+        cells.push(notes(row));
+        rows.push(cells);
+    }
+    Table { head, rows }
+}
+
+/// Which requests, what went wrong.
+fn notes(row: &Row) -> String {
+    let mut notes = Vec::new();
+    let (requests, all) = (row.requests(), row.requests().values().sum::<u64>());
+    if all > 0 {
+        let share = |count: &u64| number(*count as f64 / all as f64 * 100.0);
+        let mut kinds: Vec<(&&str, &u64)> = requests.iter().collect();
+        kinds.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let kinds: Vec<String> =
+            kinds.iter().take(4).map(|(kind, count)| format!("{} % {kind}", share(count))).collect();
+        notes.push(kinds.join(", "));
+    }
+    if row.violations() > 0 {
+        notes.push(format!("**two held it at once, {} times**", row.violations()));
+    }
+    if let Some(trouble) = &row.trouble {
+        notes.push(trouble.clone());
+    }
+    let measured = row.samples.iter().flatten().count();
+    if measured > 0 && measured < row.samples.len() {
+        notes.push(format!("{measured} of {} rounds", row.samples.len()));
+    }
+    notes.join("; ")
+}
+
+/// With what a block was measured: `rounds 5, seconds 3`.
+pub(crate) fn settings(block: &Block) -> String {
+    let parts: Vec<String> =
+        block.settings.iter().map(|(name, value)| format!("{name}: {}", number(*value))).collect();
+    parts.join(", ")
+}

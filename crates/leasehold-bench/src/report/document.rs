@@ -1,0 +1,139 @@
+//! docs/performance.md: what stands between its markers is made from the results, the rest is written by people.
+
+use std::fs;
+use std::path::Path;
+
+use super::targets::judge;
+use super::{blocks, chart, settings, table};
+use crate::results::{Results, write};
+use crate::scenario::Scenario;
+
+pub(crate) const DOCUMENT: &str = "docs/performance.md";
+/// The plots, and the results that everything is made of.
+pub(crate) const FOLDER: &str = "docs/performance";
+
+/// Brings the document in the folder of the project up to date, and its plots.
+pub(crate) fn update(results: &Results) -> Result<(), String> {
+    let text = fs::read_to_string(DOCUMENT).map_err(|error| format!("{DOCUMENT}: {error}"))?;
+    let mut text = replaced(&text, "targets", &targets(results))?;
+    for scenario in Scenario::ALL {
+        text = replaced(&text, scenario.name(), &section(results, *scenario))?;
+    }
+    plots(results, Path::new(FOLDER))?;
+    write(Path::new(DOCUMENT), &text)
+}
+
+/// Draws what was measured.
+pub(crate) fn plots(results: &Results, folder: &Path) -> Result<(), String> {
+    for scenario in Scenario::ALL {
+        let blocks = blocks(results, *scenario);
+        if let (false, Some(metric)) = (blocks.is_empty(), scenario.metrics().first()) {
+            let svg = chart::chart(scenario.title(), metric, &blocks);
+            write(&folder.join(format!("{}.svg", scenario.name())), &svg)?;
+        }
+    }
+    Ok(())
+}
+
+/// All targets, and whether they are reached.
+fn targets(results: &Results) -> String {
+    let mut text = "| | where | target | measured | |\n|---|---|---|---|---|\n".to_owned();
+    for scenario in Scenario::ALL {
+        for verdict in judge(*scenario, &blocks(results, *scenario)) {
+            text.push_str(&format!(
+                "| {} | {} | {} | {} | {} |\n",
+                scenario.letter(),
+                verdict.place,
+                verdict.target,
+                verdict.measured,
+                if verdict.reached { "reached" } else { "**missed**" }
+            ));
+        }
+    }
+    text
+}
+
+/// One scenario: its plot and its tables.
+fn section(results: &Results, scenario: Scenario) -> String {
+    let blocks = blocks(results, scenario);
+    if blocks.is_empty() {
+        return "Not measured yet.\n".to_owned();
+    }
+    let mut text = format!("![{}](performance/{}.svg)\n", scenario.title(), scenario.name());
+    for block in &blocks {
+        // Two scenarios in one section: fairness.
+        let run = Scenario::called(&block.scenario).filter(|run| *run != scenario);
+        if let Some(run) = run {
+            text.push_str(&format!("\n{}:\n", run.title()));
+        }
+        text.push_str(&format!("\n{}", table(block, scenario).markdown()));
+        text.push_str(&format!("\n`{}` on {}; {}\n", block.command, block.date, settings(block)));
+    }
+    text
+}
+
+/// `text` with `content` between the markers of `name`.
+fn replaced(text: &str, name: &str, content: &str) -> Result<String, String> {
+    let (begin, end) = (format!("<!-- measured: {name} -->\n"), format!("<!-- end: {name} -->"));
+    let parts = text.split_once(&begin).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(&end)?;
+        Some((before, after))
+    });
+    let (before, after) = parts
+        .ok_or_else(|| format!("{DOCUMENT} has no place for `{name}`: no line `{}`", begin.trim_end()))?;
+    Ok(format!("{before}{begin}{content}{end}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::OPS;
+    use crate::results::tests::{block, row};
+    use crate::roster::Role;
+    use crate::scenario::Store;
+
+    #[test]
+    fn only_what_is_between_the_markers_changes() {
+        let text = "before\n<!-- measured: x -->\nold\n<!-- end: x -->\nafter\n";
+        let once = replaced(text, "x", "new\n").unwrap();
+        assert_eq!(once, "before\n<!-- measured: x -->\nnew\n<!-- end: x -->\nafter\n");
+        assert_eq!(replaced(&once, "x", "new\n").unwrap(), once);
+        assert!(replaced(text, "y", "new\n").unwrap_err().contains("measured: y"));
+    }
+
+    #[test]
+    fn the_document_has_a_place_for_everything() {
+        let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(DOCUMENT);
+        let text = fs::read_to_string(document).unwrap();
+        for name in Scenario::ALL.iter().map(|scenario| scenario.name()).chain(["targets"]) {
+            replaced(&text, name, "").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_section_has_a_plot_a_table_for_each_place_and_the_command() {
+        let rows = vec![
+            row("leasehold", Role::Ours, OPS.name, &[100.0]),
+            row("peer", Role::Peer, OPS.name, &[50.0]),
+        ];
+        let mut results = Results::default();
+        for ms in [0.0, 5.0] {
+            results.put(block(Scenario::Uncontended, Store::S3, ms, rows.clone()));
+        }
+        let section = section(&results, Scenario::Uncontended);
+        assert!(
+            section.starts_with("![") && section.matches("| leasehold | 100 |").count() == 2,
+            "{section}"
+        );
+        assert!(section.contains("| peer | 50 | 2 |") && section.contains("5 ms away"), "{section}");
+        assert!(section.contains("`./bench` on 2026-01-02"), "{section}");
+        assert!(
+            targets(&results).contains("| a | S3 (MinIO) | locks/s: 1.5 times the best peer"),
+            "{}",
+            targets(&results)
+        );
+        let folder = tempfile::tempdir().unwrap();
+        plots(&results, folder.path()).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,205 @@
+//! What leasehold wants to reach, and whether it does.
+
+use crate::metrics::{Better, CPU, HAND_OFF_P50, MEMORY, Metric, OPS, REQUESTS, RUN_P50, STARVED, STREAMS};
+use crate::results::{Block, Row};
+use crate::roster::Role;
+use crate::scenario::{Scenario, Store};
+use crate::stats::Spread;
+
+use super::table::number;
+
+/// One target in one place.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Verdict {
+    pub(crate) place: String,
+    pub(crate) target: String,
+    pub(crate) measured: String,
+    pub(crate) reached: bool,
+}
+
+/// How many times better ours is than `other`, round by round: above 1, it is better.
+pub(crate) fn times_better(ours: &Row, other: &Row, metric: &Metric) -> Option<Spread> {
+    match metric.better {
+        Better::More => ours.times(other, metric.name),
+        Better::Less => other.times(ours, metric.name),
+    }
+}
+
+/// What `blocks`, of `scenario`, say about its targets. By medians.
+pub(crate) fn judge(scenario: Scenario, blocks: &[&Block]) -> Vec<Verdict> {
+    blocks.iter().flat_map(|block| judge_one(scenario, block)).collect()
+}
+
+fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
+    let Some(ours) = block.ours() else { return Vec::new() };
+    let store = Store::called(&block.store);
+    let verdict = |target: &str, measured: Option<(f64, bool)>, unit: &str| {
+        measured.map(|(value, reached)| Verdict {
+            place: block.place(),
+            target: target.to_owned(),
+            measured: format!("{}{unit}", number(value)),
+            reached,
+        })
+    };
+    let value = |metric: &Metric| ours.spread(metric.name).map(|spread| spread.median);
+    // Against the best of those with that role.
+    let against = |role: Role, metric: &Metric| {
+        let others = block.rows.iter().filter(|row| row.is(role));
+        let times = others.filter_map(|row| Some(times_better(ours, row, metric)?.median));
+        times.min_by(f64::total_cmp)
+    };
+    let at_most = |metric: &Metric, most: f64| value(metric).map(|value| (value, value <= most));
+    let times =
+        |role, metric: &Metric, least: f64| against(role, metric).map(|times| (times, times >= least));
+    let nobody_starves = verdict("no task starves", at_most(&STARVED, 0.0), " starved");
+    match scenario {
+        Scenario::Uncontended => {
+            // Nobody gets below the calls with their conditions; without these it would be no lock.
+            let (faster, close) = (against(Role::Peer, &OPS), against(Role::Conditional, &OPS));
+            let reached = faster.is_some_and(|times| times >= 1.5) || close.is_some_and(|times| times >= 0.9);
+            let parts = [(faster, "times the best peer"), (close, "of the conditional calls")];
+            let parts: Vec<String> = parts
+                .iter()
+                .filter_map(|(times, of_what)| Some(format!("{} {of_what}", number((*times)?))))
+                .collect();
+            let speed = (!parts.is_empty()).then(|| Verdict {
+                place: block.place(),
+                target: "locks/s: 1.5 times the best peer, or 0.9 of the bare client's conditional calls"
+                    .to_owned(),
+                measured: parts.join(", "),
+                reached,
+            });
+            // Rare renewals may come on top.
+            [verdict("2 requests for each lock", at_most(&REQUESTS, 2.05), ""), speed, None]
+        }
+        Scenario::Tasks if store == Some(Store::S3) => [
+            verdict(
+                "a 50th of the plain loop's requests",
+                times(Role::Peer, &REQUESTS, 50.0),
+                " times fewer",
+            ),
+            verdict("20 times the plain loop's locks", times(Role::Peer, &OPS, 20.0), " times"),
+            nobody_starves,
+        ],
+        Scenario::Tasks => [nobody_starves, None, None],
+        Scenario::Processes => [
+            verdict("a 5th of any peer's requests", times(Role::Peer, &REQUESTS, 5.0), " times fewer"),
+            None,
+            None,
+        ],
+        Scenario::HandOff if store == Some(Store::Etcd) => {
+            let of_go = block.rows.iter().find(|row| row.contender == "etcd-go");
+            let slower = of_go.and_then(|go| Some(ours.times(go, HAND_OFF_P50.name)?.median));
+            [
+                verdict(
+                    "within 10 % of the Go client's hand-off",
+                    slower.map(|ratio| (ratio, ratio <= 1.1)),
+                    " of it",
+                ),
+                None,
+                None,
+            ]
+        }
+        Scenario::Many if store == Some(Store::Memory) => [
+            verdict("less than 20 % of a core", at_most(&CPU, 20.0), " %"),
+            verdict("less than 100 MB", at_most(&MEMORY, 100.0), " MB"),
+            None,
+        ],
+        Scenario::Many if store == Some(Store::Etcd) => {
+            [verdict("one stream of keep-alives", at_most(&STREAMS, 1.0), ""), None, None]
+        }
+        Scenario::Run if store == Some(Store::Sqlite) => {
+            let flock = block.rows.iter().find(|row| row.contender == "flock");
+            let slower = |ours: &Row| {
+                let ratio = ours.times(flock?, RUN_P50.name)?.median;
+                Some((ratio, ratio <= 3.0))
+            };
+            let by_default = block.rows.iter().find(|row| row.is(Role::OursByDefault)).and_then(slower);
+            [
+                verdict("at most 3 times flock, with the clients of all stores", slower(ours), " times"),
+                verdict("at most 3 times flock, as it is built by default", by_default, " times"),
+                None,
+            ]
+        }
+        _ => [None, None, None],
+    }
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::{block, row};
+
+    fn add(row: &mut Row, metric: &Metric, value: f64) {
+        row.samples.iter_mut().flatten().for_each(|sample| sample.note(metric.name, Some(value)));
+    }
+
+    fn reached(block: &Block) -> Vec<bool> {
+        let scenario = Scenario::called(&block.scenario).unwrap();
+        judge(scenario, &[block]).iter().map(|verdict| verdict.reached).collect()
+    }
+
+    #[test]
+    fn uncontended_it_is_enough_to_be_near_the_limit_or_far_from_the_peers() {
+        let case = |ours: f64, peer: f64, calls: f64| {
+            let mut mine = row("leasehold", Role::Ours, OPS.name, &[ours]);
+            add(&mut mine, &REQUESTS, 2.0);
+            let rows = vec![
+                mine,
+                row("p", Role::Peer, OPS.name, &[peer]),
+                row("c", Role::Conditional, OPS.name, &[calls]),
+                // Without conditions it is no lock, however fast.
+                row("l", Role::Limit, OPS.name, &[1_000.0]),
+            ];
+            reached(&block(Scenario::Uncontended, Store::S3, 0.0, rows))
+        };
+        assert_eq!(case(95.0, 90.0, 100.0), [true, true]);
+        assert_eq!(case(80.0, 50.0, 100.0), [true, true]);
+        assert_eq!(case(80.0, 70.0, 100.0), [true, false]);
+    }
+
+    #[test]
+    fn the_best_of_the_peers_counts() {
+        let mut mine = row("leasehold", Role::Ours, REQUESTS.name, &[1.0]);
+        add(&mut mine, &STARVED, 1.0);
+        let rows = vec![
+            mine,
+            row("slow", Role::Peer, REQUESTS.name, &[100.0]),
+            row("fast", Role::Peer, REQUESTS.name, &[4.0]),
+        ];
+        assert_eq!(reached(&block(Scenario::Processes, Store::S3, 0.0, rows.clone())), [false]);
+        assert_eq!(reached(&block(Scenario::Tasks, Store::S3, 0.0, rows)), [false, false]);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        let rows = vec![row("leasehold", Role::Ours, "other", &[1.0])];
+        for scenario in Scenario::ALL {
+            assert_eq!(reached(&block(*scenario, Store::Etcd, 0.0, rows.clone())), [] as [bool; 0]);
+        }
+    }
+
+    #[test]
+    fn a_run_has_a_verdict_as_it_is_built_by_default_too() {
+        let rows = vec![
+            row("all stores", Role::Ours, RUN_P50.name, &[2.0]),
+            row("one store", Role::OursByDefault, RUN_P50.name, &[4.0]),
+            row("flock", Role::Peer, RUN_P50.name, &[1.0]),
+            row("no lock", Role::Limit, RUN_P50.name, &[0.5]),
+        ];
+        assert_eq!(reached(&block(Scenario::Run, Store::Sqlite, 0.0, rows)), [true, false]);
+    }
+
+    #[test]
+    fn less_is_better_where_it_is() {
+        let (ours, go) = (
+            row("leasehold", Role::Ours, HAND_OFF_P50.name, &[1.05]),
+            row("etcd-go", Role::Peer, HAND_OFF_P50.name, &[1.0]),
+        );
+        assert!(times_better(&ours, &go, &HAND_OFF_P50).unwrap().median < 1.0);
+        assert_eq!(reached(&block(Scenario::HandOff, Store::Etcd, 0.0, vec![ours, go])), [true]);
+    }
+}

@@ -1,0 +1,247 @@
+//! What was measured, as it is kept in a file: runs of one part replace that part and leave the others.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::roster::Role;
+use crate::scenario::{Scenario, Store};
+use crate::stats::Spread;
+
+/// Everything that was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Results {
+    pub(crate) blocks: Vec<Block>,
+}
+
+/// One scenario on one store, with one round trip.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Block {
+    /// The scenario's letter.
+    pub(crate) scenario: String,
+    pub(crate) store: String,
+    /// What the proxy adds.
+    pub(crate) rtt_ms: f64,
+    /// When it was measured.
+    pub(crate) date: String,
+    /// The command that did.
+    pub(crate) command: String,
+    /// How many processors the machine has.
+    pub(crate) processors: usize,
+    /// With what the contenders were run.
+    pub(crate) settings: BTreeMap<String, f64>,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// One contender.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) contender: String,
+    pub(crate) title: String,
+    /// [`Role::name`].
+    pub(crate) role: String,
+    /// One for each round, `None` where it was not measured.
+    pub(crate) samples: Vec<Option<Sample>>,
+    /// Why it was not, the first time.
+    pub(crate) trouble: Option<String>,
+}
+
+/// One round of one contender.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// By name; see [`metrics`](crate::metrics).
+    pub(crate) metrics: BTreeMap<String, f64>,
+    /// Requests by kind.
+    pub(crate) requests: BTreeMap<String, u64>,
+    /// How often two held the lock at the same time.
+    pub(crate) violations: u64,
+}
+
+impl Sample {
+    /// Takes down `value`, if there is one.
+    pub(crate) fn note(&mut self, metric: &str, value: Option<f64>) {
+        if let Some(value) = value.filter(|value| value.is_finite()) {
+            self.metrics.insert(metric.to_owned(), value);
+        }
+    }
+}
+
+impl Role {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::OursByDefault => "ours-by-default",
+            Self::Peer => "peer",
+            Self::Limit => "limit",
+            Self::Conditional => "conditional",
+        }
+    }
+}
+
+impl Row {
+    pub(crate) fn is(&self, role: Role) -> bool {
+        self.role == role.name()
+    }
+
+    /// Over all rounds.
+    pub(crate) fn spread(&self, metric: &str) -> Option<Spread> {
+        Spread::of(self.samples.iter().flatten().filter_map(|sample| sample.metrics.get(metric).copied()))
+    }
+
+    /// How many times as much as `other` it has, round by round: what the machine does in a round it does to both.
+    pub(crate) fn times(&self, other: &Self, metric: &str) -> Option<Spread> {
+        let rounds = self.samples.iter().zip(&other.samples);
+        let ratios = rounds.filter_map(|(one, other)| {
+            let of = |sample: &Option<Sample>| sample.as_ref()?.metrics.get(metric).copied();
+            Some(of(one)? / of(other)?)
+        });
+        Spread::of(ratios)
+    }
+
+    pub(crate) fn violations(&self) -> u64 {
+        self.samples.iter().flatten().map(|sample| sample.violations).sum()
+    }
+
+    /// The requests of all rounds, by kind.
+    pub(crate) fn requests(&self) -> BTreeMap<&str, u64> {
+        let mut all = BTreeMap::new();
+        for (kind, count) in self.samples.iter().flatten().flat_map(|sample| &sample.requests) {
+            *all.entry(kind.as_str()).or_default() += count;
+        }
+        all
+    }
+}
+
+impl Block {
+    pub(crate) fn is_of(&self, scenario: Scenario) -> bool {
+        self.scenario == scenario.letter()
+    }
+
+    pub(crate) fn ours(&self) -> Option<&Row> {
+        self.rows.iter().find(|row| row.is(Role::Ours))
+    }
+
+    /// What the store is called, and how far away it was.
+    pub(crate) fn place(&self) -> String {
+        let store = Store::called(&self.store).map_or(self.store.as_str(), |store| store.title());
+        if self.rtt_ms == 0.0 { store.to_owned() } else { format!("{store}, {} ms away", self.rtt_ms) }
+    }
+
+    fn key(&self) -> (String, usize, u64) {
+        let store = Store::ALL.iter().position(|store| store.name() == self.store);
+        (self.scenario.clone(), store.unwrap_or(usize::MAX), (self.rtt_ms * 1_000.0) as u64)
+    }
+}
+
+impl Results {
+    /// From `file`; nothing if there is none.
+    pub(crate) fn load(file: &Path) -> Result<Self, String> {
+        match fs::read_to_string(file) {
+            Ok(text) => {
+                let wrong = |error| format!("{}: {error}; delete it to begin anew", file.display());
+                serde_json::from_str(&text).map_err(wrong)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(format!("{}: {error}", file.display())),
+        }
+    }
+
+    pub(crate) fn save(&self, file: &Path) -> Result<(), String> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
+        write(file, &(text + "\n"))
+    }
+
+    /// Adds `block`, in place of an earlier one of the same scenario, store and round trip.
+    pub(crate) fn put(&mut self, block: Block) {
+        self.blocks.retain(|other| other.key() != block.key());
+        self.blocks.push(block);
+        self.blocks.sort_by_key(Block::key);
+    }
+
+    pub(crate) fn of(&self, scenario: Scenario) -> Vec<&Block> {
+        self.blocks.iter().filter(|block| block.is_of(scenario)).collect()
+    }
+}
+
+/// Writes a file, and the folders that it is in.
+pub(crate) fn write(file: &Path, text: &str) -> Result<(), String> {
+    let written = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(file, text));
+    written.map_err(|error| format!("{}: {error}", file.display()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A contender whose rounds had these values.
+    pub(crate) fn row(contender: &str, role: Role, metric: &str, values: &[f64]) -> Row {
+        let sample = |value: &f64| {
+            let mut sample = Sample::default();
+            sample.note(metric, Some(*value));
+            Some(sample)
+        };
+        Row {
+            contender: contender.to_owned(),
+            title: contender.to_owned(),
+            role: role.name().to_owned(),
+            samples: values.iter().map(sample).collect(),
+            trouble: None,
+        }
+    }
+
+    pub(crate) fn block(scenario: Scenario, store: Store, rtt_ms: f64, rows: Vec<Row>) -> Block {
+        Block {
+            scenario: scenario.letter().to_owned(),
+            store: store.name().to_owned(),
+            rtt_ms,
+            date: "2026-01-02".to_owned(),
+            command: "./bench".to_owned(),
+            processors: 2,
+            settings: BTreeMap::from([("rounds".to_owned(), 3.0)]),
+            rows,
+        }
+    }
+
+    #[test]
+    fn ratios_are_made_round_by_round() {
+        let (ours, mut peer) = (
+            row("leasehold", Role::Ours, "m", &[10.0, 40.0, 20.0]),
+            row("peer", Role::Peer, "m", &[5.0, 10.0, 20.0]),
+        );
+        let times = ours.times(&peer, "m").unwrap();
+        assert_eq!((times.median, times.least, times.most), (2.0, 1.0, 4.0));
+        peer.samples[1] = None;
+        assert_eq!(ours.times(&peer, "m").unwrap().most, 2.0, "a round without the one is no round");
+        assert_eq!(ours.times(&peer, "other"), None);
+    }
+
+    #[test]
+    fn a_run_replaces_its_part_and_leaves_the_others() {
+        let mut results = Results::default();
+        results.put(block(Scenario::Tasks, Store::S3, 5.0, vec![]));
+        results.put(block(Scenario::Tasks, Store::S3, 0.0, vec![]));
+        results.put(block(Scenario::Uncontended, Store::Memory, 0.0, vec![]));
+        results.put(block(Scenario::Tasks, Store::S3, 5.0, vec![row("x", Role::Peer, "m", &[1.0])]));
+        let keys: Vec<_> = results
+            .blocks
+            .iter()
+            .map(|block| (block.scenario.as_str(), block.rtt_ms, block.rows.len()))
+            .collect();
+        assert_eq!(keys, [("a", 0.0, 0), ("b", 0.0, 0), ("b", 5.0, 1)]);
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("below/results.json");
+        assert_eq!(Results::load(&file), Ok(Results::default()));
+        let mut results = Results::default();
+        results.put(block(Scenario::Tasks, Store::S3, 5.0, vec![row("x", Role::Peer, "m", &[1.0, 2.5])]));
+        results.save(&file).unwrap();
+        assert_eq!(Results::load(&file), Ok(results));
+        write(&file, "{").unwrap();
+        assert!(Results::load(&file).unwrap_err().contains("results.json"));
+    }
+}

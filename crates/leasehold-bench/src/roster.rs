@@ -1,0 +1,258 @@
+//! Who is measured on which store.
+
+use crate::contender;
+use crate::scenario::{Scenario, Store};
+
+/// Somebody who takes locks, or does what is the limit of that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contender {
+    /// In results and on the command line.
+    pub(crate) name: &'static str,
+    /// In tables.
+    pub(crate) title: &'static str,
+    pub(crate) stores: &'static [Store],
+    pub(crate) scenarios: &'static [Scenario],
+    program: ProgramOf,
+    /// How it is told where its server is.
+    pub(crate) place: Place,
+    pub(crate) role: Role,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum ProgramOf {
+    /// This program, as that contender.
+    This(&'static str),
+    /// A command line in an environment variable.
+    Variable(&'static str),
+    /// A command that is measured whole.
+    Whole,
+}
+
+/// How a contender is told where its server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// By a store URL.
+    Url,
+    /// By an endpoint, and the bucket or table.
+    Endpoint,
+}
+
+/// What a contender is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Ours,
+    /// Ours, without the clients of other stores, as it is built by default.
+    OursByDefault,
+    Peer,
+    /// No lock: what the calls, or the command, take by themselves.
+    Limit,
+    /// No lock, but the conditions and the bytes of one, without which it would be none: below that nobody gets.
+    Conditional,
+}
+
+use Scenario::{HandOff, Many, Processes, Recovery, Run, Tasks, Uncontended};
+
+/// What every lock can be asked for.
+const LOCKS: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery];
+const LOCKS_AND_MANY: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Many];
+
+const fn peer(
+    name: &'static str,
+    title: &'static str,
+    stores: &'static [Store],
+    program: ProgramOf,
+) -> Contender {
+    Contender {
+        name,
+        title,
+        stores,
+        scenarios: LOCKS_AND_MANY,
+        program,
+        place: Place::Endpoint,
+        role: Role::Peer,
+    }
+}
+
+/// What taking and releasing a lock comes down to, by the store's client alone.
+const fn calls(
+    role: Role,
+    name: &'static str,
+    title: &'static str,
+    stores: &'static [Store],
+    program: ProgramOf,
+) -> Contender {
+    Contender { scenarios: &[Uncontended], role, ..peer(name, title, stores, program) }
+}
+
+const fn command(name: &'static str, stores: &'static [Store], role: Role) -> Contender {
+    Contender { scenarios: &[Run], role, ..peer(name, name, stores, ProgramOf::Whole) }
+}
+
+/// Everybody.
+pub(crate) const CONTENDERS: &[Contender] = &[
+    Contender {
+        place: Place::Url,
+        role: Role::Ours,
+        ..peer("leasehold", "leasehold", Store::ALL, ProgramOf::This("ours"))
+    },
+    Contender {
+        scenarios: LOCKS,
+        ..peer(
+            "plain-s3",
+            "plain loop (If-None-Match, sleep, delete)",
+            &[Store::S3],
+            ProgramOf::This("plain-s3"),
+        )
+    },
+    calls(Role::Limit, "bare-s3", "two bare puts (no lock)", &[Store::S3], ProgramOf::This("bare-s3")),
+    calls(
+        Role::Conditional,
+        "conditional-s3",
+        "two conditional puts of as many bytes (no lock)",
+        &[Store::S3],
+        ProgramOf::This("conditional-s3"),
+    ),
+    peer(
+        "dynamodb-java",
+        "AWS lock client (Java)",
+        &[Store::DynamoDb],
+        ProgramOf::Variable("LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA"),
+    ),
+    peer(
+        "dynamodb-go",
+        "dynamolock (Go)",
+        &[Store::DynamoDb],
+        ProgramOf::Variable("LEASEHOLD_BENCH_PEER_DYNAMODB_GO"),
+    ),
+    peer(
+        "dlock-rust",
+        "dlock (Rust)",
+        &[Store::DynamoDb],
+        ProgramOf::Variable("LEASEHOLD_BENCH_PEER_DYNAMODB_RUST"),
+    ),
+    peer(
+        "dynamodb-lease-rust",
+        "dynamodb-lease (Rust)",
+        &[Store::DynamoDb],
+        ProgramOf::Variable("LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST"),
+    ),
+    calls(
+        Role::Limit,
+        "bare-dynamodb",
+        "two bare updates (no lock)",
+        &[Store::DynamoDb],
+        ProgramOf::This("bare-dynamodb"),
+    ),
+    calls(
+        Role::Conditional,
+        "conditional-dynamodb",
+        "two conditional updates of as many bytes (no lock)",
+        &[Store::DynamoDb],
+        ProgramOf::This("conditional-dynamodb"),
+    ),
+    Contender {
+        scenarios: LOCKS,
+        ..peer("gcslock", "gcslock's algorithm", &[Store::Gcs], ProgramOf::This("gcslock"))
+    },
+    calls(
+        Role::Conditional,
+        "conditional-gcs",
+        "two conditional uploads of as many bytes (no lock)",
+        &[Store::Gcs],
+        ProgramOf::This("conditional-gcs"),
+    ),
+    peer(
+        "etcd-go",
+        "etcd's concurrency package (Go)",
+        &[Store::Etcd],
+        ProgramOf::Variable("LEASEHOLD_BENCH_PEER_ETCD_GO"),
+    ),
+    peer(
+        "etcd-rust",
+        "etcd-client's lock API (Rust)",
+        &[Store::Etcd],
+        ProgramOf::Variable("LEASEHOLD_BENCH_PEER_ETCD_RUST"),
+    ),
+    calls(
+        Role::Conditional,
+        "conditional-etcd",
+        "two transactions with a condition, of as many bytes (no lock)",
+        &[Store::Etcd],
+        ProgramOf::Variable("LEASEHOLD_BENCH_CALLS_ETCD"),
+    ),
+    command("leasehold run", &[Store::Sqlite, Store::Etcd], Role::Ours),
+    command("leasehold run, SQLite alone", &[Store::Sqlite], Role::OursByDefault),
+    command("flock", &[Store::Sqlite], Role::Peer),
+    command("etcdctl lock", &[Store::Etcd], Role::Peer),
+    command("no lock", &[Store::Sqlite, Store::Etcd], Role::Limit),
+];
+
+impl Contender {
+    /// Those who take part in `scenario` on `store`.
+    pub(crate) fn of(scenario: Scenario, store: Store) -> Vec<&'static Self> {
+        let takes_part = |one: &&Self| one.stores.contains(&store) && one.scenarios.contains(&scenario);
+        CONTENDERS.iter().filter(takes_part).collect()
+    }
+
+    /// The command line that starts it, or why there is none.
+    pub(crate) fn command(&self) -> Result<Vec<String>, String> {
+        match self.program {
+            ProgramOf::This(name) if contender::BUILT_IN.contains(&name) => {
+                let this = std::env::current_exe().map_err(|error| error.to_string())?;
+                Ok(vec![this.display().to_string(), "contender".to_owned(), name.to_owned()])
+            }
+            ProgramOf::This(name) => Err(format!("`{name}` was not built in: build with --all-features")),
+            ProgramOf::Variable(variable) => {
+                let line = std::env::var(variable).unwrap_or_default();
+                let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+                if words.is_empty() {
+                    Err(format!("{variable} is not set: it is not installed"))
+                } else {
+                    Ok(words)
+                }
+            }
+            ProgramOf::Whole => Err("it is a command and not a contender".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_is_measured_wherever_something_is() {
+        for scenario in Scenario::ALL {
+            for store in scenario.stores() {
+                let all = Contender::of(*scenario, *store);
+                assert_eq!(
+                    all.iter().filter(|one| one.role == Role::Ours).count(),
+                    1,
+                    "{scenario} {store:?}"
+                );
+            }
+        }
+        for (n, one) in CONTENDERS.iter().enumerate() {
+            assert!(CONTENDERS[..n].iter().all(|other| other.name != one.name), "{}", one.name);
+        }
+    }
+
+    /// The verdict counts against it, wherever there is a server.
+    #[test]
+    fn the_calls_with_their_conditions_are_measured_beside_every_store_with_a_server() {
+        for store in Scenario::Uncontended.stores() {
+            let all = Contender::of(Scenario::Uncontended, *store);
+            let calls = all.iter().filter(|one| one.role == Role::Conditional).count();
+            assert_eq!(calls, usize::from(store.has_server()), "{store:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_not_installed_is_told_of() {
+        for one in CONTENDERS.iter().filter(|one| one.name == "etcd-rust") {
+            if let Err(why) = one.command() {
+                assert!(why.contains("LEASEHOLD_BENCH_PEER_ETCD_RUST"), "{why}");
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! A proxy between contenders and a server that adds a round trip and counts requests. It reads what is sent as it comes and
+//! sends it on after half of the round trip, each way: bandwidth and pipelining stay as they are.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::heads::Heads;
+use super::timer::{self, Timer};
+
+/// What is read at once.
+const PACKET: usize = 64 << 10;
+
+/// How many packets may be under way in one direction of a connection.
+const UNDER_WAY: usize = 4_096;
+
+/// What the bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    /// HTTP/1.1, whose requests are counted.
+    Http,
+    /// Something else; the server counts itself.
+    Other,
+}
+
+/// A proxy on a free loopback port. Ends when dropped, with its connections.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    counts: Arc<Counts>,
+    listener: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Counts(Mutex<BTreeMap<String, u64>>);
+
+impl Counts {
+    fn add(&self, new: BTreeMap<String, u64>) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, count) in new {
+            *counts.entry(name).or_default() += count;
+        }
+    }
+}
+
+/// What each connection is told.
+#[derive(Clone, Debug)]
+struct Way {
+    server: String,
+    speaks: Speaks,
+    half: Duration,
+    timer: Timer,
+    counts: Arc<Counts>,
+}
+
+impl Proxy {
+    /// Listens for clients of `server`, which is `round_trip` further away than it is.
+    pub(crate) async fn start(server: &str, speaks: Speaks, round_trip: Duration) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let counts = Arc::new(Counts::default());
+        let way = Way {
+            server: server.to_owned(),
+            speaks,
+            half: round_trip / 2,
+            timer: Timer::start(),
+            counts: counts.clone(),
+        };
+        Ok(Self { address, counts, listener: tokio::spawn(accept(listener, way)) })
+    }
+
+    /// Where clients connect to.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The requests so far, by kind.
+    pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
+        self.counts.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, way: Way) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((client, _)) => {
+                    connections.spawn(connect(client, way.clone()));
+                }
+                Err(_) => return,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Until either side closes both of its directions, or breaks off.
+async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
+    let server = TcpStream::connect(&way.server).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let heads = (way.speaks == Speaks::Http).then(Heads::default);
+    let asked = carry(from_client, to_server, heads, &way);
+    let answered = carry(from_server, to_client, None, &way);
+    tokio::try_join!(asked, answered)?;
+    Ok(())
+}
+
+/// Carries one direction of a connection to its end.
+async fn carry(from: OwnedReadHalf, to: OwnedWriteHalf, heads: Option<Heads>, way: &Way) -> io::Result<()> {
+    if way.half.is_zero() {
+        carry_at_once(from, to, heads, way).await
+    } else {
+        carry_later(from, to, heads, way).await
+    }
+}
+
+async fn carry_at_once(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut heads: Option<Heads>,
+    way: &Way,
+) -> io::Result<()> {
+    let mut packet = vec![0; PACKET];
+    loop {
+        let count = from.read(&mut packet).await?;
+        if count == 0 {
+            return to.shutdown().await;
+        }
+        note(&mut heads, &packet[..count], way);
+        to.write_all(&packet[..count]).await?;
+    }
+}
+
+async fn carry_later(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut heads: Option<Heads>,
+    way: &Way,
+) -> io::Result<()> {
+    let (sent, mut under_way) = mpsc::channel::<(Duration, Vec<u8>)>(UNDER_WAY);
+    let reading = async move {
+        let mut packet = vec![0; PACKET];
+        loop {
+            let count = from.read(&mut packet).await?;
+            let due = timer::now() + way.half;
+            note(&mut heads, &packet[..count], way);
+            // The end of the connection takes as long as what was sent before it.
+            if sent.send((due, packet[..count].to_vec())).await.is_err() || count == 0 {
+                return Ok(());
+            }
+        }
+    };
+    let writing = async move {
+        while let Some((due, packet)) = under_way.recv().await {
+            way.timer.sleep_until(due).await;
+            if packet.is_empty() {
+                break;
+            }
+            to.write_all(&packet).await?;
+        }
+        to.shutdown().await
+    };
+    tokio::try_join!(reading, writing)?;
+    Ok(())
+}
+
+fn note(heads: &mut Option<Heads>, bytes: &[u8], way: &Way) {
+    if let Some(heads) = heads {
+        heads.feed(bytes);
+        let new = heads.take();
+        if !new.is_empty() {
+            way.counts.add(new);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that answers every byte with itself.
+    async fn echo() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let (mut from, mut to) = client.split();
+                    tokio::io::copy(&mut from, &mut to).await
+                });
+            }
+        });
+        address
+    }
+
+    const REQUEST: &[u8] = b"PUT /k HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc";
+
+    #[tokio::test]
+    async fn everything_arrives_and_requests_are_counted() {
+        for round_trip in [Duration::ZERO, Duration::from_millis(4)] {
+            let proxy = Proxy::start(&echo().await, Speaks::Http, round_trip).await.unwrap();
+            let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+            let begin = timer::now();
+            client.write_all(&REQUEST.repeat(3)).await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.unwrap();
+            assert_eq!(answer, REQUEST.repeat(3));
+            assert!(timer::now() - begin >= round_trip);
+            assert_eq!(proxy.counts(), BTreeMap::from([("PUT".to_owned(), 3)]));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_next_packet_does_not_wait_for_an_answer() {
+        const PACKETS: usize = 20;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            let (mut client, _) = listener.accept().await.unwrap();
+            client.read_exact(&mut [0; PACKETS]).await.unwrap();
+            client.write_all(b"!").await.unwrap();
+        });
+        let proxy = Proxy::start(&server, Speaks::Other, Duration::from_millis(2)).await.unwrap();
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        for _ in 0..PACKETS {
+            client.write_all(b"x").await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        client.read_exact(&mut [0]).await.unwrap();
+        assert!(proxy.counts().is_empty());
+    }
+
+    #[tokio::test]
+    async fn connections_end_with_the_proxy() {
+        let proxy = Proxy::start(&echo().await, Speaks::Other, Duration::ZERO).await.unwrap();
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        client.write_all(b"x").await.unwrap();
+        client.read_exact(&mut [0]).await.unwrap();
+        drop(proxy);
+        assert!(matches!(client.read(&mut [0]).await, Ok(0) | Err(_)));
+    }
+}

@@ -1,0 +1,65 @@
+//! The benchmark runs, and its report is complete. What it measures is for nobody to rely on here: figures come from a
+//! calm machine.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(folder: &Path, arguments: &[&str]) -> Output {
+    let out = folder.to_str().unwrap();
+    let bench = env!("CARGO_BIN_EXE_leasehold-bench");
+    Command::new(bench).args(arguments).args(["--out", out]).output().unwrap()
+}
+
+#[test]
+fn sqlite_is_measured_and_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = bench(folder.path(), &["a", "b", "sqlite", "--rounds", "2", "--seconds", "0.2"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    for part in ["(a) uncontended", "(b) tasks", "SQLite", "leasehold", "locks/s", "results.json"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+
+    let text = std::fs::read_to_string(folder.path().join("results.json")).unwrap();
+    let results: Value = serde_json::from_str(&text).unwrap();
+    let blocks = results["blocks"].as_array().unwrap();
+    let scenarios: Vec<_> = blocks.iter().map(|block| block["scenario"].as_str().unwrap()).collect();
+    assert_eq!(scenarios, ["a", "b"]);
+    for block in blocks {
+        let ours = block["rows"].as_array().unwrap().iter().find(|row| row["role"] == "ours").unwrap();
+        assert_eq!(ours["trouble"], Value::Null);
+        let samples = ours["samples"].as_array().unwrap();
+        assert_eq!(samples.len(), 2);
+        for sample in samples {
+            assert!(sample["metrics"]["ops_per_s"].as_f64().unwrap() > 0.0, "{sample}");
+            assert_eq!(sample["violations"], 0);
+        }
+    }
+    for plot in ["uncontended.svg", "tasks.svg"] {
+        assert!(folder.path().join(plot).exists(), "{plot}");
+    }
+
+    let report = bench(folder.path(), &["report", "fairness"]);
+    let said = String::from_utf8(report.stdout).unwrap();
+    assert!(report.status.success() && said.contains("Jain's index"), "{said}");
+}
+
+#[test]
+fn bad_arguments_are_named_and_exit_with_2() {
+    let folder = tempfile::tempdir().unwrap();
+    for (wrong, says) in [
+        (&["sqlit"][..], "`sqlit`"),
+        (&["--rounds", "none"], "`none`"),
+        (&["c", "mem"], "nothing to measure"),
+        (&["a", "--rtt", "far"], "`far`"),
+    ] {
+        let output = bench(folder.path(), wrong);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {said}");
+        assert!(said.contains(says), "{wrong:?}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was measured");
+}

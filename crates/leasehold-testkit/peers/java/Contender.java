@@ -1,0 +1,247 @@
+import com.amazonaws.services.dynamodbv2.AcquireLockOptions;
+import com.amazonaws.services.dynamodbv2.AmazonDynamoDBLockClient;
+import com.amazonaws.services.dynamodbv2.LockItem;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
+
+/**
+ * A contender of the benchmark: what it does and says is written in ../go/contender.go. The lock client has its default
+ * settings but for the lease duration and the time that it waits for a lock: it deletes items when it releases them.
+ *
+ * <pre>--endpoint URL --table TABLE --lock KEY --ttl-ms MILLISECONDS</pre>
+ */
+final class Contender {
+    /** More than elsewhere, since Java is slow at first: how often those that contend take a lock before the start, */
+    private static final int WARM_CYCLES = 200;
+    /** unless that takes longer. */
+    private static final Duration WARM_TIME = Duration.ofSeconds(4);
+    /** Acquisitions under way of many locks. */
+    private static final int AT_ONCE = 64;
+
+    private final Peer.Options options;
+    private final AmazonDynamoDBLockClient client;
+    private final BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    private final PrintStream output = System.out;
+
+    private Contender(Peer.Options options) {
+        this.options = options;
+        client = Peer.client(options, options.number("ttl-ms"));
+    }
+
+    static void run(String[] arguments) throws Exception {
+        if (arguments.length == 0) {
+            throw new IllegalArgumentException("there is no verb after bench");
+        }
+        Contender contender = new Contender(Peer.Options.read(arguments));
+        switch (arguments[0]) {
+            case "contend" -> contender.contend();
+            case "hold" -> contender.hold();
+            case "many" -> contender.many();
+            default -> throw new IllegalArgumentException("there is no verb " + arguments[0]);
+        }
+    }
+
+    /** Takes another lock so many times, says that it has, and waits for the start. */
+    private void ready(int cycles) throws InterruptedException, IOException {
+        String lock = options.text("lock") + "-warm-" + ProcessHandle.current().pid();
+        long began = System.nanoTime();
+        for (int cycle = 0; cycle < cycles && System.nanoTime() - began < WARM_TIME.toNanos(); cycle++) {
+            release(acquire(lock));
+        }
+        say("ready");
+        String line = input.readLine();
+        if (!"go".equals(line)) {
+            throw new IOException(line + " came instead of the line go");
+        }
+    }
+
+    private void contend() throws Exception {
+        List<Task> tasks = new ArrayList<>();
+        for (int number = 0; number < options.number("tasks"); number++) {
+            tasks.add(new Task());
+        }
+        boolean counted = options.has("count");
+        ready(WARM_CYCLES);
+        // Cached: it has as many threads as are wanted.
+        ExecutorService threads = Executors.newCachedThreadPool();
+        long until = counted ? Long.MAX_VALUE : System.nanoTime() + TimeUnit.SECONDS.toNanos(options.number("seconds"));
+        List<Future<?>> running = new ArrayList<>();
+        for (Task task : tasks) {
+            running.add(threads.submit(task));
+        }
+        if (!counted) {
+            TimeUnit.NANOSECONDS.sleep(until - System.nanoTime());
+            // More than once: the client goes on where a request is interrupted.
+            while (!running.stream().allMatch(Future::isDone)) {
+                tasks.forEach(Task::giveUp);
+                TimeUnit.MILLISECONDS.sleep(20);
+            }
+        }
+        for (Future<?> task : running) {
+            task.get();
+        }
+        StringBuilder lines = new StringBuilder();
+        for (int task = 0; task < tasks.size(); task++) {
+            for (long[] event : tasks.get(task).events) {
+                lines.append("E ").append(task);
+                Arrays.stream(event).forEach(moment -> lines.append(' ').append(moment));
+                lines.append('\n');
+            }
+        }
+        output.print(lines);
+        say("done");
+    }
+
+    /** What a task does. */
+    private final class Task implements Runnable {
+        private final List<long[]> events = new ArrayList<>();
+        private final long hold = TimeUnit.MICROSECONDS.toNanos(options.number("hold-us"));
+        private final long count = options.has("count") ? options.number("count") : Long.MAX_VALUE;
+        private Thread waiting;
+        private boolean over;
+
+        @Override
+        public void run() {
+            for (long left = count; left > 0; left--) {
+                long asked = now();
+                LockItem lock = attempt();
+                if (lock == null) {
+                    return;
+                }
+                long granted = now();
+                for (long until = System.nanoTime() + hold, now = System.nanoTime(); now < until; now = System.nanoTime()) {
+                    LockSupport.parkNanos(until - now);
+                }
+                long releasing = now();
+                release(lock);
+                events.add(new long[] {asked, granted, releasing, now()});
+            }
+        }
+
+        /** The lock, or null when the time is over. */
+        private LockItem attempt() {
+            synchronized (this) {
+                if (over) {
+                    return null;
+                }
+                waiting = Thread.currentThread();
+            }
+            LockItem lock = null;
+            Exception failure = null;
+            try {
+                lock = acquire(options.text("lock"));
+            } catch (InterruptedException | RuntimeException exception) {
+                failure = exception;
+            }
+            synchronized (this) {
+                waiting = null;
+                // The lock may have been granted nevertheless, and what releases it is not to be interrupted.
+                Thread.interrupted();
+                if (failure != null && !over) {
+                    throw new IllegalStateException(failure);
+                }
+            }
+            return lock;
+        }
+
+        synchronized void giveUp() {
+            over = true;
+            if (waiting != null) {
+                waiting.interrupt();
+            }
+        }
+    }
+
+    private void hold() throws Exception {
+        ready(1);
+        LockItem lock = acquire(options.text("lock"));
+        say("granted " + now());
+        while (input.read() >= 0) {
+            // What is written there has no meaning, only its end.
+        }
+        release(lock);
+    }
+
+    private void many() throws Exception {
+        int count = options.number("locks");
+        ready(1);
+        LockItem[] locks = new LockItem[count];
+        ExecutorService threads = Executors.newFixedThreadPool(AT_ONCE);
+        each(threads, count, number -> locks[number] = acquire(options.text("lock") + number));
+        say("held");
+        TimeUnit.SECONDS.sleep(options.number("seconds"));
+        long lost = 0;
+        for (int number = 0; number < count; number++) {
+            if (locks[number].isExpired()) {
+                locks[number] = null;
+                lost++;
+            }
+        }
+        if (lost > 0) {
+            say("lost " + lost);
+        }
+        say("done");
+        each(threads, count, number -> {
+            if (locks[number] != null) {
+                release(locks[number]);
+            }
+        });
+    }
+
+    private interface Step {
+        void take(int number) throws Exception;
+    }
+
+    private static void each(ExecutorService threads, int count, Step step)
+            throws InterruptedException, ExecutionException {
+        List<Future<?>> running = new ArrayList<>();
+        for (int number = 0; number < count; number++) {
+            int own = number;
+            running.add(threads.submit(() -> {
+                step.take(own);
+                return null;
+            }));
+        }
+        for (Future<?> task : running) {
+            task.get();
+        }
+    }
+
+    private LockItem acquire(String key) throws InterruptedException {
+        return client.acquireLock(AcquireLockOptions.builder(key)
+                .withTimeUnit(TimeUnit.HOURS)
+                .withAdditionalTimeToWaitForLock(1L)
+                .build());
+    }
+
+    private void release(LockItem lock) {
+        if (!client.releaseLock(lock)) {
+            throw new IllegalStateException("the lock was not held any more");
+        }
+    }
+
+    private void say(String line) {
+        output.println(line);
+        output.flush();
+    }
+
+    /** Microseconds on the wall clock. */
+    private static long now() {
+        return ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
+    }
+}

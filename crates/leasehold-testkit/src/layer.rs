@@ -1,0 +1,125 @@
+//! A register in front of another: it says what it does otherwise, and [`Layered`] forwards the rest.
+//!
+//! ```
+//! # use leasehold::register::RegisterTraits;
+//! # use leasehold::stores::memory::MemoryRegister;
+//! # use leasehold::{Register, env::Env};
+//! # use leasehold_testkit::layer::{Layer, Layered};
+//! /// A store whose preconditions nobody vouches for.
+//! #[derive(Debug)]
+//! struct Untrusted(MemoryRegister);
+//!
+//! impl Layer for Untrusted {
+//!     fn inner(&self) -> &dyn Register {
+//!         &self.0
+//!     }
+//!     fn traits(&self) -> RegisterTraits {
+//!         RegisterTraits { trusted: false, ..self.0.traits() }
+//!     }
+//! }
+//!
+//! let register = Layered(Untrusted(MemoryRegister::new(Env::system())));
+//! assert!(!Register::traits(&register).trusted);
+//! ```
+
+use std::fmt;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use leasehold::clock::StoreTime;
+use leasehold::doctor::Examined;
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+
+/// What a register in front of [`inner`](Self::inner) does otherwise. Each method is [`Register`]'s, and forwards by default.
+///
+/// A layer that changes what is read changes [`stat`](Self::stat) too, where it matters: that is not made of
+/// [`read`](Self::read) here.
+#[async_trait]
+pub trait Layer: fmt::Debug + Send + Sync + 'static {
+    /// The register behind it.
+    fn inner(&self) -> &dyn Register;
+
+    /// See [`Register::read`].
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.inner().read(key).await
+    }
+
+    /// See [`Register::stat`].
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        self.inner().stat(key).await
+    }
+
+    /// See [`Register::write`].
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        self.inner().write(key, expect, body).await
+    }
+
+    /// See [`Register::delete`]. Deletes that are not examined come here too.
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.inner().delete(key, version).await
+    }
+
+    /// See [`Register::traits`].
+    fn traits(&self) -> RegisterTraits {
+        self.inner().traits()
+    }
+
+    /// See [`Register::version_of`].
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.inner().version_of(bytes)
+    }
+
+    /// See [`Register::store_time`].
+    fn store_time(&self) -> Option<StoreTime> {
+        self.inner().store_time()
+    }
+}
+
+/// The register that a [`Layer`] makes of the one behind it.
+#[derive(Debug)]
+pub struct Layered<L>(pub L);
+
+#[async_trait]
+impl<L: Layer> Register for Layered<L> {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.0.read(key).await
+    }
+
+    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+        self.0.stat(key).await
+    }
+
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        self.0.write(key, expect, body).await
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.0.delete(key, version).await
+    }
+
+    async fn examine(&self) -> Examined {
+        self.0.inner().examine().await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.0.inner().list(prefix)
+    }
+
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.0.version_of(bytes)
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.0.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.0.inner().env()
+    }
+
+    fn traits(&self) -> RegisterTraits {
+        self.0.traits()
+    }
+}

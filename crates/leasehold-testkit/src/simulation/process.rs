@@ -1,0 +1,97 @@
+//! A simulated process with several tasks: they share its locker, its machine, its network and its end, and pass the lock
+//! on among themselves.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use leasehold::{Guard, Token};
+use tokio::task::JoinSet;
+
+use super::player::Player;
+
+/// What the tasks of a process share, beside their machine.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Whether the guard that one of them was given last is dead.
+    latest: Mutex<Option<Box<dyn Fn() -> bool + Send>>>,
+}
+
+/// Runs the process of `first`, with as many tasks as it is to have, and whatever is started in its place, for ever.
+pub(super) async fn run(mut first: Player) {
+    loop {
+        let world = first.world.clone();
+        let mut tasks = JoinSet::new();
+        for task in 1..world.plan.tasks as u64 {
+            tasks.spawn(first.another(task).play());
+        }
+        tasks.spawn(first.play());
+        // The first one that ends has met the end of all. A panic is noticed elsewhere.
+        let Some(Ok(seed)) = tasks.join_next().await else { return };
+        tasks.shutdown().await;
+        first = Player::new(&world, seed);
+    }
+}
+
+impl Player {
+    /// Another task of the same process.
+    fn another(&self, task: u64) -> Self {
+        Self {
+            seed: self.seed,
+            task,
+            world: self.world.clone(),
+            locker: self.locker.clone(),
+            link: self.link.clone(),
+            host: self.host.clone(),
+            env: self.env.clone(),
+            random: fastrand::Rng::with_seed(self.seed.wrapping_add(task << 32)),
+            ttl: self.ttl,
+            acquisitions: 0,
+            note: String::new(),
+            resource: self.resource.clone(),
+            process: self.process.clone(),
+            successor: None,
+            suspended: Duration::ZERO,
+            paused: Duration::ZERO,
+        }
+    }
+
+    /// Whether its process has other tasks.
+    pub(super) fn has_company(&self) -> bool {
+        self.plan().tasks > 1
+    }
+
+    /// In how many steps it holds the lock, of how many milliseconds at most. In company, mostly for so short that others
+    /// get it by the same grant.
+    pub(super) fn pace(&mut self) -> (u32, u64) {
+        if self.has_company() && (self.plan().is_rush() || self.random.u8(..10) > 0) {
+            (self.random.u32(1..4), 40)
+        } else {
+            (self.random.u32(1..40), 400)
+        }
+    }
+
+    /// Until it wants the lock again.
+    pub(super) async fn rest_between(&mut self) {
+        if self.plan().is_rush() {
+            return;
+        }
+        let soon = self.has_company() && self.random.u8(..4) > 0;
+        self.rest(if soon { 60 } else { 1_000 }).await;
+    }
+
+    /// This task was given `guard`.
+    pub(super) fn given(&self, guard: &Guard) {
+        if !self.plan().game.is_one_lock() {
+            return;
+        }
+        let (name, token) = (guard.name().as_str(), guard.token().map_or(0, Token::get));
+        self.world.checker.given(name, token, &self.note);
+        let over = guard.cancellation();
+        let latest: Box<dyn Fn() -> bool + Send> = Box::new(move || over.is_cancelled());
+        let before = self.process.latest.lock().unwrap_or_else(PoisonError::into_inner).replace(latest);
+        if before.is_some_and(|is_dead| !is_dead()) {
+            let what = format!("token {token} of {name} is given out, and whoever had it before is not dead");
+            self.world.checker.violated("I1", what);
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Sleeping until a clock says so, although timers stop while the machine is suspended.
+//!
+//! A sleep stands on one timer for its whole length. That timer is wrong when the clock gets ahead of it: after a suspend,
+//! a restore from a snapshot, a step of the wall clock. One *lookout* for all the sleepers of a runtime looks for that
+//! twice a second, and wakes them: they read the clock themselves, and sleep on or not. If each sleep looked for itself,
+//! ten thousand locks would wake up forty thousand times a second.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::{Handle, Id};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::Moment;
+
+/// No sleep relies on its timer alone for longer than this.
+pub(super) const SLICE: Duration = Duration::from_millis(500);
+
+/// By how much the clock may get ahead of a timer before the sleepers are told: a wall clock that is being slewed, by
+/// 0.05 %, is not to wake them twice a second. A tenth of the least slack of a lease.
+const TOLERANCE_NS: i64 = 5_000_000;
+
+/// A clock that sleeps by its lookouts.
+pub(super) trait Watched: Clone + Send + Sync + 'static {
+    /// Now, on both clocks.
+    fn moment(&self) -> Moment;
+
+    /// Where its lookouts are.
+    fn lookouts(&self) -> &Lookouts;
+}
+
+/// Completes when at least `duration` has passed on the longer side of `clock`. Cancel safe.
+#[allow(clippy::disallowed_methods, reason = "this is the place")]
+pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
+    let start = clock.moment();
+    let left =
+        |now: Moment| Some(duration.saturating_sub(now.longest_since(start))).filter(|left| !left.is_zero());
+    if duration <= SLICE {
+        while let Some(left) = left(clock.moment()) {
+            tokio::time::sleep(left).await;
+        }
+        return;
+    }
+    let Place(lookout) = &Place::take(clock);
+    loop {
+        // Made before the clock is read: it hears of whatever happens after that.
+        let ahead = lookout.ahead.notified();
+        let now = clock.moment();
+        let Some(left) = left(now) else { return };
+        lookout.note(now);
+        tokio::select! {
+            biased;
+            () = tokio::time::sleep(left) => {}
+            () = ahead => {}
+        }
+    }
+}
+
+/// The lookouts of one clock: one in each runtime in which somebody sleeps on it.
+#[derive(Debug, Default)]
+pub(super) struct Lookouts(Mutex<Vec<(Id, Arc<Lookout>)>>);
+
+impl Lookouts {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    fn each(&self) -> MutexGuard<'_, Vec<(Id, Arc<Lookout>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nobody sleeps by `lookout` any more: whoever sleeps next gets another one.
+    fn dismissed(&self, lookout: &Arc<Lookout>) -> bool {
+        let mut each = self.each();
+        let idle = lookout.sleepers.load(Ordering::Relaxed) == 0;
+        if idle {
+            each.retain(|(_, other)| !Arc::ptr_eq(other, lookout));
+        }
+        idle
+    }
+
+    fn remove(&self, lookout: &Arc<Lookout>) {
+        self.each().retain(|(_, other)| !Arc::ptr_eq(other, lookout));
+    }
+}
+
+#[derive(Debug)]
+struct Lookout {
+    /// Counted up under the lock of [`Lookouts`].
+    sleepers: AtomicUsize,
+    /// Tells the sleepers that the clock has got ahead of their timers.
+    ahead: Notify,
+    /// When it came on duty, by the timers.
+    since: Instant,
+    /// By how much the clock was ahead of the timers when it was least so since the sleepers were told: none of them
+    /// sleeps from less.
+    least: Mutex<Lead>,
+}
+
+/// By how many nanoseconds each side of a clock is ahead of the timers, counted from anywhere.
+#[derive(Clone, Copy, Debug)]
+struct Lead {
+    boot_ns: i64,
+    wall_ns: i64,
+}
+
+impl Lookout {
+    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    fn new(now: Moment) -> Self {
+        Self {
+            sleepers: AtomicUsize::new(0),
+            ahead: Notify::new(),
+            since: Instant::now(),
+            least: Mutex::new(Lead { boot_ns: signed(now.boot_ns), wall_ns: now.wall_ns }),
+        }
+    }
+
+    fn least(&self) -> MutexGuard<'_, Lead> {
+        self.least.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lead(&self, now: Moment) -> Lead {
+        let timers_ns = i64::try_from(self.since.elapsed().as_nanos()).unwrap_or(i64::MAX);
+        Lead {
+            boot_ns: signed(now.boot_ns).saturating_sub(timers_ns),
+            wall_ns: now.wall_ns.saturating_sub(timers_ns),
+        }
+    }
+
+    /// Somebody sleeps from `now`.
+    fn note(&self, now: Moment) {
+        let mut least = self.least();
+        let lead = self.lead(now);
+        *least = Lead { boot_ns: lead.boot_ns.min(least.boot_ns), wall_ns: lead.wall_ns.min(least.wall_ns) };
+    }
+
+    /// Compares the clock with the timers.
+    fn look(&self, now: Moment) {
+        self.note(now);
+        let mut least = self.least();
+        let lead = self.lead(now);
+        let ahead = |now_ns: i64, least_ns: i64| now_ns.saturating_sub(least_ns) > TOLERANCE_NS;
+        if ahead(lead.boot_ns, least.boot_ns) || ahead(lead.wall_ns, least.wall_ns) {
+            *least = lead;
+            drop(least);
+            self.ahead.notify_waiters();
+        }
+    }
+}
+
+/// A sleeper's place with the lookout of its runtime.
+struct Place(Arc<Lookout>);
+
+impl Place {
+    fn take(clock: &impl Watched) -> Self {
+        let runtime = Handle::current();
+        let mut each = clock.lookouts().each();
+        let on_duty = each.iter().find(|(id, _)| *id == runtime.id()).map(|(_, lookout)| lookout.clone());
+        let lookout = on_duty.clone().unwrap_or_else(|| Arc::new(Lookout::new(clock.moment())));
+        lookout.sleepers.fetch_add(1, Ordering::Relaxed);
+        if on_duty.is_none() {
+            each.push((runtime.id(), lookout.clone()));
+            // Without the lock: in a runtime that is shutting down the duty ends here.
+            drop(each);
+            runtime.spawn(Duty { clock: clock.clone(), lookout: lookout.clone() }.keep());
+        }
+        Self(lookout)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Looks out for as long as there are sleepers, or the runtime.
+struct Duty<C: Watched> {
+    clock: C,
+    lookout: Arc<Lookout>,
+}
+
+impl<C: Watched> Duty<C> {
+    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    async fn keep(self) {
+        loop {
+            tokio::time::sleep(SLICE).await;
+            if self.clock.lookouts().dismissed(&self.lookout) {
+                return;
+            }
+            self.lookout.look(self.clock.moment());
+        }
+    }
+}
+
+impl<C: Watched> Drop for Duty<C> {
+    fn drop(&mut self) {
+        self.clock.lookouts().remove(&self.lookout);
+    }
+}
+
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Clock, TestClock};
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Falls asleep on `clock`, and gives how late it woke.
+    fn sleeper(clock: &Arc<TestClock>, duration: Duration) -> tokio::task::JoinHandle<Duration> {
+        let (clock, start) = (clock.clone(), clock.now());
+        tokio::spawn(async move {
+            clock.sleep(duration).await;
+            clock.now().longest_since(start) - duration
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_ends_within_a_slice_of_waking_from_suspend() {
+        let clock = Arc::new(TestClock::default());
+        let sleeper = sleeper(&clock, SECOND * 60);
+        tokio::task::yield_now().await;
+        clock.suspend(SECOND * 3_600);
+        let woken = clock.now();
+        sleeper.await.unwrap();
+        assert!(clock.now().longest_since(woken) <= SLICE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_wakes_before_the_time_has_come() {
+        let clock = Arc::new(TestClock::default());
+        let wakes = Arc::new(AtomicUsize::new(0));
+        let sleepers = (0..1_000).map(|_| {
+            let (clock, wakes) = (clock.clone(), wakes.clone());
+            tokio::spawn(async move {
+                let mut asleep = clock.sleep(SECOND * 60);
+                std::future::poll_fn(|context| {
+                    wakes.fetch_add(1, Ordering::Relaxed);
+                    asleep.as_mut().poll(context)
+                })
+                .await;
+            })
+        });
+        futures_util::future::join_all(sleepers).await;
+        let wakes = wakes.load(Ordering::Relaxed);
+        assert!(wakes <= 3 * 1_000, "falls asleep, wakes, perhaps a moment early: {wakes}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_jump_wakes_all_sleepers_and_those_whose_time_has_not_come_sleep_on() {
+        let clock = Arc::new(TestClock::default());
+        let sleepers: Vec<_> = (1..=100).map(|n| sleeper(&clock, SECOND * 60 * n)).collect();
+        for jump in 1..=5 {
+            clock.sleep(SECOND * 10).await;
+            match jump % 2 {
+                0 => clock.suspend(SECOND * 600),
+                _ => clock.step_wall(600),
+            }
+        }
+        for sleeper in sleepers {
+            let late = sleeper.await.unwrap();
+            assert!(late <= SECOND * 600 + SLICE, "{late:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_falls_asleep_while_the_wall_clock_is_back_wakes_when_it_is_set_right() {
+        let clock = Arc::new(TestClock::default());
+        let _other = sleeper(&clock, SECOND * 1_000);
+        clock.sleep(SECOND).await;
+        // Back and forth between two looks, and meanwhile somebody falls asleep.
+        clock.step_wall(-30);
+        let sleeper = sleeper(&clock, SECOND * 60);
+        tokio::task::yield_now().await;
+        clock.step_wall(60);
+        assert!(sleeper.await.unwrap() <= SLICE, "30 s were left");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_on_a_clock_that_runs_fast_or_slow_is_neither_short_nor_late() {
+        for rate in [0.99, 1.0, 1.01] {
+            let clock = Arc::new(TestClock::with_rate(rate));
+            let late = sleeper(&clock, SECOND * 600).await.unwrap();
+            assert!(late <= Duration::from_millis(20), "{rate}: {late:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lookout_is_off_duty_when_nobody_sleeps_any_more() {
+        let clock = Arc::new(TestClock::default());
+        let on_duty = || clock.0.lookouts.each().len();
+        clock.sleep(SLICE).await;
+        assert_eq!(on_duty(), 0, "short sleeps need none");
+        let sleepers: Vec<_> = (0..10).map(|_| sleeper(&clock, SECOND * 60)).collect();
+        tokio::task::yield_now().await;
+        assert_eq!(on_duty(), 1);
+        sleepers.iter().for_each(tokio::task::JoinHandle::abort);
+        clock.sleep(SLICE).await;
+        clock.sleep(SLICE).await;
+        assert_eq!(on_duty(), 0);
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+        assert!(sleeper(&clock, SECOND * 2).await.unwrap() < SLICE);
+    }
+
+    #[test]
+    fn each_runtime_has_a_lookout_of_its_own_and_takes_it_along() {
+        let runtime = || {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            builder.enable_time().start_paused(true).build().unwrap()
+        };
+        let first = runtime();
+        let clock = first.block_on(async { Arc::new(TestClock::default()) });
+        let asleep = |clock: &Arc<TestClock>| {
+            let clock = clock.clone();
+            async move {
+                drop(sleeper(&clock, SECOND * 3_600));
+                tokio::task::yield_now().await;
+            }
+        };
+        first.block_on(asleep(&clock));
+        // Not driven any more: whoever sleeps in another runtime is not to wait for it.
+        let second = runtime();
+        second.block_on(async {
+            let sleeper = sleeper(&clock, SECOND * 60);
+            tokio::task::yield_now().await;
+            assert_eq!(clock.0.lookouts.each().len(), 2);
+            clock.suspend(SECOND * 3_600);
+            let woken = clock.now();
+            sleeper.await.unwrap();
+            assert!(clock.now().longest_since(woken) <= SLICE);
+        });
+        drop(second);
+        assert_eq!(clock.0.lookouts.each().len(), 1);
+        drop(first);
+        assert_eq!(clock.0.lookouts.each().len(), 0);
+    }
+}

@@ -1,0 +1,392 @@
+//! Local hand-off: on which terms tasks of one process pass a lock on among themselves, and for how long they may before
+//! other processes are let in. The rules alone; the keeper hands over, the queue says to whom.
+//!
+//! After Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012): a cohort passes the global lock on locally, a bounded
+//! number of times. Between processes there is no line to put the cohort at the end of, only polling; so a process that
+//! has used up its stay goes away until somebody else has had the lock, or everybody has had the time to look once.
+
+use std::time::Duration;
+
+use crate::clock::{Deadline, Moment};
+use crate::lease::{Claim, Grant, Held, Holder, Pace, State, Status, Token, Ttl};
+
+/// How many tokens one grant is good for, at most.
+pub(crate) const MOST_TOKENS: u64 = 1_024;
+
+/// A stay is over after this part of the ttl, so that it needs no renewal.
+const PART_OF_TTL: u32 = 4;
+
+/// Beside others, a stay is as much shorter as there are of them; but so many times the shortest pause between two looks
+/// pays for the time in which nobody has the lock.
+const SHORTEST: f64 = 2.5;
+
+/// While nobody else has been seen, one stay in so many is followed by an absence: others may be waiting all the same.
+const ALONE: u32 = 8;
+
+/// So many others there are, until it is known better: the first stays of a process are short, and so are the absences
+/// after them, of so many times the shortest pause between two looks: who waits behind a short hold looks soon.
+const EXPECTED: u32 = 3;
+const FIRST_ABSENCE: u32 = 3;
+
+/// An absence is so much longer than the longest pause between two looks of those who wait: those are jittered, and then a
+/// request is on its way.
+const ABSENCE: f64 = 1.5;
+
+/// What a lock was acquired with, as others see it. A task takes the lock from another only if that changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    ttl: Ttl,
+    lock_delay: Duration,
+    holder: Holder,
+}
+
+impl Terms {
+    pub(crate) fn of(claim: &Claim) -> Self {
+        Self { ttl: claim.ttl, lock_delay: claim.lock_delay, holder: claim.holder.clone() }
+    }
+}
+
+/// The tokens of one grant.
+#[derive(Debug)]
+pub(crate) struct Tokens {
+    first: Token,
+    /// The latest one that was given out.
+    last: Token,
+    top: Token,
+}
+
+impl Tokens {
+    /// Those of `grant`, and the first of them: the lowest if others follow, else the grant's own.
+    pub(crate) fn of(grant: &Grant, others_follow: bool) -> (Token, Self) {
+        let top = grant.token;
+        let lowest = grant.after.filter(|_| others_follow).and_then(|after| {
+            Token::new(after.get().saturating_add(1).max(top.get().saturating_sub(MOST_TOKENS - 1)))
+        });
+        let first = lowest.unwrap_or(top).min(top);
+        (first, Self { first, last: first, top })
+    }
+
+    /// How many were given out.
+    pub(crate) fn used(&self) -> u64 {
+        self.last.get() - self.first.get() + 1
+    }
+
+    /// Whether there is none left.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.last >= self.top
+    }
+
+    /// The next one, higher than all before.
+    pub(crate) fn next(&mut self) -> Option<Token> {
+        let next = Token::new(self.last.get() + 1).filter(|next| *next <= self.top)?;
+        self.last = next;
+        Some(next)
+    }
+}
+
+/// After so many stays without a sign of another process there is none, as far as is known.
+const LATELY: u32 = 2;
+
+/// How long this process has had a lock while others could not get in.
+#[derive(Debug)]
+pub(crate) struct Stay {
+    began: Option<Moment>,
+    /// The token of the latest grant.
+    latest: Option<Token>,
+    /// Other processes that were seen to have it since this one had it, as far as that matters.
+    others: Vec<Holder>,
+    /// How many others took turns with this one when the stay began. If none did, half as many are expected as before.
+    beside: u32,
+    /// Whether another process was ever seen.
+    met: bool,
+    /// How many stays have ended since then.
+    alone: u32,
+    /// Until when the lock is left to others.
+    absent: Option<Deadline>,
+    /// How many tokens the next grant has use for, as far as the one before tells.
+    demand: u64,
+}
+
+/// No stay is shorter for more others than that.
+const MOST_OTHERS: usize = 16;
+
+impl Default for Stay {
+    fn default() -> Self {
+        Self {
+            began: None,
+            latest: None,
+            others: Vec::new(),
+            beside: 2 * EXPECTED,
+            met: false,
+            alone: 0,
+            absent: None,
+            demand: 1,
+        }
+    }
+}
+
+impl Stay {
+    /// The store granted this.
+    pub(crate) fn granted(&mut self, grant: &Grant, now: Moment) {
+        // Somebody else was granted it in between.
+        let missed = self.latest.zip(grant.after).is_some_and(|(latest, after)| latest != after);
+        if missed {
+            self.met_another();
+        }
+        self.latest = Some(grant.token);
+        if self.began.is_none() {
+            self.began = Some(now);
+            let seen = (self.others.len() as u32).max(u32::from(missed));
+            self.beside = if seen > 0 { seen } else { self.beside / 2 };
+            self.others.clear();
+        }
+    }
+
+    /// Another process has it.
+    pub(crate) fn refused(&mut self, held: &Held) {
+        self.let_in();
+        if let Some(holder) = &held.holder
+            && self.others.len() < MOST_OTHERS
+            && !self.others.iter().any(|other| other.is_same_process(holder))
+        {
+            self.others.push(holder.clone());
+        }
+    }
+
+    /// Whether another has it, or has had it since this process did, by the `status` of the lock while nobody here has it.
+    /// Then it need not be left to others any more.
+    pub(crate) fn saw(&mut self, status: &Status) -> bool {
+        let others = matches!(status.state, State::Held(_)) || status.token > self.latest;
+        if others {
+            self.let_in();
+        }
+        others
+    }
+
+    fn let_in(&mut self) {
+        self.met_another();
+        self.began = None;
+        self.absent = None;
+    }
+
+    fn met_another(&mut self) {
+        (self.met, self.alone) = (true, 0);
+    }
+
+    /// Whether there is time for another task.
+    pub(crate) fn goes_on(&self, now: Moment, pace: Pace, ttl: Ttl) -> bool {
+        let share = (pace.most / (1 + self.beside)).max(pace.first.mul_f64(SHORTEST)).min(pace.most);
+        let limit = share.min(ttl.get() / PART_OF_TTL);
+        self.began.is_some_and(|began| now.longest_since(began) < limit)
+    }
+
+    /// For how many tasks the lock is to be asked for next, if so many are in line. A grant whose tokens were all used is
+    /// followed by one with twice as many: those who had it are in line again.
+    pub(crate) fn demand(&self, in_line: u64) -> u64 {
+        if in_line > 1 { in_line.max(self.demand).min(MOST_TOKENS) } else { 1 }
+    }
+
+    /// A grant is over, of which so many tokens were used.
+    pub(crate) fn used(&mut self, tokens: &Tokens) {
+        self.demand = tokens.used() * if tokens.is_used_up() { 2 } else { 1 };
+    }
+
+    /// The store has been told that it is free; `awaited` says whether more tasks of this process wait for it.
+    pub(crate) fn released(&mut self, now: Moment, pace: Pace, ttl: Ttl, awaited: bool) {
+        if awaited && self.goes_on(now, pace, ttl) {
+            return;
+        }
+        self.began = None;
+        if awaited {
+            self.alone = self.alone.saturating_add(1);
+            let absence = match self.alone {
+                ..=LATELY if !self.met => Some(FIRST_ABSENCE * pace.first),
+                alone if alone <= LATELY || alone.is_multiple_of(ALONE) => Some(pace.most.mul_f64(ABSENCE)),
+                _ => None,
+            };
+            self.absent = absence.map(|absence| Deadline::new(now, absence));
+        }
+    }
+
+    /// For how long the lock is to be left to others.
+    pub(crate) fn absence(&self, now: Moment) -> Duration {
+        self.absent.map_or(Duration::ZERO, |until| until.remaining(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Deadline;
+    use crate::lease::Id;
+    use crate::name::LockName;
+    use crate::random::Random;
+
+    const PACE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(2) };
+
+    fn at(ms: u64) -> Moment {
+        Moment::from_raw(ms * 1_000_000, ms as i64 * 1_000_000)
+    }
+
+    fn grant(token: u64, after: Option<u64>) -> Grant {
+        Grant {
+            name: LockName::new("x").unwrap(),
+            token: Token::new(token).unwrap(),
+            after: after.and_then(Token::new),
+            id: Id::random(&Random::seeded(1)),
+            ttl: Ttl::DEFAULT,
+            deadline: Deadline::new(at(0), Duration::from_secs(29)),
+            memo: None,
+        }
+    }
+
+    /// Held by the process with this id.
+    fn held(pid: u32) -> Held {
+        Held { holder: Some(Holder { pid, ..Holder::this_process() }), ..Held::default() }
+    }
+
+    fn tokens(token: u64, after: Option<u64>, others_follow: bool) -> Vec<u64> {
+        let (first, mut tokens) = Tokens::of(&grant(token, after), others_follow);
+        let mut all = vec![first.get()];
+        while let Some(next) = tokens.next() {
+            all.push(next.get());
+        }
+        assert!(tokens.is_used_up());
+        assert_eq!(tokens.used(), all.len() as u64);
+        all
+    }
+
+    #[test]
+    fn a_grant_s_tokens_are_those_above_the_one_before_up_to_its_own() {
+        assert_eq!(tokens(9, Some(5), true), [6, 7, 8, 9]);
+        assert_eq!(tokens(9, Some(8), true), [9]);
+        assert_eq!(tokens(9, None, true), [9]);
+        assert_eq!(tokens(9, Some(5), false), [9], "alone, it has the token that the store shows");
+        let many = tokens(1_000_000, Some(5), true);
+        assert_eq!((many.len() as u64, many.last()), (MOST_TOKENS, Some(&1_000_000)));
+        // What no store says: that it went back.
+        assert_eq!(tokens(9, Some(9), true), [9]);
+        assert_eq!(tokens(0, None, true), [0]);
+    }
+
+    /// Stays for as long as there is time, one after the other; how long the absence after each is.
+    fn absences(stay: &mut Stay, count: usize, awaited: bool, others_between: bool) -> Vec<u64> {
+        let (mut now, mut token) = (0, 10);
+        let mut absences = Vec::new();
+        for _ in 0..count {
+            let after = if others_between { token + 3 } else { token };
+            token += 10;
+            stay.granted(&grant(token, Some(after)), at(now));
+            while stay.goes_on(at(now), PACE, Ttl::DEFAULT) {
+                now += 100;
+            }
+            stay.released(at(now), PACE, Ttl::DEFAULT, awaited);
+            let absence = stay.absence(at(now)).as_millis() as u64;
+            absences.push(absence);
+            now += absence + 10;
+        }
+        absences
+    }
+
+    #[test]
+    fn a_long_stay_is_followed_by_an_absence_once_others_were_seen_and_now_and_then_else() {
+        let alone = absences(&mut Stay::default(), 20, true, false);
+        assert_eq!(alone[..2], [750, 750], "short ones at first");
+        assert_eq!(alone.iter().filter(|absence| **absence == 3_000).count(), 2, "one in eight: {alone:?}");
+        assert_eq!(alone.iter().filter(|absence| **absence > 0).count(), 4);
+        let among_others = absences(&mut Stay::default(), 20, true, true);
+        assert!(among_others[1..].iter().all(|absence| *absence == 3_000), "{among_others:?}");
+        let unawaited = absences(&mut Stay::default(), 20, false, true);
+        assert!(unawaited.iter().all(|absence| *absence == 0), "nobody waits for it here: {unawaited:?}");
+    }
+
+    #[test]
+    fn beside_others_a_stay_is_as_much_shorter_as_there_are_of_them() {
+        // At first, three are expected; of whom there is no sign afterwards.
+        for (others, length_ms) in [(0, 1_000), (1, 1_000), (3, 625), (100, 625)] {
+            let mut stay = Stay::default();
+            stay.granted(&grant(10, Some(9)), at(0));
+            stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
+            // Who is seen twice is one.
+            for pid in (0..others).chain(0..others) {
+                stay.refused(&held(pid));
+            }
+            stay.granted(&grant(12, Some(10)), at(5_000));
+            assert!(stay.goes_on(at(5_000 + length_ms - 1), PACE, Ttl::DEFAULT), "{others}");
+            assert!(!stay.goes_on(at(5_000 + length_ms), PACE, Ttl::DEFAULT), "{others}");
+            if others == 0 {
+                stay.released(at(7_000), PACE, Ttl::DEFAULT, true);
+                stay.granted(&grant(14, Some(12)), at(10_000));
+                assert!(stay.goes_on(at(11_999), PACE, Ttl::DEFAULT));
+            }
+        }
+        // Nobody was seen, but the record tells that somebody was granted it.
+        let mut stay = Stay::default();
+        stay.granted(&grant(10, Some(9)), at(0));
+        stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
+        stay.granted(&grant(20, Some(15)), at(5_000));
+        assert!(!stay.goes_on(at(6_000), PACE, Ttl::DEFAULT));
+    }
+
+    #[test]
+    fn an_absence_is_over_when_another_has_it_or_has_had_it() {
+        let status = |state: State, token: u64| {
+            let mut status = Status::new(LockName::new("x").unwrap(), state);
+            status.token = Token::new(token);
+            status
+        };
+        for (seen, others) in [
+            (status(State::Free, 10), false),
+            (status(State::Free, 9), false),
+            (status(State::Lapsed(held(7)), 11), true),
+            (status(State::Free, 11), true),
+            (status(State::Held(held(7)), 10), true),
+        ] {
+            let mut stay = Stay::default();
+            stay.refused(&held(7));
+            stay.granted(&grant(10, Some(9)), at(0));
+            stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
+            assert_eq!(stay.absence(at(2_000)), Duration::from_secs(3));
+            assert_eq!(stay.saw(&seen), others, "{seen:?}");
+            assert_eq!(stay.absence(at(2_000)).is_zero(), others, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_grant_whose_tokens_were_all_used_is_followed_by_one_with_twice_as_many() {
+        let mut stay = Stay::default();
+        assert_eq!((stay.demand(1), stay.demand(8)), (1, 8));
+        let mut demanded = Vec::new();
+        for used in [8, 16, 32, 5, 5, 1_024, 1_024] {
+            let (_, mut tokens) = Tokens::of(&grant(2_000, Some(2_000 - stay.demand(8).max(used))), true);
+            for _ in 1..used {
+                tokens.next().unwrap();
+            }
+            stay.used(&tokens);
+            demanded.push(stay.demand(8));
+        }
+        assert_eq!(
+            demanded,
+            [16, 32, 64, 8, 8, 1_024, 1_024],
+            "at least for who is in line, and never for more than fit"
+        );
+        assert_eq!(stay.demand(1), 1, "alone, it needs no more than one");
+    }
+
+    #[test]
+    fn short_grants_one_after_the_other_are_one_stay() {
+        let mut stay = Stay::default();
+        for ms in [0, 200, 400, 600] {
+            assert!(stay.absence(at(ms)).is_zero());
+            stay.granted(&grant(10 + ms, Some(9)), at(ms));
+            assert!(stay.goes_on(at(ms + 20), PACE, Ttl::DEFAULT));
+            stay.released(at(ms + 150), PACE, Ttl::DEFAULT, true);
+        }
+        assert!(!stay.absence(at(750)).is_zero());
+        // With a short ttl, a stay is a part of that.
+        stay.granted(&grant(5_000, Some(4_000)), at(10_000));
+        assert!(!stay.goes_on(at(10_300), PACE, Ttl::from_millis(1_000).unwrap()));
+        stay.refused(&held(7));
+        assert!(!stay.goes_on(at(10_000), PACE, Ttl::DEFAULT));
+    }
+}

@@ -1,0 +1,181 @@
+//! A lock that several wait for, on a virtual clock: what the waits cost, and how long the lock lies idle.
+//!
+//! `cargo test --workspace --all-features --lib pacing -- --nocapture what_waiting_costs` prints the table.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::*;
+
+/// Of a request; it takes effect in the middle.
+const ROUND_TRIP: Duration = Duration::from_millis(30);
+/// What a `Date` leaves open.
+const DOUBT: Duration = Duration::from_secs(1);
+
+/// How those who wait choose their pauses.
+#[derive(Clone, Copy)]
+enum Policy {
+    /// As before there was a [`Pacing`]: the first pause of 250 ms doubles, and begins anew after each race.
+    Doubling,
+    Pacing,
+}
+
+struct Waiter {
+    pacing: Pacing,
+    doubled: Duration,
+    clock_error: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Release,
+    /// A read takes effect.
+    Read(usize),
+    /// Its answer: the version that was found free, or none.
+    Answer(usize, Option<usize>),
+    /// A write over that version takes effect.
+    Write(usize, usize),
+}
+
+struct Lock {
+    /// Counts grants and releases: free when odd.
+    version: usize,
+    holder: Holder,
+    granted: Duration,
+    granted_us: u64,
+    released: Duration,
+    history: Vec<Past>,
+}
+
+#[derive(Default)]
+struct Told {
+    reads: usize,
+    writes: usize,
+    /// From each release to the next grant.
+    idle: Vec<Duration>,
+}
+
+/// A lock is held for `hold` and released to `waiters`, who hold it as long, one after the other.
+fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
+    let random = Random::seeded(seed);
+    let mut told = Told::default();
+    let mut events = BinaryHeap::new();
+    let upper_us = |now: Duration, error: Duration| micros(now + error);
+    let mut lock = Lock {
+        version: 0,
+        holder: process(0),
+        granted: Duration::ZERO,
+        granted_us: upper_us(Duration::ZERO, DOUBT.mul_f64(random.fraction())),
+        released: Duration::ZERO,
+        history: Vec::new(),
+    };
+    events.push(Reverse((hold, Event::Release)));
+    // Each is refused while the first holds the lock, and begins to wait.
+    let mut all: Vec<_> = (0..waiters)
+        .map(|waiter| {
+            let came = hold.min(SECOND).mul_f64(random.fraction());
+            events.push(Reverse((came, Event::Answer(waiter, None))));
+            let clock_error = DOUBT.mul_f64(random.fraction());
+            let doubled = Duration::from_millis(250);
+            Waiter { pacing: Pacing::new(PACE, at(came)), doubled, clock_error }
+        })
+        .collect();
+    while told.idle.len() < waiters {
+        let Reverse((now, event)) = events.pop().unwrap();
+        match event {
+            Event::Release => {
+                let until = Duration::from_micros(upper_us(now, DOUBT.mul_f64(random.fraction())));
+                let from = Duration::from_micros(lock.granted_us);
+                lock.history.insert(0, past(lock.holder.pid, from, until));
+                lock.history.truncate(8);
+                (lock.version, lock.released) = (lock.version + 1, now);
+            }
+            Event::Read(waiter) => {
+                told.reads += 1;
+                let free = (lock.version % 2 == 1).then_some(lock.version);
+                events.push(Reverse((now + ROUND_TRIP / 2, Event::Answer(waiter, free))));
+            }
+            Event::Answer(waiter, Some(version)) => {
+                told.writes += 1;
+                events.push(Reverse((now + ROUND_TRIP / 2, Event::Write(waiter, version))));
+            }
+            Event::Answer(waiter, None) => {
+                let Waiter { pacing, doubled, clock_error } = &mut all[waiter];
+                let pause = match policy {
+                    Policy::Doubling => {
+                        let pause = random.jittered(*doubled, 0.25);
+                        *doubled = (*doubled * 2).min(PACE.most);
+                        pause
+                    }
+                    Policy::Pacing => {
+                        let hi_us = upper_us(now, *clock_error);
+                        let lo_us = hi_us.saturating_sub(micros(DOUBT));
+                        let clock = Some(StoreTime { lo_us, hi_us });
+                        let turns =
+                            Turns::of(&lock.holder, Some(lock.granted_us), &lock.history, clock, PACE);
+                        pacing.pause(at(now), Token::new(lock.version as u64), turns, None, &random)
+                    }
+                };
+                events.push(Reverse((now + pause + ROUND_TRIP / 2, Event::Read(waiter))));
+            }
+            Event::Write(waiter, version) if version == lock.version => {
+                lock.version += 1;
+                (lock.holder, lock.granted) = (process(waiter as u32 + 1), now);
+                lock.granted_us = upper_us(now, all[waiter].clock_error);
+                told.idle.push(now - lock.released);
+                // Held from the answer on; a release takes effect half a round trip after it is sent.
+                events.push(Reverse((now + hold + ROUND_TRIP, Event::Release)));
+            }
+            Event::Write(waiter, _) => {
+                all[waiter].doubled = Duration::from_millis(250);
+                all[waiter].pacing = Pacing::new(PACE, at(now));
+                // Refused, read again, and that is what the next wait begins with.
+                events.push(Reverse((now + ROUND_TRIP, Event::Read(waiter))));
+            }
+        }
+    }
+    told.idle.sort();
+    told
+}
+
+struct Cost {
+    reads: f64,
+    writes: f64,
+    median: Duration,
+    mean: Duration,
+}
+
+fn cost(policy: Policy, waiters: usize, hold: Duration) -> Cost {
+    const HISTORIES: u64 = 60;
+    let (mut reads, mut writes, mut idle) = (0, 0, Vec::new());
+    for seed in 0..HISTORIES {
+        let told = drain(policy, waiters, hold, seed);
+        (reads, writes) = (reads + told.reads, writes + told.writes);
+        idle.extend(told.idle);
+    }
+    idle.sort();
+    let grants = idle.len();
+    Cost {
+        reads: reads as f64 / grants as f64,
+        writes: writes as f64 / grants as f64,
+        median: idle[grants / 2],
+        mean: idle.iter().sum::<Duration>() / grants as u32,
+    }
+}
+
+#[test]
+fn what_waiting_costs() {
+    println!(
+        "   hold  waiters | doubling: reads  writes  median   mean | pacing: reads  writes  median   mean"
+    );
+    for hold in [10, 100, 1_000, 10_000, 60_000].map(Duration::from_millis) {
+        for waiters in [1, 4, 16] {
+            let (before, now) = (cost(Policy::Doubling, waiters, hold), cost(Policy::Pacing, waiters, hold));
+            let shown = |cost: &Cost| {
+                let Cost { reads, writes, median, mean } = cost;
+                format!("{reads:5.1}  {writes:6.2}  {:4} ms {:4} ms", median.as_millis(), mean.as_millis())
+            };
+            println!("{:>7?}  {waiters:7} | {:>40} | {:>38}", hold, shown(&before), shown(&now));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The stream of keep-alives, which stays open from one beat to the next, for all leases of a client.
+//!
+//! Whoever sends a keep-alive has the stream for itself until that is answered. So never more than one is on its way, and
+//! one that was given up takes the stream along: an answer that comes late is nobody's, and is not taken for that to a
+//! later request, from which no deadline could be counted. Two leases that are kept alive in the same moment have a
+//! stream each meanwhile: neither waits for the other's answer.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use tokio::sync::mpsc;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use super::client::Member;
+use super::wire::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
+
+/// The stream, while nobody uses it.
+#[derive(Debug, Default)]
+pub(super) struct KeepAlives(Mutex<Option<Open>>);
+
+/// A stream on which everything was answered.
+pub(super) struct Open {
+    /// Which turn it was of the members' when it was opened.
+    turn: usize,
+    asks: mpsc::UnboundedSender<LeaseKeepAliveRequest>,
+    answers: BoxStream<'static, Result<LeaseKeepAliveResponse, Status>>,
+}
+
+impl fmt::Debug for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Open").field("turn", &self.turn).finish_non_exhaustive()
+    }
+}
+
+impl KeepAlives {
+    fn idle(&self) -> MutexGuard<'_, Option<Open>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stream, if it is one to the member whose `turn` it is, and has not ended. Otherwise there is none any more.
+    pub(super) fn take(&self, turn: usize) -> Option<Open> {
+        let mut open = self.idle().take().filter(|open| open.turn == turn)?;
+        // An end, an error, or an answer that nobody has asked for: whatever came next would be taken for another's.
+        open.answers.next().now_or_never().is_none().then_some(open)
+    }
+
+    /// For the next keep-alive.
+    pub(super) fn put(&self, open: Open) {
+        *self.idle() = Some(open);
+    }
+}
+
+impl Open {
+    /// Opens a stream at `member`, whose `turn` it is, with a first keep-alive: etcd says nothing before that.
+    pub(super) async fn at(
+        member: Member,
+        turn: usize,
+        metadata: MetadataMap,
+        lease: i64,
+    ) -> Result<(Self, LeaseKeepAliveResponse), Status> {
+        let (asks, mut requests) = mpsc::unbounded_channel();
+        send(&asks, lease)?;
+        let requests = stream::poll_fn(move |context| requests.poll_recv(context));
+        let answers = member.stream("/etcdserverpb.Lease/LeaseKeepAlive", metadata, requests).await?;
+        Self { turn, asks, answers: answers.boxed() }.answered().await
+    }
+
+    /// One more keep-alive. Gives the stream back with its answer, and not otherwise.
+    pub(super) async fn ask(self, lease: i64) -> Result<(Self, LeaseKeepAliveResponse), Status> {
+        send(&self.asks, lease)?;
+        self.answered().await
+    }
+
+    async fn answered(mut self) -> Result<(Self, LeaseKeepAliveResponse), Status> {
+        let answer = self.answers.next().await.unwrap_or_else(|| Err(ended()))?;
+        Ok((self, answer))
+    }
+}
+
+fn send(asks: &mpsc::UnboundedSender<LeaseKeepAliveRequest>, id: i64) -> Result<(), Status> {
+    asks.send(LeaseKeepAliveRequest { id }).map_err(|_| ended())
+}
+
+fn ended() -> Status {
+    Status::unavailable("the stream of keep-alives ended without an answer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// etcd's end of a stream.
+    struct Member {
+        asked: mpsc::UnboundedReceiver<LeaseKeepAliveRequest>,
+        answers: mpsc::UnboundedSender<Result<LeaseKeepAliveResponse, Status>>,
+    }
+
+    impl Member {
+        fn asked(&mut self) -> Option<i64> {
+            self.asked.try_recv().ok().map(|request| request.id)
+        }
+
+        fn answers(&self, ttl: i64) {
+            let _ = self.answers.send(Ok(LeaseKeepAliveResponse { header: None, ttl }));
+        }
+    }
+
+    fn opened(turn: usize) -> (Open, Member) {
+        let (asks, asked) = mpsc::unbounded_channel();
+        let (answers, mut heard) = mpsc::unbounded_channel();
+        let heard = stream::poll_fn(move |context| heard.poll_recv(context)).boxed();
+        (Open { turn, asks, answers: heard }, Member { asked, answers })
+    }
+
+    #[tokio::test]
+    async fn a_stream_is_used_again_at_the_same_member_only() {
+        let kept = KeepAlives::default();
+        assert!(kept.take(0).is_none());
+        let (open, mut member) = opened(3);
+        kept.put(open);
+        for ttl in 1..=3 {
+            member.answers_next(&kept, ttl).await;
+        }
+        assert!(kept.take(4).is_none(), "requests go to another member now");
+        assert!(kept.take(3).is_none(), "and the stream is closed");
+        assert!(member.asked.recv().await.is_none());
+    }
+
+    impl Member {
+        /// One keep-alive that is answered.
+        async fn answers_next(&mut self, kept: &KeepAlives, ttl: i64) {
+            let mut asking = Box::pin(kept.take(3).unwrap().ask(7));
+            assert!((&mut asking).now_or_never().is_none());
+            assert_eq!((self.asked(), self.asked()), (Some(7), None));
+            self.answers(ttl);
+            let (open, answer) = asking.await.unwrap();
+            assert_eq!(answer.ttl, ttl);
+            kept.put(open);
+        }
+    }
+
+    /// What was given up may be answered later. Who asks next must not count its deadline from that.
+    #[tokio::test]
+    async fn the_late_answer_to_a_keep_alive_that_was_given_up_is_nobodys() {
+        let kept = KeepAlives::default();
+        let (open, mut member) = opened(3);
+        kept.put(open);
+        let mut asking = Box::pin(kept.take(3).unwrap().ask(7));
+        assert!((&mut asking).now_or_never().is_none());
+        assert!(kept.take(3).is_none(), "nobody else uses it meanwhile");
+        drop(asking);
+        assert_eq!(member.asked(), Some(7));
+        member.answers(1);
+        assert!(kept.take(3).is_none());
+        assert!(member.asked.recv().await.is_none(), "the stream is closed");
+    }
+
+    #[tokio::test]
+    async fn a_stream_on_which_something_came_unasked_is_not_used_again() {
+        let kept = KeepAlives::default();
+        let (open, member) = opened(3);
+        member.answers(1);
+        kept.put(open);
+        assert!(kept.take(3).is_none(), "an answer that nobody has asked for");
+        let (open, member) = opened(3);
+        drop(member.answers);
+        kept.put(open);
+        assert!(kept.take(3).is_none(), "the end");
+        let (open, member) = opened(3);
+        member.answers.send(Err(Status::unavailable("etcdserver: no leader"))).unwrap();
+        kept.put(open);
+        assert!(kept.take(3).is_none(), "an error");
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_ends_instead_of_answering_says_so() {
+        let (open, member) = opened(3);
+        drop(member.answers);
+        assert!(open.ask(7).await.is_err());
+        let (open, member) = opened(3);
+        drop(member.asked);
+        assert!(open.ask(7).await.is_err());
+    }
+}

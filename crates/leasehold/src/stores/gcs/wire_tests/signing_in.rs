@@ -1,0 +1,218 @@
+//! Credentials, and the token server that they are exchanged at.
+
+use super::*;
+
+/// A key file in a folder of its own. It can be written without its token server running.
+fn key_file(key: serde_json::Value) -> (tempfile::TempDir, Source) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key.json");
+    std::fs::write(&path, key.to_string()).unwrap();
+    (folder, Source::File(path))
+}
+
+fn user(token_server: &str) -> serde_json::Value {
+    serde_json::json!({
+        "type": "authorized_user",
+        "client_id": "client",
+        "client_secret": "hunter2-client",
+        "refresh_token": "hunter2-refresh",
+        "token_uri": format!("{token_server}/token"),
+    })
+}
+
+/// A GCS, and the token server beside it, which gives out `token-1`, `token-2` and so on.
+async fn signing_in(store: impl Fn(&str) -> String + Send + Sync + 'static) -> Server {
+    let tokens = std::sync::atomic::AtomicUsize::new(0);
+    Server::start(move |seen| {
+        Reply::Answer(if seen.line.ends_with("/token") {
+            let n = tokens.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+            answer(
+                "200 OK",
+                "Content-Type: application/json\r\n",
+                &format!(
+                    "{{\"access_token\":\"token-{n}\",\"expires_in\":3600,\"token_type\":\"Bearer\",\
+                     \"issued_token_type\":\"urn:ietf:params:oauth:token-type:access_token\"}}"
+                ),
+            )
+        } else {
+            let bearer = seen.head.lines().find_map(|line| line.strip_prefix("authorization: bearer "));
+            store(bearer.unwrap_or_default())
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn requests_carry_the_token_of_a_key_file_and_nothing_shows_a_secret() {
+    let server = signing_in(|_| written()).await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    for _ in 0..2 {
+        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    }
+    let [token, first, second] = &server.requests()[..] else { panic!() };
+    assert_eq!(token.line, "POST /token");
+    for write in [first, second] {
+        assert!(write.has("authorization: bearer token-1"), "{write:?}");
+    }
+    let shown = format!("{register:?}");
+    assert!(!shown.contains("hunter2") && !shown.contains("token-1"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_workload_identity_exchanges_its_token() {
+    let server = signing_in(|_| written()).await;
+    let (folder, source) = key_file(serde_json::Value::Null);
+    let subject = folder.path().join("subject");
+    std::fs::write(&subject, "hunter2-subject").unwrap();
+    let key = serde_json::json!({
+        "type": "external_account",
+        "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": format!("{}/token", server.url),
+        "credential_source": { "file": subject },
+    });
+    let Source::File(path) = &source else { panic!() };
+    std::fs::write(path, key.to_string()).unwrap();
+    register_at(&server.url, source).write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    let [exchange, write] = &server.requests()[..] else { panic!() };
+    assert!(String::from_utf8_lossy(&exchange.body).contains("hunter2-subject"), "{exchange:?}");
+    assert!(write.has("authorization: bearer token-1"), "{write:?}");
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_error() {
+    // As after a suspend, which the library's clock does not notice.
+    let uses = std::sync::atomic::AtomicUsize::new(0);
+    let server =
+        signing_in(move |token| match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
+            ("token-1", 1..) => refused("401 X", "", "authError"),
+            _ => written(),
+        })
+        .await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
+    write().await.unwrap();
+    let error = write().await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    write().await.unwrap();
+
+    // Two requests with one token are both told, and neither takes it for credentials that never were good.
+    let uses = std::sync::atomic::AtomicUsize::new(0);
+    let server =
+        signing_in(move |token| match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
+            ("token-1", 1..) => refused("401 X", "", "authError"),
+            _ => written(),
+        })
+        .await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
+    write().await.unwrap();
+    let (one, two) = futures_util::future::join(write(), write()).await;
+    for error in [one.unwrap_err(), two.unwrap_err()] {
+        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    }
+    write().await.unwrap();
+
+    let server = signing_in(|_| refused("401 X", "", "authError")).await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    for _ in 0..2 {
+        let error = register.read("x.lock").await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
+    }
+    assert_eq!(server.requests().len(), 4, "each time with a new token");
+}
+
+#[tokio::test]
+async fn without_credentials_nothing_is_sent_and_no_secret_is_told() {
+    let server = Server::always(answer(
+        "401 X",
+        "Content-Type: application/json\r\n",
+        "{\"error\":\"invalid_grant\",\"error_description\":\"hunter2\"}",
+    ))
+    .await;
+    let unknown_type = serde_json::json!({"type": "hunter2", "private_key": "hunter2"});
+    let broken = serde_json::json!({"type": "service_account", "private_key": "hunter2", "client_email": "a@b",
+        "private_key_id": "i", "project_id": "p"});
+    for (key, named) in [
+        (user(&server.url), "token"),
+        (unknown_type, "not a key file"),
+        (broken, "key.json"),
+        (serde_json::json!({}), "not a key file"),
+    ] {
+        let (_folder, source) = key_file(key);
+        let register = register_at(&server.url, source);
+        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
+        assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
+        assert!(error.to_string().contains(named), "{named}: {error:?}");
+        assert!(error.fault().help.as_ref().unwrap().contains("no credentials found"), "{error:?}");
+        assert!(!format!("{error:?} {register:?}").contains("hunter2"), "{error:?}");
+    }
+    assert!(server.requests().iter().all(|seen| seen.line == "POST /token"));
+    let nowhere = Source::File("/nowhere/key.json".into());
+    let error = register_at(&server.url, nowhere).read("x.lock").await.unwrap_err();
+    assert!(error.to_string().contains("/nowhere/key.json"), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_begun_in() {
+    let (go, gone) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let token_server = format!("http://{}", listener.local_addr().unwrap());
+    let loads = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (signal, told, count) = (go.clone(), gone.clone(), loads.clone());
+    tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut buffer = vec![0; 4_096];
+            assert!(stream.read(&mut buffer).await.unwrap() > 0);
+            count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            told.notify_one();
+            signal.notified().await;
+            let body = "{\"access_token\":\"t\",\"expires_in\":3600,\"token_type\":\"Bearer\"}";
+            let head = "Content-Type: application/json\r\nConnection: close\r\n";
+            stream.write_all(answer("200 OK", head, body).as_bytes()).await.unwrap();
+        }
+    });
+    let (_folder, source) = key_file(user(&token_server));
+    let credentials = Arc::new(Credentials::new(source, Env::system()));
+    let given_up = tokio::spawn({
+        let credentials = credentials.clone();
+        async move { credentials.headers().await }
+    });
+    gone.notified().await;
+    given_up.abort();
+    go.notify_one();
+    let headers = credentials.headers().await.unwrap().headers;
+    assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
+    assert_eq!(loads.load(std::sync::atomic::Ordering::SeqCst), 1, "one load served both");
+
+    // Begun in a runtime that ends before there is an answer: begun anew, instead of waiting for ever.
+    credentials.refused(1);
+    let begun = credentials.clone();
+    let asked = gone.clone();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            tokio::select! {
+                _ = begun.headers() => panic!("there is no answer yet"),
+                () = asked.notified() => {}
+            }
+        });
+    })
+    .join()
+    .unwrap();
+    go.notify_one();
+    go.notify_one();
+    let again = credentials.headers();
+    let (signed, ()) = futures_util::future::join(again, async {
+        gone.notified().await;
+        go.notify_one();
+    })
+    .await;
+    assert_eq!(signed.unwrap().headers["authorization"], "Bearer t");
+}

@@ -1,0 +1,112 @@
+//! Tokens, which rise whatever becomes of the file, and when the disk is waited for.
+
+use super::*;
+
+#[tokio::test]
+async fn tokens_rise_across_release_eviction_deletion_of_the_row_and_of_the_file() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut latest = grant(&store).await;
+    let mut rises = |grant: &Grant| {
+        assert!(grant.token > latest.token, "{} after {}", grant.token, latest.token);
+        latest.token = grant.token;
+    };
+    store.evict(&name(), held(&store).await.token.unwrap()).await.unwrap();
+    let mut second = grant(&store).await;
+    rises(&second);
+    // From here on the wall clock says nothing: only what is kept can.
+    site.clock.step_wall(-86_400);
+    store.release(&mut second, None).await.unwrap();
+    rises(&grant(&store).await);
+    site.sql("DELETE FROM lock");
+    rises(&grant(&store).await);
+    site.sql("UPDATE counter SET token = 0");
+    store.evict(&name(), held(&store).await.token.unwrap()).await.unwrap();
+    rises(&grant(&store).await);
+    // Without the file only the wall clock is left.
+    site.clock.step_wall(86_400 + 60);
+    site.delete();
+    rises(&grant(&store).await);
+}
+
+#[tokio::test]
+async fn a_power_failure_that_takes_back_commits_gives_no_token_again() {
+    let mut site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, None).await.unwrap();
+    // What is certainly on the disk from here on: the commit that raised the ceiling.
+    let kept = site.folder.path().join("kept.db");
+    rusqlite::Connection::open(site.path())
+        .unwrap()
+        .execute("VACUUM INTO ?", [kept.to_str().unwrap()])
+        .unwrap();
+    let mut taken_back = Vec::new();
+    for _ in 0..50 {
+        let mut grant = grant(&store).await;
+        taken_back.push(grant.token);
+        store.release(&mut grant, None).await.unwrap();
+    }
+    drop(store);
+    site.delete();
+    fs::rename(kept, site.path()).unwrap();
+    site.reboot();
+    // A machine without a clock battery.
+    site.clock.step_wall(-10 * 86_400);
+    let after = grant(&site.open().await).await.token;
+    assert!(taken_back.iter().all(|&token| token < after), "{after} after {taken_back:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_waits_for_the_disk_once_in_a_while_only() {
+    let site = Site::new();
+    let store = site.open().await;
+    let ceiling = || -> i64 {
+        rusqlite::Connection::open(site.path())
+            .unwrap()
+            .query_row("SELECT ceiling FROM counter", (), |row| row.get(0))
+            .unwrap()
+    };
+    let mut first = grant(&store).await;
+    let start = ceiling();
+    assert!(start as u64 > first.token.get());
+    store.release(&mut first, None).await.unwrap();
+    store.release(&mut grant(&store).await, None).await.unwrap();
+    assert_eq!(ceiling(), start);
+    site.clock.suspend(Duration::from_secs(11));
+    let later = grant(&store).await;
+    assert!(ceiling() as u64 > later.token.get(), "no token above the ceiling is ever used");
+}
+
+/// To be written for the next to read; a page of it has a header of 24 bytes, and the log one of 32.
+const YOUNG_LOG_BYTES: u64 = 32 + (database::YOUNG_LOG as u64) * (4_096 + 24);
+
+#[tokio::test]
+async fn a_store_that_closes_does_not_wait_for_the_disk_and_leaves_a_short_log() {
+    let site = Site::new();
+    let log = || fs::metadata(format!("{}-wal", site.path().display())).unwrap().len();
+    let mut longest = 0;
+    for _ in 0..2 * database::YOUNG_LOG {
+        let store = site.open().await;
+        let mut grant = grant(&store).await;
+        store.release(&mut grant, None).await.unwrap();
+        // A log that is written into the file at the end is deleted, and waited for.
+        drop(store);
+        assert!(log() > 0);
+        longest = longest.max(log());
+    }
+    // Written into the file by a commit, which may itself have been a few pages.
+    assert!((YOUNG_LOG_BYTES..2 * YOUNG_LOG_BYTES).contains(&longest), "{longest}");
+}
+
+#[tokio::test]
+async fn a_store_that_is_used_for_long_does_not_wait_for_the_disk_so_often() {
+    let site = Site::new();
+    let store = site.open().await;
+    for _ in 0..2 * database::YOUNG_LOG {
+        let mut grant = grant(&store).await;
+        store.release(&mut grant, None).await.unwrap();
+    }
+    let log = fs::metadata(format!("{}-wal", site.path().display())).unwrap().len();
+    assert!(log > 2 * YOUNG_LOG_BYTES, "{log}");
+}

@@ -1,0 +1,215 @@
+//! What is found in place of a store's file: nothing, damage, somebody else's, no room and no permission.
+
+use super::*;
+
+#[tokio::test]
+async fn rows_that_cannot_be_read_are_never_granted_and_never_overwritten() {
+    for edit in [
+        "token = -1",
+        "token = 9007199254740992",
+        "ttl_ms = 0",
+        "ttl_ms = NULL",
+        "grant_id = 'x'",
+        "grant_id = NULL",
+        "holder = '{'",
+        "holder = NULL",
+        "renewed_ns = -5",
+        "renewed_ns = NULL",
+        "boot = NULL",
+        "history = 'x'",
+        "process = '{}'",
+        "died_ns = -1",
+        "lock_delay_ms = -1",
+        "state = 'resting'",
+    ] {
+        let site = Site::new();
+        let store = site.open().await;
+        let mut first = grant(&store).await;
+        site.sql(&format!("UPDATE lock SET {edit}"));
+        for error in [
+            store.try_acquire(&claim(&store)).await.err(),
+            store.renew(&mut first).await.err(),
+            store.release(&mut first, None).await.err(),
+            store.inspect(&name()).await.err(),
+            store.evict(&name(), first.token).await.err(),
+        ] {
+            let error = error.unwrap_or_else(|| panic!("{edit}: no error"));
+            assert!(
+                matches!(&error, StoreError::NotApplied(fault) if fault.kind == ErrorKind::Corrupt),
+                "{edit}: {error}"
+            );
+            assert!(error.to_string().contains("deploy/prod"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_counter_that_cannot_be_read_grants_nothing() {
+    for edit in ["token = -1", "ceiling = -1", "token = 9007199254740991"] {
+        let site = Site::new();
+        let store = site.open().await;
+        site.sql(&format!("UPDATE counter SET boot = 'boot 1', {edit}"));
+        let error = store.try_acquire(&claim(&store)).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{edit}");
+    }
+}
+
+/// What opening says, and that it left the file as it was.
+async fn refusal(site: &Site) -> Fault {
+    let before = fs::read(site.path()).ok();
+    let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) =
+        site.try_open().await.unwrap_err();
+    assert_eq!(fs::read(site.path()).ok(), before, "nothing was overwritten");
+    assert!(fault.help.is_some(), "{fault:?}");
+    assert!(fault.message.contains(site.folder.path().to_str().unwrap()), "{fault:?}");
+    fault
+}
+
+#[tokio::test]
+async fn files_that_are_not_ours_are_refused_and_left_alone() {
+    let site = Site::new();
+    fs::write(site.path(), "#!/bin/sh\n".repeat(1_000)).unwrap();
+    assert_eq!(refusal(&site).await.kind, ErrorKind::Corrupt);
+
+    let site = Site::new();
+    site.sql("CREATE TABLE customer (name)");
+    assert_eq!(refusal(&site).await.kind, ErrorKind::Invalid);
+
+    let site = Site::new();
+    site.sql("PRAGMA application_id = 7");
+    assert_eq!(refusal(&site).await.kind, ErrorKind::Invalid);
+
+    let site = Site::new();
+    drop(site.open().await);
+    site.sql("PRAGMA user_version = 2");
+    let fault = refusal(&site).await;
+    assert_eq!(fault.kind, ErrorKind::Unsupported);
+    assert!(fault.help.unwrap().contains("upgrade"));
+
+    let site = Site::new();
+    fs::create_dir(site.path()).unwrap();
+    assert_eq!(refusal(&site).await.kind, ErrorKind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_file_that_many_create_at_once_is_one_store() {
+    for _ in 0..20 {
+        let site = Arc::new(Site::new());
+        let opening: Vec<_> = (0..8)
+            .map(|_| {
+                let site = site.clone();
+                tokio::spawn(async move { site.open().await })
+            })
+            .collect();
+        let mut stores = Vec::new();
+        for store in opening {
+            stores.push(store.await.unwrap());
+        }
+        let first = grant(&stores[0]).await;
+        for store in &stores {
+            assert_eq!(held(store).await.token, Some(first.token));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_empty_file_becomes_a_store() {
+    let site = Site::new();
+    fs::write(site.path(), "").unwrap();
+    grant(&site.open().await).await;
+}
+
+#[tokio::test]
+async fn damage_is_reported_and_a_mended_file_is_used_again() {
+    let site = Site::new();
+    let store = site.open().await;
+    store.release(&mut grant(&store).await, None).await.unwrap();
+    site.sql("PRAGMA wal_checkpoint(TRUNCATE); DROP TABLE counter");
+    let error = store.try_acquire(&claim(&store)).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error}");
+    drop(store);
+
+    let damaged = fs::read(site.path()).unwrap();
+    let half: Vec<u8> =
+        damaged.iter().enumerate().map(|(at, &byte)| if at > 100 { 0x55 } else { byte }).collect();
+    fs::write(site.path(), half).unwrap();
+    let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = match site.try_open().await {
+        Err(error) => error,
+        Ok(store) => store.try_acquire(&claim(&store)).await.unwrap_err(),
+    };
+    assert_eq!(fault.kind, ErrorKind::Corrupt, "{fault:?}");
+    site.delete();
+    grant(&site.open().await).await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn without_permission_to_write_the_error_says_so() {
+    let site = Site::new();
+    let store = site.open().await;
+    let refuse = |connection: &mut Connection| Ok(connection.pragma_update(None, "query_only", "ON")?);
+    store.database.run(&store.env, PATIENCE, Purpose::Read, refuse).await.unwrap();
+    let error = store.try_acquire(&claim(&store)).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::NotApplied(fault) if fault.kind == ErrorKind::Denied && fault.help.is_some()),
+        "{error}"
+    );
+    // A place where not even root can make a file.
+    let location = Location { path: "/proc/locks.db".into(), allow_network: true };
+    let error = SqliteLeases::open(location, site.machine.clone(), store.env.clone()).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Denied, "{error}");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_reported_and_grants_nothing() {
+    let site = Site::new();
+    let store = site.open().await;
+    let fill = |connection: &mut Connection| {
+        let pages: i64 = connection.pragma_query_value(None, "page_count", |row| row.get(0))?;
+        Ok(connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?)
+    };
+    store.database.run(&store.env, PATIENCE, Purpose::Read, fill).await.unwrap();
+    let mut large = claim(&store);
+    large.holder.note = Some("x".repeat(100_000));
+    let error = store.try_acquire(&large).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::NotApplied(fault) if fault.kind == ErrorKind::Unavailable),
+        "{error}"
+    );
+    assert!(error.fault().help.as_ref().unwrap().contains("full"), "{error:?}");
+    assert_eq!(store.inspect(&name()).await.unwrap().state, State::Free);
+    grant(&store).await;
+}
+
+#[tokio::test]
+async fn a_file_that_stays_busy_is_given_up_on_and_one_that_does_not_is_waited_for() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut other = rusqlite::Connection::open(site.path()).unwrap();
+    let writer = other.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
+    let mut claim = claim(&store);
+    claim.patience = Duration::from_millis(150);
+    let error = store.try_acquire(&claim).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unavailable, "{error}");
+    assert_eq!(store.inspect(&name()).await.unwrap().state, State::Free, "reading goes on");
+    claim.patience = PATIENCE;
+    let (verdict, ()) = tokio::join!(store.try_acquire(&claim), async {
+        tokio::task::yield_now().await;
+        writer.rollback().unwrap();
+    });
+    assert!(matches!(verdict.unwrap(), Verdict::Granted(_)));
+}
+
+#[tokio::test]
+async fn the_url_opens_the_file_and_refuses_what_it_does_not_know() {
+    let site = Site::new();
+    let path = site.path().display().to_string();
+    for url in
+        [format!("sqlite:{path}"), format!("sqlite://{path}?store_clock=off&margin=1s&allow_network=off")]
+    {
+        let store = open(StoreUrl::parse(&url).unwrap(), StoreOptions::default()).await.unwrap();
+        assert_eq!(store.inspect(&name()).await.unwrap().state, State::Free);
+    }
+    let url = StoreUrl::parse(&format!("sqlite:{path}?mode=ro")).unwrap();
+    assert_eq!(open(url, StoreOptions::default()).await.unwrap_err().kind(), ErrorKind::Invalid);
+}

@@ -1,0 +1,248 @@
+//! A lease, from its grant to its end.
+
+use super::*;
+
+#[tokio::test]
+async fn one_holder_at_a_time_across_stores_and_tokens_rise() {
+    let site = Site::new();
+    let (one, two) = (site.open().await, site.open().await);
+    let mut first = grant(&one).await;
+    let seen = held(&two).await;
+    assert_eq!((seen.token, seen.holder), (Some(first.token), Some(Holder::this_process())));
+    assert!(seen.lapses_within.unwrap() <= span());
+    assert_eq!(one.release(&mut first, None).await.unwrap(), Released::Released);
+    let second = grant(&two).await;
+    assert!(second.token > first.token);
+    assert_eq!(held(&one).await.token, Some(second.token));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_lapses_when_its_span_is_over_and_not_before() {
+    let site = Site::new();
+    let (one, two) = (site.open().await, site.open().await);
+    let mut first = grant(&one).await;
+    site.clock.suspend(span() - Duration::from_millis(1));
+    assert_eq!(held(&two).await.lapses_within, Some(Duration::from_millis(1)));
+    assert!(first.deadline.passed(one.env.now()), "the holder stops first");
+    site.clock.suspend(Duration::from_millis(1));
+    assert!(matches!(two.inspect(&name()).await.unwrap().state, State::Lapsed(_)));
+    let second = grant(&two).await;
+    assert!(second.token > first.token);
+    assert_eq!(one.release(&mut first, None).await.unwrap(), Released::AlreadyLost);
+    assert_eq!(held(&one).await.token, Some(second.token), "the late release ended nothing");
+    let past = &two.inspect(&name()).await.unwrap().history[0];
+    assert_eq!((past.token, past.end), (first.token, End::Lapsed));
+    assert_eq!(past.until_us.unwrap() - past.from_us.unwrap(), crate::clock::micros(span()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_moves_the_lapse_and_the_deadline() {
+    let site = Site::new();
+    let (one, two) = (site.open().await, site.open().await);
+    let mut first = grant(&one).await;
+    for _ in 0..4 {
+        site.clock.suspend(TTL / 2);
+        assert!(matches!(one.renew(&mut first).await.unwrap(), Renewal::Renewed));
+        assert_eq!(first.deadline.remaining(one.env.now()), first.ttl.holder_span());
+        assert_eq!(held(&two).await.lapses_within, Some(span()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_of_the_wall_clock_has_no_effect_on_a_lease() {
+    for seconds in [7_200, -7_200] {
+        let site = Site::new();
+        let (one, two) = (site.open().await, site.open().await);
+        let first = grant(&one).await;
+        site.clock.step_wall(seconds);
+        assert_eq!(held(&two).await.lapses_within, Some(span()));
+        site.clock.suspend(span());
+        assert!(grant(&two).await.token > first.token);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_takeover_renewal_and_detachment_report_the_loss() {
+    let site = Site::new();
+    let (one, two) = (site.open().await, site.open().await);
+    let mut first = grant(&one).await;
+    // A renewal that was sent in time and comes late: the holder's own deadline has not passed for it.
+    site.sql("UPDATE lock SET renewed_ns = 0");
+    site.clock.suspend(span());
+    first.deadline = deadline(first.ttl, one.env.now());
+    let second = grant(&two).await;
+    match lost_by(&one, &mut first).await {
+        LossReason::TakenOver { by } => assert_eq!(by.token, Some(second.token)),
+        other => panic!("{other:?}"),
+    }
+    let error = one.detach(&mut first).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_after_the_holders_deadline_is_a_loss_though_nobody_took_over() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    site.clock.suspend(first.ttl.holder_span());
+    assert_eq!(lost_by(&store, &mut first).await, LossReason::Expired { last_error: None });
+}
+
+#[tokio::test]
+async fn a_renewal_that_is_answered_after_the_holders_deadline_prolongs_nothing() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    let turn = store.database.turn().await;
+    let (reason, ()) = tokio::join!(lost_by(&store, &mut first), async {
+        site.clock.suspend(TTL);
+        drop(turn);
+    });
+    assert_eq!(reason, LossReason::Expired { last_error: None });
+    assert!(first.deadline.passed(store.env.now()));
+}
+
+#[tokio::test]
+async fn who_holds_goes_before_all_who_wait_or_contend_but_one() {
+    let site = Site::new();
+    let store = Arc::new(site.open().await);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let turn = store.database.turn().await;
+    let purposes = [Purpose::Poll, Purpose::Write, Purpose::Read, Purpose::Hold];
+    let requests: Vec<_> = purposes.into_iter().flat_map(|purpose| [purpose; 10]).collect();
+    let mut tasks = Vec::new();
+    for purpose in requests {
+        let (store, order) = (store.clone(), order.clone());
+        tasks.push(tokio::spawn(async move {
+            let work = move |_: &mut Connection| {
+                order.lock().unwrap().push(purpose);
+                Ok(())
+            };
+            store.database.run(&store.env, PATIENCE, purpose, work).await.unwrap();
+        }));
+        tokio::task::yield_now().await;
+    }
+    drop(turn);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let order = order.lock().unwrap();
+    assert_eq!(order.iter().position(|purpose| *purpose == Purpose::Hold), Some(1), "{order:?}");
+    assert_eq!(order.iter().rposition(|purpose| *purpose == Purpose::Hold), Some(10), "{order:?}");
+    let last_contender = order.iter().rposition(|purpose| *purpose == Purpose::Write);
+    assert!(order.iter().filter(|purpose| **purpose == Purpose::Poll).count() == 10);
+    let polls_before =
+        order.iter().take(last_contender.unwrap()).filter(|purpose| **purpose == Purpose::Poll);
+    assert!(polls_before.count() <= 2, "{order:?}");
+}
+
+/// Every look at it costs more than a lease.
+#[derive(Debug)]
+struct SlowMachine(TestClock);
+
+#[async_trait]
+impl Clock for SlowMachine {
+    fn now(&self) -> Moment {
+        self.0.suspend(TTL);
+        self.0.now()
+    }
+
+    async fn sleep(&self, _: Duration) {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
+    let site = Site::new();
+    let mut store = site.open().await;
+    store.env.clock = Arc::new(SlowMachine(TestClock::default()));
+    let error = store.try_acquire(&claim(&store)).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert_eq!(site.open().await.inspect(&name()).await.unwrap().state, State::Free);
+}
+
+#[tokio::test]
+async fn a_grant_is_known_by_its_id_not_by_what_the_row_looks_like() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, None).await.unwrap();
+    let second = grant(&store).await;
+    // The same holder, ttl and state as before (ABA).
+    assert_eq!(lost_by(&store, &mut first).await, LossReason::Ended);
+    first.memo = None;
+    assert_eq!(store.release(&mut first, None).await.unwrap(), Released::AlreadyLost);
+    assert_eq!(held(&store).await.token, Some(second.token));
+}
+
+#[tokio::test]
+async fn a_claim_that_is_tried_again_gets_its_own_grant_back() {
+    let site = Site::new();
+    let store = site.open().await;
+    let claim = claim(&store);
+    let Verdict::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    let Verdict::Granted(again) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    assert_eq!((first.id, first.token), (again.id, again.token));
+    store.release(&mut first, None).await.unwrap();
+    match store.try_acquire(&claim).await.unwrap() {
+        Verdict::Lost(loss) => assert_eq!((loss.token, loss.reason), (first.token, LossReason::Ended)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_release_whose_answer_was_lost_may_be_asked_for_again() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, None).await.unwrap();
+    assert_eq!(store.release(&mut first, None).await.unwrap(), Released::Released);
+    let mut second = grant(&store).await;
+    store.evict(&name(), second.token).await.unwrap();
+    assert_eq!(store.release(&mut second, None).await.unwrap(), Released::AlreadyLost);
+    assert_eq!(store.release(&mut second, None).await.unwrap(), Released::AlreadyLost);
+}
+
+#[tokio::test]
+async fn eviction_ends_the_grant_that_it_names_and_no_other() {
+    let site = Site::new();
+    let store = site.open().await;
+    assert_eq!(store.evict(&name(), Token::new(1).unwrap()).await.unwrap(), Evicted::Changed);
+    let mut first = grant(&store).await;
+    let other = Token::new(first.token.get() + 1).unwrap();
+    assert_eq!(store.evict(&name(), other).await.unwrap(), Evicted::Changed);
+    assert_eq!(held(&store).await.token, Some(first.token));
+    assert_eq!(store.evict(&name(), first.token).await.unwrap(), Evicted::Evicted);
+    assert_eq!(store.evict(&name(), first.token).await.unwrap(), Evicted::Changed);
+    assert_eq!(lost_by(&store, &mut first).await, LossReason::Ended);
+    let status = store.inspect(&name()).await.unwrap();
+    assert_eq!((status.state, status.token), (State::Free, Some(first.token)));
+    assert_eq!((status.history[0].grant, status.history[0].end), (first.id, End::Evicted));
+}
+
+#[tokio::test]
+async fn a_holder_whose_row_was_deleted_learns_it() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    site.sql("DELETE FROM lock");
+    assert_eq!(lost_by(&store, &mut first).await, LossReason::Deleted);
+    assert_eq!(store.release(&mut first, None).await.unwrap(), Released::AlreadyLost);
+}
+
+#[tokio::test]
+async fn a_holder_whose_file_was_deleted_or_replaced_learns_it() {
+    for files in [&["", "-wal", "-shm"][..], &[""]] {
+        let site = Site::new();
+        let one = site.open().await;
+        let mut first = grant(&one).await;
+        for suffix in files {
+            fs::remove_file(format!("{}{suffix}", site.path().display())).unwrap();
+        }
+        let two = site.open().await;
+        let second = grant(&two).await;
+        assert!(matches!(lost_by(&one, &mut first).await, LossReason::Ended | LossReason::TakenOver { .. }));
+        assert_eq!(held(&one).await.token, Some(second.token), "both see the same file");
+    }
+}

@@ -1,0 +1,177 @@
+//! Who comes after a holder that is gone, and when: reboots, dead processes, lock delays, rests.
+
+use super::*;
+
+#[tokio::test]
+async fn what_was_granted_in_another_boot_has_lapsed() {
+    let mut site = Site::new();
+    let mut before = grant(&site.open().await).await;
+    site.reboot();
+    let store = site.open().await;
+    assert!(matches!(store.inspect(&name()).await.unwrap().state, State::Lapsed(_)));
+    let after = grant(&store).await;
+    assert!(after.token > before.token);
+    assert!(matches!(lost_by(&store, &mut before).await, LossReason::TakenOver { .. }));
+}
+
+#[tokio::test]
+async fn a_container_with_a_boot_id_of_its_own_is_not_granted_what_is_held() {
+    let mut site = Site::new();
+    let holder = site.open().await;
+    let mut grant = grant(&holder).await;
+    site.machine.boot = "container:another".into();
+    let container = site.open().await;
+    held(&container).await;
+    assert!(matches!(holder.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(holder.release(&mut grant, None).await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_ticket_survives_a_reboot_while_nobody_took_over() {
+    let mut site = Site::new();
+    let store = site.open().await;
+    let mut claim = claim(&store);
+    claim.detached = true;
+    let Verdict::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    site.reboot();
+    let store = site.open().await;
+    assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
+    assert_eq!(held(&store).await.token, Some(first.token));
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_dead_holder_is_succeeded_at_once() {
+    let site = Site::new();
+    let mut sleeper = Sleeper::start();
+    let holder = site.open_as(&sleeper.process()).await;
+    let store = site.open().await;
+    let first = grant(&holder).await;
+    let seen = held(&store).await;
+    sleeper.kill();
+    // No time has to pass: the waiter asks within milliseconds.
+    store.changed(&name(), &seen).await.unwrap();
+    assert!(matches!(store.inspect(&name()).await.unwrap().state, State::Lapsed(_)));
+    assert!(grant(&store).await.token > first.token);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_detached_grant_outlives_its_process() {
+    for at_once in [true, false] {
+        let site = Site::new();
+        let mut sleeper = Sleeper::start();
+        let holder = site.open_as(&sleeper.process()).await;
+        let mut claim = claim(&holder);
+        claim.detached = at_once;
+        let Verdict::Granted(mut first) = holder.try_acquire(&claim).await.unwrap() else { panic!() };
+        if !at_once {
+            holder.detach(&mut first).await.unwrap();
+        }
+        sleeper.kill();
+        sleeper.reap();
+        let store = site.open().await;
+        assert_eq!(held(&store).await.token, Some(first.token));
+        // A process that has its ticket goes on with it.
+        assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_grant_that_another_process_renewed_is_not_ended_by_the_first_one() {
+    let site = Site::new();
+    let mut sleeper = Sleeper::start();
+    let mut first = grant(&site.open_as(&sleeper.process()).await).await;
+    let store = site.open().await;
+    assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
+    sleeper.kill();
+    assert_eq!(held(&store).await.token, Some(first.token));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_delay_counts_from_the_lapse_and_not_from_a_release() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut claim = claim(&store);
+    claim.lock_delay = Duration::from_secs(5);
+    let Verdict::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    site.clock.suspend(span());
+    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(5)));
+    site.clock.suspend(Duration::from_secs(5));
+    let mut second = grant(&store).await;
+    assert!(second.token > first.token);
+    store.release(&mut second, None).await.unwrap();
+    claim.id = Id::random(&store.env.random);
+    let Verdict::Granted(third) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    first = third;
+    store.release(&mut first, None).await.unwrap();
+    grant(&store).await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(start_paused = true)]
+async fn a_lock_delay_counts_from_when_a_process_was_seen_dead() {
+    for seen_by_waiter in [true, false] {
+        let site = Site::new();
+        let mut sleeper = Sleeper::start();
+        let holder = site.open_as(&sleeper.process()).await;
+        let mut claim = claim(&holder);
+        claim.lock_delay = Duration::from_secs(5);
+        holder.try_acquire(&claim).await.unwrap();
+        let store = site.open().await;
+        let seen = held(&store).await;
+        site.clock.suspend(Duration::from_secs(1));
+        sleeper.kill();
+        let start = store.env.now();
+        if seen_by_waiter {
+            store.changed(&name(), &seen).await.unwrap();
+        } else {
+            assert_eq!(held(&store).await.lapses_within, Some(claim.lock_delay));
+            site.clock.suspend(Duration::from_secs(3));
+            assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(2)));
+            store.changed(&name(), &seen).await.unwrap();
+        }
+        let waited = store.env.now().longest_since(start);
+        assert!(
+            (claim.lock_delay..claim.lock_delay + Duration::from_millis(5)).contains(&waited),
+            "{waited:?}"
+        );
+        grant(&store).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_rests_for_as_long_as_its_holder_said_also_across_a_reboot() {
+    let mut site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, Some(Duration::from_secs(100))).await.unwrap();
+    site.clock.suspend(Duration::from_secs(40));
+    let resting = held(&store).await;
+    assert!(resting.resting && resting.holder.is_none());
+    assert_eq!((resting.token, resting.lapses_within), (Some(first.token), Some(Duration::from_secs(60))));
+    site.reboot();
+    let store = site.open().await;
+    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(60)));
+    site.clock.suspend(Duration::from_secs(60));
+    assert_eq!(store.inspect(&name()).await.unwrap().state, State::Free);
+    assert!(grant(&store).await.token > first.token);
+}
+
+/// A wall clock that was years ahead when the rest began, and is right since the reboot, does not make it last for years.
+#[tokio::test(start_paused = true)]
+async fn a_rest_ends_also_when_the_wall_clock_was_set_back_with_the_reboot() {
+    let mut site = Site::new();
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, Some(Duration::from_secs(100))).await.unwrap();
+    site.reboot();
+    site.clock.step_wall(-100_000_000);
+    let store = site.open().await;
+    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(100)));
+    site.clock.suspend(Duration::from_secs(99));
+    assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(1)));
+    site.clock.suspend(Duration::from_secs(1));
+    assert!(grant(&store).await.token > first.token);
+}

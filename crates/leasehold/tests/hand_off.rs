@@ -1,0 +1,369 @@
+//! Local hand-off: tasks of one process pass the store's grant on among themselves.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{Client, TTL, World, name};
+use leasehold::clock::Clock;
+use leasehold::lease::LeaseStore;
+use leasehold::{ErrorKind, Guard, Lock, Locker, Released, Ticket, Token};
+use leasehold_testkit::fault::Outcome;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn lock(client: &Client) -> Lock {
+    Locker::new(client.leases.clone()).lock("x").ttl(TTL)
+}
+
+/// A client that has had the lock before, so that its record is not new: a new record's first grant has one token.
+async fn settled(world: &World, seed: u64) -> Client {
+    let client = world.observer(seed);
+    lock(&client).acquire().await.unwrap().release().await.unwrap();
+    client.env.sleep(SECOND).await;
+    client.network.reset_counts();
+    client
+}
+
+/// A task that waits for the lock, is in line when this returns, and gives its guard to the channel.
+async fn waiting(lock: &Lock, guards: &mpsc::UnboundedSender<Guard>) -> JoinHandle<()> {
+    let (lock, guards) = (lock.clone(), guards.clone());
+    let task = tokio::spawn(async move {
+        let guard = lock.acquire().await.unwrap();
+        let _ = guards.send(guard);
+    });
+    tokio::task::yield_now().await;
+    task
+}
+
+/// Tasks in line for the lock, one for each of `locks`, and what they get: it was held by another task, and is released now.
+async fn line(client: &Client, locks: &[Lock]) -> mpsc::UnboundedReceiver<Guard> {
+    let (guards, got) = mpsc::unbounded_channel();
+    let before = locks[0].try_acquire().await.unwrap();
+    for lock in locks {
+        waiting(lock, &guards).await;
+    }
+    // The store's clock goes on: there is more room between two tokens than was asked for.
+    client.env.sleep(2 * SECOND).await;
+    before.release().await.unwrap();
+    got
+}
+
+fn token(guard: &Guard) -> Token {
+    guard.token().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_tasks_pass_the_lock_on_by_one_grant_and_with_rising_tokens() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let mut got = line(&client, &vec![lock(&client); 100]).await;
+    let mut last = Token::default();
+    for _ in 0..100 {
+        let guard = got.recv().await.unwrap();
+        assert!(token(&guard) > last);
+        last = token(&guard);
+        assert!(got.try_recv().is_err(), "two have it at once");
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    }
+    let counts = client.network.counts();
+    assert_eq!(counts.writes, 4, "two grants and two releases: {counts:?}");
+    assert!(
+        counts.reads <= 2,
+        "a look or two, after a first long hold, at whether others want it: {counts:?}"
+    );
+    assert!(world.raw().await["token"].as_u64().unwrap() >= last.get());
+    assert!(client.granted().await.token > last);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_grant_of_a_record_has_one_token() {
+    let world = World::new();
+    let client = world.observer(1);
+    let lock = lock(&client);
+    let (guards, mut got) = mpsc::unbounded_channel();
+    for _ in 0..3 {
+        waiting(&lock, &guards).await;
+    }
+    // While it waits for the store's clock the others line up.
+    let first = got.recv().await.unwrap();
+    assert_eq!(world.raw().await["token"], token(&first).get());
+    client.network.reset_counts();
+    first.release().await.unwrap();
+    let second = got.recv().await.unwrap();
+    assert_eq!(client.network.counts().writes, 2, "a release and a grant");
+    second.release().await.unwrap();
+    got.recv().await.unwrap().release().await.unwrap();
+    assert_eq!(client.network.counts().writes, 3, "passed on, and released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn over_a_newborn_record_nothing_tells_which_tokens_are_free() {
+    let world = World::new();
+    settled(&world, 1).await;
+    for (newborn, known) in [(true, false), (false, true)] {
+        world.edit(|record| record["newborn"] = newborn.into()).await;
+        // As one who reads it.
+        let reader = world.observer(2);
+        let before = world.raw().await["token"].as_u64();
+        let mut claim = reader.claim();
+        claim.tokens = 3;
+        let mut grant = common::granted(reader.leases.try_acquire(&claim).await.unwrap());
+        assert_eq!(grant.after.map(Token::get), before.filter(|_| known));
+        reader.leases.release(&mut grant, None).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_had_it_before_is_dead_before_there_is_another_token() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let mut got = line(&client, &vec![lock(&client); 3]).await;
+    let first = got.recv().await.unwrap();
+    let (over, observed) = (first.cancellation(), Arc::new(AtomicBool::new(false)));
+    // Told by the guard itself, in the moment in which its belief ends.
+    let watcher = {
+        let (over, observed) = (over.clone(), observed.clone());
+        tokio::spawn(async move {
+            over.cancelled().await;
+            observed.store(true, Ordering::SeqCst);
+        })
+    };
+    drop(first);
+    let second = got.recv().await.unwrap();
+    assert!(over.is_cancelled());
+    watcher.await.unwrap();
+    assert!(observed.load(Ordering::SeqCst));
+    second.check().unwrap();
+    // A guard that is lost is not passed on, whatever its keeper would have time for.
+    client.clock.suspend(SECOND * 3_600);
+    assert_eq!(second.release().await.unwrap(), Released::AlreadyLost);
+    client.network.reset_counts();
+    let third = got.recv().await.unwrap();
+    assert!(client.network.counts().writes > 0, "the store was asked");
+    third.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_holds_it_for_long_is_renewed_and_loses_it_like_any_other() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let mut got = line(&client, &vec![lock(&client); 3]).await;
+    got.recv().await.unwrap().release().await.unwrap();
+    let second = got.recv().await.unwrap();
+    client.env.sleep(SECOND * 100).await;
+    second.check().unwrap();
+    let began = client.clock.now();
+    let deadline = second.remaining();
+    client.network.stall();
+    second.cancellation().cancelled().await;
+    let heard = client.clock.now().longest_since(began);
+    assert!(heard >= deadline && heard <= deadline + 2 * MILLISECOND, "{heard:?}, not {deadline:?}");
+    assert_eq!(second.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(got.try_recv().is_err(), "what was lost is given to nobody");
+    let lost = token(&second);
+    drop(second);
+    client.network.heal();
+    let third = got.recv().await.unwrap();
+    assert!(token(&third) > lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_less_than_half_of_the_ttl_left_it_is_not_passed_on() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let lock = lock(&client);
+    for (late, writes) in [(SECOND * 8, 1), (SECOND * 16, 2)] {
+        let (guards, mut got) = mpsc::unbounded_channel();
+        let before = lock.try_acquire().await.unwrap();
+        for _ in 0..2 {
+            waiting(&lock.clone().patience(SECOND * 60), &guards).await;
+        }
+        // For so long that another stay begins after it.
+        client.env.sleep(SECOND).await;
+        // Granted, but it takes so long to hear of it.
+        client.network.next_write(Outcome::Fine);
+        client.network.next_write(Outcome::AppliedLost);
+        before.release().await.unwrap();
+        tokio::task::yield_now().await;
+        client.network.disconnect();
+        client.env.sleep(late).await;
+        client.network.heal();
+        let first = got.recv().await.unwrap();
+        client.network.reset_counts();
+        first.release().await.unwrap();
+        got.recv().await.unwrap().release().await.unwrap();
+        assert_eq!(client.network.counts().writes, writes + (writes - 1), "{late:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_is_heard_of_by_the_task_that_has_it() {
+    let world = World::new();
+    let (client, operator) = (settled(&world, 1).await, world.observer(2));
+    let mut got = line(&client, &vec![lock(&client); 3]).await;
+    got.recv().await.unwrap().release().await.unwrap();
+    let second = got.recv().await.unwrap();
+    let shown = operator.held().await.token.unwrap();
+    assert!(shown >= token(&second), "the token of the record is the highest that may be in use");
+    operator.leases.evict(&name(), shown).await.unwrap();
+    second.lost().await;
+    let third = got.recv().await.unwrap();
+    assert!(token(&third) > shown, "granted anew by the store");
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_passed_on_only_where_others_would_see_no_difference() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let plain = lock(&client);
+    for (other, passed_on) in [
+        (plain.clone(), true),
+        (plain.clone().on_wait(|_| {}).patience(SECOND), true),
+        (plain.clone().ttl(TTL * 2), false),
+        (plain.clone().note("another"), false),
+        (plain.clone().owner("somebody"), false),
+        (plain.clone().lock_delay(SECOND), false),
+        (plain.clone().for_ticket(), false),
+    ] {
+        client.network.reset_counts();
+        let mut got = line(&client, &[plain.clone(), plain.clone(), other.clone()]).await;
+        for _ in 0..3 {
+            got.recv().await.unwrap().release().await.unwrap();
+        }
+        let writes = client.network.counts().writes;
+        assert_eq!(writes, if passed_on { 4 } else { 6 }, "{other:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn leaders_follow_each_other_by_way_of_the_store() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let election = lock(&client).election();
+    let first = election.campaign().await.unwrap();
+    let (leaders, mut leads) = mpsc::unbounded_channel();
+    for _ in 0..2 {
+        let (election, leaders) = (election.clone(), leaders.clone());
+        tokio::spawn(async move { leaders.send(election.campaign().await.unwrap()).map_err(drop).unwrap() });
+        tokio::task::yield_now().await;
+    }
+    client.network.reset_counts();
+    first.resign().await.unwrap();
+    leads.recv().await.unwrap().resign().await.unwrap();
+    let _leader = leads.recv().await.unwrap();
+    assert_eq!(client.network.counts().writes, 4, "each has a grant of its own, as observers have to see");
+}
+
+/// Tasks of `client` that take the lock, hold it for a millisecond, and want it again; and how often they had it.
+fn busy(client: &Client, tasks: usize) -> Arc<AtomicUsize> {
+    let (lock, rounds) = (lock(client), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..tasks {
+        let (lock, rounds, env) = (lock.clone(), rounds.clone(), client.env.clone());
+        tokio::spawn(async move {
+            loop {
+                let guard = lock.acquire().await.unwrap();
+                env.sleep(MILLISECOND).await;
+                guard.release().await.unwrap();
+                rounds.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    }
+    rounds
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_has_had_it_for_long_lets_others_in() {
+    let world = World::new();
+    let (client, other) = (settled(&world, 1).await, world.observer(2));
+    let rounds = busy(&client, 8);
+    client.env.sleep(SECOND).await;
+    for _ in 0..20 {
+        let before = rounds.load(Ordering::SeqCst);
+        let guard = lock(&other).acquire_within(SECOND * 10).await.unwrap();
+        let meanwhile = rounds.load(Ordering::SeqCst) - before;
+        // The memory's pace: stays of 20 ms; at first one absence in eight stays, and then one after each.
+        assert!(meanwhile <= 9 * 21, "the others were served {meanwhile} times before it");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn processes_that_take_turns_leave_it_to_nobody_for_long() {
+    let world = World::new();
+    let clients = [settled(&world, 1).await, world.observer(2)];
+    let rounds: Vec<_> = clients.iter().map(|client| busy(client, 4)).collect();
+    clients[0].env.sleep(SECOND * 10).await;
+    let rounds: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::SeqCst)).collect();
+    let all: usize = rounds.iter().sum();
+    // Of 10,000. With absences that take their whole time, the lock is free for half of that.
+    assert!(all > 7_000, "{rounds:?}");
+    assert!(rounds.iter().all(|rounds| *rounds > all / 3), "{rounds:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_come_again_and_again_need_few_grants() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let rounds = busy(&client, 4);
+    client.env.sleep(SECOND * 10).await;
+    let (rounds, writes) = (rounds.load(Ordering::SeqCst), client.network.counts().writes);
+    // Stays of 20 ms, each by one grant and one release.
+    assert!(rounds > 8_000 && writes <= rounds / 8, "{writes} writes for {rounds}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_goes_away_in_the_moment_in_which_it_is_served_takes_nothing_along() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let lock = lock(&client);
+    let mut got = line(&client, std::slice::from_ref(&lock)).await;
+    let (guards, mut later) = mpsc::unbounded_channel();
+    let gone = waiting(&lock, &guards).await;
+    waiting(&lock, &guards).await;
+    let first = got.recv().await.unwrap();
+    let release = tokio::spawn(first.release());
+    gone.abort();
+    release.await.unwrap().unwrap();
+    let guard = later.recv().await.unwrap();
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    let _again = lock.try_acquire().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_was_passed_on_rests_and_becomes_a_ticket() {
+    let world = World::new();
+    let client = settled(&world, 1).await;
+    let mut got = line(&client, &vec![lock(&client); 3]).await;
+    got.recv().await.unwrap().release().await.unwrap();
+    let second = got.recv().await.unwrap();
+    let held = token(&second);
+    let ticket: Ticket = second.into_ticket().await.unwrap();
+    assert!(ticket.token() >= held, "no token that others may have");
+    let locker = Locker::new(client.leases.clone());
+    let resumed = locker.resume(&ticket).await.unwrap();
+    assert_eq!(token(&resumed), ticket.token());
+    resumed.release().await.unwrap();
+    let third = got.recv().await.unwrap();
+    assert!(token(&third) > ticket.token());
+
+    third.release().await.unwrap();
+    let mut got = line(&client, &vec![lock(&client); 2]).await;
+    let first = got.recv().await.unwrap();
+    first.release().await.unwrap();
+    let second = got.recv().await.unwrap();
+    assert_eq!(second.rest(SECOND * 60).await.unwrap(), Released::Released);
+    assert!(lock(&client).try_acquire().await.unwrap_err().holder().unwrap().resting);
+}

@@ -1,0 +1,159 @@
+//! What a wait costs and when it ends: the pauses of `pacing.rs`, as the store sees them. Paused time.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{TTL, World, contender_span, granted, name};
+use leasehold::clock::TestClock;
+use leasehold::env::Env;
+use leasehold::lease::{Claim, LeaseStore, Pace, StoreOptions, Ttl};
+use leasehold::register::{Register, RegisterTraits};
+use leasehold::{Holder, Locker, RegisterLeases};
+use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
+use leasehold_testkit::layer::{Layer, Layered};
+use leasehold_testkit::machine::Machine;
+
+const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A register with the pace of one behind a network.
+#[derive(Debug)]
+struct Paced(FaultyRegister);
+
+impl Layer for Paced {
+    fn inner(&self) -> &dyn Register {
+        &self.0
+    }
+    fn traits(&self) -> RegisterTraits {
+        RegisterTraits { pace: PACE, ..self.0.traits() }
+    }
+}
+
+struct Process {
+    leases: Arc<RegisterLeases>,
+    network: FaultyRegister,
+    env: Env,
+}
+
+/// A process on `world`'s store that judges lapses by observation.
+fn process(world: &World, seed: u64) -> Process {
+    let env = Env::seeded(Arc::new(TestClock::default()), seed);
+    let network = FaultyRegister::new(world.register.clone());
+    let machine = Machine::new(Arc::new(Layered(Paced(network.clone()))), env.clone());
+    let mut options = StoreOptions::default();
+    (options.env, options.store_clock) = (env.clone(), false);
+    Process { leases: Arc::new(RegisterLeases::new(Arc::new(machine), options)), network, env }
+}
+
+impl Process {
+    fn claim(&self, ttl: Duration) -> Claim {
+        Claim::new(&self.env, name(), Ttl::new(ttl).unwrap(), Holder::this_process())
+    }
+
+    /// After a sign of life: what succeeds a grant without one waits for a token from the store's clock.
+    async fn dies_with_the_lock(&self) {
+        let mut grant = granted(self.leases.try_acquire(&self.claim(TTL)).await.unwrap());
+        self.leases.renew(&mut grant).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_of_a_minute_costs_a_few_reads_and_then_one_for_each_longest_pause() {
+    for ttl in [TTL, SECOND * 3, SECOND] {
+        let world = World::new();
+        let (holder, waiter) = (process(&world, 1), process(&world, 2));
+        let guard = Locker::new(holder.leases.clone()).lock("x").ttl(ttl).acquire().await.unwrap();
+        let lock = Locker::new(waiter.leases.clone()).lock("x").ttl(ttl);
+        let waiting = tokio::spawn(async move { lock.acquire().await });
+        waiter.env.sleep(SECOND * 60).await;
+        let counts = waiter.network.counts();
+        assert_eq!(counts.writes, 0, "a waiter reads");
+        // A lease that can lapse within the longest pause is looked at when it can.
+        let longest = PACE.most.min(Ttl::new(ttl).unwrap().contender_span() * 2 / 3);
+        let most = 60.0 / longest.as_secs_f64() * 1.1 + 12.0;
+        assert!((30..=most as usize).contains(&counts.reads), "{} reads for a ttl of {ttl:?}", counts.reads);
+        guard.check().unwrap();
+        let released = waiter.env.now();
+        guard.release().await.unwrap();
+        drop(waiting.await.unwrap().unwrap());
+        assert!(waiter.env.now().longest_since(released) <= PACE.most);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_hold_is_succeeded_soon_whenever_the_waiter_came() {
+    for seed in 0..50 {
+        for hold in [200, 400, 1_000, 3_000].map(Duration::from_millis) {
+            let world = World::new();
+            let (holder, waiter) = (process(&world, 2 * seed + 100), process(&world, 2 * seed + 101));
+            let guard = Locker::new(holder.leases.clone()).lock("x").acquire().await.unwrap();
+            holder.env.sleep(hold.mul_f64(0.1 * (seed % 10) as f64)).await;
+            let lock = Locker::new(waiter.leases.clone()).lock("x");
+            let waiting = tokio::spawn(async move { lock.acquire().await });
+            holder.env.sleep(hold).await;
+            guard.release().await.unwrap();
+            let released = waiter.env.now();
+            drop(waiting.await.unwrap().unwrap());
+            let late = waiter.env.now().longest_since(released);
+            // Half of the time that it was held, which may be nearly twice `hold`.
+            assert!(late <= hold.max(PACE.first) + Duration::from_millis(2), "{late:?} after {hold:?}");
+        }
+    }
+}
+
+/// They see the last sign of life in the same moment, so it lapses for all at once.
+#[tokio::test(start_paused = true)]
+async fn sixteen_who_wait_for_a_dead_holder_do_not_all_write_at_once() {
+    const PROCESSES: u64 = 16;
+    let world = World::new();
+    process(&world, 1).dies_with_the_lock().await;
+    let waiters: Vec<_> = (0..PROCESSES).map(|n| process(&world, 10 + n)).collect();
+    let began = waiters[0].env.now();
+    let mut waiting = tokio::task::JoinSet::new();
+    for waiter in &waiters {
+        waiter.network.every(Kind::Read, Outcome::AnswerDelayed(Duration::from_millis(5)));
+        let lock = Locker::new(waiter.leases.clone()).lock("x");
+        waiting.spawn(async move { lock.acquire().await.unwrap() });
+    }
+    let guard = waiting.join_next().await.unwrap().unwrap();
+    let after = waiters[0].env.now().longest_since(began);
+    let soon = contender_span()..contender_span() + PACE.first;
+    assert!(soon.contains(&after), "{after:?}");
+    waiters[0].env.sleep(SECOND).await;
+    let writes: usize = waiters.iter().map(|waiter| waiter.network.counts().writes).sum();
+    assert!((1..=5).contains(&writes), "{writes} of {PROCESSES} wrote");
+    guard.check().unwrap();
+}
+
+/// Each look is refused once before it is answered: the next one is later for it, until looks are answered at once again.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_reads_is_read_less_often() {
+    let mut reads = Vec::new();
+    for refuses in [false, true] {
+        let world = World::new();
+        let (holder, waiter) = (process(&world, 1), process(&world, 2));
+        let guard = Locker::new(holder.leases.clone()).lock("x").acquire().await.unwrap();
+        let lock = Locker::new(waiter.leases.clone()).lock("x");
+        let waiting = tokio::spawn(async move { lock.acquire().await });
+        waiter.network.sent(1).await;
+        waiter.network.reset_counts();
+        for _ in 0..100 {
+            waiter.network.next_read(if refuses { Outcome::NotApplied } else { Outcome::Fine });
+            waiter.network.next_read(Outcome::Fine);
+        }
+        waiter.env.sleep(SECOND * 2).await;
+        let counts = waiter.network.counts().reads;
+        reads.push(if refuses { counts / 2 } else { counts });
+        guard.release().await.unwrap();
+        drop(waiting.await.unwrap().unwrap());
+    }
+    assert!(reads[1] <= reads[0] - 2, "{reads:?} looks in two seconds");
+}
