@@ -284,6 +284,18 @@ mod tests {
         drop(lost);
     }
 
+    /// As the parts of one hold are, some with a long time to go.
+    #[tokio::test(start_paused = true)]
+    async fn who_is_lost_with_another_is_called_at_once() {
+        let (clock, locker) = site();
+        let with = taken(&locker, "with", SECOND).await;
+        locker.evict(with.name(), with.token().unwrap()).await.unwrap();
+        let lost = taken(&locker, "x", SECOND * 600).await.bound_to(vec![with]);
+        pass(&clock, 2).await;
+        assert!(lost.check().is_err());
+        assert!(locker.queues().of(lost.name()).try_turn().is_some());
+    }
+
     /// The thread that takes a keeper may be held up before it leaves the line, which others have cleared meanwhile.
     #[tokio::test]
     async fn who_leaves_late_takes_nobody_else_along() {
