@@ -104,7 +104,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Examined::default()
     }
 
-    /// The keys that start with `prefix`, in the store's order, page by page.
+    /// The keys that start with `prefix`, in the store's order, page by page. A page that could not be had for now is asked for
+    /// again, for a while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
     /// The version that a write of these bytes gives, where that follows from the bytes: writing the same again gives the

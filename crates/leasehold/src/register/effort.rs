@@ -17,7 +17,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A request is given at least this, or it would be sent only to be given up.
 const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 
-/// How long an examination asks one question again, and waits for one answer.
+/// How long a question is asked again, and how long one answer is waited for.
 const QUESTION: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -51,7 +51,7 @@ impl<'a> Effort<'a> {
         Self { env, began: env.now(), limit, attempt_limit, failures: 0 }
     }
 
-    /// One question of an examination.
+    /// A question that nobody's lease depends on: of an examination, or a page of a listing.
     pub(crate) fn of_question(env: &'a Env) -> Self {
         Self::new(env, QUESTION, ANSWER)
     }

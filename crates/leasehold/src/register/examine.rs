@@ -134,9 +134,8 @@ impl Patient<'_> {
     async fn permissions(&mut self) -> Step<Version> {
         let register = self.register;
         let (place, env) = (self.place.clone(), register.env());
-        let listed =
-            persistently(env, || async { register.list(&place).next().await.transpose().map(|_| ()) });
-        let listed = listed.await;
+        // Listings ask again by themselves.
+        let listed = register.list(&place).next().await.transpose().map(|_| ());
         let written = self.created().await.map(|(key, write)| {
             self.key = key;
             write

@@ -41,7 +41,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Claim, Id, LeaseStore, Pace, StoreOptions, Ttl, attempt_limit};
 use crate::name::LockName;
-use crate::register::effort::Effort;
+use crate::register::effort::{Effort, persistently};
 use crate::register::record::{Content, Record};
 use crate::register::records::{Found, Records, Refusal, Written};
 use crate::register::{Expect, RegisterLeases, Version};
@@ -308,7 +308,8 @@ impl DynamoDb {
                 Next::After(start) => Some(start),
                 Next::None => return Ok(None),
             };
-            let output = self.page(&pages.prefix, start.clone()).await?;
+            let page = || self.page(&pages.prefix, start.clone());
+            let output = persistently(self.env(), page).await?;
             pages.next = match output.last_evaluated_key {
                 None => Next::None,
                 Some(last) if Some(&last) != start.as_ref() => Next::After(last),

@@ -177,7 +177,7 @@ impl Register for GcsRegister {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        listing(&self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
+        listing(self.env(), &self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
     }
 
     fn store_time(&self) -> Option<StoreTime> {

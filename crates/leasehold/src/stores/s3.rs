@@ -193,7 +193,7 @@ impl Register for S3Register {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        listing(&self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
+        listing(self.env(), &self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
     }
 
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {

@@ -1,5 +1,6 @@
 //! A server on loopback that answers as its script says: for tests of what goes over the wire.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -48,6 +49,19 @@ impl Server {
             }
         });
         Self { url, seen }
+    }
+
+    /// One that answers every request only when it is sent again, and the first time with `refusal`.
+    pub(super) async fn unsteady(
+        refusal: String,
+        script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let turns = AtomicUsize::new(0);
+        Self::start(move |seen| match turns.fetch_add(1, Ordering::Relaxed) % 2 {
+            0 => Reply::Answer(refusal.clone()),
+            _ => script(seen),
+        })
+        .await
     }
 
     /// One that gives every request the same answer.

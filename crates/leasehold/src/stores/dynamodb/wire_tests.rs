@@ -417,13 +417,16 @@ async fn listings_are_read_page_by_page() {
     let first = json!({"Items": keys(&["pre/fix/a", "pre/fix/no//lock"]), "LastEvaluatedKey": last});
     let second = json!({"Items": keys(&["pre/fix/b/c"])});
     let endless = first.clone();
-    let server = Server::start(move |seen| {
+    let pages = move |seen: &Seen| {
         Reply::Answer(ok(if seen.json().get("ExclusiveStartKey").is_some() { &second } else { &first }))
-    })
-    .await;
-    let names: Vec<LockName> = server.store().list("").try_collect().await.unwrap();
-    assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "b/c"]);
-    assert_eq!(server.requests().len(), 2);
+    };
+    let refusal = refused("400 Bad Request", "", "ProvisionedThroughputExceededException");
+    let unsteady = Server::unsteady(refusal, pages.clone()).await;
+    for (server, requests) in [(Server::start(pages).await, 2), (unsteady, 4)] {
+        let names: Vec<LockName> = server.store().list("").try_collect().await.unwrap();
+        assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "b/c"]);
+        assert_eq!(server.requests().len(), requests);
+    }
 
     let endless = Server::always(ok(&endless)).await;
     let error = endless.store().list("").try_collect::<Vec<_>>().await.unwrap_err();

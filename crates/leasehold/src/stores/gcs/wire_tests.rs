@@ -14,7 +14,7 @@ use super::*;
 use crate::clock::micros;
 use crate::register::{MAX_VALUE_BYTES, probe};
 use crate::stores::objects::Protocol;
-use crate::stores::scripted::{Reply, Server, answer};
+use crate::stores::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
@@ -273,12 +273,15 @@ async fn listings_are_read_page_by_page() {
     };
     let truncated = ",\"nextPageToken\":\"t1\"";
     let (first, last) = (page("a%20b.lock", truncated), page("c.lock", ""));
-    let server = Server::start(move |seen| {
+    let pages = move |seen: &Seen| {
         Reply::Answer(if seen.line.contains("pageToken=t1") { last.clone() } else { first.clone() })
-    })
-    .await;
-    assert_eq!(register(&server).list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
-    assert_eq!(server.requests().len(), 2);
+    };
+    let unsteady =
+        Server::unsteady(refused("429 Too Many Requests", "", "rateLimitExceeded"), pages.clone()).await;
+    for (server, requests) in [(Server::start(pages).await, 2), (unsteady, 4)] {
+        assert_eq!(register(&server).list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
+        assert_eq!(server.requests().len(), requests);
+    }
 
     let endless = Server::always(page("a.lock", truncated)).await;
     let error = register(&endless).list("").try_collect::<Vec<_>>().await.unwrap_err();

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::Keys;
+use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::register::effort::persistently;
 
 /// A page of object keys.
 pub(in crate::stores) struct Page {
@@ -17,8 +19,9 @@ pub(in crate::stores) struct Page {
 }
 
 /// The register keys that start with `prefix`. `fetch` gives the page of the objects that start with a prefix, by what the
-/// page before said.
+/// page before said; it is asked again when it could not for now.
 pub(in crate::stores) fn listing<'a, F>(
+    env: &'a Env,
     keys: &'a Keys,
     prefix: &str,
     fetch: impl Fn(String, Option<String>) -> F + Send + Sync + 'a,
@@ -28,7 +31,7 @@ where
 {
     let pages = Pages { prefix: keys.object(prefix), page: VecDeque::new(), next: Next::First };
     let fetch = Arc::new(fetch);
-    stream::try_unfold(pages, move |pages| next_listed(keys, pages, fetch.clone())).boxed()
+    stream::try_unfold(pages, move |pages| next_listed(env, keys, pages, fetch.clone())).boxed()
 }
 
 /// Where a listing is.
@@ -45,6 +48,7 @@ enum Next {
 }
 
 async fn next_listed<F>(
+    env: &Env,
     keys: &Keys,
     mut pages: Pages,
     fetch: Arc<impl Fn(String, Option<String>) -> F>,
@@ -64,7 +68,7 @@ where
             Next::After(token) => Some(token),
             Next::None => return Ok(None),
         };
-        let Page { objects, next } = fetch(pages.prefix.clone(), token.clone()).await?;
+        let Page { objects, next } = persistently(env, || fetch(pages.prefix.clone(), token.clone())).await?;
         pages.next = match next {
             None => Next::None,
             // To ask again would list the same page for ever.

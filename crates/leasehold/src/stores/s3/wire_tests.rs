@@ -15,7 +15,7 @@ use super::*;
 use crate::register::{MAX_VALUE_BYTES, Metadata, probe};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
-use crate::stores::scripted::{Reply, Server, answer};
+use crate::stores::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
@@ -280,12 +280,15 @@ async fn listings_are_read_page_by_page() {
     };
     let truncated = "<IsTruncated>true</IsTruncated><NextContinuationToken>t1</NextContinuationToken>";
     let (first, last) = (page("a%20b.lock", truncated), page("c.lock", "<IsTruncated>false</IsTruncated>"));
-    let server = Server::start(move |seen| {
+    let pages = move |seen: &Seen| {
         Reply::Answer(if seen.line.contains("continuation-token=t1") { last.clone() } else { first.clone() })
-    })
-    .await;
-    assert_eq!(server.register().list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
-    assert_eq!(server.requests().len(), 2);
+    };
+    let unsteady =
+        Server::unsteady(refused("500 Internal Server Error", "", "InternalError"), pages.clone()).await;
+    for (server, requests) in [(Server::start(pages).await, 2), (unsteady, 4)] {
+        assert_eq!(server.register().list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
+        assert_eq!(server.requests().len(), requests);
+    }
 
     let endless = Server::always(page("a.lock", truncated)).await;
     let error = endless.register().list("").try_collect::<Vec<_>>().await.unwrap_err();
