@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::clock::{Clock, Moment, SystemClock};
+use leasehold::clock::{Clock, Moment, SystemClock, TestClock};
 use leasehold::env::Env;
 use leasehold::lease::{Claim, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl, Verdict};
 use leasehold::url::StoreUrl;
@@ -328,6 +328,33 @@ async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
     let (grant, ()) = within("the grant", futures_util::future::join(asked, released)).await;
     let State::Held(held) = one.store.inspect(&claim.name).await.unwrap().state else { panic!() };
     assert_eq!(held.token, Some(grant.token), "believes in a lock that nobody sees it have");
+}
+
+/// Whoever asked sleeps while the answer is on its way. It does not believe in that grant, and nobody waits for it to lapse.
+#[tokio::test]
+async fn a_grant_that_comes_too_late_to_be_used_is_released() {
+    let url = Server::Etcd.fresh_url();
+    let wire = Wire::to(&Server::Etcd.address()).await;
+    let clock = Arc::new(TestClock::default());
+    let mut options = StoreOptions::default();
+    options.env = Env::seeded(clock.clone(), 1);
+    let one =
+        Client::open_with(&url.replace(&Server::Etcd.address(), &wire.address().to_string()), options).await;
+    let mut claim = one.claim("lock", Duration::from_secs(60));
+    // Connections are there, and so is the lease.
+    one.granted(&one.claim("other", claim.ttl.get())).await;
+    claim.patience = Duration::from_secs(3_600);
+    wire.let_answers(Answers::AreLost);
+    let asked = one.store.try_acquire(&claim);
+    let slept = async {
+        one.stand(1).await;
+        clock.suspend(claim.ttl.get());
+        wire.let_answers(Answers::Arrive);
+    };
+    let (verdict, ()) = within("the verdict", futures_util::future::join(asked, slept)).await;
+    let verdict = verdict.unwrap();
+    assert!(matches!(verdict, Verdict::Lost(_)), "{verdict:?}");
+    assert_eq!(one.store.inspect(&claim.name).await.unwrap().state, State::Free);
 }
 
 /// A request that was given up may be granted later. Nobody believes in that grant, and it ends by itself although

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::clock::timeout;
+use crate::clock::{Deadline, timeout};
 use crate::errand::Errand;
 use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::guard::Guard;
@@ -105,6 +105,7 @@ impl Contention {
         let keeps_line = store.capabilities().fifo;
         // Whether the store may go on with this claim when we do not: a place in line, a request that was not answered.
         let mut pending = false;
+        let patience = Deadline::new(store.env().now(), claim.patience);
         let outcome = loop {
             // For itself, and for those to whom it will be passed on.
             claim.tokens = terms.as_ref().map_or(1, |terms| turn.demand(terms));
@@ -124,7 +125,9 @@ impl Contention {
                 Ok(Verdict::Held(held)) if wait.is_over(&held) => {
                     break Some(Err(held_error(&claim.name, held)));
                 }
-                Ok(Verdict::Lost(loss)) if wait == Wait::No => break Some(Err(Error::lost(loss))),
+                Ok(Verdict::Lost(loss)) if wait == Wait::No && patience.passed(store.env().now()) => {
+                    break Some(Err(Error::lost(loss)));
+                }
                 // A grant that was lost before anybody could believe in it. The next one is another acquisition.
                 Ok(Verdict::Lost(loss)) => {
                     tracing::warn!(%loss, "lost before it was known to be acquired");

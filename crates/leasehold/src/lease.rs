@@ -78,7 +78,8 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// When no answer could be had.
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError>;
 
-    /// The names of the locks that have a record, those starting with `prefix`, page by page.
+    /// The names of the locks that have a record, those starting with `prefix`, page by page. A page that could not be had for
+    /// now is asked for again, for a while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
     /// Completes when `claim`, refused as `seen`, may be granted: by default when [`changed`](Self::changed) does.
@@ -219,6 +220,14 @@ pub struct Grant {
     pub memo: Option<Box<dyn Any + Send + Sync>>,
 }
 
+impl Grant {
+    /// The loss of this grant, if its deadline had passed before anybody could be told of it: for [`Verdict::Lost`].
+    #[must_use]
+    pub fn came_too_late(&self) -> Loss {
+        Loss::new(self.name.clone(), self.token, LossReason::Expired { last_error: None })
+    }
+}
+
 impl fmt::Debug for Grant {
     /// Without the id: who knows it can release the lock, as with a ticket.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -238,7 +247,8 @@ pub enum Verdict {
     Granted(Grant),
     /// Somebody has it, or it rests.
     Held(Held),
-    /// We may have been granted it without hearing of it, and it has passed on to another since.
+    /// We may have been granted it without hearing of it in time: it has passed on to another since, or came too late to be used
+    /// and was released. Another claim may be granted it at once.
     Lost(Loss),
 }
 

@@ -8,7 +8,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use leasehold::error::StoreError;
 use leasehold::lease::{
     Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Released, Renewal, Status, Verdict,
 };
-use leasehold::{LockName, Locker, LossReason, Token};
+use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
 
 /// A store that keeps a line and watches, as its answers go; the leases are those of a register.
@@ -36,6 +36,8 @@ struct Lining {
     /// A release is not answered before this.
     release: Notify,
     slow_release: AtomicBool,
+    /// So many more grants come too late.
+    late: AtomicUsize,
 }
 
 impl Lining {
@@ -48,6 +50,7 @@ impl Lining {
             alarmed: AtomicBool::new(false),
             release: Notify::new(),
             slow_release: AtomicBool::new(false),
+            late: AtomicUsize::new(0),
         })
     }
 
@@ -70,8 +73,15 @@ impl Lining {
 impl LeaseStore for Lining {
     async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
         self.tried.lock().unwrap().push(claim.waits);
-        let verdict = self.leases.try_acquire(claim).await?;
+        let mut verdict = self.leases.try_acquire(claim).await?;
         self.leave(claim.id);
+        if let Verdict::Granted(grant) = &mut verdict
+            && self.late.try_update(Ordering::SeqCst, Ordering::SeqCst, |late| late.checked_sub(1)).is_ok()
+        {
+            self.env().sleep(TTL).await;
+            self.leases.release(grant, None).await?;
+            verdict = Verdict::Lost(grant.came_too_late());
+        }
         if claim.waits && matches!(verdict, Verdict::Held(_)) {
             self.line.lock().unwrap().push(claim.id);
         }
@@ -156,6 +166,24 @@ async fn only_those_who_wait_stand_in_line_and_who_gives_up_leaves_it() {
     guard.release().await.unwrap();
     next.await.unwrap().unwrap().release().await.unwrap();
     assert!(store.line().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_came_too_late_is_acquired_anew() {
+    let world = World::new();
+    let client = world.observer(1);
+    let store = Lining::on(&client);
+    let lock = Locker::new(store.clone()).lock("x").ttl(TTL).patience(TTL * 2);
+    for tries in [true, false] {
+        store.late.store(1, Ordering::SeqCst);
+        let guard = if tries { lock.try_acquire().await } else { lock.acquire().await }.unwrap();
+        guard.check().unwrap();
+        assert_eq!(store.late.load(Ordering::SeqCst), 0);
+        guard.release().await.unwrap();
+    }
+    // Who does not wait has no patience for a store that always takes longer than a lease lasts.
+    store.late.store(usize::MAX, Ordering::SeqCst);
+    assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[tokio::test(start_paused = true)]

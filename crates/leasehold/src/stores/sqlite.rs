@@ -149,10 +149,7 @@ impl SqliteLeases {
             return Ok(Verdict::Granted(grant));
         }
         match self.release(&mut grant, None).await {
-            Ok(_) => {
-                let message = format!("lock `{}` was granted too late to be used, and released", grant.name);
-                Err(Fault::unavailable(message).not_applied())
-            }
+            Ok(_) => Ok(Verdict::Lost(grant.came_too_late())),
             // The grant stands: whoever asked must know that there may be one.
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())

@@ -360,10 +360,7 @@ impl EtcdLeases {
         }
         let mut effort = self.effort(super::PATIENCE, claim.ttl);
         match self.give_up(&mut grant, None, &mut effort).await {
-            Ok(_) => {
-                let message = format!("lock `{}` was granted too late to be used, and released", grant.name);
-                Err(Fault::unavailable(message).not_applied())
-            }
+            Ok(_) => Ok(Verdict::Lost(grant.came_too_late())),
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())
             }
