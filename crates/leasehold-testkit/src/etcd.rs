@@ -151,6 +151,10 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
 const CALLS: &str = "grpc_server_started_total";
 const MESSAGES: &str = "grpc_server_msg_received_total";
 
+/// How often a cluster is asked for something that takes its time, and the pause between: a minute at least.
+const PATIENCE: usize = 300;
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// The calls that are streams of requests.
 const STREAMS: [&str; 2] = ["Watch", "LeaseKeepAlive"];
 
@@ -172,7 +176,7 @@ struct Member {
 }
 
 impl Cluster {
-    /// Starts `members` members, and waits until they have a leader. `options` are further options of etcd's.
+    /// Starts `members` members, and waits until they all serve. `options` are further options of etcd's.
     ///
     /// # Panics
     /// When they do not start.
@@ -205,7 +209,9 @@ impl Cluster {
         }
         // Without TLS the tool can ask; with it, whoever asks first waits.
         if scheme == "http" {
-            cluster.leader().await;
+            for n in 0..cluster.members.len() {
+                cluster.until_it_serves(n).await;
+            }
         }
         cluster
     }
@@ -263,28 +269,38 @@ impl Cluster {
     /// # Panics
     /// When there is none for a minute.
     pub async fn leader(&self) -> usize {
-        for _ in 0..300 {
+        for _ in 0..PATIENCE {
             for (n, member) in self.members.iter().enumerate() {
-                if member.process.is_some() && self.leads(n).await {
+                if member.process.is_some() && self.leader_by(n).await == Some(true) {
                     return n;
                 }
             }
-            SystemClock.sleep(Duration::from_millis(200)).await;
+            SystemClock.sleep(PAUSE).await;
         }
         panic!("the cluster has no leader");
     }
 
-    async fn leads(&self, n: usize) -> bool {
+    /// Waits until member `n` answers clients, and knows who leads.
+    async fn until_it_serves(&self, n: usize) {
+        for _ in 0..PATIENCE {
+            if self.leader_by(n).await.is_some() {
+                return;
+            }
+            SystemClock.sleep(PAUSE).await;
+        }
+        panic!("member {n} of the cluster does not serve");
+    }
+
+    /// Whether member `n` leads, as it says itself; `None` when it knows of no leader, or does not answer.
+    async fn leader_by(&self, n: usize) -> Option<bool> {
         let asked = try_etcdctl(
             &self.members[n].clients,
             &["--command-timeout=2s", "endpoint", "status", "-w", "json"],
         );
-        let Ok(status) = asked.await else { return false };
-        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let status: serde_json::Value = serde_json::from_str(&asked.await.ok()?).unwrap();
         let status = &status[0]["Status"];
-        status["leader"]
-            .as_u64()
-            .is_some_and(|leader| leader != 0 && Some(leader) == status["header"]["member_id"].as_u64())
+        let leader = status["leader"].as_u64().filter(|leader| *leader != 0)?;
+        Some(Some(leader) == status["header"]["member_id"].as_u64())
     }
 
     /// `kill -9` of a member.

@@ -3,17 +3,17 @@
 //!
 //! ```text
 //! leasehold-testkit-worker increment --store URL --lock LOCK --file FILE --times N
-//! leasehold-testkit-worker hold --store URL --lock LOCK --ttl SECONDS
+//! leasehold-testkit-worker hold --store URL --lock LOCK (--ttl SECONDS | --permits N)
 //! leasehold-testkit-worker answer --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker leave --store URL --lock LOCK --ttl SECONDS
-//! leasehold-testkit-worker try --store URL --lock LOCK
+//! leasehold-testkit-worker try --store URL --lock LOCK [--permits N]
 //! leasehold-testkit-worker permit --store URL --lock LOCK --permits N --times N
 //! leasehold-testkit-worker add --object URL --times N
 //! ```
 //!
 //! `increment` adds one to the number in a plain file, N times, each under the lock. `hold` holds the lock until it is
 //! killed. `answer` does too, and says for each line of its input whether it does. `leave` takes it and ends without a release, the grant detached. `try` exits with 1 if somebody has it.
-//! `permit` holds a permit, N times. `add` adds one to the number `n` in the JSON of an object, N times, without a lock.
+//! With `--permits` they do so with one of N permits. `permit` holds a permit, N times. `add` adds one to the number `n` in the JSON of an object, N times, without a lock.
 
 // A panic is how a worker fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::{Error, ErrorKind, Guard, Locker, Object, Token};
+use leasehold::{Error, ErrorKind, Guard, Locker, Object, Semaphore, Token};
 use leasehold_testkit::process::end_at_panics;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -76,6 +76,13 @@ impl Options {
         self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is no number"))
     }
 
+    /// With `--permits`.
+    fn semaphore(&self, locker: &Locker) -> Option<Semaphore> {
+        self.0
+            .contains_key("permits")
+            .then(|| locker.semaphore(self.text("lock"), self.number("permits").try_into().unwrap()))
+    }
+
     fn lock(&self, locker: &Locker) -> leasehold::Lock {
         locker.lock(self.text("lock")).ttl(Duration::from_secs(self.number("ttl")))
     }
@@ -107,8 +114,7 @@ async fn increment(locker: &Locker, options: &Options) {
 
 /// Prints for each hold the permit's number and then what `increment` does.
 async fn permit(locker: &Locker, options: &Options) {
-    let permits = options.number("permits").try_into().unwrap();
-    let semaphore = locker.semaphore(options.text("lock"), permits);
+    let semaphore = options.semaphore(locker).unwrap();
     for _ in 0..options.number("times") {
         let guard = semaphore.acquire().await.unwrap();
         let from = SystemClock.now().since_boot().as_nanos();
@@ -127,7 +133,10 @@ fn token(guard: &Guard) -> u64 {
 }
 
 async fn hold(locker: &Locker, options: &Options) {
-    let guard = options.lock(locker).acquire().await.unwrap();
+    let guard = match options.semaphore(locker) {
+        Some(semaphore) => semaphore.acquire().await.unwrap(),
+        None => options.lock(locker).acquire().await.unwrap(),
+    };
     say(format_args!("granted {}", token(&guard)));
     let loss = guard.lost().await;
     say(format_args!("lost {loss}"));
@@ -169,7 +178,11 @@ async fn add(options: &Options) {
 }
 
 async fn attempt(locker: &Locker, options: &Options) -> ExitCode {
-    match locker.lock(options.text("lock")).try_acquire().await {
+    let tried = match options.semaphore(locker) {
+        Some(semaphore) => semaphore.try_acquire().await,
+        None => locker.lock(options.text("lock")).try_acquire().await,
+    };
+    match tried {
         Ok(guard) => {
             say(format_args!("granted {}", token(&guard)));
             guard.release().await.unwrap();
