@@ -148,11 +148,11 @@ impl Ready {
     pub(crate) fn launch(
         self,
         command: &[OsString],
-        mut environment: Vec<(&str, Option<String>)>,
+        environment: &Environment<'_>,
     ) -> Result<Running, Failure> {
         let (plan, interactive) = (self.plan, is_interactive());
-        environment.push((RUN, Some(self.run.to_string())));
-        let environment = &environment;
+        let mark = (RUN, Some(self.run.to_string()));
+        let environment = &[environment, &[mark]].concat();
         #[cfg(target_os = "linux")]
         if plan.protects() {
             // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.

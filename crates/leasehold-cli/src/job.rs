@@ -3,12 +3,12 @@
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use clap::ValueEnum as _;
+use futures_util::poll;
 use leasehold::clock::{Clock, timeout};
 use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, LockName, Locker, Released, Ticket};
 
@@ -155,7 +155,7 @@ impl Job {
         let mut signals = Signals::ending().map_err(no_signals)?;
         let mut opened = std::pin::pin!(context::open(&self.store));
         let mut ready = None;
-        let outcome = begin(&mut opened).await;
+        let outcome = poll!(&mut opened);
         if at_once && !matches!(outcome, Poll::Ready(Err(_))) {
             // While the store is opened.
             ready = Some(Ready::start(&self.command, self.plan)?);
@@ -292,7 +292,7 @@ impl Job {
         signals: &mut Signals,
         clock: &dyn Clock,
     ) -> Result<Ended, Failure> {
-        let environment = vec![
+        let environment = [
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
             // Of a store without tokens: absent, so that a script that needs one fails, and is not given another lock's.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
@@ -300,7 +300,7 @@ impl Job {
             ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
         let ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
-        ready.launch(&self.command, environment)?.supervise(guard, signals, clock).await
+        ready.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
     }
 
     /// Ends the guard, and lets the lock rest; a loss that only the store knows of goes into `loss`. Gives the error when
@@ -415,11 +415,6 @@ async fn hand_on(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
     }
 }
 
-/// Polls `work` once.
-async fn begin<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
-    std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut *work).poll(context))).await
-}
-
 /// Waits for `acquired`, and has the command's guardian start meanwhile; if that takes long, without the command's
 /// processes.
 async fn unless_long<T>(
@@ -429,7 +424,7 @@ async fn unless_long<T>(
 ) -> T {
     let mut acquired = std::pin::pin!(acquired);
     // The store is asked first: to start a process takes us some tenths of a millisecond.
-    if let Poll::Ready(acquired) = begin(&mut acquired).await {
+    if let Poll::Ready(acquired) = poll!(&mut acquired) {
         return acquired;
     }
     if let Some(ready) = ready {

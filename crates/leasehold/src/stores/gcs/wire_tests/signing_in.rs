@@ -1,5 +1,7 @@
 //! Credentials, and the token server that they are exchanged at.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 
 /// A key file in a folder of its own. It can be written without its token server running.
@@ -22,10 +24,10 @@ fn user(token_server: &str) -> serde_json::Value {
 
 /// A GCS, and the token server beside it, which gives out `token-1`, `token-2` and so on.
 async fn signing_in(store: impl Fn(&str) -> String + Send + Sync + 'static) -> Server {
-    let tokens = std::sync::atomic::AtomicUsize::new(0);
+    let tokens = AtomicUsize::new(0);
     Server::start(move |seen| {
         Reply::Answer(if seen.line.ends_with("/token") {
-            let n = tokens.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+            let n = tokens.fetch_add(1, Ordering::SeqCst) + 1;
             answer(
                 "200 OK",
                 "Content-Type: application/json\r\n",
@@ -80,18 +82,23 @@ async fn a_workload_identity_exchanges_its_token() {
     assert!(write.has("authorization: bearer token-1"), "{write:?}");
 }
 
+/// Somebody signed in at a server whose first token is good for one request, as after a suspend, which the library's clock does
+/// not notice.
+async fn expiring() -> (tempfile::TempDir, GcsRegister) {
+    let uses = AtomicUsize::new(0);
+    let server = signing_in(move |token| match (token, uses.fetch_add(1, Ordering::SeqCst)) {
+        ("token-1", 1..) => refused("401 X", "", "authError"),
+        _ => written(),
+    })
+    .await;
+    let (folder, source) = key_file(user(&server.url));
+    let register = register_at(&server.url, source);
+    (folder, register)
+}
+
 #[tokio::test]
 async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_error() {
-    // As after a suspend, which the library's clock does not notice.
-    let uses = std::sync::atomic::AtomicUsize::new(0);
-    let server =
-        signing_in(move |token| match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
-            ("token-1", 1..) => refused("401 X", "", "authError"),
-            _ => written(),
-        })
-        .await;
-    let (_folder, source) = key_file(user(&server.url));
-    let register = register_at(&server.url, source);
+    let (_folder, register) = expiring().await;
     let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
     write().await.unwrap();
     let error = write().await.unwrap_err();
@@ -99,15 +106,7 @@ async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_e
     write().await.unwrap();
 
     // Two requests with one token are both told, and neither takes it for credentials that never were good.
-    let uses = std::sync::atomic::AtomicUsize::new(0);
-    let server =
-        signing_in(move |token| match (token, uses.fetch_add(1, std::sync::atomic::Ordering::SeqCst)) {
-            ("token-1", 1..) => refused("401 X", "", "authError"),
-            _ => written(),
-        })
-        .await;
-    let (_folder, source) = key_file(user(&server.url));
-    let register = register_at(&server.url, source);
+    let (_folder, register) = expiring().await;
     let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
     write().await.unwrap();
     let (one, two) = futures_util::future::join(write(), write()).await;
@@ -163,14 +162,14 @@ async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_be
     let (go, gone) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let token_server = format!("http://{}", listener.local_addr().unwrap());
-    let loads = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let loads = Arc::new(AtomicUsize::new(0));
     let (signal, told, count) = (go.clone(), gone.clone(), loads.clone());
     tokio::spawn(async move {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut buffer = vec![0; 4_096];
             assert!(stream.read(&mut buffer).await.unwrap() > 0);
-            count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            count.fetch_add(1, Ordering::SeqCst);
             told.notify_one();
             signal.notified().await;
             let body = "{\"access_token\":\"t\",\"expires_in\":3600,\"token_type\":\"Bearer\"}";
@@ -189,7 +188,7 @@ async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_be
     go.notify_one();
     let headers = credentials.headers().await.unwrap().headers;
     assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
-    assert_eq!(loads.load(std::sync::atomic::Ordering::SeqCst), 1, "one load served both");
+    assert_eq!(loads.load(Ordering::SeqCst), 1, "one load served both");
 
     // Begun in a runtime that ends before there is an answer: begun anew, instead of waiting for ever.
     credentials.refused(1);
