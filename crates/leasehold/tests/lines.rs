@@ -76,7 +76,7 @@ impl LeaseStore for Lining {
         let mut verdict = self.leases.try_acquire(claim).await?;
         self.leave(claim.id);
         if let Verdict::Granted(grant) = &mut verdict
-            && self.late.try_update(Ordering::SeqCst, Ordering::SeqCst, |late| late.checked_sub(1)).is_ok()
+            && self.late.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |late| late.checked_sub(1)).is_ok()
         {
             self.env().sleep(TTL).await;
             self.leases.release(grant, None).await?;
