@@ -77,6 +77,8 @@ impl Contention {
 
     /// In whoever waits for the answer, as long as there is nothing else to wait for.
     async fn begin(self) {
+        let pace = self.store.capabilities().pace;
+        self.turn.stay(|stay, _| stay.wanted(self.store.env().now(), pace, self.claim.ttl));
         if self.wait == Wait::Yes && !absence(&self.turn, &*self.store).is_zero() {
             self.go_on(None);
         } else {

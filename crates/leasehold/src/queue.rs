@@ -2,7 +2,7 @@
 //! tasks are one contender at the store. Whoever has the turn may also hand the lock itself to the next in line.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
@@ -11,7 +11,8 @@ use crate::hand_off::{Stay, Terms};
 use crate::lease::Held;
 use crate::name::LockName;
 
-/// The queues of a [`Locker`](crate::Locker), made when first asked for and gone with their last user.
+/// The queues of a [`Locker`](crate::Locker), made when first asked for. Those that nobody uses go some time later: who takes a lock
+/// over and over is known by then.
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
     queues: Mutex<Registry>,
@@ -19,8 +20,8 @@ pub(crate) struct Queues {
 
 #[derive(Debug, Default)]
 struct Registry {
-    by_name: HashMap<LockName, Weak<Queue>>,
-    /// At this size the dead entries are swept out.
+    by_name: HashMap<LockName, Arc<Queue>>,
+    /// At this size those that nobody uses are swept out.
     sweep_at: usize,
 }
 
@@ -28,15 +29,15 @@ impl Queues {
     /// The queue of `name`.
     pub(crate) fn of(&self, name: &LockName) -> Arc<Queue> {
         let mut registry = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = registry.by_name.get(name).and_then(Weak::upgrade) {
-            return queue;
+        if let Some(queue) = registry.by_name.get(name) {
+            return queue.clone();
         }
         if registry.by_name.len() >= registry.sweep_at {
-            registry.by_name.retain(|_, queue| queue.strong_count() > 0);
+            registry.by_name.retain(|_, queue| Arc::strong_count(queue) > 1);
             registry.sweep_at = 2 * registry.by_name.len() + 64;
         }
         let queue = Arc::new(Queue { line: Mutex::default(), seen: watch::Sender::new(None) });
-        registry.by_name.insert(name.clone(), Arc::downgrade(&queue));
+        registry.by_name.insert(name.clone(), queue.clone());
         queue
     }
 }

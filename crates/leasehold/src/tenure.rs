@@ -57,7 +57,11 @@ impl Tenure {
             if let Some(tokens) = &self.tokens {
                 stay.used(tokens);
             }
-            stay.released(now, capabilities.pace, grant.ttl, awaited && !capabilities.fifo);
+            if capabilities.fifo {
+                stay.released_in_line();
+            } else {
+                stay.released(now, capabilities.pace, grant.ttl, awaited);
+            }
         });
     }
 
