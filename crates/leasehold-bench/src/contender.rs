@@ -154,6 +154,8 @@ async fn contend<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), St
         out.write_all(said.as_bytes()).await.map_err(|error| error.to_string())?;
         said.clear();
     }
+    // Or `done`, by another handle, could overtake what was written last.
+    out.flush().await.map_err(|error| error.to_string())?;
     say("done").await
 }
 
