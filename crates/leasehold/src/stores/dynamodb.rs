@@ -39,9 +39,9 @@ use crate::clock::StoreTime;
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, Claim, Id, LeaseStore, Pace, StoreOptions, Ttl, attempt_limit};
+use crate::lease::{Capabilities, Id, LeaseStore, Pace, StoreOptions};
 use crate::name::LockName;
-use crate::register::effort::{Effort, persistently};
+use crate::register::effort::persistently;
 use crate::register::record::{Content, Record};
 use crate::register::records::{Found, Records, Refusal, Written};
 use crate::register::{Expect, RegisterLeases, Version};
@@ -272,14 +272,7 @@ impl DynamoDb {
     /// Makes sure that a server that only speaks DynamoDB's protocol refuses a condition that cannot hold. Asks again
     /// when that has no answer: whoever waits for a lock does not go away because a server is started again.
     async fn probe(&self) -> Result<(), StoreError> {
-        let mut effort =
-            Effort::new(self.requests.env(), Claim::DEFAULT_PATIENCE, attempt_limit(Ttl::DEFAULT));
-        loop {
-            match effort.request(self.refuses()).await {
-                Err(error) => effort.pause_after(error).await?,
-                Ok(()) => return Ok(()),
-            }
-        }
+        persistently(self.env(), || self.refuses()).await
     }
 
     async fn refuses(&self) -> Result<(), StoreError> {
