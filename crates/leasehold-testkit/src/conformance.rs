@@ -33,6 +33,7 @@
 mod client;
 mod election;
 mod eviction;
+mod frozen;
 mod grants;
 mod lapse;
 mod listing;
@@ -58,6 +59,7 @@ use leasehold::lease::LeaseStore;
 
 pub use self::election::*;
 pub use self::eviction::*;
+pub use self::frozen::*;
 pub use self::grants::*;
 pub use self::lapse::*;
 pub use self::listing::*;
@@ -175,6 +177,7 @@ cases! {
     dropping_a_guard_releases_its_lock
     an_acquisition_given_up_leaves_nothing_behind
     with_holds_the_lock_while_its_body_runs
+    frozen_futures_delay_no_other_lock
     a_holder_is_told_that_it_was_evicted
     a_guard_keeps_its_lease_alive
     a_ticket_hands_a_lock_on

@@ -115,6 +115,12 @@ impl Error {
         self
     }
 
+    /// Says first what this error is about.
+    pub(crate) fn about(mut self, subject: &str) -> Self {
+        self.0.message = clean(format!("{subject}: {}", self.0.message));
+        self
+    }
+
     /// Adds a line that says what to do.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {

@@ -17,10 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, Result};
 use crate::guard::Guard;
 use crate::lanes::{Lane, RENEWALS};
-use crate::lease::{Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, attempt_limit};
+use crate::lease::{
+    self, Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, attempt_limit,
+};
 use crate::queue::Served;
 use crate::standby::{Kept, Standby};
 use crate::tenure::Tenure;
@@ -226,6 +228,8 @@ pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut tenure: Option<Tenure>
         opened,
         grant,
         tenure,
+        asked: None,
+        passes_on: true,
     };
     Box::new(keeper).held()
 }
@@ -268,6 +272,10 @@ pub(crate) struct Keeper {
     identity: Identity,
     /// Ended when the grant is settled, before whoever asked for that hears of it: they may try again at once.
     tenure: Option<Tenure>,
+    /// When the store last confirmed the grant without prolonging it: taken before it was asked.
+    asked: Option<Moment>,
+    /// Not once the store could not be asked whether the grant still stands.
+    passes_on: bool,
 }
 
 /// Why the renewals ended.
@@ -316,9 +324,7 @@ impl Keeper {
             Over::Gone => self.leave(),
             // A renewal may have landed without our hearing of it: the next holder need not wait for that to lapse.
             Over::Expired => {
-                if let Err(error) = self.opened.store.release(&mut self.grant, None).await {
-                    tracing::debug!(lock = %self.grant.name, %error, "a lost lock was not released");
-                }
+                let _ = self.try_release(None).await;
                 self.leave();
             }
             Over::Asked(asked) => Box::pin(self.serve(asked)).await,
@@ -333,10 +339,48 @@ impl Keeper {
             Some(Command::Release(reply)) => Some(reply),
             None => None,
         };
-        if let Some(mut keeper) = self.pass_on() {
+        if self.has_successor() && self.was_ended_by_others().await {
+            self.leave();
+            if let Some(reply) = reply {
+                let _ = reply.send(Ok(Released::AlreadyLost));
+            }
+        } else if let Some(mut keeper) = self.pass_on() {
             keeper.release(reply).await;
         } else if let Some(reply) = reply {
             let _ = reply.send(Ok(Released::Released));
+        }
+    }
+
+    /// Whether another task of this process would have the lock next by the same grant.
+    fn has_successor(&self) -> bool {
+        let (now, capabilities) = (self.lease.env.now(), self.opened.store.capabilities());
+        self.tenure.as_ref().is_some_and(|tenure| tenure.has_successor(&self.grant, now, &capabilities))
+    }
+
+    /// Whether the store says that the grant is over: evicted, or its record deleted. It is asked if it has confirmed nothing for
+    /// longer than a poll. Without an answer the lock is not passed on; a release then settles what became of the grant.
+    async fn was_ended_by_others(&mut self) -> bool {
+        let (store, env) = (self.opened.store.clone(), self.lease.env.clone());
+        let now = env.now();
+        let since_sent = self.grant.ttl.holder_span().saturating_sub(self.grant.deadline.remaining(now));
+        let since_asked = self.asked.map_or(Duration::MAX, |asked| now.longest_since(asked));
+        if since_sent.min(since_asked) <= store.capabilities().pace.first {
+            return false;
+        }
+        let asked =
+            timeout(&*env.clock, attempt_limit(self.grant.ttl), store.inspect(&self.grant.name)).await;
+        match asked {
+            Some(Ok(status)) => match status.state {
+                lease::State::Held(held) if held.token == Some(self.grant.token) => {
+                    self.asked = Some(now);
+                    false
+                }
+                _ => true,
+            },
+            _ => {
+                self.passes_on = false;
+                false
+            }
         }
     }
 
@@ -349,8 +393,8 @@ impl Keeper {
         let env = self.lease.env.clone();
         let now = env.now();
         let capabilities = self.opened.store.capabilities();
-        let successor =
-            self.tenure.as_mut().and_then(|tenure| tenure.successor(&self.grant, now, &capabilities));
+        let tenure = self.tenure.as_mut().filter(|_| self.passes_on);
+        let successor = tenure.and_then(|tenure| tenure.successor(&self.grant, now, &capabilities));
         let Some((next, token)) = successor else { return Some(self) };
         tracing::debug!(lock = %self.grant.name, %token, "lock passed on within the process");
         self.granted = now;
@@ -483,7 +527,13 @@ impl Keeper {
     }
 
     async fn try_release(&mut self, rest: Option<Duration>) -> Result<Released> {
-        let outcome = self.opened.store.release(&mut self.grant, rest).await;
+        // Once the lease is over, a release changes nothing for others: no longer than one request takes.
+        let env = self.lease.env.clone();
+        let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
+        let release = self.opened.store.release(&mut self.grant, rest);
+        let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
+            Err(Fault::unavailable(format!("no answer to the release within {limit:.1?}")).maybe_applied())
+        });
         match &outcome {
             Ok(released) => {
                 tracing::debug!(lock = %self.grant.name, token = %self.grant.token, ?released, "lock released");

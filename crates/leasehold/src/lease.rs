@@ -9,6 +9,7 @@ mod terms;
 
 use std::any::Any;
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -178,6 +179,8 @@ pub struct Claim {
     pub tokens: u64,
     /// How long to put up with a store that does not answer before giving up.
     pub patience: Duration,
+    /// What keeps the store from answering: a store notes it as soon as it knows, and long before it gives up.
+    pub trouble: StoreTrouble,
 }
 
 impl Claim {
@@ -196,7 +199,29 @@ impl Claim {
             detached: false,
             tokens: 1,
             patience: Self::DEFAULT_PATIENCE,
+            trouble: StoreTrouble::default(),
         }
+    }
+}
+
+/// Why the store does not answer a [`Claim`] at present, for messages of an acquisition whose time is up. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct StoreTrouble(Arc<Mutex<Option<String>>>);
+
+impl StoreTrouble {
+    /// A request failed with `error`, and will be sent again.
+    pub fn note(&self, error: &StoreError) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+    }
+
+    /// The store has answered.
+    pub fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What went wrong last; `None` if nothing did since the last answer.
+    pub fn cause(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -45,12 +45,11 @@
 //! writes one with a guard's token; [`Object`] opens one by its URL.
 //! Everything needs a tokio runtime with time enabled.
 
+mod acquisition;
 pub mod clock;
-mod contention;
 pub mod doctor;
 mod election;
 pub mod env;
-mod errand;
 pub mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -70,6 +69,7 @@ mod locker;
 mod name;
 mod object;
 mod once;
+mod outage;
 mod pacing;
 mod queue;
 pub mod random;
@@ -80,6 +80,7 @@ mod settings;
 mod slots;
 mod standby;
 pub mod stores;
+mod task;
 mod tenure;
 mod ticket;
 pub mod url;

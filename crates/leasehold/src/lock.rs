@@ -1,25 +1,28 @@
 //! [`Lock`]: a named lock, and how to acquire it.
 
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acquisition::{Acquisition, Wait};
 use crate::clock::timeout;
-use crate::contention::{Contention, Wait};
 use crate::election::Election;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::hand_off::Terms;
-use crate::lease::{Claim, Held, Holder, Ttl};
+use crate::lease::{Claim, Held, Holder, StoreTrouble, Ttl};
 use crate::locker::Locker;
 use crate::name::{LockName, is_unprintable};
-use crate::queue::{OnWait, Queue, Served};
+use crate::queue::{OnWait, Queue};
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
+use crate::task;
 
 /// The longest name and note of a holder that are written into a record, in characters.
 const MAX_TEXT: usize = 200;
+
+/// For how long a waiter keeps trying a store that has answered before and does not any more.
+const OUTAGE: Duration = Duration::from_secs(5 * 60);
 
 /// The longest value that a leader can advertise, in characters.
 pub(crate) const MAX_VALUE: usize = 1_024;
@@ -43,11 +46,13 @@ pub struct Lock {
     name: String,
     ttl: Duration,
     lock_delay: Duration,
-    patience: Duration,
+    patience: Option<Duration>,
     holder: Holder,
     on_wait: Option<Arc<OnWait>>,
     /// Whether tasks of this process may pass the lock on among themselves.
     hands_on: bool,
+    /// Why the store does not answer the acquisition under way.
+    trouble: StoreTrouble,
 }
 
 impl Lock {
@@ -56,7 +61,8 @@ impl Lock {
             name,
             ttl: Ttl::DEFAULT.get(),
             lock_delay: Duration::ZERO,
-            patience: Claim::DEFAULT_PATIENCE,
+            patience: None,
+            trouble: StoreTrouble::default(),
             holder: locker.holder().clone(),
             on_wait: None,
             hands_on: true,
@@ -99,11 +105,18 @@ impl Lock {
         self
     }
 
-    /// How long to put up with a store that does not answer, 15 s unless set.
+    /// How long to keep trying a store that does not answer. Unless set, 15 s; and 5 min for an acquisition that waits, once
+    /// the store has answered it.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+        self.patience = Some(patience);
         self
+    }
+
+    /// For how long an acquisition tries a store that does not answer, or not any more.
+    pub(crate) fn store_timeout(&self, has_answered: bool) -> Duration {
+        let default = if has_answered { OUTAGE } else { Claim::DEFAULT_PATIENCE };
+        self.patience.unwrap_or(default)
     }
 
     /// For a lock that is to be handed on as a [`Ticket`](crate::Ticket): others are told that no process has to live for
@@ -153,28 +166,15 @@ impl Lock {
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
-        if !self.hands_on || claim.detached {
-            let turn = queue.turn(self.on_wait.as_deref()).await;
-            return Contention::of(self, claim, None, turn, Wait::Yes).await;
-        }
-        let terms = Terms::of(&claim);
-        match queue.turn_or_lock(&terms, self.on_wait.as_deref()).await {
-            Served::Turn(turn) => Contention::of(self, claim, Some(terms), turn, Wait::Yes).await,
-            Served::Guard(guard) => Ok(guard),
-        }
+        let terms = (self.hands_on && !claim.detached).then(|| Terms::of(&claim));
+        Acquisition::enter(self, claim, terms, queue, Wait::Yes).outcome().await
     }
 
     /// [`acquire`](Self::acquire), but [`ErrorKind::Held`] as soon as the lock is known to rest.
     pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
-        let turn = tokio::select! {
-            biased;
-            turn = queue.turn(self.on_wait.as_deref()) => turn,
-            // Somebody before us, in this process, waits for that to end.
-            held = queue.rests() => return Err(held_error(&claim.name, held)),
-        };
-        Contention::of(self, claim, None, turn, Wait::UntilItRests).await
+        Acquisition::enter(self, claim, None, queue, Wait::UntilItRests).outcome().await
     }
 
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
@@ -188,7 +188,7 @@ impl Lock {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
         match queue.try_turn() {
-            Some(turn) => Contention::of(self, claim, None, turn, Wait::No).await,
+            Some(turn) => Acquisition::in_turn(self, claim, queue, turn, Wait::No).outcome().await,
             // A task of this process has it, or is before us.
             None => {
                 let held =
@@ -209,27 +209,34 @@ impl Lock {
     /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder), or [`ErrorKind::Unavailable`] when the
     /// store had said nothing until then; otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
-        self.within(limit, self.acquire()).await
+        self.within(limit, |lock| async move { lock.acquire().await }).await
     }
 
-    /// `acquisition` of this lock, for at most `limit`.
-    pub(crate) async fn within(
+    /// `acquire`, for at most `limit`. In a task, so that the limit holds also when the caller does not poll.
+    pub(crate) async fn within<F>(
         &self,
         limit: Duration,
-        acquisition: impl Future<Output = Result<Guard>>,
-    ) -> Result<Guard> {
-        let name = self.checked_name()?;
-        let queue = self.queue(&name);
-        let clock = &self.locker.store().env().clock;
-        // Lives until who has the lock has been read: with it, the turn is given up, and nobody knows any more.
-        let mut acquisition = pin!(acquisition);
-        match timeout(&**clock, limit, acquisition.as_mut()).await {
-            Some(outcome) => outcome,
-            None => match queue.seen() {
-                Some(held) => Err(held_error(&name, held)),
-                None => Err(unheard_of(&name, limit)),
-            },
-        }
+        acquire: impl FnOnce(Self) -> F + Send + 'static,
+    ) -> Result<Guard>
+    where
+        F: Future<Output = Result<Guard>> + Send + 'static,
+    {
+        let lock = self.with_own_trouble();
+        let name = lock.checked_name()?;
+        let queue = lock.queue(&name);
+        let env = lock.locker.store().env().clone();
+        let mut acquisition = Box::pin(acquire(lock.clone()));
+        task::run(async move {
+            match timeout(&*env.clock, limit, acquisition.as_mut()).await {
+                Some(outcome) => outcome,
+                // With the acquisition, the turn is given up, and with it what is known of the holder: not before this.
+                None => match queue.seen() {
+                    Some(held) => Err(held_error(&name, held)),
+                    None => Err(lock.unanswered(&name, limit)),
+                },
+            }
+        })
+        .await
     }
 
     /// Runs `body` while holding the lock, and releases it afterwards. The body is dropped the moment the lease is lost.
@@ -322,13 +329,29 @@ impl Lock {
         let ttl = Ttl::new(self.ttl)?;
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
-        claim.patience = self.patience;
+        claim.patience = self.store_timeout(false);
+        claim.trouble = self.trouble.clone();
         claim.detached = self.holder.pid == 0;
         Ok(claim)
     }
 
     fn queue(&self, name: &LockName) -> Arc<Queue> {
         self.locker.queues().of(name)
+    }
+
+    /// The error of an acquisition of `name` that got no answer from the store within `limit`.
+    pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
+        let store = self.locker.shown();
+        let mut message = format!("lock `{name}`: no answer from {store} within {limit:.1?}");
+        if let Some(cause) = self.trouble.cause() {
+            message.push_str(&format!(": {cause}"));
+        }
+        Error::new(ErrorKind::Unavailable, message)
+    }
+
+    /// This lock, for an acquisition whose trouble with the store is its own.
+    pub(crate) fn with_own_trouble(&self) -> Self {
+        Self { trouble: StoreTrouble::default(), ..self.clone() }
     }
 
     pub(crate) fn tell(&self, held: &Held) {
@@ -361,12 +384,6 @@ pub(crate) fn refusal(message: String, held: Held) -> Error {
         ));
     }
     error
-}
-
-/// The error of who waited for `limit` and heard nothing of a holder.
-pub(crate) fn unheard_of(name: &LockName, limit: Duration) -> Error {
-    let message = format!("lock `{name}`: the store did not answer within {limit:.1?}");
-    Error::new(ErrorKind::Unavailable, message)
 }
 
 fn whole_seconds(duration: Duration) -> u64 {

@@ -222,6 +222,11 @@ impl Locker {
         self.0.opened.url.as_deref()
     }
 
+    /// The store, for messages: its URL, or its kind.
+    pub(crate) fn shown(&self) -> String {
+        self.url().map_or_else(|| self.capabilities().store.to_owned(), str::to_owned)
+    }
+
     pub(crate) fn opened(&self) -> &Arc<Opened> {
         &self.0.opened
     }

@@ -199,7 +199,7 @@ impl OncePer {
     /// As [`run_within`](Self::run_within) before the body.
     pub async fn acquire_within(&self, limit: Duration) -> Result<Due> {
         self.check()?;
-        due(self.lock.within(limit, self.lock.acquire_unless_it_rests()).await)
+        due(self.lock.within(limit, |lock| async move { lock.acquire_unless_it_rests().await }).await)
     }
 
     /// Whether this can be kept at all, before anything is run.

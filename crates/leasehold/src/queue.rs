@@ -69,18 +69,13 @@ impl Line {
     }
 }
 
-/// One who waits.
+/// A task that waits.
 #[derive(Debug)]
 struct Waiter {
     number: u64,
-    wants: Wants,
-}
-
-#[derive(Debug)]
-enum Wants {
-    Turn(oneshot::Sender<Turn>),
-    /// The lock too, if it can be had on these terms from the task that has it.
-    Lock(Terms, oneshot::Sender<Served>),
+    /// On these terms it takes the lock itself from the task that has it; without, only the turn.
+    terms: Option<Terms>,
+    served: oneshot::Sender<Served>,
 }
 
 /// What one who waited for a lock got.
@@ -100,30 +95,42 @@ impl Queue {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the turn. Cancel safe: dropping the future gives up the place.
-    pub(crate) async fn turn(self: &Arc<Self>, on_wait: Option<&OnWait>) -> Turn {
-        self.wait(Wants::Turn, |turn| turn, on_wait).await
+    /// Takes the turn if it is free, else a place at the end of the line: without waiting, so that tasks are served in the
+    /// order in which they called this.
+    pub(crate) fn enter(self: &Arc<Self>, terms: Option<&Terms>) -> Entry {
+        let mut line = self.line();
+        if line.take_turn() {
+            return Entry::Served(Turn { queue: Some(self.clone()) });
+        }
+        let number = line.next;
+        line.next += 1;
+        let (served, answer) = oneshot::channel();
+        line.waiting.push_back(Waiter { number, terms: terms.cloned(), served });
+        Entry::Waiting(Place { queue: self.clone(), number }, answer)
     }
 
-    /// Waits for the turn, or for the lock itself on `terms`. Cancel safe, as [`turn`](Self::turn).
-    pub(crate) async fn turn_or_lock(self: &Arc<Self>, terms: &Terms, on_wait: Option<&OnWait>) -> Served {
-        self.wait(|served| Wants::Lock(terms.clone(), served), Served::Turn, on_wait).await
-    }
-
-    async fn wait<T>(
-        self: &Arc<Self>,
-        wants: impl Fn(oneshot::Sender<T>) -> Wants,
-        at_once: impl Fn(Turn) -> T,
-        on_wait: Option<&OnWait>,
-    ) -> T {
+    /// Waits for the turn, with an `entry` made without terms. Cancel safe: dropping the future gives up the place.
+    pub(crate) async fn turn(self: &Arc<Self>, mut entry: Entry, on_wait: Option<&OnWait>) -> Turn {
         loop {
-            if let Some(turn) = self.try_turn() {
-                return at_once(turn);
+            // Only an entry with terms is served a guard.
+            if let Served::Turn(turn) = self.served(entry, None, on_wait).await {
+                return turn;
             }
-            let (served, mut answer) = oneshot::channel();
-            let _place = match self.line_up(wants(served)) {
-                Ok(place) => place,
-                Err(turn) => return at_once(turn),
+            entry = self.enter(None);
+        }
+    }
+
+    /// Waits until `entry`, made with `terms`, is served. Cancel safe, as [`turn`](Self::turn).
+    pub(crate) async fn served(
+        self: &Arc<Self>,
+        mut entry: Entry,
+        terms: Option<&Terms>,
+        on_wait: Option<&OnWait>,
+    ) -> Served {
+        loop {
+            let (_place, mut answer) = match entry {
+                Entry::Served(turn) => return Served::Turn(turn),
+                Entry::Waiting(place, answer) => (place, answer),
             };
             let mut seen = self.seen.subscribe();
             seen.mark_changed();
@@ -132,7 +139,7 @@ impl Queue {
                     biased;
                     served = &mut answer => match served {
                         Ok(served) => return served,
-                        // Whoever was to serve us is gone, with the runtime that it ran on.
+                        // The task that was to serve this one is gone, with its runtime.
                         Err(_) => break,
                     },
                     Ok(()) = seen.changed(), if on_wait.is_some() => {
@@ -144,19 +151,8 @@ impl Queue {
                     }
                 }
             }
+            entry = self.enter(terms);
         }
-    }
-
-    /// A place at the end of the line; the turn, if it has become free.
-    fn line_up(self: &Arc<Self>, wants: Wants) -> Result<Place, Turn> {
-        let mut line = self.line();
-        if line.take_turn() {
-            return Err(Turn { queue: Some(self.clone()) });
-        }
-        let number = line.next;
-        line.next += 1;
-        line.waiting.push_back(Waiter { number, wants });
-        Ok(Place { queue: self.clone(), number })
     }
 
     /// Completes when whoever has the turn knows that the lock rests. Cancel safe.
@@ -172,7 +168,7 @@ impl Queue {
         let mut seen = self.seen.subscribe();
         tokio::select! {
             biased;
-            turn = self.turn(None) => Ok(turn),
+            turn = self.turn(self.enter(None), None) => Ok(turn),
             Ok(held) = seen.wait_for(Option::is_some) => Err(held.clone().unwrap_or_default()),
         }
     }
@@ -197,25 +193,23 @@ impl Queue {
                 next
             };
             let Some(next) = next else { return };
-            let turn = Turn { queue: Some(self.clone()) };
-            let refused = match next.wants {
-                Wants::Turn(served) => served.send(turn).err(),
-                Wants::Lock(_, served) => match served.send(Served::Turn(turn)) {
-                    Err(Served::Turn(turn)) => Some(turn),
-                    Err(Served::Guard(_)) | Ok(()) => None,
-                },
-            };
-            match refused {
+            match next.served.send(Served::Turn(Turn { queue: Some(self.clone()) })) {
                 // Gone in this moment. It is not to pass the turn on a second time.
-                Some(mut turn) => turn.queue = None,
-                None => return,
+                Err(Served::Turn(mut turn)) => turn.queue = None,
+                Err(Served::Guard(_)) | Ok(()) => return,
             }
         }
     }
 }
 
+/// Where a task is that wants the turn.
+pub(crate) enum Entry {
+    Served(Turn),
+    Waiting(Place, oneshot::Receiver<Served>),
+}
+
 /// A place in the line, given up when it is dropped.
-struct Place {
+pub(crate) struct Place {
     queue: Arc<Queue>,
     number: u64,
 }
@@ -262,7 +256,7 @@ impl Turn {
     pub(crate) fn followers(&self, terms: &Terms) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let line = queue.line();
-        let follows = |waiter: &&Waiter| matches!(&waiter.wants, Wants::Lock(wanted, _) if wanted == terms);
+        let follows = |waiter: &&Waiter| waiter.terms.as_ref() == Some(terms);
         line.waiting.iter().take_while(follows).count()
     }
 
@@ -270,7 +264,7 @@ impl Turn {
     pub(crate) fn next_on(&self, terms: &Terms) -> Option<oneshot::Sender<Served>> {
         let mut line = self.queue.as_ref()?.line();
         match line.waiting.pop_front()? {
-            Waiter { wants: Wants::Lock(wanted, served), .. } if wanted == *terms => Some(served),
+            Waiter { terms: Some(wanted), served, .. } if wanted == *terms => Some(served),
             other => {
                 line.waiting.push_front(other);
                 None
@@ -302,7 +296,7 @@ mod tests {
         for n in 0..10 {
             let (queue, order) = (queues.of(&name), order.clone());
             tasks.push(tokio::spawn(async move {
-                let _turn = queue.turn(None).await;
+                let _turn = queue.turn(queue.enter(None), None).await;
                 order.lock().unwrap().push(n);
             }));
             tokio::task::yield_now().await;

@@ -1,7 +1,6 @@
 //! [`RwLock`]: a lock that several may hold together, or one alone.
 
 use std::fmt;
-use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
@@ -10,9 +9,10 @@ use crate::clock::timeout;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::Held;
-use crate::lock::{Lock, refusal, unheard_of};
+use crate::lock::{Lock, refusal};
 use crate::settings::settings;
 use crate::slots::{Seen, Slots};
+use crate::task;
 
 /// A readers-writer lock: up to [eight](Self::MAX_SHARED) hold it shared, or one holds it exclusively. A handle that is
 /// cheap to clone, and the settings to acquire it with.
@@ -126,7 +126,8 @@ impl RwLock {
     /// # Errors
     /// As [`shared`](Self::shared).
     pub async fn exclusive(&self) -> Result<Guard> {
-        self.exclusive_seeing(&Seen::default()).await
+        let lock = self.clone();
+        task::run(async move { lock.exclusive_seeing(&Seen::default()).await }).await
     }
 
     /// Acquires the exclusive hold if nobody has it, shared or exclusively. Gives back all that it took when somebody has.
@@ -138,6 +139,11 @@ impl RwLock {
     /// # Errors
     /// [`ErrorKind::Held`](crate::ErrorKind::Held) when somebody has it; otherwise as [`shared`](Self::shared).
     pub async fn try_exclusive(&self) -> Result<Guard> {
+        let lock = self.clone();
+        task::run(async move { lock.try_all().await }).await
+    }
+
+    async fn try_all(&self) -> Result<Guard> {
         let (slots, seen) = (self.slots()?, Seen::default());
         let gate = self.lock.try_acquire().await?;
         let tries = slots.names().iter().map(async |slot| {
@@ -159,7 +165,7 @@ impl RwLock {
             return Ok(whole);
         }
         if let Err(error) = whole.release().await {
-            tracing::debug!(lock = %slots.name(), %error, "what was taken in vain was not released; it lapses");
+            tracing::debug!(lock = %slots.name(), %error, "the parts of a refused exclusive hold were not released; they lapse");
         }
         Err(refused.unwrap_or_else(|| self.refused(&slots, &seen)))
     }
@@ -171,14 +177,17 @@ impl RwLock {
     /// # Errors
     /// As [`shared_within`](Self::shared_within).
     pub async fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
-        let (slots, seen) = (self.slots()?, Seen::default());
-        let clock = &self.lock.locker().store().env().clock;
-        let mut acquisition = pin!(self.exclusive_seeing(&seen));
-        match timeout(&**clock, limit, acquisition.as_mut()).await {
-            Some(outcome) => outcome,
-            None if seen.soonest().is_none() => Err(unheard_of(slots.name(), limit)),
-            None => Err(self.refused(&slots, &seen)),
-        }
+        let (lock, slots) = (Self { lock: self.lock.with_own_trouble() }, self.slots()?);
+        task::run(async move {
+            let seen = Seen::default();
+            let clock = lock.lock.locker().store().env().clock.clone();
+            match timeout(&*clock, limit, lock.exclusive_seeing(&seen)).await {
+                Some(outcome) => outcome,
+                None if seen.soonest().is_none() => Err(lock.lock.unanswered(slots.name(), limit)),
+                None => Err(lock.refused(&slots, &seen)),
+            }
+        })
+        .await
     }
 
     async fn exclusive_seeing(&self, seen: &Seen) -> Result<Guard> {

@@ -14,14 +14,17 @@ use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::lease::{Held, LossReason, State};
-use crate::lock::{Lock, refusal, unheard_of};
+use crate::lock::{Lock, refusal};
 use crate::name::LockName;
-use crate::queue::{Queue, Turn};
+use crate::outage::Outage;
+use crate::queue::{Entry, Queue, Turn};
+use crate::task;
 
 /// How many holders an error names.
 const MOST_NAMED: usize = 4;
 
 /// `NAME/KIND-1` to `NAME/KIND-N`.
+#[derive(Clone)]
 pub(crate) struct Slots {
     /// What every slot is asked for with.
     lock: Lock,
@@ -63,11 +66,17 @@ impl Slots {
 
     /// One of them, waiting for as long as it takes. Cancel safe.
     pub(crate) async fn acquire(&self) -> Result<Guard> {
-        self.acquire_seeing(&Seen::default()).await
+        let (slots, entry) = (self.clone(), self.queue().enter(None));
+        task::run(async move { slots.acquire_seeing(entry, &Seen::default()).await }).await
     }
 
     /// One of them, if one is free. Cancel safe.
     pub(crate) async fn try_acquire(&self) -> Result<Guard> {
+        let slots = self.clone();
+        task::run(async move { slots.try_in_turn().await }).await
+    }
+
+    async fn try_in_turn(&self) -> Result<Guard> {
         let seen = Seen::default();
         let _turn = match self.queue().turn_unless_waiting().await {
             Ok(turn) => turn,
@@ -85,34 +94,48 @@ impl Slots {
 
     /// One of them, waiting for at most `limit`. Cancel safe.
     pub(crate) async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
-        let (seen, queue) = (Seen::default(), self.queue());
-        let clock = &self.lock.locker().store().env().clock;
-        // Lives until the queue has been asked, as with a lock.
-        let mut acquisition = pin!(self.acquire_seeing(&seen));
-        match timeout(&**clock, limit, acquisition.as_mut()).await {
-            Some(outcome) => outcome,
-            // What is told in the queue was true of all of them.
-            None => match queue.seen() {
-                Some(held) => Err(self.refused(&seen, held)),
-                None => Err(unheard_of(&self.name, limit)),
-            },
+        let (slots, entry) =
+            (Self { lock: self.lock.with_own_trouble(), ..self.clone() }, self.queue().enter(None));
+        task::run(async move {
+            let (seen, queue) = (Seen::default(), slots.queue());
+            let clock = slots.lock.locker().store().env().clock.clone();
+            // Lives until the queue has been asked, as with a lock.
+            let mut acquisition = pin!(slots.acquire_seeing(entry, &seen));
+            match timeout(&*clock, limit, acquisition.as_mut()).await {
+                Some(outcome) => outcome,
+                // What is told in the queue was true of all of them.
+                None => match queue.seen() {
+                    Some(held) => Err(slots.refused(&seen, held)),
+                    None => Err(slots.lock.unanswered(&slots.name, limit)),
+                },
+            }
+        })
+        .await
+    }
+
+    async fn acquire_seeing(&self, entry: Entry, seen: &Seen) -> Result<Guard> {
+        let turn = self.queue().turn(entry, self.lock.on_waiting()).await;
+        let mut outage = Outage::new(&self.lock);
+        let mut tried = false;
+        loop {
+            match self.acquire_in_turn(&turn, seen, tried).await {
+                Ok(Some(guard)) => return Ok(guard),
+                // Perhaps the gate was closed meanwhile, and its holder has them all: cheaper to wait for it alone.
+                Ok(None) => {
+                    tried = true;
+                    outage.end();
+                }
+                Err(error) => outage.pause_after(error).await?,
+            }
         }
     }
 
-    async fn acquire_seeing(&self, seen: &Seen) -> Result<Guard> {
-        let turn = self.queue().turn(self.lock.on_waiting()).await;
-        let mut tried = false;
-        loop {
-            let waited = self.pass_gate(&turn, seen).await?;
-            if tried && !waited {
-                return self.first_of_all(&turn, seen).await;
-            }
-            if let Some(guard) = self.round(seen).await? {
-                return Ok(guard);
-            }
-            // Perhaps the gate was closed meanwhile, and its holder has them all: cheaper to wait for it alone.
-            tried = true;
+    async fn acquire_in_turn(&self, turn: &Turn, seen: &Seen, tried: bool) -> Result<Option<Guard>> {
+        let waited = self.pass_gate(turn, seen).await?;
+        if tried && !waited {
+            return self.first_of_all(turn, seen).await.map(Some);
         }
+        self.round(seen).await
     }
 
     /// The queue of this process in front of these slots: another for another number of them.

@@ -31,6 +31,14 @@ impl Tenure {
         first
     }
 
+    /// Whether there is another task for `grant`, and time for it.
+    pub(crate) fn has_successor(&self, grant: &Grant, now: Moment, capabilities: &Capabilities) -> bool {
+        let Some((terms, tokens)) = self.terms.as_ref().zip(self.tokens.as_ref()) else { return false };
+        let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
+            && self.turn.stay(|stay, _| stay.goes_on(now, capabilities.pace, grant.ttl)).unwrap_or_default();
+        in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
+    }
+
     /// Who has the lock next by the same grant, and its token, if there is time for that.
     pub(crate) fn successor(
         &mut self,
@@ -38,12 +46,10 @@ impl Tenure {
         now: Moment,
         capabilities: &Capabilities,
     ) -> Option<(oneshot::Sender<Served>, Token)> {
-        let (terms, tokens) = (self.terms.as_ref()?, self.tokens.as_mut()?);
-        let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
-            && self.turn.stay(|stay, _| stay.goes_on(now, capabilities.pace, grant.ttl))?;
-        if !in_time || tokens.is_used_up() {
+        if !self.has_successor(grant, now, capabilities) {
             return None;
         }
+        let (terms, tokens) = (self.terms.as_ref()?, self.tokens.as_mut()?);
         let next = self.turn.next_on(terms)?;
         let token = tokens.next()?;
         self.tell(grant, token);

@@ -163,10 +163,14 @@ async fn fault_16_whatever_is_answered_after_a_suspend_that_outlasts_the_lease_i
     client.network.sent(1).await;
     client.clock.suspend(TTL);
     client.network.deliver().await;
-    let mut grant = match acquisition.await.unwrap() {
-        Ok(leasehold::lease::Verdict::Granted(grant)) => grant,
-        other => panic!("released, and acquired again: {other:?}"),
-    };
+    match acquisition.await.unwrap() {
+        Ok(leasehold::lease::Verdict::Lost(loss)) => {
+            assert_eq!(loss.reason, LossReason::Expired { last_error: None });
+        }
+        other => panic!("not lost: {other:?}"),
+    }
+    assert!(client.is_free().await, "what came too late is released");
+    let mut grant = client.granted().await;
     assert!(grant.deadline.remaining(client.clock.now()) > TTL / 2, "a fresh grant");
     // And that to a renewal.
     client.network.reset_counts();

@@ -183,8 +183,8 @@ async fn who_holds_it_for_long_is_renewed_and_loses_it_like_any_other() {
 async fn with_less_than_half_of_the_ttl_left_it_is_not_passed_on() {
     let world = World::new();
     let client = settled(&world, 1).await;
-    let lock = lock(&client);
-    for (late, writes) in [(SECOND * 8, 1), (SECOND * 16, 2)] {
+    let lock = lock(&client).ttl(SECOND * 20);
+    for (late, writes) in [(SECOND * 6, 1), (SECOND * 11, 2)] {
         let (guards, mut got) = mpsc::unbounded_channel();
         let before = lock.try_acquire().await.unwrap();
         for _ in 0..2 {
@@ -221,6 +221,30 @@ async fn an_eviction_is_heard_of_by_the_task_that_has_it() {
     second.lost().await;
     let third = got.recv().await.unwrap();
     assert!(token(&third) > shown, "granted anew by the store");
+}
+
+/// Evicted while a task holds it for longer than a poll, and granted to another process before the holder hears of that.
+#[tokio::test(start_paused = true)]
+async fn an_evicted_grant_is_not_passed_on() {
+    let world = World::new();
+    let (client, operator) = (settled(&world, 1).await, world.observer(2));
+    let mut got = line(&client, &vec![lock(&client); 3]).await;
+    got.recv().await.unwrap().release().await.unwrap();
+    let second = got.recv().await.unwrap();
+    let shown = operator.held().await.token.unwrap();
+    operator.leases.evict(&name(), shown).await.unwrap();
+    let other = operator.granted().await;
+    // Longer than a poll, and shorter than a stay.
+    client.env.sleep(3 * MILLISECOND).await;
+    second.check().unwrap();
+    client.network.reset_counts();
+    assert_eq!(second.release().await.unwrap(), Released::AlreadyLost);
+    tokio::task::yield_now().await;
+    assert!(got.try_recv().is_err(), "another process has it");
+    assert_eq!(client.network.counts().writes, 0);
+    let mut other = other;
+    operator.leases.release(&mut other, None).await.unwrap();
+    assert!(token(&got.recv().await.unwrap()) > other.token);
 }
 
 #[tokio::test(start_paused = true)]

@@ -181,9 +181,14 @@ async fn a_grant_that_came_too_late_is_acquired_anew() {
         assert_eq!(store.late.load(Ordering::SeqCst), 0);
         guard.release().await.unwrap();
     }
-    // Who does not wait has no patience for a store that always takes longer than a lease lasts.
-    store.late.store(usize::MAX, Ordering::SeqCst);
-    assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Lost);
+    // A store that always takes longer than a lease lasts: no more than a few grants.
+    for tries in [true, false] {
+        store.late.store(usize::MAX, Ordering::SeqCst);
+        let error = if tries { lock.try_acquire().await } else { lock.acquire().await }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("3 grants in a row expired"), "{error}");
+        assert_eq!(usize::MAX - store.late.load(Ordering::SeqCst), 3);
+    }
 }
 
 #[tokio::test(start_paused = true)]

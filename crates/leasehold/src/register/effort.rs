@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::clock::{Moment, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
+use crate::lease::StoreTrouble;
 
 /// Pauses start at up to this,
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -43,12 +44,28 @@ pub(crate) struct Effort<'a> {
     limit: Duration,
     attempt_limit: Duration,
     failures: u32,
+    /// What went wrong last.
+    cause: Option<String>,
+    trouble: StoreTrouble,
 }
 
 impl<'a> Effort<'a> {
     /// An operation that may take `limit` in all and `attempt_limit` for each request.
     pub(crate) fn new(env: &'a Env, limit: Duration, attempt_limit: Duration) -> Self {
-        Self { env, began: env.now(), limit, attempt_limit, failures: 0 }
+        Self {
+            env,
+            began: env.now(),
+            limit,
+            attempt_limit,
+            failures: 0,
+            cause: None,
+            trouble: StoreTrouble::default(),
+        }
+    }
+
+    /// Notes what keeps the store from answering in `trouble`.
+    pub(crate) fn noting(self, trouble: &StoreTrouble) -> Self {
+        Self { trouble: trouble.clone(), ..self }
     }
 
     /// A question that nobody's lease depends on: of an examination, or a page of a listing.
@@ -95,8 +112,12 @@ impl<'a> Effort<'a> {
         match timeout(&*self.env.clock, limit, request).await {
             Some(answer) => answer,
             None => {
-                Err(Fault::unavailable(format!("the store did not answer within {limit:.1?}"))
-                    .maybe_applied())
+                // The last request of an effort may have less time than it needs: what went wrong before says more.
+                let message = match &self.cause {
+                    Some(cause) if limit < self.attempt_limit => cause.clone(),
+                    _ => format!("no answer within {limit:.1?}"),
+                };
+                Err(Fault::unavailable(message).maybe_applied())
             }
         }
     }
@@ -106,6 +127,8 @@ impl<'a> Effort<'a> {
         if !error.is_transient() {
             return Err(error);
         }
+        self.trouble.note(&error);
+        self.cause = Some(error.to_string());
         let asked = error.fault().retry_after.unwrap_or(Duration::ZERO);
         let pause = self.next_pause().max(asked);
         if pause >= self.left() {

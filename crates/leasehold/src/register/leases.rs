@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
+use tokio::sync::oneshot;
 
 use super::effort::Effort;
 use super::known::{Known, Sighting};
@@ -28,6 +29,7 @@ use crate::lease::{
 };
 use crate::name::LockName;
 use crate::pacing::{Pacing, Turns};
+use crate::task;
 
 /// How long the operations without a patience of their own put up with a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,11 +49,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Ok::<_, leasehold::Error>(())
 /// # }).unwrap();
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RegisterLeases {
     records: Arc<dyn Records>,
     rules: Rules,
-    known: Known,
+    known: Arc<Known>,
     /// Those who wait ask here, and keep no renewal waiting.
     polls: Arc<Lane>,
 }
@@ -119,7 +121,7 @@ impl RegisterLeases {
     /// Leases on `records`.
     pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
         let rules = Rules { store_clock: options.store_clock, margin: options.margin };
-        Self { records, rules, known: Known::default(), polls: Lane::new(POLLS) }
+        Self { records, rules, known: Arc::default(), polls: Lane::new(POLLS) }
     }
 
     fn now(&self) -> Moment {
@@ -374,15 +376,13 @@ impl LeaseStore for RegisterLeases {
             env.sleep(pacing.pause(self.now(), held.token, turns, held.lapses_within, &env.random)).await;
             // Never by a write, also when it has lapsed by now: a renewal may have come since the last look, and of
             // those who wait one can be granted it.
-            let place = self.polls.place(Deadline::new(self.now(), Duration::ZERO)).await;
-            let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
-            let sight = place.lent_to(env, self.look(name, &mut effort)).await?;
+            let (sight, had_trouble) = self.poll(name).await?;
             let quiet = sight.quiet(sight.at);
             match protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
                 crate::lease::State::Held(still) if still.resting == seen.resting => held = still,
                 _ => return Ok(()),
             }
-            pacing.looked(effort.had_trouble());
+            pacing.looked(had_trouble);
             turns = self.turns(sight.sighting.as_ref());
         }
     }
@@ -426,6 +426,26 @@ impl RegisterLeases {
     /// Whether one of these attempts to free a record may have deleted it without our hearing of it.
     fn may_have_deleted(&self, attempts: &[Attempt]) -> bool {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
+    }
+
+    /// A look at the record of one who waits, and whether the store gave trouble. In a task: a caller that stops polling must
+    /// not keep its place in the lane.
+    async fn poll(&self, name: &LockName) -> Result<(Sight, bool), StoreError> {
+        let (leases, name) = (self.clone(), name.clone());
+        let look = task::answer_of(|mut reply: oneshot::Sender<_>| async move {
+            let look = async {
+                let place = leases.polls.place(Deadline::new(leases.now(), Duration::ZERO)).await;
+                let mut effort = leases.effort(PATIENCE, Ttl::DEFAULT);
+                let sight = place.lent_to(leases.records.env(), leases.look(&name, &mut effort)).await;
+                sight.map(|sight| (sight, effort.had_trouble()))
+            };
+            tokio::select! {
+                biased;
+                () = reply.closed() => {}
+                sight = look => drop(reply.send(sight)),
+            }
+        });
+        look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }
 
     /// What a record tells those who wait.

@@ -11,7 +11,7 @@ use super::super::records::Found;
 use super::{Memo, RegisterLeases, Send, Sent, Sight};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
-use crate::lease::{Claim, Grant, Id, LeaseStore, Verdict, deadline};
+use crate::lease::{Claim, Grant, Id, LeaseStore, Loss, Verdict, deadline};
 use crate::name::LockName;
 
 /// A `Date` is true to a second, and its answer took some time.
@@ -22,6 +22,8 @@ const FLOOR_TRIES: usize = 5;
 enum Next {
     /// Nothing: it is granted.
     Done(Grant),
+    /// Nothing: it was granted too late to be used, and is released.
+    Late(Loss),
     /// Judge what was seen.
     Judge(Box<Sight>),
     /// Read what is there.
@@ -35,18 +37,19 @@ impl RegisterLeases {
         claim: &Claim,
         attempts: &mut Vec<Attempt>,
     ) -> Result<Verdict, StoreError> {
-        let mut effort = self.effort(claim.patience, claim.ttl);
+        let mut effort = self.effort(claim.patience, claim.ttl).noting(&claim.trouble);
         let mut next = self.first_step(claim, attempts, &mut effort).await?;
         let mut latest: Option<Id> = None;
         loop {
             let mut sight = match next {
                 Next::Done(grant) => return Ok(Verdict::Granted(grant)),
+                Next::Late(loss) => return Ok(Verdict::Lost(loss)),
                 Next::Judge(sight) => sight,
                 Next::Look => Box::new(self.look(&claim.name, &mut effort).await?),
             };
-            // Who waits goes on for as long as others are granted it in between.
+            // A waiter goes on for as long as others write in between: the store answers.
             if let Some(Sighting { record, .. }) = sight.sighting.as_ref().filter(|_| claim.waits)
-                && latest.replace(record.grant).is_some_and(|latest| latest != record.grant)
+                && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
                 effort.progressed();
             }
@@ -178,7 +181,7 @@ impl RegisterLeases {
         }
         tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
         match self.release(&mut grant, None).await {
-            Ok(_) => Ok(Next::Look),
+            Ok(_) => Ok(Next::Late(grant.came_too_late())),
             // The grant stands, whatever became of its release.
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())

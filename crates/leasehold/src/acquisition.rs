@@ -1,0 +1,328 @@
+//! One acquisition: from the caller's place in the queue of this process until the store grants or refuses the lock, or the
+//! caller gives up.
+//!
+//! It runs in a task of its own. A caller may stop polling its future for any length of time, while other tasks stand behind it
+//! in the queue, and other processes in the store's line.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::clock::timeout;
+use crate::error::{Error, ErrorKind, Result, StoreError};
+use crate::guard::Guard;
+use crate::hand_off::Terms;
+use crate::lease::{Claim, Grant, Held, Id, LeaseStore, LossReason, State, Verdict, deadline};
+use crate::lock::{Lock, held_error};
+use crate::outage::Outage;
+use crate::queue::{Entry, Queue, Served, Turn};
+use crate::task;
+use crate::tenure::Tenure;
+
+/// So many grants in a row may come too late to be used before an acquisition ends with an error.
+const LATE_GRANTS: u32 = 3;
+
+/// Whether an acquisition waits while another holder has the lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    No,
+    Yes,
+    /// But not for the end of a rest.
+    UntilItRests,
+}
+
+impl Wait {
+    /// Whether to go away when the lock is `held`.
+    fn is_over(self, held: &Held) -> bool {
+        match self {
+            Self::No => true,
+            Self::Yes => false,
+            Self::UntilItRests => held.resting,
+        }
+    }
+}
+
+type Reply = oneshot::Sender<Result<Guard>>;
+
+/// An acquisition that has not yet got its turn.
+pub(crate) struct Acquisition {
+    lock: Lock,
+    claim: Claim,
+    terms: Option<Terms>,
+    queue: Arc<Queue>,
+    entry: Entry,
+    wait: Wait,
+}
+
+impl Acquisition {
+    /// Takes a place in `queue`, or the turn.
+    pub(crate) fn enter(
+        lock: &Lock,
+        claim: Claim,
+        terms: Option<Terms>,
+        queue: Arc<Queue>,
+        wait: Wait,
+    ) -> Self {
+        let entry = queue.enter(terms.as_ref());
+        Self { lock: lock.clone(), claim, terms, queue, entry, wait }
+    }
+
+    /// With a turn already taken, which `queue` gave.
+    pub(crate) fn in_turn(lock: &Lock, claim: Claim, queue: Arc<Queue>, turn: Turn, wait: Wait) -> Self {
+        Self { lock: lock.clone(), claim, terms: None, queue, entry: Entry::Served(turn), wait }
+    }
+
+    /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store: what was granted
+    /// meanwhile is released.
+    pub(crate) async fn outcome(self) -> Result<Guard> {
+        match task::answer_of(|reply| self.queue_up(reply)).await {
+            Some(outcome) => outcome,
+            None => Err(task::shut_down()),
+        }
+    }
+
+    /// Waits for the turn, or for the lock itself from another task of this process.
+    async fn queue_up(self, mut reply: Reply) {
+        let Self { lock, claim, terms, queue, entry, wait } = self;
+        let served = tokio::select! {
+            biased;
+            () = reply.closed() => return,
+            served = queue.served(entry, terms.as_ref(), lock.on_waiting()) => served,
+            held = queue.rests(), if wait == Wait::UntilItRests => {
+                let _ = reply.send(Err(held_error(&claim.name, held)));
+                return;
+            }
+        };
+        match served {
+            Served::Guard(guard) => drop(reply.send(Ok(guard))),
+            Served::Turn(turn) => {
+                let store = lock.locker().store().clone();
+                Contender { lock, store, claim, terms, turn, wait, reply, late: 0 }.contend().await;
+            }
+        }
+    }
+}
+
+/// An acquisition that has the turn of its process.
+struct Contender {
+    lock: Lock,
+    store: Arc<dyn LeaseStore>,
+    claim: Claim,
+    terms: Option<Terms>,
+    turn: Turn,
+    wait: Wait,
+    reply: Reply,
+    /// How many grants in a row came too late to be used.
+    late: u32,
+}
+
+/// What an answer of the store means for a contender.
+enum Next {
+    Granted(Grant),
+    /// Waits, after which it asks again.
+    Wait(Held),
+    Again,
+    /// The store did not answer, but may later.
+    Trouble(Error),
+    Over(Error),
+}
+
+impl Contender {
+    async fn contend(mut self) {
+        let pace = self.store.capabilities().pace;
+        self.turn.stay(|stay, _| stay.wanted(self.store.env().now(), pace, self.claim.ttl));
+        // In line, where the store keeps one, nothing is heard of what happens at its head: that it rests.
+        self.claim.waits = self.wait == Wait::Yes;
+        // Whether the store may go on with this claim when this contender does not: a place in line, an unanswered request.
+        let mut pending = false;
+        let error = match self.ask_until_over(&mut pending).await {
+            ControlFlow::Break(Some(Next::Granted(grant))) => return self.granted(grant),
+            ControlFlow::Break(Some(Next::Over(error))) => Some(error),
+            _ => None,
+        };
+        // The turn first: the caller may try again as soon as it has the outcome.
+        if pending {
+            withdraw(self.store, self.claim, self.turn);
+        } else {
+            drop(self.turn);
+        }
+        if let Some(error) = error {
+            let _ = self.reply.send(Err(error));
+        }
+    }
+
+    fn granted(self, grant: Grant) {
+        self.turn.stay(|stay, _| stay.granted(&grant, self.store.env().now()));
+        let tenure = Tenure::new(self.turn, self.terms, self.claim.holder);
+        // If the caller has gone, the guard is dropped here, and releases.
+        let _ = self.reply.send(Ok(Guard::in_turn(self.lock.locker().opened().clone(), grant, tenure)));
+    }
+
+    /// Asks the store, over and over. Breaks with the grant or the error; with nothing when the caller has gone.
+    async fn ask_until_over(&mut self, pending: &mut bool) -> ControlFlow<Option<Next>> {
+        let mut seen = if self.wait == Wait::Yes { self.stay_away().await? } else { None };
+        let mut outage = Outage::new(&self.lock);
+        loop {
+            let next = match seen.take() {
+                Some(held) => Next::Wait(held),
+                None => self.ask(&outage, pending).await,
+            };
+            match next {
+                next @ (Next::Granted(_) | Next::Over(_)) => return ControlFlow::Break(Some(next)),
+                Next::Again => outage.end(),
+                Next::Trouble(error) => tokio::select! {
+                    biased;
+                    () = self.reply.closed() => return ControlFlow::Break(None),
+                    given_up = outage.pause_after(error) => if let Err(error) = given_up {
+                        return ControlFlow::Break(Some(Next::Over(error)));
+                    },
+                },
+                Next::Wait(held) => {
+                    outage.end();
+                    *pending |= self.store.capabilities().fifo && self.claim.waits;
+                    self.turn.stay(|stay, _| stay.refused(&held));
+                    self.turn.tell(held.clone());
+                    self.lock.tell(&held);
+                    let due = tokio::select! {
+                        biased;
+                        () = self.reply.closed() => return ControlFlow::Break(None),
+                        due = self.store.turn(&self.claim, &held) => due,
+                    };
+                    match due {
+                        Ok(()) => {}
+                        // The next request is as patient as any.
+                        Err(error) if error.is_transient() => self.claim.trouble.note(&error),
+                        Err(error) => return ControlFlow::Break(Some(Next::Over(error.into()))),
+                    }
+                }
+            }
+            if self.reply.is_closed() {
+                return ControlFlow::Break(None);
+            }
+        }
+    }
+
+    /// One request for the lock.
+    async fn ask(&mut self, outage: &Outage, pending: &mut bool) -> Next {
+        // For itself, and for those to whom it will be passed on.
+        self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
+        // In slices: who has gone meanwhile is noticed between them.
+        self.claim.patience = outage.patience().min(Claim::DEFAULT_PATIENCE);
+        let sent = self.store.env().now();
+        let verdict = self.store.try_acquire(&self.claim).await;
+        let now = self.store.env().now();
+        if verdict.is_ok() {
+            self.claim.trouble.clear();
+        }
+        match verdict {
+            Ok(Verdict::Granted(grant)) => Next::Granted(grant),
+            Ok(Verdict::Held(held)) if self.wait.is_over(&held) => {
+                Next::Over(held_error(&self.claim.name, held))
+            }
+            Ok(Verdict::Held(held)) => Next::Wait(held),
+            Ok(Verdict::Lost(loss)) => {
+                let too_late = matches!(loss.reason, LossReason::Expired { .. });
+                self.late = if too_late { self.late + 1 } else { 0 };
+                if self.late >= LATE_GRANTS {
+                    return Next::Over(self.too_late(now.longest_since(sent)));
+                }
+                // Another has it by now. A try says what became of its grant.
+                if self.wait == Wait::No && !too_late {
+                    return Next::Over(Error::lost(loss));
+                }
+                tracing::warn!(%loss, "lost before it was known to be acquired");
+                // The next grant is that of another acquisition.
+                self.claim.id = Id::random(&self.store.env().random);
+                Next::Again
+            }
+            Err(error) => {
+                *pending |= matches!(error, StoreError::MaybeApplied(_));
+                let transient = error.is_transient();
+                self.claim.trouble.note(&error);
+                match Error::from(error) {
+                    // Trouble that passes ends no wait before its time.
+                    error if transient && self.wait != Wait::No => Next::Trouble(error),
+                    error if transient => Next::Over(outage.gave_up(error)),
+                    error => Next::Over(error),
+                }
+            }
+        }
+    }
+
+    fn too_late(&self, took: Duration) -> Error {
+        let (name, ttl) = (&self.claim.name, self.claim.ttl.get());
+        Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "lock `{name}`: {LATE_GRANTS} grants in a row expired before they arrived: the last one took \
+                 {took:.1?}, and the ttl is {ttl:?}"
+            ),
+        )
+        .with_help("use a ttl of several round trips to the store")
+    }
+
+    /// For how long the lock is left to other processes.
+    fn absence(&self) -> Duration {
+        self.turn.stay(|stay, _| stay.absence(self.store.env().now())).unwrap_or_default()
+    }
+
+    /// Leaves the lock to other processes for a while, if this one has had it for long, or until another has had it: gives
+    /// who has it then. Breaks when the caller has gone.
+    async fn stay_away(&mut self) -> ControlFlow<Option<Next>, Option<Held>> {
+        let mut pause = self.store.capabilities().pace.first;
+        loop {
+            let absence = self.absence();
+            if absence.is_zero() {
+                return ControlFlow::Continue(None);
+            }
+            self.turn.tell(Held { holder: Some(self.claim.holder.clone()), ..Held::default() });
+            let env = self.store.env();
+            let look = async {
+                env.sleep(env.random.jittered(pause, 0.1)).await;
+                self.store.inspect(&self.claim.name).await
+            };
+            let status = tokio::select! {
+                biased;
+                () = self.reply.closed() => return ControlFlow::Break(None),
+                status = timeout(&*env.clock, absence, look) => status,
+            };
+            // Trouble is the next acquisition's.
+            if let Some(Ok(status)) = status
+                && self.turn.stay(|stay, _| stay.saw(&status)).unwrap_or_default()
+            {
+                return ControlFlow::Continue(match status.state {
+                    State::Held(held) => Some(held),
+                    State::Free | State::Lapsed(_) => None,
+                });
+            }
+            pause *= 2;
+        }
+    }
+}
+
+/// Gives up the place in the store's line, and releases what the store may still grant to `claim`, in the background.
+///
+/// The turn is given up at once: what lands later is told from others by its id. Except where the store keeps a line:
+/// the next task must not find this one's place in it.
+fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
+    let turn = Some(turn).filter(|_| store.capabilities().fifo);
+    tokio::spawn(async move {
+        let sent = store.env().now();
+        let mut grant = Grant {
+            name: claim.name,
+            // Of no meaning here: a release goes by the claim's id.
+            token: crate::Token::default(),
+            after: None,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, sent),
+            memo: None,
+        };
+        if let Err(error) = store.release(&mut grant, None).await {
+            tracing::debug!(lock = %grant.name, %error, "an unanswered request was not withdrawn; it lapses");
+        }
+        drop(turn);
+    });
+}

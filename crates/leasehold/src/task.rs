@@ -1,0 +1,96 @@
+//! Work in a task of ours. A caller may stop polling its future at any time, and keep it: what others wait for must not depend
+//! on that.
+
+use std::panic::resume_unwind;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Runs `work` in a task and waits for what it sends. `None` if the task ends without an answer, or its runtime shuts down.
+///
+/// Dropping the future closes the channel; the task goes on.
+///
+/// # Panics
+/// With the panic of `work`, which may call the caller's own code.
+pub(crate) async fn answer_of<T, F>(work: impl FnOnce(oneshot::Sender<T>) -> F) -> Option<T>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (reply, answer) = oneshot::channel();
+    let task = Handle::current().spawn(work(reply));
+    if let Ok(answer) = answer.await {
+        return Some(answer);
+    }
+    match task.await {
+        Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
+        _ => None,
+    }
+}
+
+/// Runs `work` in a task and gives its output. Dropping the future drops `work` too, wherever it is.
+///
+/// # Errors
+/// Those of `work`; [`ErrorKind::Unavailable`] if the runtime shuts down.
+pub(crate) async fn run<T, F>(work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let answer = answer_of(|mut reply: oneshot::Sender<Result<T>>| async move {
+        tokio::select! {
+            biased;
+            () = reply.closed() => {}
+            output = work => drop(reply.send(output)),
+        }
+    });
+    answer.await.unwrap_or_else(|| Err(shut_down()))
+}
+
+/// The error of an operation whose runtime has shut down.
+pub(crate) fn shut_down() -> Error {
+    Error::new(ErrorKind::Unavailable, "the tokio runtime has shut down")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::AssertUnwindSafe;
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_goes_on_when_its_caller_stops_polling() {
+        let (done, is_done) = oneshot::channel();
+        let mut frozen = pin!(run(async move {
+            yield_now().await;
+            done.send(()).unwrap();
+            Ok(7)
+        }));
+        assert!(frozen.as_mut().now_or_never().is_none());
+        is_done.await.unwrap();
+        assert_eq!(frozen.await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn dropping_the_caller_drops_the_work() {
+        let (kept, dropped) = oneshot::channel::<()>();
+        let mut given_up = Box::pin(run::<(), _>(async move {
+            let _kept = kept;
+            std::future::pending().await
+        }));
+        assert!(given_up.as_mut().now_or_never().is_none());
+        drop(given_up);
+        assert!(dropped.await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_panic_reaches_the_caller() {
+        let panics = run::<(), _>(async { panic!("the caller's own code") });
+        assert!(AssertUnwindSafe(panics).catch_unwind().await.is_err());
+    }
+}
