@@ -190,6 +190,8 @@ impl Contender {
                         () = self.reply.closed() => return ControlFlow::Break(None),
                         due = self.store.turn(&self.claim, &held) => due,
                     };
+                    // The wait was for the holder, and not for the store.
+                    outage.end();
                     match due {
                         Ok(()) => {}
                         // The next request is as patient as any.

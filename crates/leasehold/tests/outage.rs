@@ -157,3 +157,15 @@ async fn a_release_ends_with_its_lease() {
     let took = client.env.now().longest_since(began);
     assert!(took < ttl, "{took:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_a_holder_takes_no_patience() {
+    let world = World::new();
+    let (holder, client) = (world.observer(1), world.observer(2));
+    let held = locker(&holder).lock("x").ttl(TTL).acquire().await.unwrap();
+    let lock = locker(&client).lock("x").ttl(TTL).patience(2 * SECOND);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    client.env.sleep(60 * SECOND).await;
+    held.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+}
