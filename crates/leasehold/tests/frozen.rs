@@ -19,7 +19,8 @@ use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::lease::{Evicted, Pace, Released, StoreOptions};
 use leasehold::register::{Register, RegisterTraits};
-use leasehold::{Locker, RegisterLeases, Token};
+use leasehold::{ErrorKind, Locker, RegisterLeases, Token};
+use leasehold_testkit::fault::{Kind, Outcome};
 use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
 use tokio::task::yield_now;
@@ -154,6 +155,53 @@ async fn frozen_futures_delay_no_other_lock() {
         assert_eq!(released.unwrap(), Released::Released);
         drop(frozen);
     }
+}
+
+/// Kept while its question is on its way to the store.
+#[tokio::test(start_paused = true)]
+async fn polls_of_frozen_futures_delay_no_waiter() {
+    let world = World::new();
+    let holder = Locker::new(world.observer(1).leases);
+    let held = holder.lock("x").ttl(TTL).acquire().await.unwrap();
+    let client = world.observer(2);
+    client.network.every(Kind::Read, Outcome::AnswerDelayed(SECOND / 100));
+    let locker = Locker::new(client.leases.clone());
+    let name = leasehold::LockName::new("x").unwrap();
+    let mut frozen = Vec::new();
+    for _ in 0..64 {
+        let (locker, name) = (locker.clone(), name.clone());
+        let mut waits: Operation = Box::pin(async move { locker.wait_free(&name, &|_| {}).await.unwrap() });
+        let polls = 20 + (client.env.random.fraction() * 60.0) as usize;
+        for _ in 0..polls {
+            assert!(waits.as_mut().now_or_never().is_none());
+            client.env.sleep(SECOND / 1_000).await;
+        }
+        frozen.push(waits);
+    }
+    let waiter = tokio::spawn(async move { locker.lock("x").ttl(TTL).acquire().await });
+    client.env.sleep(SECOND).await;
+    held.release().await.unwrap();
+    let granted = timeout(&*client.env.clock, 5 * SECOND, waiter).await.expect("it polls");
+    granted.unwrap().unwrap().release().await.unwrap();
+}
+
+/// A limit that nobody looks at ends a place in the queue all the same.
+#[tokio::test(start_paused = true)]
+async fn a_frozen_wait_ends_at_its_limit() {
+    let world = World::new();
+    let held = Locker::new(world.observer(1).leases).lock("x").ttl(TTL).acquire().await.unwrap();
+    let client = world.observer(2);
+    let lock = Locker::new(client.leases.clone()).lock("x").ttl(TTL);
+    let mut frozen = Box::pin(lock.acquire_within(5 * SECOND));
+    assert!(frozen.as_mut().now_or_never().is_none());
+    let rw_lock = lock.clone().rw_lock();
+    let mut permit = Box::pin(rw_lock.exclusive_within(5 * SECOND));
+    assert!(permit.as_mut().now_or_never().is_none());
+    client.env.sleep(10 * SECOND).await;
+    held.release().await.unwrap();
+    let next = timeout(&*client.env.clock, 5 * SECOND, lock.acquire()).await.expect("its turn");
+    next.unwrap().release().await.unwrap();
+    assert_eq!(frozen.await.unwrap_err().kind(), ErrorKind::Held);
 }
 
 /// A runtime that shuts down takes the release with it, and its caller hears of that.

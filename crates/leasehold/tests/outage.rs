@@ -166,6 +166,8 @@ async fn waiting_for_a_holder_takes_no_patience() {
     let lock = locker(&client).lock("x").ttl(TTL).patience(2 * SECOND);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     client.env.sleep(60 * SECOND).await;
+    // The request after the wait fails once.
+    client.network.next_write(Outcome::NotApplied);
     held.release().await.unwrap();
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }
