@@ -183,7 +183,7 @@ pub(crate) struct AcquireArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The ticket says in which store its lock lives; --store overrides it.
+#[command(after_help = "The ticket has to be of the configured store or of an alias in config.toml; --store names another.
 
 Examples:
   leasehold renew \"$ticket\"
