@@ -139,10 +139,8 @@ impl Settings {
 
     /// The stores that config.toml gives names to.
     pub(crate) fn aliases(&self) -> impl Iterator<Item = Store> {
-        let store = |(name, alias): (&String, &Alias)| Store {
-            url: absolute(&alias.url),
-            given: Some(name.clone()),
-        };
+        let store =
+            |(name, alias): (&String, &Alias)| Store { url: absolute(&alias.url), given: Some(name.clone()) };
         self.file.stores.iter().map(store)
     }
 

@@ -197,7 +197,10 @@ mod tests {
         let grant = ticket().grant(crate::env::Env::system().now());
         let of = |url: &str| Ticket::new(&grant, Some(url.to_owned())).store.unwrap();
         assert_eq!(of("etcd://u:hunter2@h:2379/p/?ca=/x&key=/y"), "etcd://h/p");
-        assert_eq!(of("gs://b/p?credentials=/k.json&margin=9s&endpoint=http://h"), "gs://b/p?endpoint=http://h");
+        assert_eq!(
+            of("gs://b/p?credentials=/k.json&margin=9s&endpoint=http://h"),
+            "gs://b/p?endpoint=http://h"
+        );
         assert_eq!(of("s3://b?region=eu-west-1&profile=admin"), "s3://b?region=eu-west-1");
     }
 
@@ -207,17 +210,23 @@ mod tests {
         ticket.check_store("s3://bucket/?region=x").unwrap();
         let error = ticket.check_store("s3://id:hunter2@other").unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::Invalid);
-        assert!(error.to_string().contains("s3://bucket,") && error.to_string().contains("s3://id:***@other"));
+        assert!(
+            error.to_string().contains("s3://bucket,") && error.to_string().contains("s3://id:***@other")
+        );
         assert!(!error.help().is_empty() && !format!("{error:?}").contains("hunter2"), "{error:?}");
         ticket.clone().without_store().check_store("s3://other").unwrap();
         assert!(ticket.check_store("no URL").is_err());
 
-        let long = Ticket { store: Some(format!("s3://u:hunter2@b/{}", "x".repeat(5_000))), ..ticket.clone() };
+        let long =
+            Ticket { store: Some(format!("s3://u:hunter2@b/{}", "x".repeat(5_000))), ..ticket.clone() };
         let error = long.check_store("mem:").unwrap_err();
         assert!(error.to_string().len() < 400 && !error.to_string().contains("hunter2"), "{error}");
         let damaged = Ticket { store: Some("hunter2".into()), ..ticket };
         let error = damaged.to_string().parse::<Ticket>().unwrap_err();
-        assert!(error.to_string().contains("store") && !format!("{error:?}").contains("hunter2"), "{error:?}");
+        assert!(
+            error.to_string().contains("store") && !format!("{error:?}").contains("hunter2"),
+            "{error:?}"
+        );
     }
 
     #[tokio::test]

@@ -298,8 +298,15 @@ impl fmt::Display for StoreUrl {
 fn is_secret(key: &str, value: &str) -> bool {
     // Where credentials are, and not they themselves: needed by whoever reads the URL back.
     let says_where = key == "credentials" && (value == "anonymous" || value.starts_with('/'));
+    // The name of a key, which stays where it is.
+    let names = key == "kms_key";
+    // That of an endpoint or a proxy.
+    let login = value.contains("://") && value.contains('@');
     let key = key.to_ascii_lowercase();
-    !says_where && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
+    login
+        || !says_where
+            && !names
+            && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
 }
 
 impl fmt::Debug for StoreUrl {
@@ -399,7 +406,12 @@ mod tests {
         for shown in [url.to_string(), format!("{url:?}")] {
             assert!(!shown.contains("hunter2") && shown.contains("region=x"), "{shown}");
         }
-        for url in ["gs://bucket?credentials={hunter2}", "s3://bucket?Secret_Key=hunter2"] {
+        for url in [
+            "gs://bucket?credentials={hunter2}",
+            "s3://bucket?Secret_Key=hunter2",
+            "gs://bucket?proxy=http://u:hunter2@host",
+            "gs://bucket?kms_key=http://u:hunter2@host",
+        ] {
             let url = StoreUrl::parse(url).unwrap();
             assert!(!url.to_string().contains("hunter2"), "{url}");
         }

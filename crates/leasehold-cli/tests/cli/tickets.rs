@@ -37,7 +37,9 @@ fn a_ticket_of_another_store_needs_that_store_by_name() {
     let place = Place::new();
     let url = format!("sqlite:{}", place.path("other.db").display());
     let ticket = place.run(&format!("-s {url} acquire x")).expect(0).stdout.trim().to_owned();
-    for words in [format!("renew {ticket}"), format!("release {ticket}"), format!("run --ticket={ticket} -- true")] {
+    for words in
+        [format!("renew {ticket}"), format!("release {ticket}"), format!("run --ticket={ticket} -- true")]
+    {
         let refused = place.run(&words).expect(2);
         for part in [&url, "sqlite:\n", "--store URL", "LEASEHOLD_STORE", "config.toml"] {
             assert!(refused.stderr.contains(part), "{part}: {refused:?}");
@@ -91,8 +93,12 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
         "sqlite:\u{1b}[31m/x".to_owned(),
     ] {
         let ticket = forged(&store);
-        for configured in ["", "sqlite:own.db", "gs://bucket", "s3://bucket/p?region=us-east-1", "dynamodb://table"] {
-            for words in [vec!["release", &ticket], vec!["renew", &ticket], vec!["run", "--ticket", "--", "true"]] {
+        for configured in
+            ["", "sqlite:own.db", "gs://bucket", "s3://bucket/p?region=us-east-1", "dynamodb://table"]
+        {
+            for words in
+                [vec!["release", &ticket], vec!["renew", &ticket], vec!["run", "--ticket", "--", "true"]]
+            {
                 let mut command = place.leasehold(&words);
                 command.env("LEASEHOLD_STORE", configured).env("LEASEHOLD_TICKET", &ticket);
                 for (name, value) in [("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "hunter2")] {
@@ -107,11 +113,15 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
                 }
                 let refused = Outcome::of(command.output().unwrap()).expect(2);
                 assert!(refused.stderr.contains("the ticket is for a lock in the store "), "{refused:?}");
-                assert!(!refused.stderr.contains('\u{1b}') && !refused.stderr.contains("password"), "{refused:?}");
+                assert!(
+                    !refused.stderr.contains('\u{1b}') && !refused.stderr.contains("password"),
+                    "{refused:?}"
+                );
             }
         }
     }
-    let mut left: Vec<_> = std::fs::read_dir(place.path(".")).unwrap().map(|file| file.unwrap().path()).collect();
+    let mut left: Vec<_> =
+        std::fs::read_dir(place.path(".")).unwrap().map(|file| file.unwrap().path()).collect();
     left.retain(|path| !path.ends_with("config"));
     assert_eq!(left, Vec::<std::path::PathBuf>::new());
     listener.set_nonblocking(true).unwrap();
