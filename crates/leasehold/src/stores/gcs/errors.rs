@@ -159,7 +159,10 @@ fn help_to_connect(endpoint: &str, detail: &str) -> String {
              ?ca=/path/to/ca.pem"
                 .to_owned()
         }
-        _ => "check the endpoint, the proxy if there is one, the name resolution and the network".to_owned(),
+        Some(_) => "check the endpoint and that it speaks TLS, the proxy if there is one, the name resolution and the \
+                    network"
+            .to_owned(),
+        None => "check the endpoint, the proxy if there is one, the name resolution and the network".to_owned(),
     }
 }
 

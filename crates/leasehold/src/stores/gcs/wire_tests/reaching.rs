@@ -78,24 +78,34 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     assert!(proxy.requests().is_empty());
 }
 
+/// A server that says `text` to whoever connects, and closes.
+async fn saying(text: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut seen = vec![0; 4_096];
+            drop(stream.read(&mut seen).await);
+            drop(stream.write_all(text).await);
+        }
+    });
+    address
+}
+
 #[tokio::test]
 async fn the_wrong_scheme_is_named() {
-    let server = Server::always(written()).await;
-    let tls = server.url.replace("http://", "https://");
-    let error = register_at(&tls, Source::Anonymous).read("x").await.unwrap_err();
-    assert!(error.is_transient() && error.to_string().contains(&tls), "{error:?}");
-    let help = error.fault().help.as_ref().unwrap();
-    assert!(
-        help.contains("does not speak TLS") && help.contains(&format!("endpoint={}", server.url)),
-        "{error:?}"
-    );
-
-    // A TLS server's alert.
-    let alert =
-        Server::start(|_| Reply::Answer("\u{15}\u{3}\u{3}\0\u{2}\u{2}\u{16} Connection: close".into())).await;
-    let error = register_at(&alert.url, Source::Anonymous).read("x").await.unwrap_err();
-    let help = error.fault().help.as_ref().unwrap_or_else(|| panic!("{error:?}"));
-    assert!(help.contains(&format!("endpoint={}", alert.url.replace("http://", "https://"))), "{error:?}");
+    const ALERT: &[u8] = b"\x15\x03\x03\0\x02\x02\x16";
+    for (scheme, other, said, named) in [
+        ("https", "http", &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not speak TLS"),
+        ("http", "https", ALERT, "does not answer in plain HTTP"),
+    ] {
+        let address = saying(said).await;
+        let endpoint = format!("{scheme}://{address}");
+        let error = register_at(&endpoint, Source::Anonymous).read("x").await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains(&endpoint), "{error:?}");
+        let help = error.fault().help.as_ref().unwrap_or_else(|| panic!("{error:?}"));
+        assert!(help.contains(named) && help.contains(&format!("endpoint={other}://{address}")), "{error:?}");
+    }
 }
 
 fn openssl(folder: &Path, arguments: &str) {
