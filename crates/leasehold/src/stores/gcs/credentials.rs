@@ -274,7 +274,10 @@ fn in_one_line(error: &(dyn StdError + 'static)) -> String {
     let texts: Vec<String> = causes
         .map(|cause| {
             let text = cause.to_string();
-            let text = text.split(", body=<").next().unwrap_or_default();
+            // The answer stands behind these words.
+            let text = ["] error: ", ", body=<"]
+                .iter()
+                .fold(&text[..], |text, words| text.split(words).next().unwrap_or_default());
             text.chars().filter(|c| !crate::name::is_unprintable(*c)).collect()
         })
         .collect();
