@@ -183,12 +183,14 @@ pub(crate) struct AcquireArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The ticket says in which store its lock lives; --store overrides it.
+#[command(
+    after_help = "The ticket has to be of the configured store or of an alias in config.toml; --store names another.
 
 Examples:
   leasehold renew \"$ticket\"
   printf %s \"$ticket\" | leasehold release -           # other users cannot see it in the list of processes
-  LEASEHOLD_TICKET=$ticket leasehold release")]
+  LEASEHOLD_TICKET=$ticket leasehold release"
+)]
 pub(crate) struct TicketArgs {
     /// What `leasehold acquire` printed; - reads it from stdin [default: $LEASEHOLD_TICKET]
     #[arg(value_name = "TICKET|-")]

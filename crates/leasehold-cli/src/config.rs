@@ -137,6 +137,13 @@ impl Settings {
             .with_help("a store URL is like sqlite:/var/lib/locks.db; see `leasehold help stores`"))
     }
 
+    /// The stores that config.toml gives names to.
+    pub(crate) fn aliases(&self) -> impl Iterator<Item = Store> {
+        let store =
+            |(name, alias): (&String, &Alias)| Store { url: absolute(&alias.url), given: Some(name.clone()) };
+        self.file.stores.iter().map(store)
+    }
+
     fn in_file(&self, name: &str) -> Option<String> {
         let file = &self.file;
         match name {

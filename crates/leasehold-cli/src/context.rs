@@ -45,12 +45,9 @@ impl Context {
         self.settings.store(self.common.store.clone())
     }
 
-    /// The store on the command line, else `fallback`, a ticket's; the environment and config.toml only without either.
-    pub(crate) fn store_or(&self, fallback: Option<&str>) -> Result<Store, Failure> {
-        match (&self.common.store, fallback) {
-            (None, Some(url)) => Ok(Store { url: url.to_owned(), given: None }),
-            _ => self.store(),
-        }
+    /// The store on the command line; the environment and config.toml do not count.
+    pub(crate) fn named_store(&self) -> Result<Option<Store>, Failure> {
+        self.common.store.is_some().then(|| self.store()).transpose()
     }
 }
 

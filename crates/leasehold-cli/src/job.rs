@@ -381,10 +381,9 @@ impl Job {
         }
         let message = loss.as_ref().map_or_else(
             || {
-                format!(
-                    "lock `{}` was not renewed in time: the command was stopped before the lease ended",
-                    report.lock
-                )
+                // The words of a lease that has ended: which of the two comes first is a matter of milliseconds.
+                let token = report.token.map(|token| format!(" (token {token})")).unwrap_or_default();
+                format!("lock `{}`{token} was lost: its lease was not renewed in time", report.lock)
             },
             ToString::to_string,
         );

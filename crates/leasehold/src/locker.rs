@@ -151,8 +151,11 @@ impl Locker {
     /// first ends it for both.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the lock was lost meanwhile; what the store says.
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the lock was lost meanwhile;
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a ticket of another store ([`Ticket::check_store`]); what the
+    /// store says.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
+        self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
         match self.store().renew(&mut grant).await? {
             Renewal::Renewed => Ok(Guard::new(self.opened().clone(), grant)),
@@ -163,8 +166,9 @@ impl Locker {
     /// Renews the lock that `ticket` was made of, once. Gives how long it is now certainly held.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the lock was lost meanwhile; what the store says.
+    /// As [`resume`](Self::resume).
     pub async fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+        self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
         match self.store().renew(&mut grant).await? {
             Renewal::Renewed => Ok(grant.deadline.remaining(self.store().env().now())),
@@ -175,10 +179,17 @@ impl Locker {
     /// Releases the lock that `ticket` was made of.
     ///
     /// # Errors
-    /// What the store says.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a ticket of another store ([`Ticket::check_store`]); what the
+    /// store says.
     pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
+        self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
         Ok(self.store().release(&mut grant, None).await?)
+    }
+
+    /// A ticket of another store would be answered here with a loss that did not happen.
+    fn check(&self, ticket: &Ticket) -> Result<()> {
+        self.url().map_or(Ok(()), |url| ticket.check_store(url))
     }
 
     /// Creates what the store needs: a file, a table. Harmless when all is there.

@@ -12,6 +12,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::{Grant, Id, Token, Ttl, deadline};
 use crate::name::LockName;
+use crate::url::StoreUrl;
 
 /// What a ticket's text starts with: its kind and its format.
 const PREFIX: &str = "lh1_";
@@ -19,10 +20,17 @@ const PREFIX: &str = "lh1_";
 /// The longest text that is looked at.
 const MAX_BYTES: usize = 8 * 1024;
 
+/// The longest URL of a ticket's store that an error repeats, in characters.
+const MOST_SHOWN: usize = 200;
+
 /// A held lock as a piece of text.
 ///
 /// Whoever has the text can renew and release the lock: treat it as a password. `Debug` does not show it; `Display`
 /// does, since that is what it is for.
+///
+/// A ticket says which store its lock is in, and anyone can write a ticket. So it never chooses the store: open the store
+/// of your own configuration, and give the ticket to that [`Locker`](crate::Locker), which refuses a ticket of another
+/// store. [`check_store`](Self::check_store) picks the right one of several.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -44,7 +52,9 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(crate) fn new(grant: &Grant, store: Option<String>) -> Self {
+    /// `url` is that of the store. Of it the ticket carries what tells the store from others: no login, no credentials.
+    pub(crate) fn new(grant: &Grant, url: Option<String>) -> Self {
+        let store = url.and_then(|url| StoreUrl::parse(&url).ok()).map(|url| url.identity().to_string());
         Self {
             lock: grant.name.clone(),
             grant: grant.id,
@@ -70,9 +80,31 @@ impl Ticket {
         Duration::from_millis(self.ttl_ms)
     }
 
-    /// The URL of the store, without passwords, if the lock was acquired by way of one.
-    pub fn store(&self) -> Option<&str> {
-        self.store.as_deref()
+    /// Whether this is a ticket of the store that `url` names, by [`StoreUrl::is_same_store`]. A ticket that names no store
+    /// fits every store. Sends nothing and opens nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming both stores, when it is of another one; or for a bad `url`.
+    pub fn check_store(&self, url: &str) -> Result<(), Error> {
+        let here = StoreUrl::parse(url)?;
+        let Some(text) = &self.store else { return Ok(()) };
+        let theirs = StoreUrl::parse(text)?;
+        if theirs.is_same_store(&here) {
+            return Ok(());
+        }
+        let shown: String = theirs.identity().to_string().chars().take(MOST_SHOWN).collect();
+        Err(Error::invalid(format!(
+            "the ticket is for a lock in the store {shown}, and the store in use is {here}"
+        ))
+        .with_help("open the store of the ticket by a URL of your own, if you trust it")
+        .with_help("if both URLs mean one store, use `Ticket::without_store`"))
+    }
+
+    /// The ticket without its store: the [`Locker`](crate::Locker) that is given it uses its own. For a store that has
+    /// another URL here than where the lock was acquired.
+    #[must_use]
+    pub fn without_store(self) -> Self {
+        Self { store: None, ..self }
     }
 
     /// The grant, as far as the ticket knows: to be believed in only after a renewal.
@@ -116,6 +148,7 @@ impl FromStr for Ticket {
         let json = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| flaw("it is damaged"))?;
         let ticket: Self = serde_json::from_slice(&json).map_err(|_| flaw("it is damaged"))?;
         Ttl::from_millis(ticket.ttl_ms).map_err(|_| flaw("its ttl is out of range"))?;
+        ticket.store.as_deref().map(StoreUrl::parse).transpose().map_err(|_| flaw("its store is no URL"))?;
         Ok(ticket)
     }
 }
@@ -157,6 +190,57 @@ mod tests {
         let spoiled = ticket.to_string().replace("lh1_", "lh1_!");
         let error = spoiled.parse::<Ticket>().unwrap_err();
         assert!(!format!("{error:?}").contains(&spoiled[6..20]));
+    }
+
+    #[test]
+    fn a_ticket_carries_its_store_without_logins_and_settings() {
+        let grant = ticket().grant(crate::env::Env::system().now());
+        let of = |url: &str| Ticket::new(&grant, Some(url.to_owned())).store.unwrap();
+        assert_eq!(of("etcd://u:hunter2@h:2379/p/?ca=/x&key=/y"), "etcd://h/p");
+        assert_eq!(
+            of("gs://b/p?credentials=/k.json&margin=9s&endpoint=http://h"),
+            "gs://b/p?endpoint=http://h"
+        );
+        assert_eq!(of("s3://b?region=eu-west-1&profile=admin"), "s3://b?region=eu-west-1");
+    }
+
+    #[test]
+    fn a_ticket_of_another_store_is_an_error_that_names_both() {
+        let ticket = ticket();
+        ticket.check_store("s3://bucket/?region=x").unwrap();
+        let error = ticket.check_store("s3://id:hunter2@other").unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid);
+        assert!(
+            error.to_string().contains("s3://bucket,") && error.to_string().contains("s3://id:***@other")
+        );
+        assert!(!error.help().is_empty() && !format!("{error:?}").contains("hunter2"), "{error:?}");
+        ticket.clone().without_store().check_store("s3://other").unwrap();
+        assert!(ticket.check_store("no URL").is_err());
+
+        let long =
+            Ticket { store: Some(format!("s3://u:hunter2@b/{}", "x".repeat(5_000))), ..ticket.clone() };
+        let error = long.check_store("mem:").unwrap_err();
+        assert!(error.to_string().len() < 400 && !error.to_string().contains("hunter2"), "{error}");
+        let damaged = Ticket { store: Some("hunter2".into()), ..ticket };
+        let error = damaged.to_string().parse::<Ticket>().unwrap_err();
+        assert!(
+            error.to_string().contains("store") && !format!("{error:?}").contains("hunter2"),
+            "{error:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_locker_takes_no_ticket_of_another_store() {
+        let locker = crate::Locker::open("mem:").await.unwrap();
+        let ticket = locker.lock("x").acquire().await.unwrap().into_ticket().await.unwrap();
+        let other = Ticket { store: Some("s3://bucket".into()), ..ticket.clone() };
+        let errors = [
+            locker.renew(&other).await.unwrap_err(),
+            locker.resume(&other).await.unwrap_err(),
+            locker.release(&other).await.unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.kind() == crate::ErrorKind::Invalid), "{errors:?}");
+        assert_eq!(locker.release(&ticket).await.unwrap(), crate::Released::Released);
     }
 
     #[test]

@@ -121,6 +121,57 @@ impl StoreUrl {
         &self.path
     }
 
+    /// Whether both URLs name one store: the same scheme, location, endpoint and protocol, and the same region where both
+    /// name one. Logins, credentials and settings do not count, nor does the order of etcd's members. No file, name or
+    /// server is looked up.
+    pub fn is_same_store(&self, other: &Self) -> bool {
+        let (mut one, mut other) = (self.identity(), other.identity());
+        if !(one.options.contains_key("region") && other.options.contains_key("region")) {
+            // The environment gives the region of a URL without one.
+            one.options.remove("region");
+            other.options.remove("region");
+        }
+        one == other
+    }
+
+    /// The parts that tell this store from others, each in one spelling.
+    pub(crate) fn identity(&self) -> Self {
+        let authority = self.authority.as_deref();
+        let (authority, path) = match self.scheme.as_str() {
+            "sqlite" => {
+                let authority = authority.filter(|host| !host.is_empty()).map(str::to_owned);
+                (authority, without_detours(&self.path))
+            }
+            "etcd" => {
+                let members = authority.unwrap_or("").to_ascii_lowercase();
+                let mut members: Vec<_> =
+                    members.split(',').map(|member| member.strip_suffix(":2379").unwrap_or(member)).collect();
+                members.sort_unstable();
+                members.dedup();
+                (Some(members.join(",")), without_last_slash(&self.path))
+            }
+            _ => (authority.map(str::to_owned), without_last_slash(&self.path)),
+        };
+        let options = self.options.iter().filter_map(|(key, value)| {
+            let value = match (key.as_str(), value.as_str()) {
+                ("endpoint", value) => value.trim_end_matches('/'),
+                ("protocol", "lease") => return None, // The default.
+                ("protocol" | "region", value) => value,
+                _ => return None,
+            };
+            Some((key.clone(), value.to_owned()))
+        });
+        Self {
+            scheme: self.scheme.clone(),
+            user: None,
+            password: None,
+            authority,
+            path,
+            options: options.collect(),
+            known: Vec::new(),
+        }
+    }
+
     /// Takes out option `key`. What was never asked for is an error in [`finish`](Self::finish).
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
@@ -191,6 +242,17 @@ impl StoreUrl {
     }
 }
 
+fn without_last_slash(path: &str) -> String {
+    path.strip_suffix('/').unwrap_or(path).to_owned()
+}
+
+/// The path of a file without `//` and `/./`. `..` stays, since what it means depends on links.
+fn without_detours(path: &str) -> String {
+    let root = if path.starts_with('/') { "/" } else { "" };
+    let parts: Vec<_> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    format!("{root}{}", parts.join("/"))
+}
+
 fn is_scheme(text: &str) -> bool {
     text.len() >= 2
         && text.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -236,8 +298,15 @@ impl fmt::Display for StoreUrl {
 fn is_secret(key: &str, value: &str) -> bool {
     // Where credentials are, and not they themselves: needed by whoever reads the URL back.
     let says_where = key == "credentials" && (value == "anonymous" || value.starts_with('/'));
+    // The name of a key, which stays where it is.
+    let names = key == "kms_key";
+    // That of an endpoint or a proxy.
+    let login = value.contains("://") && value.contains('@');
     let key = key.to_ascii_lowercase();
-    !says_where && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
+    login
+        || !says_where
+            && !names
+            && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
 }
 
 impl fmt::Debug for StoreUrl {
@@ -290,12 +359,59 @@ mod tests {
     }
 
     #[test]
+    fn one_store_is_told_from_another() {
+        let same = |one: &str, other: &str| {
+            let (one, other) = (StoreUrl::parse(one).unwrap(), StoreUrl::parse(other).unwrap());
+            assert_eq!(one.is_same_store(&other), other.is_same_store(&one), "{one} {other}");
+            one.is_same_store(&other)
+        };
+        for (one, other) in [
+            ("sqlite:/a/b.db", "SQLITE:///a//./b.db?allow_network=on"),
+            ("sqlite:", "sqlite:?margin=9s"),
+            ("s3://b/p", "s3://b/p/?store_clock=off&profile=x&protocol=lease"),
+            ("s3://b", "s3://b/"),
+            ("s3://b/p?region=eu-west-1", "s3://b/p"),
+            ("gs://b?endpoint=http://h:1/", "gs://b?endpoint=http://h:1&credentials=anonymous"),
+            ("etcd://u:secret@H1,h2:2379/x/", "etcd://h2,h1:2379/x?ca=/c.pem&tls=on"),
+        ] {
+            assert!(same(one, other), "{one} {other}");
+        }
+        for (one, other) in [
+            ("sqlite:/a/b.db", "sqlite:/a/c.db"),
+            ("sqlite:/a/b.db", "sqlite:a/b.db"),
+            ("sqlite:/a/b.db", "sqlite:/a/x/../b.db"),
+            ("sqlite:/a/b.db", "sqlite:"),
+            ("sqlite:/a", "sqlite://h/a"),
+            ("s3://b/p", "gs://b/p"),
+            ("s3://b/p", "s3://b/P"),
+            ("s3://b/p", "s3://c/p"),
+            ("s3://b/p", "s3://b/p/q"),
+            ("dynamodb://Table", "dynamodb://table"),
+            ("dynamodb://t?region=a", "dynamodb://t?region=b"),
+            ("s3://b?protocol=existence", "s3://b"),
+            ("gs://b?endpoint=https://evil", "gs://b"),
+            ("gs://b?endpoint=https://evil", "gs://b?endpoint=https://h"),
+            ("etcd://h/x", "etcd://h/y"),
+            ("etcd://h", "etcd://h,evil"),
+            ("etcd://h//x", "etcd://h/x"),
+            ("mem:", "sqlite:"),
+        ] {
+            assert!(!same(one, other), "{one} {other}");
+        }
+    }
+
+    #[test]
     fn secrets_are_not_shown() {
         let url = StoreUrl::parse("s3://id:hunter2@bucket/p?secret_key=hunter2&region=x").unwrap();
         for shown in [url.to_string(), format!("{url:?}")] {
             assert!(!shown.contains("hunter2") && shown.contains("region=x"), "{shown}");
         }
-        for url in ["gs://bucket?credentials={hunter2}", "s3://bucket?Secret_Key=hunter2"] {
+        for url in [
+            "gs://bucket?credentials={hunter2}",
+            "s3://bucket?Secret_Key=hunter2",
+            "gs://bucket?proxy=http://u:hunter2@host",
+            "gs://bucket?kms_key=http://u:hunter2@host",
+        ] {
             let url = StoreUrl::parse(url).unwrap();
             assert!(!url.to_string().contains("hunter2"), "{url}");
         }

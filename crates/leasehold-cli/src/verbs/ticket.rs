@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::Read as _;
 
+use leasehold::url::StoreUrl;
 use leasehold::{Locker, Ticket};
 
 use crate::args::TicketArgs;
@@ -25,8 +26,24 @@ pub(super) async fn opened(context: &Context, args: TicketArgs) -> Result<(Ticke
 /// The ticket that is `given`, or where it stands, and its store.
 pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
     let ticket: Ticket = text(given)?.parse().map_err(|error| Failure::bad_argument(&error))?;
-    let store = context.store_or(ticket.store())?;
-    Ok((ticket, store))
+    match context.named_store()? {
+        // It may have another URL here than where the lock was acquired.
+        Some(store) => Ok((ticket.without_store(), store)),
+        None => configured(context, &ticket).map(|store| (ticket, store)),
+    }
+}
+
+/// The configured store or alias that `ticket` is of. The URL in a ticket is never opened: its writer chose it.
+fn configured(context: &Context, ticket: &Ticket) -> Result<Store, Failure> {
+    let store = context.store()?;
+    StoreUrl::parse(&store.url)?;
+    let Err(mismatch) = ticket.check_store(&store.url) else { return Ok(store) };
+    let fits = |alias: &Store| ticket.check_store(&alias.url).is_ok();
+    context.settings.aliases().find(fits).ok_or_else(|| {
+        Failure::usage(mismatch.to_string())
+            .with_help("a ticket does not choose the store. If you trust that store, name it: --store URL")
+            .with_help("or configure it: LEASEHOLD_STORE, or an alias in config.toml (see `leasehold help environment`)")
+    })
 }
 
 fn text(given: Option<OsString>) -> Result<String, Failure> {

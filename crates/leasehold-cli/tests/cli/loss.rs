@@ -14,6 +14,9 @@ const STUBBORN: &str = "trap '' TERM HUP INT; exec 0</dev/null
     while ! [ -s second ] || ! [ -s third ]; do sleep 0.01; done
     echo $$; while :; do sleep 0.01; done";
 
+/// What is said of a lease that was not renewed, whether the command ended just before it or just after it.
+const NOT_RENEWED: &str = "was lost: its lease was not renewed in time";
+
 fn processes(place: &Place, holder: &Holder) -> [String; 3] {
     [holder.first.clone(), place.read("second").trim().to_owned(), place.read("third").trim().to_owned()]
 }
@@ -69,7 +72,8 @@ fn cut_off_from_the_store_the_command_gets_sigterm_and_time_to_end_well() {
     assert_eq!(holder.line(), "cleaned up");
     drop(store);
     // Its own code says success; work that was broken off must not.
-    holder.end().expect(122);
+    let ended = holder.end().expect(122);
+    assert!(ended.stderr.contains(NOT_RENEWED), "{ended:?}");
     let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
     assert_eq!(report["command_exit_code"], 0);
 }
@@ -101,7 +105,8 @@ fn stopped_for_longer_than_the_lease_leaves_nothing_running_when_a_successor_has
     assert_eq!(awaited(&place.path("taken")), "alive: \n");
     successor.end().expect(0);
     holder.signal(Signal::CONT);
-    holder.end().expect(122);
+    let ended = holder.end().expect(122);
+    assert!(ended.stderr.contains(NOT_RENEWED), "{ended:?}");
 }
 
 #[test]

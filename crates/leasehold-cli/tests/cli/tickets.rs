@@ -1,7 +1,10 @@
 //! `acquire`, `renew`, `release`: a lock without a process.
 
 use std::fs::File;
+use std::net::TcpListener;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -30,13 +33,99 @@ fn a_ticket_is_all_that_acquire_prints_and_all_that_renew_and_release_need() {
 }
 
 #[test]
-fn a_ticket_knows_its_store_and_the_flag_overrides_it() {
+fn a_ticket_of_another_store_needs_that_store_by_name() {
     let place = Place::new();
     let url = format!("sqlite:{}", place.path("other.db").display());
     let ticket = place.run(&format!("-s {url} acquire x")).expect(0).stdout.trim().to_owned();
-    place.run("run -n x -- true").expect(0);
+    for words in
+        [format!("renew {ticket}"), format!("release {ticket}"), format!("run --ticket={ticket} -- true")]
+    {
+        let refused = place.run(&words).expect(2);
+        for part in [&url, "sqlite:\n", "--store URL", "LEASEHOLD_STORE", "config.toml"] {
+            assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+        }
+        assert!(!place.path("state").exists());
+    }
+    // The store that is named is the one that is asked.
     place.run(&format!("-s sqlite:{} release {ticket}", place.path("third.db").display())).expect(1);
+    place.run(&format!("-s {url} renew {ticket}")).expect(0);
+    let configured = place.leasehold(["renew", &ticket]).env("LEASEHOLD_STORE", &url).output().unwrap();
+    Outcome::of(configured).expect(0);
+    place.write(
+        "config/leasehold/config.toml",
+        &format!("[stores.a]\nurl = 'sqlite:a.db'\n[stores.b]\nurl = '{url}?margin=9s'\n"),
+    );
+    place.run(&format!("run --ticket={ticket} -- true")).expect(0);
     place.run(&format!("release {ticket}")).expect(0);
+    assert!(!place.path("a.db").exists() && !place.path("state").exists());
+}
+
+/// What somebody writes who wants the job that reads it to open `store`.
+fn forged(store: &str) -> String {
+    let json = serde_json::json!({
+        "lock": "x", "grant": "00112233445566778899aabbccddeeff", "token": 7, "ttl_ms": 30_000, "store": store,
+    });
+    format!("lh1_{}", URL_SAFE_NO_PAD.encode(json.to_string()))
+}
+
+#[test]
+fn a_forged_ticket_opens_creates_and_sends_nothing() {
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let files = place.path("forged");
+    let files = files.display();
+    for store in [
+        format!("sqlite:{files}/x.db"),
+        format!("sqlite://{files}/x.db?allow_network=on"),
+        format!("s3://bucket/p?endpoint=http://{address}&region=us-east-1&path_style=on"),
+        format!("s3://bucket/p?endpoint=http://{address}&profile=admin&protocol=existence"),
+        format!("dynamodb://table?endpoint=http://{address}&region=us-east-1&create=on"),
+        format!("gs://bucket?endpoint=http://{address}"),
+        format!("gs://bucket?endpoint=http://{address}&credentials=anonymous"),
+        format!("gs://bucket?endpoint=http://{address}&credentials={files}/key.json&impersonate=a@b.example"),
+        format!("gs://bucket?proxy=http://{address}&ca={files}/ca.pem&user_project=p&kms_key=k"),
+        format!("etcd://{address}/p"),
+        format!("etcd://user:password@{address}/p"),
+        format!("etcd://{address}/p?tls=on&ca={files}/ca.pem&cert={files}/c.pem&key={files}/k.pem"),
+        "mem:".to_owned(),
+        format!("unknown://{address}"),
+        "sqlite:\u{1b}[31m/x".to_owned(),
+    ] {
+        let ticket = forged(&store);
+        for configured in
+            ["", "sqlite:own.db", "gs://bucket", "s3://bucket/p?region=us-east-1", "dynamodb://table"]
+        {
+            for words in
+                [vec!["release", &ticket], vec!["renew", &ticket], vec!["run", "--ticket", "--", "true"]]
+            {
+                let mut command = place.leasehold(&words);
+                command.env("LEASEHOLD_STORE", configured).env("LEASEHOLD_TICKET", &ticket);
+                for (name, value) in [("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "hunter2")] {
+                    command.env(name, value);
+                }
+                if store.starts_with("gs://bucket?proxy") && configured == "gs://bucket" {
+                    // The same store: the configured URL is read, and fails before anything is sent.
+                    command.env("STORAGE_EMULATOR_HOST", "user@host");
+                    let outcome = Outcome::of(command.output().unwrap()).expect(125);
+                    assert!(outcome.stderr.contains("STORAGE_EMULATOR_HOST"), "{outcome:?}");
+                    continue;
+                }
+                let refused = Outcome::of(command.output().unwrap()).expect(2);
+                assert!(refused.stderr.contains("the ticket is for a lock in the store "), "{refused:?}");
+                assert!(
+                    !refused.stderr.contains('\u{1b}') && !refused.stderr.contains("password"),
+                    "{refused:?}"
+                );
+            }
+        }
+    }
+    let mut left: Vec<_> =
+        std::fs::read_dir(place.path(".")).unwrap().map(|file| file.unwrap().path()).collect();
+    left.retain(|path| !path.ends_with("config"));
+    assert_eq!(left, Vec::<std::path::PathBuf>::new());
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nothing connected");
 }
 
 #[test]
@@ -73,8 +162,15 @@ fn a_ticket_for_a_relative_path_is_good_in_every_folder() {
     let place = Place::new();
     let ticket = place.run("-s sqlite:locks.db acquire x").expect(0).stdout.trim().to_owned();
     std::fs::create_dir(place.path("other")).unwrap();
-    let output = place.leasehold(["release", &ticket]).current_dir(place.path("other")).output().unwrap();
-    Outcome::of(output).expect(0);
+    let elsewhere = |store: &str| {
+        let mut command = place.leasehold(["release", &ticket]);
+        command.env("LEASEHOLD_STORE", store).current_dir(place.path("other"));
+        Outcome::of(command.output().unwrap())
+    };
+    // The same words mean another file there.
+    elsewhere("sqlite:locks.db").expect(2);
+    elsewhere(&format!("sqlite:{}", place.path("locks.db").display())).expect(0);
+    assert!(!place.path("other/locks.db").exists());
 }
 
 #[test]

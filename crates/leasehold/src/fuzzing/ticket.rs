@@ -34,7 +34,14 @@ fn read(text: &str) {
     assert!(Ttl::new(ticket.ttl()).is_ok());
     let json = serde_json::to_value(&ticket).unwrap();
     let secret = json["grant"].as_str().unwrap();
-    let elsewhere =
-        [ticket.name().as_str(), ticket.store().unwrap_or("")].iter().any(|text| text.contains(secret));
+    let store = json["store"].as_str().unwrap_or("");
+    let elsewhere = [ticket.name().as_str(), store].iter().any(|text| text.contains(secret));
     assert!(elsewhere || !format!("{ticket:?}").contains(secret), "{ticket:?}");
+    if !store.is_empty() {
+        ticket.check_store(store).unwrap();
+        let error = ticket.check_store("nowhere:").unwrap_err();
+        assert_readable_error(&error);
+        assert!(elsewhere || !format!("{error:?}").contains(secret), "{error:?}");
+        ticket.without_store().check_store("nowhere:").unwrap();
+    }
 }

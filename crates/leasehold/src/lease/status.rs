@@ -241,11 +241,9 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lock `{}` (token {}) was lost: ", self.name, self.token)?;
         match &self.reason {
-            LossReason::Expired { last_error: None } => {
-                f.write_str("its lease ran out before it was renewed")
-            }
+            LossReason::Expired { last_error: None } => f.write_str("its lease was not renewed in time"),
             LossReason::Expired { last_error: Some(error) } => {
-                write!(f, "its lease ran out, because it could not be renewed: {error}")
+                write!(f, "its lease was not renewed in time: {error}")
             }
             LossReason::TakenOver { by } => write!(f, "its lease had lapsed and it is now held by {by}"),
             LossReason::Ended => f.write_str("it was evicted, or released through its ticket"),

@@ -26,7 +26,7 @@ use tokio::sync::OnceCell;
 
 use self::config::Location;
 use self::connect::REQUEST_LIMIT;
-use self::credentials::Credentials;
+use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{Meaning, Operation, Place, Trouble, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
@@ -58,12 +58,12 @@ const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
 const NOBODYS_GENERATION: &str = "1";
 
 /// Opens leases on the bucket and prefix that `url` names:
-/// `gs://bucket/prefix?endpoint=&credentials=&protocol=lease|existence&store_clock=&margin=`.
+/// `gs://bucket/prefix?endpoint=&credentials=&impersonate=&user_project=&kms_key=&proxy=&ca=&protocol=lease|existence&store_clock=&margin=`.
 ///
 /// Sends no request. Credentials are loaded with the first request.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL; [`ErrorKind::Unavailable`] on a machine without root certificates.
+/// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root certificates.
 pub fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options, environment)?;
     let protocol = location.protocol;
@@ -114,11 +114,14 @@ impl GcsRegister {
     }
 
     fn new(location: Location, contents: Contents, env: Env) -> Result<Self, Error> {
+        let access = location.access;
+        let impersonated = access.impersonate.map(Impersonated::new);
+        let identity = Identity { source: access.source, impersonated };
         Ok(Self {
-            client: connect::client()?,
+            client: connect::client(&access.transport)?,
             keys: location.protocol.keys(&location.prefix),
-            credentials: Credentials::new(location.source, env.clone()),
-            place: location.place,
+            credentials: Credentials::new(identity, env.clone()),
+            place: access.place,
             env,
             clock: StoreClock::default(),
             contents,
@@ -296,7 +299,13 @@ impl GcsRegister {
                 explain(Trouble::Credentials { detail: error.detail, before: error.before })
             })?;
         let limit = request_limit(REQUEST_LIMIT, request.content.as_ref().map_or(0, |(_, body)| body.len()));
-        let mut builder = self.client.request(request.method, request.url).headers(signed.headers);
+        let mut headers = signed.headers;
+        if self.place.user_project.is_some() {
+            // The project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT would be another.
+            headers.remove("x-goog-user-project");
+        }
+        let request = request.paid(&self.place);
+        let mut builder = self.client.request(request.method, request.url).headers(headers);
         if request.as_stored {
             builder = builder.header(reqwest::header::ACCEPT_ENCODING, "gzip");
         }

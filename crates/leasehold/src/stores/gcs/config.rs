@@ -24,13 +24,41 @@ pub(super) enum Source {
     Anonymous,
 }
 
+/// Through which proxy requests go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Proxy {
+    #[default]
+    None,
+    /// That of the environment: `HTTPS_PROXY` and its like.
+    Environment,
+    /// The one at this URL.
+    At(String),
+}
+
+/// How the server is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Transport {
+    pub(super) proxy: Proxy,
+    /// A PEM file of certificate authorities, trusted beside those of the system.
+    pub(super) authorities: Option<PathBuf>,
+}
+
+/// Where requests go, how, and with whose credentials.
+#[derive(Clone, Debug)]
+pub(super) struct Access {
+    pub(super) place: Place,
+    pub(super) transport: Transport,
+    pub(super) source: Source,
+    /// The service account that requests are made as, by the credentials of `source`.
+    pub(super) impersonate: Option<String>,
+}
+
 /// What a store URL and the environment say.
 #[derive(Clone, Debug)]
 pub(super) struct Location {
-    pub(super) place: Place,
+    pub(super) access: Access,
     /// Without `/` at either end; may be empty.
     pub(super) prefix: String,
-    pub(super) source: Source,
     pub(super) protocol: Protocol,
 }
 
@@ -41,12 +69,12 @@ impl Location {
         options: &mut StoreOptions,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
-        let (place, source) = take_access(&mut url, environment)?;
+        let access = Access::take(&mut url, environment)?;
         let prefix = checked_prefix(url.path(), "gs://my-bucket/team/locks")?;
         let protocol = Protocol::take(&mut url)?;
         url.take_common(options)?;
         url.finish()?;
-        Ok(Self { place, prefix, source, protocol })
+        Ok(Self { access, prefix, protocol })
     }
 
     /// Reads `url` as that of an object: where it lies, and its key there.
@@ -54,45 +82,62 @@ impl Location {
         mut url: StoreUrl,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<(Self, String), Error> {
-        let (place, source) = take_access(&mut url, environment)?;
+        let access = Access::take(&mut url, environment)?;
         let (prefix, key) = checked_object(url.path(), "gs://my-bucket/path/counter.json")?;
         url.finish()?;
         // Keys as they are.
-        Ok((Self { place, prefix, source, protocol: Protocol::Existence }, key))
+        Ok((Self { access, prefix, protocol: Protocol::Existence }, key))
     }
 }
 
-/// Takes out of `url` where requests go, and with whose credentials.
-fn take_access(
-    url: &mut StoreUrl,
-    environment: impl Fn(&str) -> Option<String>,
-) -> Result<(Place, Source), Error> {
-    if url.user().is_some() || url.password().is_some() {
-        return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
-            "name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS",
-        ));
+impl Access {
+    /// Takes out of `url` where requests go, how, and with whose credentials.
+    fn take(url: &mut StoreUrl, environment: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        if url.user().is_some() || url.password().is_some() {
+            return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
+                "name a key file: ?credentials=/path/to/key.json, or GOOGLE_APPLICATION_CREDENTIALS",
+            ));
+        }
+        let bucket = checked_bucket(url.authority().unwrap_or(""))?;
+        let mut source = url.take("credentials").map(|text| checked_source(&text)).transpose()?;
+        let endpoint = match url.take("endpoint") {
+            Some(endpoint) => checked_endpoint(endpoint, "the option `endpoint`")?,
+            None => match environment(EMULATOR).filter(|host| !host.is_empty()) {
+                Some(host) => {
+                    source.get_or_insert(Source::Anonymous);
+                    let host = if host.contains("://") { host } else { format!("http://{host}") };
+                    checked_endpoint(host, "the environment variable STORAGE_EMULATOR_HOST")?
+                }
+                None => GOOGLE.to_owned(),
+            },
+        };
+        let transport = Transport {
+            proxy: url.take("proxy").map(checked_proxy).transpose()?.unwrap_or_default(),
+            authorities: url.take("ca").map(|path| checked_file("ca", path)).transpose()?,
+        };
+        let source = source.unwrap_or(Source::Default);
+        let direct = transport.proxy == Proxy::None;
+        if source != Source::Anonymous && !keeps_secrets(&endpoint, direct) {
+            return Err(Error::invalid(format!(
+                "the endpoint {endpoint:?} would be sent access tokens unencrypted"
+            ))
+            .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
+        }
+        let impersonate = url.take("impersonate").map(checked_account).transpose()?;
+        if impersonate.is_some() && source == Source::Anonymous {
+            return Err(Error::invalid("without credentials no service account can be impersonated")
+                .with_help(
+                    "leave out `impersonate`, or credentials=anonymous (STORAGE_EMULATOR_HOST implies it)",
+                ));
+        }
+        let place = Place {
+            bucket,
+            endpoint,
+            user_project: url.take("user_project").map(checked_project).transpose()?,
+            kms_key: url.take("kms_key").map(checked_kms_key).transpose()?,
+        };
+        Ok(Self { place, transport, source, impersonate })
     }
-    let bucket = checked_bucket(url.authority().unwrap_or(""))?;
-    let mut source = url.take("credentials").map(|text| checked_source(&text)).transpose()?;
-    let endpoint = match url.take("endpoint") {
-        Some(endpoint) => checked_endpoint(endpoint, "the option `endpoint`")?,
-        None => match environment(EMULATOR).filter(|host| !host.is_empty()) {
-            Some(host) => {
-                source.get_or_insert(Source::Anonymous);
-                let host = if host.contains("://") { host } else { format!("http://{host}") };
-                checked_endpoint(host, "the environment variable STORAGE_EMULATOR_HOST")?
-            }
-            None => GOOGLE.to_owned(),
-        },
-    };
-    let source = source.unwrap_or(Source::Default);
-    if source != Source::Anonymous && !keeps_secrets(&endpoint) {
-        return Err(Error::invalid(format!(
-            "the endpoint {endpoint:?} would be sent access tokens unencrypted"
-        ))
-        .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
-    }
-    Ok((Place { bucket, endpoint }, source))
 }
 
 fn checked_bucket(bucket: &str) -> Result<String, Error> {
@@ -115,7 +160,7 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
     ))
 }
 
-/// Only what may be shown: the URL stands in tickets and in messages.
+/// Only what may be shown: the URL stands in messages and in the environment of commands.
 fn checked_source(text: &str) -> Result<Source, Error> {
     match text {
         "anonymous" => Ok(Source::Anonymous),
@@ -128,34 +173,98 @@ fn checked_source(text: &str) -> Result<Source, Error> {
     }
 }
 
+fn checked_file(option: &str, path: String) -> Result<PathBuf, Error> {
+    if path.starts_with('/') && !path.chars().any(crate::name::is_unprintable) {
+        return Ok(PathBuf::from(path));
+    }
+    Err(Error::invalid(format!("the option `{option}` is {path:?}, which is no absolute path"))
+        .with_help(format!("write ?{option}=/path/to/file.pem")))
+}
+
+fn checked_account(account: String) -> Result<String, Error> {
+    let fine = account.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._@".contains(&b));
+    if fine && account.split_once('@').is_some_and(|(name, host)| !name.is_empty() && host.contains('.')) {
+        return Ok(account);
+    }
+    Err(Error::invalid(format!("the option `impersonate` is {account:?}, which is no service account"))
+        .with_help("name it by its email address: impersonate=locks@my-project.iam.gserviceaccount.com"))
+}
+
+fn checked_project(project: String) -> Result<String, Error> {
+    let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b);
+    if (1..=100).contains(&project.len()) && project.bytes().all(fine) {
+        return Ok(project);
+    }
+    Err(Error::invalid(format!("the option `user_project` is {project:?}, which is no project"))
+        .with_help("name the project that pays by its id or its number: user_project=my-project"))
+}
+
+fn checked_kms_key(key: String) -> Result<String, Error> {
+    let parts: Vec<_> = key.split('/').collect();
+    let fine = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+    };
+    match parts[..] {
+        ["projects", project, "locations", location, "keyRings", ring, "cryptoKeys", name]
+            if [project, location, ring, name].into_iter().all(fine) =>
+        {
+            Ok(key)
+        }
+        _ => Err(Error::invalid(format!("the option `kms_key` is {key:?}, which is no key of Cloud KMS"))
+            .with_help("it is like projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY")),
+    }
+}
+
+fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
+    if proxy == "env" {
+        return Ok(Proxy::Environment);
+    }
+    // Not repeated: what stands before `@` is a login.
+    if proxy.contains('@') {
+        return Err(Error::invalid("the option `proxy` contains a login")
+            .with_help("set HTTPS_PROXY to the proxy with its login, and write proxy=env"));
+    }
+    checked_url(&proxy, "the option `proxy`").map(Proxy::At).map_err(|error| {
+        error.with_help("a proxy is like http://proxy.example.com:3128, or `env` for HTTPS_PROXY")
+    })
+}
+
 fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
     // What stands before `@` may be a password, so the text is shown only without one.
     if endpoint.contains('@') {
         return Err(Error::invalid(format!("{source} contains a login"))
             .with_help("credentials do not belong in an endpoint: name a key file with ?credentials="));
     }
-    let endpoint = endpoint.trim_end_matches('/');
-    let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+    checked_url(&endpoint, source).map_err(|error| {
+        error.with_help(
+            "an endpoint is like http://localhost:4443 or https://storage.europe-west3.rep.googleapis.com",
+        )
+    })
+}
+
+/// A URL of a host, without `/` at its end.
+fn checked_url(url: &str, source: &str) -> Result<String, Error> {
+    let url = url.trim_end_matches('/');
+    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let Some(host) = host else {
-        return Err(Error::invalid(format!("{source} is {endpoint:?}, without http:// or https://"))
-            .with_help(format!("write endpoint=https://{endpoint} (or endpoint=http://{endpoint})")));
+        return Err(Error::invalid(format!("{source} is {url:?}, without http:// or https://")));
     };
     let fine = host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
         && host.bytes().all(|b| b.is_ascii_graphic() && !b"?#\\\"<>^`{|}".contains(&b));
     if fine {
-        return Ok(endpoint.to_owned());
+        Ok(url.to_owned())
+    } else {
+        Err(Error::invalid(format!("{source} is {url:?}, which is no URL of a host")))
     }
-    Err(Error::invalid(format!("{source} is {endpoint:?}, which is no URL of a host")).with_help(
-        "an endpoint is like http://localhost:4443 or https://storage.europe-west3.rep.googleapis.com",
-    ))
 }
 
-/// Whether nobody else can read what is sent to `endpoint`: it is encrypted, or stays on this machine.
-fn keeps_secrets(endpoint: &str) -> bool {
+/// Whether nobody else can read what is sent to `endpoint`: it is encrypted, or stays on this machine, `direct` and not
+/// through a proxy.
+fn keeps_secrets(endpoint: &str, direct: bool) -> bool {
     let Some(host) = endpoint.strip_prefix("http://") else { return true };
     let host = host.split('/').next().unwrap_or(host);
     let host = host.rsplit_once(':').map_or(host, |(host, _port)| host);
-    matches!(host, "localhost" | "127.0.0.1" | "[::1]")
+    direct && matches!(host, "localhost" | "127.0.0.1" | "[::1]")
 }
 
 #[cfg(test)]
@@ -180,18 +289,38 @@ pub(super) mod tests {
         let url = "gs://my_bucket.example.com/team/locks/?endpoint=https%3A%2F%2F127.0.0.1:4443%2F\
                    &credentials=/etc/key.json&protocol=existence&store_clock=off&margin=9s";
         let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut options, |_| None).unwrap();
-        assert_eq!(location.place.bucket, "my_bucket.example.com");
-        assert_eq!(location.place.endpoint, "https://127.0.0.1:4443");
+        assert_eq!(location.access.place.bucket, "my_bucket.example.com");
+        assert_eq!(location.access.place.endpoint, "https://127.0.0.1:4443");
         assert_eq!(location.prefix, "team/locks");
-        assert_eq!(location.source, Source::File("/etc/key.json".into()));
+        assert_eq!(location.access.source, Source::File("/etc/key.json".into()));
         assert_eq!(location.protocol, Protocol::Existence);
         assert!(!options.store_clock && options.margin == Duration::from_secs(9));
         for url in ["gs://my-bucket", "gs://my-bucket/"] {
             let location = read(url).unwrap();
-            assert_eq!((location.prefix.as_str(), location.source), ("", Source::Default), "{url}");
-            assert_eq!(location.place.endpoint, GOOGLE);
+            assert_eq!((location.prefix.as_str(), location.access.source), ("", Source::Default), "{url}");
+            assert_eq!(location.access.place.endpoint, GOOGLE);
             assert_eq!(location.protocol, Protocol::Lease);
         }
+    }
+
+    #[test]
+    fn a_url_says_who_pays_who_asks_and_by_which_way() {
+        let key = "projects/p-1/locations/eu/keyRings/r/cryptoKeys/k_1";
+        let url = format!(
+            "gs://bucket?user_project=example.com:p-1&kms_key={key}&proxy=http://proxy:3128/&ca=/etc/ca.pem\
+             &impersonate=locks@p-1.iam.gserviceaccount.com"
+        );
+        let Access { place, transport, source, impersonate } = read(&url).unwrap().access;
+        assert_eq!(place.user_project.as_deref(), Some("example.com:p-1"));
+        assert_eq!(place.kms_key.as_deref(), Some(key));
+        assert_eq!(transport.proxy, Proxy::At("http://proxy:3128".into()));
+        assert_eq!(transport.authorities, Some("/etc/ca.pem".into()));
+        assert_eq!(impersonate.as_deref(), Some("locks@p-1.iam.gserviceaccount.com"));
+        assert_eq!(source, Source::Default);
+        assert_eq!(read("gs://bucket?proxy=env").unwrap().access.transport.proxy, Proxy::Environment);
+        assert_eq!(read("gs://bucket").unwrap().access.transport, Transport::default());
+        // Shown in messages, and read back from LEASEHOLD_STORE.
+        assert!(StoreUrl::parse(&url).unwrap().to_string().contains(&key[..]));
     }
 
     #[test]
@@ -200,16 +329,19 @@ pub(super) mod tests {
             [("localhost:9", "http://localhost:9"), ("http://localhost:9/", "http://localhost:9")]
         {
             let location = read_with("gs://bucket", Some(variable)).unwrap();
-            assert_eq!((location.place.endpoint.as_str(), location.source), (endpoint, Source::Anonymous));
+            assert_eq!(
+                (location.access.place.endpoint.as_str(), location.access.source),
+                (endpoint, Source::Anonymous)
+            );
         }
         let location =
             read_with("gs://bucket?endpoint=http://localhost:1&credentials=anonymous", Some("x:2"));
         assert_eq!(
-            location.unwrap().place.endpoint,
+            location.unwrap().access.place.endpoint,
             "http://localhost:1",
             "the URL says more than the environment"
         );
-        assert_eq!(read_with("gs://bucket", Some("")).unwrap().place.endpoint, GOOGLE);
+        assert_eq!(read_with("gs://bucket", Some("")).unwrap().access.place.endpoint, GOOGLE);
         assert!(read_with("gs://bucket", Some("u:hunter2@host")).is_err());
     }
 
@@ -226,6 +358,13 @@ pub(super) mod tests {
         }
         for url in ["gs://bucket?endpoint=http://127.0.0.1:9", "gs://bucket?endpoint=http://[::1]:9"] {
             read(url).unwrap();
+            // A proxy takes them off this machine.
+            for proxy in ["env", "http://proxy:1"] {
+                assert!(
+                    read(&format!("{url}&proxy={proxy}")).unwrap_err().to_string().contains("unencrypted")
+                );
+                read(&format!("{url}&proxy={proxy}&credentials=anonymous")).unwrap();
+            }
         }
     }
 
@@ -247,6 +386,21 @@ pub(super) mod tests {
             ("gs://bucket?endpoint=http://", "http:"),
             ("gs://bucket?endpoint=http://a%20b", "a b"),
             ("gs://bucket?credentials=key.json", "credentials"),
+            ("gs://bucket?proxy=proxy:3128", "proxy:3128"),
+            ("gs://bucket?proxy=socks5://proxy", "socks5://proxy"),
+            ("gs://bucket?ca=ca.pem", "ca.pem"),
+            ("gs://bucket?ca=/a%0Ab", "`ca`"),
+            ("gs://bucket?user_project=My%20Project", "My Project"),
+            ("gs://bucket?user_project=", "user_project"),
+            ("gs://bucket?kms_key=my-key", "my-key"),
+            (
+                "gs://bucket?kms_key=projects/p/locations/l/keyRings/r/cryptoKeys/k/cryptoKeyVersions/1",
+                "kms_key",
+            ),
+            ("gs://bucket?kms_key=projects/p/locations/l/keyRings//cryptoKeys/k", "kms_key"),
+            ("gs://bucket?impersonate=locks", "locks"),
+            ("gs://bucket?impersonate=a/b@c.d", "a/b@c.d"),
+            ("gs://bucket?impersonate=a@b.c&credentials=anonymous", "impersonated"),
             ("gs://bucket?protocol=exists", "exists"),
             ("gs://bucket?regoin=x", "regoin"),
             ("gs://bucket?key=x", "key"),
@@ -266,6 +420,8 @@ pub(super) mod tests {
             "gs://id:hunter2@bucket",
             "gs://bucket?endpoint=http://u:hunter2@host",
             "gs://bucket?endpoint=u:hunter2@host",
+            "gs://bucket?proxy=http://u:hunter2@host",
+            "gs://bucket?proxy=u:hunter2@host",
             "gs://bucket?credentials={\"private_key\":\"hunter2\"}",
             "gs://bucket?credentials=hunter2",
         ] {

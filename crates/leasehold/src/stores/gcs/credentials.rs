@@ -16,7 +16,7 @@ use google_cloud_auth::credentials::{
     service_account, user_account,
 };
 use reqwest::header::HeaderMap;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::config::Source;
@@ -27,7 +27,39 @@ use crate::env::Env;
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 /// Enough for objects; what the roles allow within it is the administrator's to say.
-const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
+pub(super) const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
+
+/// What a source needs to ask for tokens of the account that it impersonates; those tokens have [`SCOPE`].
+const SCOPE_TO_IMPERSONATE: &str = "https://www.googleapis.com/auth/cloud-platform";
+
+/// Where tokens of service accounts are asked for.
+const ACCOUNTS: &str = "https://iamcredentials.googleapis.com";
+
+/// Whose credentials.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) source: Source,
+    pub(super) impersonated: Option<Impersonated>,
+}
+
+/// A service account that the source's credentials may act as.
+#[derive(Clone, Debug)]
+pub(super) struct Impersonated {
+    email: String,
+    /// Google's, but in tests.
+    server: String,
+}
+
+impl Impersonated {
+    pub(super) fn new(email: String) -> Self {
+        Self { email, server: ACCOUNTS.to_owned() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(email: &str, server: &str) -> Self {
+        Self { email: email.to_owned(), server: server.to_owned() }
+    }
+}
 
 /// Why there are no credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +72,7 @@ pub(super) struct NotLoaded {
 
 /// The credentials of one store.
 pub(super) struct Credentials {
-    source: Source,
+    identity: Identity,
     env: Env,
     state: Mutex<State>,
 }
@@ -78,13 +110,13 @@ impl Drop for Library {
 }
 
 impl Credentials {
-    pub(super) fn new(source: Source, env: Env) -> Self {
-        Self { source, env, state: Mutex::default() }
+    pub(super) fn new(identity: Identity, env: Env) -> Self {
+        Self { identity, env, state: Mutex::default() }
     }
 
     /// The headers that say who we are. Cancel safe: what was begun goes on.
     pub(super) async fn headers(&self) -> Result<Signed, NotLoaded> {
-        if self.source == Source::Anonymous {
+        if self.identity.source == Source::Anonymous {
             return Ok(Signed { headers: HeaderMap::new(), start: 0 });
         }
         let (credentials, start, left) = self.started()?;
@@ -111,7 +143,7 @@ impl Credentials {
     /// The store has refused headers of `start` (401): the next request asks for new ones. Whether it had accepted them,
     /// or later ones, before: several requests may hear of it, some when new ones are there already.
     pub(super) fn refused(&self, start: u64) -> bool {
-        if self.source == Source::Anonymous {
+        if self.identity.source == Source::Anonymous {
             return false;
         }
         self.change(|state| {
@@ -143,19 +175,36 @@ impl Credentials {
     }
 
     fn start(&self) -> Result<AccessTokenCredentials, String> {
-        match &self.source {
-            Source::File(path) => from_file(path),
-            _ => Builder::default()
+        match (&self.identity.source, &self.identity.impersonated) {
+            (Source::File(path), account) => from_file(path, account.as_ref()),
+            (_, None) => Builder::default()
                 .with_scopes([SCOPE])
                 .build_access_token_credentials()
+                .map_err(|error| in_one_line(&error)),
+            (_, Some(Impersonated { email, .. })) => Builder::default()
+                .with_scopes([SCOPE_TO_IMPERSONATE])
+                .build()
+                .and_then(|source| {
+                    impersonated::Builder::from_source_credentials(source)
+                        .with_target_principal(email)
+                        .with_scopes([SCOPE])
+                        .build_access_token_credentials()
+                })
                 .map_err(|error| in_one_line(&error)),
         }
     }
 
     fn forget(&self, detail: String) -> NotLoaded {
-        let detail = match &self.source {
+        let detail = match &self.identity.source {
             Source::File(path) => format!("{}: {detail}", path.display()),
             _ => detail,
+        };
+        let detail = match &self.identity.impersonated {
+            Some(account) => format!(
+                "as {}, which needs the role roles/iam.serviceAccountTokenCreator on it: {detail}",
+                account.email
+            ),
+            None => detail,
         };
         self.change(|state| {
             state.library = None;
@@ -172,27 +221,41 @@ impl Credentials {
 impl fmt::Debug for Credentials {
     /// Nothing of what was loaded.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials").field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("Credentials").field("identity", &self.identity).finish_non_exhaustive()
     }
 }
 
-fn from_file(path: &Path) -> Result<AccessTokenCredentials, String> {
+fn from_file(path: &Path, account: Option<&Impersonated>) -> Result<AccessTokenCredentials, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
     // What the parser says of it could repeat a secret.
     let key: Value = serde_json::from_str(&text).map_err(|_| format!("{shown} is not JSON"))?;
     let kind = key.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let built = match kind.as_str() {
-        "service_account" => service_account::Builder::new(key)
+    let built = match (kind.as_str(), account) {
+        ("impersonated_service_account", Some(account)) => {
+            return Err(format!(
+                "{shown} is the key of an impersonated service account, which cannot impersonate {} in turn",
+                account.email
+            ));
+        }
+        ("service_account" | "authorized_user" | "external_account", Some(account)) => impersonated::Builder::new(json!({
+            "type": "impersonated_service_account",
+            "service_account_impersonation_url":
+                format!("{}/v1/projects/-/serviceAccounts/{}:generateAccessToken", account.server, account.email),
+            "source_credentials": key,
+        }))
+        .with_scopes([SCOPE])
+        .build_access_token_credentials(),
+        ("service_account", None) => service_account::Builder::new(key)
             .with_access_specifier(service_account::AccessSpecifier::from_scopes([SCOPE]))
             .build_access_token_credentials(),
-        "authorized_user" => {
+        ("authorized_user", None) => {
             user_account::Builder::new(key).with_scopes([SCOPE]).build_access_token_credentials()
         }
-        "external_account" => {
+        ("external_account", None) => {
             external_account::Builder::new(key).with_scopes([SCOPE]).build_access_token_credentials()
         }
-        "impersonated_service_account" => {
+        ("impersonated_service_account", None) => {
             impersonated::Builder::new(key).with_scopes([SCOPE]).build_access_token_credentials()
         }
         _ => {
@@ -211,7 +274,10 @@ fn in_one_line(error: &(dyn StdError + 'static)) -> String {
     let texts: Vec<String> = causes
         .map(|cause| {
             let text = cause.to_string();
-            let text = text.split(", body=<").next().unwrap_or_default();
+            // The answer stands behind these words.
+            let text = ["] error: ", ", body=<"]
+                .iter()
+                .fold(&text[..], |text, words| text.split(words).next().unwrap_or_default());
             text.chars().filter(|c| !crate::name::is_unprintable(*c)).collect()
         })
         .collect();

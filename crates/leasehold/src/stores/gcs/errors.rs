@@ -49,12 +49,16 @@ impl Operation {
     }
 }
 
-/// Where it was asked for, for messages.
-#[derive(Clone, Debug)]
+/// Where it was asked for, and what every request there says.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Place {
     pub(super) bucket: String,
     /// The endpoint, without `/` at its end.
     pub(super) endpoint: String,
+    /// The project that pays for requests, where the requesters do.
+    pub(super) user_project: Option<String>,
+    /// The key of Cloud KMS that objects are encrypted with, instead of the bucket's.
+    pub(super) kms_key: Option<String>,
 }
 
 impl Place {
@@ -116,19 +120,64 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
             ));
         }
         Trouble::NotConnected { detail } => {
+            let help = help_to_connect(&place.endpoint, &detail);
             let fault = Fault::unavailable(format!("no connection to {}: {detail}", place.endpoint));
-            return case.refused(fault.with_help("check the endpoint, the name resolution and the network"));
+            return case.refused(fault.with_help(help));
         }
         Trouble::NoAnswer { detail } => {
-            return case
-                .unknown(Fault::unavailable(format!("{case}: {} gave no answer: {detail}", place.endpoint)));
+            // What hyper says of an answer that does not begin with HTTP/1.1, such as one in TLS.
+            let is_no_http = detail.contains("invalid HTTP");
+            let fault = Fault::unavailable(format!("{case}: {} gave no answer: {detail}", place.endpoint));
+            return case.unknown(match place.endpoint.strip_prefix("http://") {
+                Some(host) if is_no_http => fault.with_help(format!(
+                    "the server does not answer in plain HTTP: if it expects TLS, write endpoint=https://{host}"
+                )),
+                _ => fault,
+            });
         }
     };
     match (operation, answer.status) {
         (Operation::Read, 404) if names_no_bucket(&answer) => Meaning::Absent,
         (Operation::Delete, 404) if names_no_bucket(&answer) => Meaning::Conflict,
-        (Operation::Create | Operation::Replace | Operation::Delete, 412) => Meaning::Conflict,
+        (Operation::Create | Operation::Replace | Operation::Delete, 412) if is_lost_race(&answer) => {
+            Meaning::Conflict
+        }
         _ => case.answered(&answer, signed_before),
+    }
+}
+
+/// What to do without a connection. The scheme and the certificates are told by the words of rustls.
+fn help_to_connect(endpoint: &str, detail: &str) -> String {
+    match endpoint.strip_prefix("https://") {
+        Some(host) if detail.contains("InvalidContentType") => {
+            format!(
+                "the server does not speak TLS: if it is one for plain HTTP, write endpoint=http://{host}"
+            )
+        }
+        Some(_) if detail.contains("UnknownIssuer") => {
+            "the server's certificate is by an authority that this machine does not know: name its file with \
+             ?ca=/path/to/ca.pem"
+                .to_owned()
+        }
+        Some(_) => "check the endpoint and that it speaks TLS, the proxy if there is one, the name resolution and the \
+                    network"
+            .to_owned(),
+        None => "check the endpoint, the proxy if there is one, the name resolution and the network".to_owned(),
+    }
+}
+
+/// Whether a 412 is about the generation. Organisation policies are answered with 412 too, at times with the same reason,
+/// and then only the text tells: "'...' violates constraint 'constraints/...'".
+fn is_lost_race(answer: &Answer) -> bool {
+    let of_policy = answer.message.as_deref().is_some_and(|text| {
+        let text = text.to_ascii_lowercase();
+        ["constraint", "policy", "encryption"].iter().any(|word| text.contains(word))
+    });
+    match answer.reason.as_deref() {
+        Some("conditionNotMet") => !of_policy,
+        Some(_) => false,
+        // Emulators give no reason.
+        None => !of_policy && !is_page(answer),
     }
 }
 
@@ -185,6 +234,9 @@ impl Case<'_> {
             | (400, "userProjectMissing" | "required") => self.refused(self.billing(answer)),
             (403, _) => self.refused(self.denied(answer)),
             (404, _) if !is_page(answer) => self.refused(self.no_bucket(answer)),
+            (412, _) if self.operation.changes() && !is_page(answer) => {
+                self.refused(self.forbidden_by_policy(answer))
+            }
             (200..=299, _) => self.unknown(self.garbled(answer)),
             _ => self.refused(self.unexpected(answer)),
         }
@@ -252,10 +304,17 @@ impl Case<'_> {
         )
     }
 
+    fn forbidden_by_policy(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Denied, answer).with_help(
+            "a policy of the bucket or of its organisation forbids this write, and no other client is involved: change the \
+             policy or use another bucket; where it demands a customer-managed key, name one with ?kms_key=",
+        )
+    }
+
     fn billing(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Denied, answer).with_help(
             "the project that pays for the request is missing or cannot be billed: for a bucket whose requesters pay, \
-             name yours in GOOGLE_CLOUD_QUOTA_PROJECT",
+             name yours with ?user_project=",
         )
     }
 
@@ -291,7 +350,7 @@ mod tests {
     use super::*;
 
     fn place(endpoint: &str) -> Place {
-        Place { bucket: "bkt".into(), endpoint: endpoint.into() }
+        Place { bucket: "bkt".into(), endpoint: endpoint.into(), ..Place::default() }
     }
 
     #[test]
@@ -336,6 +395,9 @@ mod tests {
     }
 
     const NO_BUCKET: &str = "The specified bucket does not exist.";
+    const PRECONDITION: &str = "At least one of the pre-conditions you specified did not hold.";
+    const LOCATION: &str = "'us' violates constraint 'constraints/gcp.resourceLocations'";
+    const POLICY: [&str; 5] = ["not invalid", "not denied", "not denied", "not denied", "not invalid"];
     const UNKNOWN: [&str; 5] =
         ["not unavailable", "maybe unavailable", "maybe unavailable", "maybe unavailable", "not unavailable"];
     const BUSY: [&str; 5] = ["not unavailable"; 5];
@@ -366,6 +428,18 @@ mod tests {
             (404, "", "<html>nginx</html>", INVALID),
             (412, "conditionNotMet", "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
             (412, "", "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (
+                412,
+                "conditionNotMet",
+                PRECONDITION,
+                ["not invalid", "conflict", "conflict", "conflict", "not invalid"],
+            ),
+            (412, "", PRECONDITION, ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+            (412, "conditionNotMet", LOCATION, POLICY),
+            (412, "orgPolicyConstraintFailed", "", POLICY),
+            (412, "", LOCATION, POLICY),
+            (412, "preconditionFailed", "Objects need a customer-managed encryption key.", POLICY),
+            (412, "", "<html>proxy", INVALID),
             (304, "notModified", "", INVALID),
             (307, "", "", INVALID),
             (308, "", "", INVALID),
@@ -466,7 +540,12 @@ mod tests {
                 vec!["\"bkt\"", "http://here:9", "buckets create"],
             ),
             (Replace, answered(403, "retentionPolicyNotMet", ""), vec!["retention"]),
-            (Create, answered(403, "accountDisabled", ""), vec!["GOOGLE_CLOUD_QUOTA_PROJECT"]),
+            (
+                Replace,
+                answered(412, "conditionNotMet", LOCATION),
+                vec!["policy", "no other client", "?kms_key="],
+            ),
+            (Create, answered(403, "accountDisabled", ""), vec!["?user_project="]),
             (
                 Read,
                 Trouble::Credentials { detail: String::new(), before: false },

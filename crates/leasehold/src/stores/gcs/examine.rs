@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::errors::Meaning;
 use super::errors::Operation;
 use super::{GcsRegister, failed, wire};
-use crate::doctor::{Examined, Finding};
+use crate::doctor::{Examined, Finding, Verdict};
 use crate::error::ErrorKind;
 
 /// Google takes about one write a second for an object: a renewal that has to be sent again needs room.
@@ -82,22 +82,28 @@ impl GcsRegister {
         };
         match self.bucket().await {
             Ok(bucket) => examined.findings.extend(settings(&bucket, &self.keys.object(""))),
-            Err(unasked) => examined.push(Finding::not_applicable("bucket", unasked)),
+            Err(finding) => examined.push(finding),
         }
         examined
     }
 
-    async fn bucket(&self) -> Result<Bucket, String> {
+    async fn bucket(&self) -> Result<Bucket, Finding> {
+        const CHECK: &str = "bucket";
+        let unasked = |why: String| Finding::not_applicable(CHECK, format!("not looked at: {why}"));
         match self.ask(Operation::Read, "", wire::bucket(&self.place)).await {
             Ok((_, body)) => serde_json::from_slice(&body)
-                .map_err(|error| format!("not looked at: the bucket's description cannot be read: {error}")),
-            Err(Meaning::Absent) => Err("not looked at: the store does not describe its bucket".to_owned()),
-            Err(other) => match failed(other) {
+                .map_err(|error| unasked(format!("the bucket's description cannot be read: {error}"))),
+            Err(Meaning::Absent) => Err(unasked("the store does not describe its bucket".to_owned())),
+            Err(other) => Err(match failed(other) {
                 error if error.fault().kind == ErrorKind::Denied => {
-                    Err("not looked at: that needs storage.buckets.get, which locks do not".to_owned())
+                    unasked("that needs storage.buckets.get, which locks do not".to_owned())
                 }
-                error => Err(format!("not looked at: {error}")),
-            },
+                // There is no such bucket, or no GCS.
+                error if error.fault().kind == ErrorKind::Invalid => {
+                    Finding::of_error(CHECK, Verdict::Failed, &error)
+                }
+                error => unasked(error.to_string()),
+            }),
         }
     }
 }
@@ -148,7 +154,6 @@ fn lifecycle(bucket: &Bucket, base: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Verdict;
 
     fn verdicts(json: &str) -> Vec<Verdict> {
         let bucket: Bucket = serde_json::from_str(json).unwrap();

@@ -33,6 +33,16 @@ pub(super) struct Request {
     pub(super) as_stored: bool,
 }
 
+impl Request {
+    /// The request as one that `place`'s project pays for, where it names one.
+    pub(super) fn paid(mut self, place: &Place) -> Self {
+        if let Some(project) = &place.user_project {
+            let _ = write!(self.url, "&userProject={}", encoded(project));
+        }
+        self
+    }
+}
+
 /// Generation, size and metadata of an object.
 pub(super) fn stat(place: &Place, object: &str) -> Request {
     let fields = "generation%2Csize%2CcontentType%2CcacheControl%2CcontentEncoding%2CcontentDisposition%2C\
@@ -79,14 +89,18 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, b
         content.extend_from_slice(b"\r\n");
     }
     content.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
+    let mut url = format!(
+        "{}/upload/storage/v1/b/{}/o?uploadType=multipart&ifGenerationMatch={}&fields=generation",
+        place.endpoint,
+        encoded(&place.bucket),
+        encoded(generation),
+    );
+    if let Some(key) = &place.kms_key {
+        let _ = write!(url, "&kmsKeyName={}", encoded(key));
+    }
     Request {
         method: Method::POST,
-        url: format!(
-            "{}/upload/storage/v1/b/{}/o?uploadType=multipart&ifGenerationMatch={}&fields=generation",
-            place.endpoint,
-            encoded(&place.bucket),
-            encoded(generation),
-        ),
+        url,
         content: Some((format!("multipart/related; boundary={boundary}"), content.freeze())),
         as_stored: false,
     }
@@ -315,7 +329,7 @@ mod tests {
 
     #[test]
     fn names_are_one_segment_each() {
-        let place = Place { bucket: "b".into(), endpoint: "http://h".into() };
+        let place = Place { bucket: "b".into(), endpoint: "http://h".into(), ..Place::default() };
         assert_eq!(
             read(&place, "p/a%20ü?.lock").url,
             "http://h/storage/v1/b/b/o/p%2Fa%2520%C3%BC%3F.lock?alt=media"
@@ -332,7 +346,8 @@ mod tests {
 
     #[test]
     fn a_delete_at_google_is_of_the_object_as_it_is_now_and_not_of_an_old_version() {
-        let place = |endpoint: &str| Place { bucket: "b".into(), endpoint: endpoint.into() };
+        let place =
+            |endpoint: &str| Place { bucket: "b".into(), endpoint: endpoint.into(), ..Place::default() };
         assert_eq!(
             delete(&place("https://storage.googleapis.com"), "x", "7").url,
             "https://storage.googleapis.com/storage/v1/b/b/o/x?ifGenerationMatch=7"

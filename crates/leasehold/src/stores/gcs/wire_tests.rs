@@ -1,6 +1,8 @@
 //! The register against a scripted server: what goes over the wire, and what comes of every kind of answer.
 
 mod objects;
+mod reaching;
+mod refusing;
 mod signing_in;
 
 use std::collections::HashMap;
@@ -9,7 +11,7 @@ use std::sync::Mutex;
 use futures_util::TryStreamExt;
 use tokio::net::TcpListener;
 
-use super::config::Source;
+use super::config::{Access, Source, Transport};
 use super::*;
 use crate::clock::micros;
 use crate::register::{MAX_VALUE_BYTES, probe};
@@ -21,12 +23,13 @@ const DATE_US: u64 = 784_111_777_000_000;
 const GENERATION: &str = "X-Goog-Generation: 1795234395579324\r\n";
 
 fn register_at(endpoint: &str, source: Source) -> GcsRegister {
-    let location = Location {
-        place: Place { bucket: "bucket".into(), endpoint: endpoint.to_owned() },
-        prefix: "pre/fix".into(),
+    let access = Access {
+        place: Place { bucket: "bucket".into(), endpoint: endpoint.to_owned(), ..Place::default() },
+        transport: Transport::default(),
         source,
-        protocol: Protocol::Lease,
+        impersonate: None,
     };
+    let location = Location { access, prefix: "pre/fix".into(), protocol: Protocol::Lease };
     GcsRegister::new(location, Contents::Records, Env::system()).unwrap()
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::super::credentials::SCOPE;
 use super::*;
 
 /// A key file in a folder of its own. It can be written without its token server running.
@@ -157,6 +158,81 @@ async fn without_credentials_nothing_is_sent_and_no_secret_is_told() {
     assert!(error.to_string().contains("/nowhere/key.json"), "{error:?}");
 }
 
+const ACCOUNT: &str = "locks@project.iam.gserviceaccount.com";
+
+/// A register that acts as [`ACCOUNT`] by the credentials of `source`.
+fn register_as_account(server: &Server, source: Source) -> GcsRegister {
+    let register = register_at(&server.url, source.clone());
+    let identity = Identity { source, impersonated: Some(Impersonated::at(ACCOUNT, &server.url)) };
+    GcsRegister { credentials: Credentials::new(identity, Env::system()), ..register }
+}
+
+#[tokio::test]
+async fn a_service_account_is_impersonated_by_a_key_file() {
+    let server = Server::start(|seen| {
+        let json = "Content-Type: application/json\r\n";
+        Reply::Answer(if seen.line.ends_with("/token") {
+            answer(
+                "200 OK",
+                json,
+                "{\"access_token\":\"mine\",\"expires_in\":3600,\"token_type\":\"Bearer\"}",
+            )
+        } else if seen.line.contains(":generateAccessToken") {
+            let body = "{\"accessToken\":\"hunter2-its\",\"expireTime\":\"2999-01-01T00:00:00Z\"}";
+            answer("200 OK", json, body)
+        } else {
+            written()
+        })
+    })
+    .await;
+    let (_folder, source) = key_file(user(&server.url));
+    let register = register_as_account(&server, source);
+    for _ in 0..2 {
+        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    }
+    let [token, exchange, first, second] = &server.requests()[..] else { panic!() };
+    assert_eq!(token.line, "POST /token");
+    assert_eq!(exchange.line, format!("POST /v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"));
+    assert!(exchange.has("authorization: bearer mine"), "{exchange:?}");
+    assert!(String::from_utf8_lossy(&exchange.body).contains(SCOPE), "{exchange:?}");
+    for write in [first, second] {
+        assert!(write.has("authorization: bearer hunter2-its"), "{write:?}");
+    }
+    assert!(!format!("{register:?}").contains("hunter2"), "{register:?}");
+}
+
+#[tokio::test]
+async fn without_the_right_to_impersonate_nothing_is_written() {
+    let server = Server::start(|seen| {
+        let json = "Content-Type: application/json\r\n";
+        Reply::Answer(if seen.line.ends_with("/token") {
+            answer(
+                "200 OK",
+                json,
+                "{\"access_token\":\"hunter2\",\"expires_in\":3600,\"token_type\":\"Bearer\"}",
+            )
+        } else {
+            answer("403 Forbidden", json, "{\"error\":{\"code\":403,\"message\":\"hunter2\"}}")
+        })
+    })
+    .await;
+    let (_folder, source) = key_file(user(&server.url));
+    let of_another = serde_json::json!({"type": "impersonated_service_account"});
+    let (_other_folder, chained) = key_file(of_another);
+    for (source, named) in [(source, "roles/iam.serviceAccountTokenCreator"), (chained, "in turn")] {
+        let register = register_as_account(&server, source);
+        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
+        assert!(error.to_string().contains(named) && error.to_string().contains(ACCOUNT), "{error:?}");
+        assert!(!format!("{error:?} {register:?}").contains("hunter2"), "{error:?}");
+    }
+    let lines: Vec<_> = server.requests().into_iter().map(|seen| seen.line).collect();
+    assert!(
+        lines.iter().all(|line| line.starts_with("POST /token") || line.contains(":generate")),
+        "{lines:?}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_begun_in() {
     let (go, gone) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
@@ -178,7 +254,7 @@ async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_be
         }
     });
     let (_folder, source) = key_file(user(&token_server));
-    let credentials = Arc::new(Credentials::new(source, Env::system()));
+    let credentials = Arc::new(Credentials::new(Identity { source, impersonated: None }, Env::system()));
     let given_up = tokio::spawn({
         let credentials = credentials.clone();
         async move { credentials.headers().await }

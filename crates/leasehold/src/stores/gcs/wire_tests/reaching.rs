@@ -1,0 +1,178 @@
+//! Who pays, which key encrypts, and by which way the server is reached.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::*;
+
+fn opened(url: &str) -> GcsRegister {
+    GcsRegister::open(StoreUrl::parse(url).unwrap(), Env::system()).unwrap()
+}
+
+const KEY: &str = "projects/p/locations/eu/keyRings/r/cryptoKeys/k";
+
+#[tokio::test]
+async fn every_request_names_who_pays_and_every_upload_its_key() {
+    let server = Server::start(|seen| {
+        Reply::Answer(match seen.line.split(' ').next() {
+            Some("GET") if seen.line.contains("prefix=") => answer("200 OK", "", "{}"),
+            Some("GET") if seen.line.contains("alt=media") => answer("200 OK", GENERATION, "{}"),
+            Some("DELETE") => answer("200 OK", "", ""),
+            _ => written(),
+        })
+    })
+    .await;
+    let url = format!(
+        "gs://bucket/p?credentials=anonymous&endpoint={}&user_project=payer-1&kms_key={KEY}",
+        server.url
+    );
+    let register = opened(&url);
+    register.delete_checked.set(()).unwrap();
+    register.write("x", Expect::Absent, value().into()).await.unwrap();
+    register.write("x", Expect::Version(&v1()), value().into()).await.unwrap();
+    register.read("x").await.unwrap();
+    register.stat("x").await.unwrap();
+    register.delete("x", &v1()).await.unwrap();
+    register.list("").try_collect::<Vec<_>>().await.unwrap();
+    drop(register.examine().await);
+    let requests = server.requests();
+    assert_eq!(requests.len(), 8, "{requests:?}");
+    for request in requests {
+        assert_eq!(request.line.matches("&userProject=payer-1").count(), 1, "{request:?}");
+        assert!(!request.head.contains("x-goog-user-project"), "{request:?}");
+        let key = "&kmsKeyName=projects%2Fp%2Flocations%2Feu%2FkeyRings%2Fr%2FcryptoKeys%2Fk";
+        assert_eq!(request.line.contains(key), request.line.starts_with("POST"), "{request:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_is_asked_instead_of_the_endpoint() {
+    let proxy = Server::always(written()).await;
+    let endpoint = "http://storage.invalid:4443";
+    let url = |credentials: &str, endpoint: &str| {
+        format!("gs://bucket?credentials={credentials}&endpoint={endpoint}&proxy={}", proxy.url)
+    };
+    let register = opened(&url("anonymous", endpoint));
+    register.write("x", Expect::Absent, value().into()).await.unwrap();
+    let [write] = &proxy.requests()[..] else { panic!() };
+    assert!(write.line.starts_with(&format!("POST {endpoint}/upload/storage/v1/b/bucket/o?")), "{write:?}");
+
+    // What is encrypted goes through a tunnel, which this proxy refuses.
+    let refusing = Server::always(answer("403 Forbidden", "", "")).await;
+    let url =
+        format!("gs://bucket?credentials=anonymous&endpoint=https://storage.invalid&proxy={}", refusing.url);
+    let error = opened(&url).write("x", Expect::Absent, value().into()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("the proxy"), "{error:?}");
+    let [tunnel] = &refusing.requests()[..] else { panic!() };
+    assert_eq!(tunnel.line, "CONNECT storage.invalid:443");
+
+    // Without the option no proxy is asked, whatever the environment says.
+    assert!(proxy.requests().is_empty());
+}
+
+/// A server that says `text` to whoever connects, and closes.
+async fn saying(text: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut seen = vec![0; 4_096];
+            drop(stream.read(&mut seen).await);
+            drop(stream.write_all(text).await);
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn the_wrong_scheme_is_named() {
+    const ALERT: &[u8] = b"\x15\x03\x03\0\x02\x02\x16";
+    for (scheme, other, said, named) in [
+        ("https", "http", &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not speak TLS"),
+        ("http", "https", ALERT, "does not answer in plain HTTP"),
+    ] {
+        let address = saying(said).await;
+        let endpoint = format!("{scheme}://{address}");
+        let error = register_at(&endpoint, Source::Anonymous).read("x").await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains(&endpoint), "{error:?}");
+        let help = error.fault().help.as_ref().unwrap_or_else(|| panic!("{error:?}"));
+        assert!(help.contains(named) && help.contains(&format!("endpoint={other}://{address}")), "{error:?}");
+    }
+}
+
+fn openssl(folder: &Path, arguments: &str) {
+    let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output();
+    let output = output.expect("openssl, to make certificates with");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A GCS with a certificate by an authority of its own, whose file is `ca.pem` in the folder; counts requests.
+async fn with_own_authority(folder: &Path) -> (String, Arc<AtomicUsize>) {
+    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
+    openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority"));
+    let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
+    let to = "-keyout s.key -out s.pem -subj /CN=server -addext subjectAltName=IP:127.0.0.1";
+    openssl(folder, &format!("{NEW} {by} {to}"));
+    let certificate = CertificateDer::from_pem_file(folder.join("s.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(folder.join("s.key")).unwrap();
+    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let requests = Arc::new(AtomicUsize::new(0));
+    let count = requests.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut seen = vec![0; 4_096];
+            assert!(stream.read(&mut seen).await.unwrap() > 0);
+            count.fetch_add(1, Ordering::SeqCst);
+            let reply = answer("200 OK", &format!("{GENERATION}Connection: close\r\n"), "{}");
+            stream.write_all(reply.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+        }
+    });
+    (url, requests)
+}
+
+#[tokio::test]
+async fn an_authority_of_a_file_is_trusted_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (endpoint, requests) = with_own_authority(folder.path()).await;
+    let url = format!("gs://bucket?credentials=anonymous&endpoint={endpoint}");
+    let read = async |url: &str| {
+        let register = opened(url);
+        register.content_of("x", None).await
+    };
+    let error = read(&url).await.unwrap_err();
+    assert!(error.fault().help.as_ref().unwrap().contains("?ca="), "{error:?}");
+    assert_eq!(requests.load(Ordering::SeqCst), 0);
+    let authority = folder.path().join("ca.pem");
+    read(&format!("{url}&ca={}", authority.display())).await.unwrap().unwrap();
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
+
+    std::fs::write(folder.path().join("none.pem"), "hunter2").unwrap();
+    for (file, said) in
+        [("none.pem", "no certificate"), ("missing.pem", "cannot be read"), ("s.key", "no certificate")]
+    {
+        let url = format!("{url}&ca={}", folder.path().join(file).display());
+        let error = GcsRegister::open(StoreUrl::parse(&url).unwrap(), Env::system()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+        assert!(error.to_string().contains(file) && error.to_string().contains(said), "{error:?}");
+        assert!(!format!("{error:?}").contains("hunter2") && !error.help().is_empty(), "{error:?}");
+    }
+}
