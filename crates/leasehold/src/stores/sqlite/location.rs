@@ -218,7 +218,11 @@ mod tests {
             ("sqlite:///abs.db", "/abs.db"),
         ] {
             let path = std::env::current_dir().unwrap().join(path);
-            assert_eq!(location(url).unwrap(), Location { path, allow_network: false, is_default: false }, "{url}");
+            assert_eq!(
+                location(url).unwrap(),
+                Location { path, allow_network: false, is_default: false },
+                "{url}"
+            );
         }
         assert!(location("sqlite:x.db?allow_network=on").unwrap().allow_network);
     }
@@ -287,7 +291,9 @@ mod tests {
             (PathBuf::from("/dev/null"), ErrorKind::Invalid),
         ];
         for (path, kind) in cases {
-            let fault = Location { path: path.clone(), allow_network: true, is_default: false }.prepare().unwrap_err();
+            let fault = Location { path: path.clone(), allow_network: true, is_default: false }
+                .prepare()
+                .unwrap_err();
             assert_eq!(fault.kind, kind, "{path:?}: {fault:?}");
         }
     }
@@ -296,7 +302,8 @@ mod tests {
     fn a_file_with_two_names_is_refused_and_one_with_a_symbolic_link_is_not() {
         let home = tempfile::tempdir().unwrap();
         let at = |name: &str| home.path().join(name);
-        let prepare = |name: &str| Location { path: at(name), allow_network: true, is_default: false }.prepare();
+        let prepare =
+            |name: &str| Location { path: at(name), allow_network: true, is_default: false }.prepare();
         fs::write(at("locks.db"), "").unwrap();
         std::os::unix::fs::symlink(at("locks.db"), at("symbolic")).unwrap();
         prepare("symbolic").unwrap();
@@ -324,7 +331,8 @@ mod tests {
         let expected = if rustix::process::geteuid().is_root() { None } else { Some(ErrorKind::Denied) };
         for (what, mode, usual) in [(&path, 0o400, 0o600), (&home.path().to_owned(), 0o500, 0o700)] {
             fs::set_permissions(what, fs::Permissions::from_mode(mode)).unwrap();
-            let fault = Location { path: path.clone(), allow_network: true, is_default: false }.prepare().err();
+            let fault =
+                Location { path: path.clone(), allow_network: true, is_default: false }.prepare().err();
             fs::set_permissions(what, fs::Permissions::from_mode(usual)).unwrap();
             assert_eq!(fault.map(|fault| fault.kind), expected, "{what:?}");
         }

@@ -311,7 +311,8 @@ impl Drop for Turn {
             let mut state = self.queue.state();
             state.file = self.file.take();
             state.served = None;
-            let waiting: Vec<Handle> = state.waiting().map(|request| request.caller.runtime.clone()).collect();
+            let waiting: Vec<Handle> =
+                state.waiting().map(|request| request.caller.runtime.clone()).collect();
             waiting.into_iter().filter(|runtime| add(&mut state.called, runtime.id())).collect()
         };
         for runtime in &runtimes {
@@ -331,13 +332,17 @@ struct Lookout {
 const LOOK: Duration = Duration::from_millis(250);
 
 impl Lookout {
-    async fn watch(self, env: Env) {
+    async fn watch(mut self, env: Env) {
         let mut pause = LOOK;
         loop {
             env.sleep(pause).await;
             match self.look() {
                 Some(left) => pause = left.min(LOOK),
-                None => return,
+                None => {
+                    // Another one may have begun.
+                    self.queue = Weak::new();
+                    return;
+                }
             }
         }
     }
@@ -350,7 +355,8 @@ impl Lookout {
         let begun = state.served.iter().map(|caller| (caller, true));
         let waiting = state.waiting().map(|request| (&request.caller, false));
         let callers = begun.chain(waiting).filter(|(caller, _)| ours(caller));
-        let callers: Vec<_> = callers.map(|(caller, begun)| (caller.left(), caller.reply.clone(), begun)).collect();
+        let callers: Vec<_> =
+            callers.map(|(caller, begun)| (caller.left(), caller.reply.clone(), begun)).collect();
         if callers.is_empty() {
             state.watched.retain(|&runtime| runtime != self.runtime);
         }

@@ -45,7 +45,9 @@ async fn of_a_user(store: &Arc<SqliteLeases>, kind: usize) -> Frozen {
         }
         4 => {
             granted(store, &user).await;
-            let Verdict::Held(seen) = store.try_acquire(&named(store, &user)).await.unwrap() else { panic!() };
+            let Verdict::Held(seen) = store.try_acquire(&named(store, &user)).await.unwrap() else {
+                panic!()
+            };
             Box::pin(async move { drop(owned.changed(&LockName::new(user).unwrap(), &seen).await) })
         }
         _ => {
@@ -142,7 +144,10 @@ async fn a_request_in_a_file_that_hangs_ends_with_its_limit() {
     let (start, error) = (store.env.now(), store.try_acquire(&patient).await.unwrap_err());
     assert!(matches!(&error, StoreError::NotApplied(_)), "it has not begun: {error:?}");
     let waited = store.env.now().longest_since(start);
-    assert!((patient.patience..patient.patience + Duration::from_millis(300)).contains(&waited), "{waited:?}");
+    assert!(
+        (patient.patience..patient.patience + Duration::from_millis(300)).contains(&waited),
+        "{waited:?}"
+    );
     assert!(matches!(lost_by(&store, &mut first).await, LossReason::Expired { .. }));
     drop(gate);
     other.shutdown_background();
@@ -181,7 +186,10 @@ async fn work_that_has_begun_is_finished_without_its_caller() {
                 begin.take().unwrap().send(()).unwrap();
                 let _ = gone.recv();
                 transact(connection, Durability::System, |transaction| {
-                    transaction.execute("INSERT INTO lock (name, state, token, history) VALUES ('x', 'free', 1, '[]')", ())?;
+                    transaction.execute(
+                        "INSERT INTO lock (name, state, token, history) VALUES ('x', 'free', 1, '[]')",
+                        (),
+                    )?;
                     Ok(((), Some(Changed)))
                 })
             };
