@@ -94,8 +94,8 @@ impl File {
                 return Ok(open);
             }
         }
-        let path = self.location.path.display();
-        Err(Fault::unavailable(format!("{path} and its -wal and -shm files keep changing")).into())
+        // Others open and close the file at the same time.
+        Err(Trouble::busy("its -wal and -shm files keep changing"))
     }
 
     /// `None` when it cannot be told which files were opened, because they changed meanwhile.
