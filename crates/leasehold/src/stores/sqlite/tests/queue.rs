@@ -245,7 +245,22 @@ async fn a_store_that_is_dropped_leaves_nothing_open() {
 /// A runtime with one thread for blocking work.
 fn narrow_runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(1).max_blocking_threads(1).enable_time().build().unwrap()
+    builder.worker_threads(1).max_blocking_threads(1).thread_name("narrow").enable_time().build().unwrap()
+}
+
+#[tokio::test]
+async fn a_runtime_without_requests_serves_none_of_others() {
+    let site = Site::new();
+    let store = Arc::new(site.open().await);
+    let theirs = narrow_runtime();
+    let gate = Gate::close_in(&store, theirs.handle()).await;
+    let work = |_: &mut Connection| Ok(std::thread::current().name().map(str::to_owned));
+    let mut ours = Box::pin(store.database.run(&store.env, PATIENCE, Purpose::Read, work));
+    assert!(poll_in(&tokio::runtime::Handle::current(), &mut ours).is_pending());
+    drop(gate);
+    // Served, but not by a thread that their runtime would have to wait for when it ends.
+    assert_ne!(ours.await.unwrap().as_deref(), Some("narrow"));
+    theirs.shutdown_background();
 }
 
 #[tokio::test]
