@@ -8,13 +8,13 @@
 )]
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::{ErrorKind, Locker};
+use leasehold::{ErrorKind, LockName, Locker};
 
 const ROLE: &str = "LEASEHOLD_TEST_ROLE";
 const FOLDER: &str = "LEASEHOLD_TEST_FOLDER";
@@ -47,7 +47,7 @@ fn start(role: &str, folder: &Path) -> Worker {
         .args(["--exact", "role", "--nocapture"])
         .env(ROLE, role)
         .env(FOLDER, folder)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn();
@@ -65,6 +65,7 @@ async fn role() {
         "log" => log(&locker, &folder.join("log")).await,
         "hold" => hold(&locker).await,
         "hand on" => hand_on(&locker).await,
+        "renew" => renew(&locker).await,
         other => panic!("no role {other}"),
     }
 }
@@ -103,11 +104,32 @@ async fn hand_on(locker: &Locker) {
     eprintln!("\nticket {ticket}");
 }
 
+/// Takes the lock, and renews it when it is told to.
+async fn renew(locker: &Locker) {
+    let ticket = locker.lock("held").ttl(TTL).acquire().await.unwrap().into_ticket().await.unwrap();
+    eprintln!("\nholding {}", ticket.token());
+    io::stdin().read_line(&mut String::new()).unwrap();
+    match locker.renew(&ticket).await {
+        Ok(_) => eprintln!("\nrenewed"),
+        Err(error) => eprintln!("\nerror {:?}", error.kind()),
+    }
+}
+
 /// The rest of the line of the worker's messages that begins with `word`.
 fn said(worker: &mut Worker, word: &str) -> String {
-    let lines = BufReader::new(worker.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let line = lines.into_iter().find_map(|line| line.strip_prefix(word).map(str::to_owned));
-    line.expect("the process ended without a word").trim().to_owned()
+    // Byte by byte: what follows is for whoever asks next.
+    let messages = worker.0.stderr.as_mut().unwrap();
+    loop {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\n") {
+            let mut byte = [0];
+            messages.read_exact(&mut byte).expect("the process ended without a word");
+            line.extend(byte);
+        }
+        if let Some(rest) = String::from_utf8(line).unwrap().strip_prefix(word) {
+            return rest.trim().to_owned();
+        }
+    }
 }
 
 #[tokio::test]
@@ -183,4 +205,51 @@ async fn a_ticket_outlives_the_process_that_acquired_it() {
     assert!(locker.renew(&ticket).await.unwrap() > TTL / 2);
     locker.release(&ticket).await.unwrap();
     locker.lock("held").try_acquire().await.unwrap().release().await.unwrap();
+}
+
+/// The files beside the one of the locks, in the ways in which they can be deleted.
+const COMPANIONS: [&[&str]; 3] = [&["-wal", "-shm"], &["-wal"], &["-shm"]];
+
+fn delete(folder: &Path, suffixes: &[&str]) {
+    for suffix in suffixes {
+        fs::remove_file(folder.join(format!("locks.db{suffix}"))).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_log_deleted_while_in_use_leaves_one_holder() {
+    for suffixes in COMPANIONS {
+        let folder = tempfile::tempdir().unwrap();
+        let mut holder = start("renew", folder.path());
+        let token: u64 = said(&mut holder, "holding").parse().unwrap();
+        delete(folder.path(), suffixes);
+        // What others are told now, they may be told wrong: the files are gone. Whatever it is, it holds for both.
+        let other = Locker::open(&url(folder.path())).await;
+        let granted = match &other {
+            Ok(locker) => locker.lock("held").ttl(TTL).try_acquire().await.ok(),
+            Err(_) => None,
+        };
+        holder.0.stdin.take().unwrap().write_all(b"renew\n").unwrap();
+        let mut messages = String::new();
+        holder.0.stderr.take().unwrap().read_to_string(&mut messages).unwrap();
+        let renewed = messages.contains("\nrenewed");
+        assert!(renewed || messages.contains("\nerror"), "{messages}");
+        if let Some(guard) = granted {
+            assert!(!renewed, "{suffixes:?}: two holders, of {token} and of {:?}", guard.token());
+            guard.check().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_only_looked_does_not_delete_the_log_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let looking = Locker::open(&url(folder.path())).await.unwrap();
+    looking.inspect(&LockName::new("held").unwrap()).await.unwrap();
+    delete(folder.path(), COMPANIONS[0]);
+    said(&mut start("hand on", folder.path()), "ticket");
+    // The last to close the file writes the log into it, and deletes it.
+    drop(looking);
+    let locker = Locker::open(&url(folder.path())).await.unwrap();
+    assert_eq!(locker.lock("held").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
 }

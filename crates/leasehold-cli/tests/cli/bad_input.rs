@@ -129,3 +129,18 @@ fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
     let secret = place.run("update s3://id:hunter2@bucket/x -- cat").stderr;
     assert!(!secret.contains("hunter2"), "{secret}");
 }
+
+#[test]
+fn a_missing_folder_of_a_store_is_made_by_init_only() {
+    let place = Place::new();
+    for verb in ["ls", "show x", "run x -- true", "acquire x"] {
+        let refused = place.run(&format!("-s sqlite:no/such/locks.db {verb}")).expect(125);
+        let folder = place.path("no/such").display().to_string();
+        assert!(refused.stderr.contains(&format!("the folder {folder} does not exist")), "{refused:?}");
+        assert!(refused.stderr.contains("leasehold init --store sqlite:"), "{refused:?}");
+    }
+    place.run("doctor -s sqlite:no/such/locks.db").expect(1);
+    assert!(!place.path("no").exists());
+    place.run("init -s sqlite:no/such/locks.db").expect(0);
+    place.run("-s sqlite:no/such/locks.db run x -- true").expect(0);
+}

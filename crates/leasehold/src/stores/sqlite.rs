@@ -7,12 +7,16 @@
 mod database;
 mod examine;
 mod fault;
+mod file;
+mod file_system;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 #[cfg(test)]
 mod golden_tests;
+mod identity;
 mod location;
 mod machine;
+mod queue;
 mod record;
 mod rules;
 mod schema;
@@ -25,11 +29,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use rusqlite::Connection;
+use tokio::task::spawn_blocking;
 
-use self::database::{Changed, Database, Durability, Purpose, transact};
+use self::database::{Changed, Database, Durability, transact};
 use self::fault::Trouble;
 use self::location::Location;
 use self::machine::Machine;
+use self::queue::Purpose;
 use self::record::{Counter, Record};
 use self::rules::{Decision, Minted, Standing};
 use crate::clock::Moment;
@@ -54,14 +60,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAGE: u32 = 256;
 
 /// Opens `sqlite:path.db`, `sqlite:/path.db`, `sqlite:///path.db`, or `sqlite:` for the user's own file
-/// (`$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`); makes it if it is missing.
+/// (`$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`). Makes the file if it is missing,
+/// but not the folder of a path that was given: [`LeaseStore::init`] does that.
 ///
 /// The common options `store_clock` and `margin` change nothing here: all processes read one clock.
-/// `allow_network=on` skips the refusal of file systems that other machines may share.
+/// `allow_network=on` permits file systems that are not known to be this machine's alone.
 ///
 /// # Errors
 /// Invalid for a URL or a path that cannot be a lock file, Denied without write permission to the file and its folder,
-/// Unsupported for a network file system or a file of a newer version, Corrupt for a file that is damaged or no SQLite
+/// Unsupported for a file system that is not known to be local, or a file of a newer version, Corrupt for a file that is damaged or no SQLite
 /// database. Nothing that is not leasehold's is ever overwritten.
 pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     url.take_common(&mut options)?;
@@ -86,8 +93,17 @@ struct ReleaseAsked;
 impl SqliteLeases {
     async fn open(location: Location, machine: Machine, env: Env) -> Result<Self, StoreError> {
         let store = Self { database: Database::new(location), machine: Arc::new(machine), env };
-        store.database.run(&store.env, PATIENCE, Purpose::Read, |_| Ok(())).await?;
+        let opened = store.touch().await;
+        // A missing folder is an error of what is asked next, unless that is `init`, which makes it.
+        if opened.is_err() && !store.database.location().has_no_folder() {
+            opened?;
+        }
         Ok(store)
+    }
+
+    /// Opens the file, and makes it if it is missing.
+    async fn touch(&self) -> Result<(), StoreError> {
+        self.database.run(&self.env, PATIENCE, Purpose::Read, |_| Ok(())).await
     }
 
     /// Reads one lock.
@@ -192,9 +208,15 @@ impl LeaseStore for SqliteLeases {
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
         let (ttl, at): (Ttl, Moment) =
-            match self.change(&grant.name, left, Purpose::Hold, Durability::System, step).await? {
-                Ok(renewed) => renewed,
-                Err(loss) => return Ok(Renewal::Lost(loss)),
+            match self.change(&grant.name, left, Purpose::Renew, Durability::System, step).await {
+                Ok(Ok(renewed)) => renewed,
+                Ok(Err(loss)) => return Ok(Renewal::Lost(loss)),
+                // It waited for the file for longer than the lease lasted.
+                Err(error) if grant.deadline.passed(self.env.now()) => {
+                    let last_error = Some(error.to_string());
+                    return Ok(lost(grant, LossReason::Expired { last_error }));
+                }
+                Err(error) => return Err(error),
             };
         let prolonged = deadline(ttl, at);
         let now = self.env.now();
@@ -222,7 +244,7 @@ impl LeaseStore for SqliteLeases {
         };
         // A lost release lapses with the boot; a lost rest would let a job run twice in its period.
         let durability = if rest.is_some() { Durability::Disk } else { Durability::System };
-        self.change(&grant.name, PATIENCE, Purpose::Hold, durability, step).await
+        self.change(&grant.name, PATIENCE, Purpose::Release, durability, step).await
     }
 
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
@@ -237,7 +259,7 @@ impl LeaseStore for SqliteLeases {
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
-        let detached = self.change(&grant.name, PATIENCE, Purpose::Hold, Durability::System, step).await?;
+        let detached = self.change(&grant.name, PATIENCE, Purpose::Release, Durability::System, step).await?;
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
 
@@ -295,6 +317,15 @@ impl LeaseStore for SqliteLeases {
                 }
             }
         }
+    }
+
+    async fn init(&self) -> Result<(), StoreError> {
+        let location = self.database.location().clone();
+        match spawn_blocking(move || location.create_folder()).await {
+            Ok(created) => created.map_err(Fault::not_applied)?,
+            Err(_) => return Err(Fault::unavailable("the program is ending").not_applied()),
+        }
+        self.touch().await
     }
 
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {

@@ -1,78 +1,40 @@
-//! The open file: one connection, used by one request at a time, off the asynchronous threads.
-//!
-//! SQLite blocks. Each request waits its turn at a fair lock and then runs on one of tokio's threads for blocking work,
-//! so that a runtime with a paused clock knows that something is going on, and ends only after it.
+//! Requests to the file, and transactions in it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rusqlite::config::DbConfig;
-use rusqlite::{Connection, FileControl, OpenFlags, Transaction, TransactionBehavior};
-use tokio::sync::{Mutex, OwnedMutexGuard};
-use tokio::task::spawn_blocking;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use super::fault::Trouble;
+use super::file::File;
 use super::location::Location;
-use super::schema;
-use crate::clock::timeout;
+use super::queue::{Caller, Purpose, Queue, Reply, Request, Work};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 
-/// How long SQLite itself waits for another connection before it gives the turn to the next request of this store, so
-/// that a patient acquisition does not keep a renewal waiting.
-const TURN: Duration = Duration::from_millis(100);
-
-/// How many pages the log may have before a commit writes it into the file, which waits for the disk three times. As long
-/// as a connection is young, few: whoever opens the file next reads the log, and most live for one lock.
-pub(super) const YOUNG_LOG: u32 = 64;
-/// Later, SQLite's own default.
-const LOG: u32 = 1_000;
-/// A connection is young for so many requests.
-const YOUTH: u32 = 64;
-
-/// The pause before a request that found the file busy tries again.
+/// The pause before a request that found the file busy is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The database of one store.
 #[derive(Debug)]
 pub(super) struct Database {
     location: Location,
-    file: Arc<Mutex<File>>,
-    /// Held, one after the other, by what lets holders go first ([`Purpose`]).
-    others: Mutex<()>,
-    polls: Mutex<()>,
-}
-
-/// What a request is for. The file serves one at a time, and holders first: of those who contend, and of those who wait, no
-/// more than one stands before a renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// A holder's: its renewal, its release.
-    Hold,
-    /// Another write: an acquisition, an eviction.
-    Write,
-    /// Somebody's question.
-    Read,
-    /// The question of one who waits for a lock, and asks again.
-    Poll,
-}
-
-impl Purpose {
-    fn writes(self) -> bool {
-        matches!(self, Self::Hold | Self::Write)
-    }
+    queue: Arc<Queue>,
 }
 
 impl Database {
     /// The database at `location`, not opened before the first [`run`](Self::run).
     pub(super) fn new(location: Location) -> Self {
-        let file = File { location: location.clone(), connection: None, requests: 0 };
-        Self { location, file: Arc::new(Mutex::new(file)), others: Mutex::default(), polls: Mutex::default() }
+        let queue = Queue::new(|queue| File::new(location.clone(), queue));
+        Self { location, queue }
     }
 
     /// Runs `work` on the connection, again while the file is busy, for at most `limit`.
     ///
-    /// Cancel safe in so far as work that has begun is finished.
+    /// Cancel safe: work that has begun is finished, work that has not is forgotten. Whoever polls this future seldom, or
+    /// no more, delays nobody else.
     pub(super) async fn run<T, F>(
         &self,
         env: &Env,
@@ -81,49 +43,104 @@ impl Database {
         work: F,
     ) -> Result<T, StoreError>
     where
-        F: Fn(&mut Connection) -> Result<T, Trouble> + Clone + Send + 'static,
+        F: FnMut(&mut Connection) -> Result<T, Trouble> + Send + 'static,
         T: Send + 'static,
     {
-        let start = env.now();
-        loop {
-            let left = limit.saturating_sub(env.now().longest_since(start));
-            let Some(result) = timeout(&*env.clock, left, self.once(purpose, work.clone())).await else {
-                let fault = Fault::unavailable(format!(
-                    "{} did not answer within {limit:?}",
-                    self.location.path.display()
-                ));
-                return Err(if purpose.writes() { fault.maybe_applied() } else { fault.not_applied() });
-            };
-            match result {
-                Err(trouble) if trouble.is_busy() && env.now().longest_since(start) < limit => {
-                    env.sleep(env.random.jittered(PAUSE, 0.5)).await;
-                }
-                Err(trouble) => return Err(trouble.at(&self.location.path)),
-                Ok(output) => return Ok(output),
+        let Ok(runtime) = Handle::try_current() else {
+            return Err(Fault::unavailable("SQLite stores are used within a tokio runtime").not_applied());
+        };
+        let (answer, answered) = oneshot::channel();
+        let answer = Arc::new(Answer(Mutex::new(Some(answer))));
+        let caller = Caller { runtime, env: env.clone(), start: env.now(), limit, reply: answer.clone() };
+        let call = Call { caller: caller.clone(), writes: purpose.writes(), work, result: None, answer };
+        self.queue.push(Request::new(purpose, caller, Box::new(call)));
+        match answered.await {
+            Ok(Ok(output)) => Ok(output),
+            Ok(Err(Failure::Trouble(trouble))) => Err(trouble.at(&self.location.path)),
+            Ok(Err(Failure::TooLate { begun })) if begun && purpose.writes() => {
+                Err(self.silent(limit).maybe_applied())
             }
+            Ok(Err(Failure::TooLate { .. })) => Err(self.silent(limit).not_applied()),
+            Err(_) => Err(Fault::unavailable("the program is ending").not_applied()),
         }
+    }
+
+    fn silent(&self, limit: Duration) -> Fault {
+        Fault::unavailable(format!("{} did not answer within {limit:?}", self.location.path.display()))
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
     }
 
     /// Where it is.
     pub(super) fn location(&self) -> &Location {
         &self.location
     }
+}
 
-    /// The file, to itself.
-    pub(super) async fn turn(&self) -> OwnedMutexGuard<File> {
-        Arc::clone(&self.file).lock_owned().await
+/// Where a result goes.
+struct Answer<T>(Mutex<Option<oneshot::Sender<Result<T, Failure>>>>);
+
+enum Failure {
+    Trouble(Trouble),
+    TooLate { begun: bool },
+}
+
+impl<T> Answer<T> {
+    fn sender(&self) -> MutexGuard<'_, Option<oneshot::Sender<Result<T, Failure>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn once<T, F>(&self, purpose: Purpose, work: F) -> Result<T, Trouble>
-    where
-        F: FnOnce(&mut Connection) -> Result<T, Trouble> + Send + 'static,
-        T: Send + 'static,
-    {
-        let _first_poll = if purpose == Purpose::Poll { Some(self.polls.lock().await) } else { None };
-        let _first_other = if purpose == Purpose::Hold { None } else { Some(self.others.lock().await) };
-        let mut file = self.turn().await;
-        let work = spawn_blocking(move || file.with(purpose.writes(), work));
-        work.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").into()))
+    fn send(&self, result: Result<T, Failure>) {
+        let sender = self.sender().take();
+        // Who has gone away meanwhile needs none.
+        let _ = sender.map(|sender| sender.send(result));
+    }
+}
+
+impl<T: Send> Reply for Answer<T> {
+    fn is_awaited(&self) -> bool {
+        self.sender().as_ref().is_some_and(|sender| !sender.is_closed())
+    }
+
+    fn give_up(&self, begun: bool) {
+        self.send(Err(Failure::TooLate { begun }));
+    }
+}
+
+/// Work, until it is done.
+struct Call<T, F> {
+    caller: Caller,
+    writes: bool,
+    work: F,
+    result: Option<Result<T, Failure>>,
+    answer: Arc<Answer<T>>,
+}
+
+impl<T, F> Work for Call<T, F>
+where
+    F: FnMut(&mut Connection) -> Result<T, Trouble> + Send + 'static,
+    T: Send + 'static,
+{
+    fn run(&mut self, file: &mut File) -> Option<Duration> {
+        if self.caller.left().is_zero() {
+            self.result = Some(Err(Failure::TooLate { begun: false }));
+            return None;
+        }
+        let result = file.with(self.writes, &mut self.work);
+        if result.as_ref().is_err_and(Trouble::is_busy) && !self.caller.left().is_zero() {
+            return Some(self.caller.env.random.jittered(PAUSE, 0.5));
+        }
+        self.result = Some(result.map_err(Failure::Trouble));
+        None
+    }
+
+    fn answer(self: Box<Self>) {
+        if let Some(result) = self.result {
+            self.answer.send(result);
+        }
     }
 }
 
@@ -169,85 +186,4 @@ fn commit<T>(
         None => transaction.rollback()?,
     }
     Ok(output)
-}
-
-/// The file, opened again whenever it is not the one that was opened.
-#[derive(Debug)]
-pub(super) struct File {
-    location: Location,
-    connection: Option<Connection>,
-    /// Of the connection, as long as it is young.
-    requests: u32,
-}
-
-impl File {
-    fn with<T>(
-        &mut self,
-        writes: bool,
-        work: impl FnOnce(&mut Connection) -> Result<T, Trouble>,
-    ) -> Result<T, Trouble> {
-        let mut connection = match self.connection.take() {
-            Some(connection) if !has_moved(&connection)? => connection,
-            Some(_) => {
-                tracing::warn!(path = %self.location.path.display(), "the file was moved or replaced: opening anew");
-                self.open()?
-            }
-            None => self.open()?,
-        };
-        if self.requests < YOUTH {
-            self.requests += 1;
-            if self.requests == YOUTH {
-                connection.pragma_update(None, "wal_autocheckpoint", LOG)?;
-            }
-        }
-        if writes {
-            // Else whoever closes the file last writes the log into it, and a short `leasehold run` cannot end before: that
-            // takes longer than all the rest of it. Those who only look do so, and after `init` there is no log.
-            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        }
-        let result = work(&mut connection);
-        // After an error of the file, begin afresh: it may have been mended meanwhile.
-        if !matches!(&result, Err(trouble @ (Trouble::Sqlite(_) | Trouble::Commit(_))) if !trouble.is_busy())
-        {
-            self.connection = Some(connection);
-        }
-        result
-    }
-
-    fn open(&mut self) -> Result<Connection, Trouble> {
-        self.requests = 0;
-        self.location.prepare()?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-            | OpenFlags::SQLITE_OPEN_CREATE
-            // One request at a time has the connection.
-            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let mut connection = Connection::open_with_flags(&self.location.path, flags)?;
-        connection.busy_timeout(TURN)?;
-        schema::ensure(&mut connection).map_err(|trouble| self.named(trouble))?;
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        connection.pragma_update(None, "wal_autocheckpoint", YOUNG_LOG)?;
-        // There, a plain fsync stops at the drive's cache.
-        if cfg!(target_os = "macos") {
-            connection.pragma_update(None, "fullfsync", "ON")?;
-        }
-        Ok(connection)
-    }
-
-    fn named(&self, trouble: Trouble) -> Trouble {
-        match trouble {
-            Trouble::Fault(mut fault) => {
-                fault.message = format!("{}: {}", self.location.path.display(), fault.message);
-                Trouble::Fault(fault)
-            }
-            other => other,
-        }
-    }
-}
-
-/// Whether the path leads to another file by now: a file that was deleted or replaced keeps its connections, and old
-/// and new connections would each grant the lock.
-fn has_moved(connection: &Connection) -> Result<bool, Trouble> {
-    let mut moved = 0;
-    connection.file_control(None::<&str>, FileControl::HasMoved(&mut moved))?;
-    Ok(moved != 0)
 }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::database::{Changed, Durability, Purpose, transact};
+use super::database::{Changed, Durability, transact};
 use super::fault::Trouble;
+use super::location::Location;
+use super::queue::Purpose;
 use super::{PATIENCE, SqliteLeases};
 use crate::doctor::{Examined, Finding, Verdict};
 use crate::error::StoreError;
@@ -15,12 +17,7 @@ use crate::name::LockName;
 impl SqliteLeases {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined::default();
-        let shared = self.database.location().allow_network;
-        examined.push(match shared {
-            false => Finding::passed("file-system", "a local one, as far as the system tells"),
-            true => Finding::warning("file-system", "not looked at: ?allow_network=on")
-                .with_help("a file that two machines open grants its locks twice: only one may open it"),
-        });
+        examined.push(file_system(self.database.location()));
         examined.push(self.asked("journal", journal).await);
         examined.push(self.asked("integrity", integrity).await);
         let path = self.database.location().path.clone();
@@ -54,6 +51,18 @@ impl SqliteLeases {
             })
         };
         self.database.run(&self.env, PATIENCE, Purpose::Write, work).await
+    }
+}
+
+fn file_system(location: &Location) -> Finding {
+    const CHECK: &str = "file-system";
+    if location.allow_network {
+        return Finding::warning(CHECK, "not looked at: ?allow_network=on")
+            .with_help("a file that two machines open grants its locks twice: only one may open it");
+    }
+    match location.file_system() {
+        Ok(name) => Finding::passed(CHECK, format!("a local one: {name}")),
+        Err(fault) => Finding::of_error(CHECK, Verdict::Failed, &fault.not_applied()),
     }
 }
 

@@ -22,6 +22,12 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
+    /// Another connection is in the way, which passes.
+    pub(super) fn busy(what: &str) -> Self {
+        let error = ffi::Error::new(ffi::SQLITE_BUSY);
+        Self::Sqlite(rusqlite::Error::SqliteFailure(error, Some(what.to_owned())))
+    }
+
     /// Whether another connection was in the way, which passes.
     pub(super) fn is_busy(&self) -> bool {
         let (Self::Sqlite(error) | Self::Commit(error)) = self else { return false };

@@ -6,10 +6,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access, statfs};
+use rustix::fs::{Access, access};
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
+use super::file_system;
 use crate::error::{Error, ErrorKind, Fault};
 use crate::url::StoreUrl;
 
@@ -19,6 +20,8 @@ pub(super) struct Location {
     pub(super) path: PathBuf,
     /// The user vouches that only this machine opens the file, whatever its file system can do.
     pub(super) allow_network: bool,
+    /// Nobody named the folder, so it is made when it is missing.
+    pub(super) is_default: bool,
 }
 
 impl Location {
@@ -35,6 +38,7 @@ impl Location {
                 format_args!("{authority}{}", url.path())
             )));
         }
+        let is_default = url.path().is_empty();
         let path = match url.path() {
             "" => default_path(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?,
             path if path.starts_with(":memory:") => {
@@ -51,14 +55,35 @@ impl Location {
         let path = std::path::absolute(path).map_err(|error| {
             Error::invalid(format!("{url} is relative to a working directory that cannot be told: {error}"))
         })?;
-        Ok(Self { path, allow_network })
+        Ok(Self { path, allow_network, is_default })
     }
 
-    /// Makes the folder if it is missing, and refuses what cannot work with an error that says why.
-    pub(super) fn prepare(&self) -> Result<(), Fault> {
-        create_folder(folder_of(&self.path))?;
-        // SQLite follows links, and keeps its -wal and -shm files where they lead.
-        let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+    /// Makes the folder if it is missing, for its owner only: names and notes of locks may tell much.
+    pub(super) fn create_folder(&self) -> Result<(), Fault> {
+        let folder = folder_of(&self.path);
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        created.map_err(|error| failed("create the folder", folder, &error))
+    }
+
+    /// Whether the folder is certainly missing.
+    pub(super) fn has_no_folder(&self) -> bool {
+        fs::metadata(folder_of(&self.path)).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Refuses what cannot work with an error that says why. The path without symbolic links, as far as it exists: SQLite
+    /// keeps its -wal and -shm files beside that.
+    pub(super) fn prepare(&self) -> Result<PathBuf, Fault> {
+        if self.is_default {
+            self.create_folder()?;
+        }
+        let folder = fs::canonicalize(folder_of(&self.path)).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => self.no_folder(),
+            _ => failed("read", folder_of(&self.path), &error),
+        })?;
+        let path = match fs::canonicalize(&self.path) {
+            Ok(path) => path,
+            Err(_) => folder.join(self.path.file_name().unwrap_or_default()),
+        };
         let folder = folder_of(&path);
         match fs::metadata(&path) {
             Ok(metadata) => check_file(&path, folder, &metadata)?,
@@ -72,7 +97,22 @@ impl Location {
             )
             .with_help("SQLite keeps -wal and -shm files beside its file: the folder must be writable too"));
         }
-        if self.allow_network { Ok(()) } else { refuse_shared(folder) }
+        if !self.allow_network {
+            file_system::require_local(folder)?;
+        }
+        Ok(path)
+    }
+
+    /// The type of the file system that the file is on, if it is known to be local.
+    pub(super) fn file_system(&self) -> Result<String, Fault> {
+        let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        file_system::require_local(folder_of(&path))
+    }
+
+    fn no_folder(&self) -> Fault {
+        let (folder, path) = (folder_of(&self.path).display(), self.path.display());
+        Fault::new(ErrorKind::Invalid, format!("the folder {folder} does not exist"))
+            .with_help(format!("check the path, or make the folder: leasehold init --store sqlite:{path}"))
     }
 }
 
@@ -139,14 +179,6 @@ fn default_path(state: Option<OsString>, home: Option<OsString>) -> Result<PathB
     }
 }
 
-/// Others have no business in folders that we make: names and notes of locks may tell much.
-fn create_folder(folder: &Path) -> Result<(), Fault> {
-    match DirBuilder::new().recursive(true).mode(0o700).create(folder) {
-        Ok(()) => Ok(()),
-        Err(error) => Err(failed("create the folder", folder, &error)),
-    }
-}
-
 fn failed(what: &str, path: &Path, error: &io::Error) -> Fault {
     use io::ErrorKind as K;
     let kind = match error.kind() {
@@ -162,55 +194,6 @@ fn failed(what: &str, path: &Path, error: &io::Error) -> Fault {
         ErrorKind::Invalid => fault.with_help("a part of the path is not a folder, or cannot be one"),
         _ => fault,
     }
-}
-
-/// A file that two kernels can open has two boot clocks, and its locks would be granted twice.
-fn refuse_shared(folder: &Path) -> Result<(), Fault> {
-    let Ok(status) = statfs(folder) else { return Ok(()) };
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    let shared = shared_file_system(status.f_type as u64 & 0xffff_ffff);
-    #[cfg(target_vendor = "apple")]
-    let shared = (status.f_flags & MNT_LOCAL == 0).then_some("a network file system");
-    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-    let shared = {
-        let _ = status;
-        None::<&str>
-    };
-    let Some(kind) = shared else { return Ok(()) };
-    Err(Fault::new(
-        ErrorKind::Unsupported,
-        format!("{} is on {kind}, which other machines may share", folder.display()),
-    )
-    .with_help(
-        "SQLite locks are for one machine: use a local disk, or a store for many machines; \
-         if only this machine opens the file: ?allow_network=on",
-    ))
-}
-
-/// From <sys/mount.h>.
-#[cfg(target_vendor = "apple")]
-const MNT_LOCAL: u32 = 0x1000;
-
-/// The file systems of statfs(2) that another kernel can have mounted at the same time.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn shared_file_system(magic: u64) -> Option<&'static str> {
-    Some(match magic {
-        0x6969 => "NFS",
-        0x517b | 0xff53_4d42 | 0xfe53_4d42 => "SMB",
-        0x0102_1997 => "9p (a folder of a virtual machine's host)",
-        0x6573_5546 => "FUSE (sshfs, a cloud drive, a folder of a virtual machine's host)",
-        0x786f_4256 => "a VirtualBox shared folder",
-        0xbacb_acbc => "a VMware shared folder",
-        0x00c3_6400 => "Ceph",
-        0x5346_414f | 0x6b41_4653 => "AFS",
-        0x7375_7245 => "Coda",
-        0x0bd0_0bd0 => "Lustre",
-        0x4750_4653 => "GPFS",
-        0x0116_1970 => "GFS2",
-        0x7461_636f => "OCFS2",
-        0x1983_0326 => "BeeGFS",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -235,7 +218,11 @@ mod tests {
             ("sqlite:///abs.db", "/abs.db"),
         ] {
             let path = std::env::current_dir().unwrap().join(path);
-            assert_eq!(location(url).unwrap(), Location { path, allow_network: false }, "{url}");
+            assert_eq!(
+                location(url).unwrap(),
+                Location { path, allow_network: false, is_default: false },
+                "{url}"
+            );
         }
         assert!(location("sqlite:x.db?allow_network=on").unwrap().allow_network);
     }
@@ -270,14 +257,27 @@ mod tests {
     }
 
     #[test]
-    fn missing_folders_are_made_for_their_owner_only() {
+    fn a_missing_default_folder_is_made_for_its_owner_only() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("a/b/locks.db");
-        Location { path, allow_network: true }.prepare().unwrap();
+        Location { path, allow_network: true, is_default: true }.prepare().unwrap();
         for made in ["a", "a/b"] {
             let mode = fs::metadata(home.path().join(made)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700, "{made}");
         }
+    }
+
+    #[test]
+    fn a_missing_folder_that_was_named_is_an_error() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("a/b/locks.db");
+        let fault =
+            Location { path: path.clone(), allow_network: true, is_default: false }.prepare().unwrap_err();
+        assert_eq!(fault.kind, ErrorKind::Invalid);
+        assert!(fault.message.contains(path.parent().unwrap().to_str().unwrap()), "{fault:?}");
+        let help = fault.help.unwrap();
+        assert!(help.contains(&format!("leasehold init --store sqlite:{}", path.display())), "{help}");
+        assert!(fs::read_dir(home.path()).unwrap().next().is_none(), "nothing was made");
     }
 
     #[test]
@@ -291,7 +291,9 @@ mod tests {
             (PathBuf::from("/dev/null"), ErrorKind::Invalid),
         ];
         for (path, kind) in cases {
-            let fault = Location { path: path.clone(), allow_network: true }.prepare().unwrap_err();
+            let fault = Location { path: path.clone(), allow_network: true, is_default: false }
+                .prepare()
+                .unwrap_err();
             assert_eq!(fault.kind, kind, "{path:?}: {fault:?}");
         }
     }
@@ -300,7 +302,8 @@ mod tests {
     fn a_file_with_two_names_is_refused_and_one_with_a_symbolic_link_is_not() {
         let home = tempfile::tempdir().unwrap();
         let at = |name: &str| home.path().join(name);
-        let prepare = |name: &str| Location { path: at(name), allow_network: true }.prepare();
+        let prepare =
+            |name: &str| Location { path: at(name), allow_network: true, is_default: false }.prepare();
         fs::write(at("locks.db"), "").unwrap();
         std::os::unix::fs::symlink(at("locks.db"), at("symbolic")).unwrap();
         prepare("symbolic").unwrap();
@@ -328,7 +331,8 @@ mod tests {
         let expected = if rustix::process::geteuid().is_root() { None } else { Some(ErrorKind::Denied) };
         for (what, mode, usual) in [(&path, 0o400, 0o600), (&home.path().to_owned(), 0o500, 0o700)] {
             fs::set_permissions(what, fs::Permissions::from_mode(mode)).unwrap();
-            let fault = Location { path: path.clone(), allow_network: true }.prepare().err();
+            let fault =
+                Location { path: path.clone(), allow_network: true, is_default: false }.prepare().err();
             fs::set_permissions(what, fs::Permissions::from_mode(usual)).unwrap();
             assert_eq!(fault.map(|fault| fault.kind), expected, "{what:?}");
         }
@@ -345,18 +349,6 @@ mod tests {
             (K::Other, ErrorKind::Unavailable),
         ] {
             assert_eq!(failed("read", Path::new("x"), &system.into()).kind, kind, "{system}");
-        }
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn file_systems_that_machines_share_are_known_and_local_ones_are_not_refused() {
-        for shared in [0x6969, 0xfe53_4d42, 0x6573_5546, 0x0102_1997] {
-            assert!(shared_file_system(shared).is_some(), "{shared:x}");
-        }
-        // ext4, btrfs, xfs, tmpfs, overlayfs, zfs
-        for local in [0xef53, 0x9123_683e, 0x5846_5342, 0x0102_1994, 0x794c_7630, 0x2fc1_2fc1] {
-            assert_eq!(shared_file_system(local), None, "{local:x}");
         }
     }
 }

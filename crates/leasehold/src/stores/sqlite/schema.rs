@@ -60,7 +60,8 @@ pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
     if (application, version, tables) == (0, 0, 0) { Ok(false) } else { Err(foreign().into()) }
 }
 
-fn create(connection: &mut Connection) -> Result<(), Trouble> {
+/// Switches the file to a write-ahead log. It stays so, but a copy of it that SQLite made (`VACUUM INTO`) may not be.
+pub(super) fn use_log(connection: &Connection) -> Result<(), Trouble> {
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
     if mode != "wal" {
         return Err(Fault::new(
@@ -70,6 +71,11 @@ fn create(connection: &mut Connection) -> Result<(), Trouble> {
         .with_help("put the file on a local disk")
         .into());
     }
+    Ok(())
+}
+
+fn create(connection: &mut Connection) -> Result<(), Trouble> {
+    use_log(connection)?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process may have been first.

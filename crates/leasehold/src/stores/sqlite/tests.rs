@@ -2,7 +2,9 @@
 
 mod disk;
 mod files;
+mod identity;
 mod leases;
+mod queue;
 mod succession;
 
 use std::fs;
@@ -38,7 +40,7 @@ impl Site {
 
     async fn try_open(&self) -> Result<SqliteLeases, StoreError> {
         let env = Env { clock: self.clock.clone(), random: Env::system().random };
-        let location = Location { path: self.path(), allow_network: false };
+        let location = Location { path: self.path(), allow_network: false, is_default: false };
         SqliteLeases::open(location, self.machine.clone(), env).await
     }
 
@@ -104,6 +106,34 @@ async fn lost_by(store: &SqliteLeases, grant: &mut Grant) -> LossReason {
     match store.renew(grant).await.unwrap() {
         Renewal::Lost(loss) => loss.reason,
         Renewal::Renewed => panic!("renewed"),
+    }
+}
+
+/// Keeps the file of a store in use until it is dropped.
+struct Gate {
+    _open: std::sync::mpsc::Sender<()>,
+}
+
+impl Gate {
+    async fn close(store: &Arc<SqliteLeases>) -> Self {
+        Self::close_in(store, &tokio::runtime::Handle::current()).await
+    }
+
+    async fn close_in(store: &Arc<SqliteLeases>, runtime: &tokio::runtime::Handle) -> Self {
+        let (open, opened) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let (store, mut begin) = (store.clone(), Some(begin));
+        runtime.spawn(async move {
+            let work = move |_: &mut Connection| {
+                begin.take().map(|begin| begin.send(()));
+                // Until the sender is dropped.
+                let _ = opened.recv();
+                Ok(())
+            };
+            store.database.run(&store.env, PATIENCE, Purpose::Read, work).await
+        });
+        begun.await.unwrap();
+        Self { _open: open }
     }
 }
 
@@ -193,7 +223,7 @@ async fn many_tasks_on_two_stores_never_hold_it_together() {
     let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut stores = Vec::new();
     for _ in 0..2 {
-        let location = Location { path: site.path(), allow_network: false };
+        let location = Location { path: site.path(), allow_network: false, is_default: false };
         stores.push(Arc::new(SqliteLeases::open(location, site.machine.clone(), env.clone()).await.unwrap()));
     }
     let tasks = (0..16).map(|number| {

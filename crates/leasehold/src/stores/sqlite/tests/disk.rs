@@ -79,14 +79,14 @@ async fn a_token_waits_for_the_disk_once_in_a_while_only() {
 }
 
 /// To be written for the next to read; a page of it has a header of 24 bytes, and the log one of 32.
-const YOUNG_LOG_BYTES: u64 = 32 + (database::YOUNG_LOG as u64) * (4_096 + 24);
+const YOUNG_LOG_BYTES: u64 = 32 + (file::YOUNG_LOG as u64) * (4_096 + 24);
 
 #[tokio::test]
 async fn a_store_that_closes_does_not_wait_for_the_disk_and_leaves_a_short_log() {
     let site = Site::new();
     let log = || fs::metadata(format!("{}-wal", site.path().display())).unwrap().len();
     let mut longest = 0;
-    for _ in 0..2 * database::YOUNG_LOG {
+    for _ in 0..2 * file::YOUNG_LOG {
         let store = site.open().await;
         let mut grant = grant(&store).await;
         store.release(&mut grant, None).await.unwrap();
@@ -103,7 +103,7 @@ async fn a_store_that_closes_does_not_wait_for_the_disk_and_leaves_a_short_log()
 async fn a_store_that_is_used_for_long_does_not_wait_for_the_disk_so_often() {
     let site = Site::new();
     let store = site.open().await;
-    for _ in 0..2 * database::YOUNG_LOG {
+    for _ in 0..2 * file::YOUNG_LOG {
         let mut grant = grant(&store).await;
         store.release(&mut grant, None).await.unwrap();
     }

@@ -155,7 +155,7 @@ async fn without_permission_to_write_the_error_says_so() {
         "{error}"
     );
     // A place where not even root can make a file.
-    let location = Location { path: "/proc/locks.db".into(), allow_network: true };
+    let location = Location { path: "/proc/locks.db".into(), allow_network: true, is_default: false };
     let error = SqliteLeases::open(location, site.machine.clone(), store.env.clone()).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error}");
 }

@@ -1,0 +1,116 @@
+//! Which files a connection has open.
+//!
+//! SQLite keeps two files beside a database in WAL mode: the log (`-wal`) and the memory that processes share (`-shm`).
+//! It does not notice when they are deleted while in use. Whoever opens the database next makes new ones, and from then on
+//! two sets of connections see different locks.
+//!
+//! SQLite does not tell which files it has open. So the names are looked at before and after they are opened: a file that
+//! is open keeps its inode number. But connections of one process to one database share the `-shm` file that the first
+//! of them opened, whatever the name means by now. So a process keeps in mind which files its connections share.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::queue::Queue;
+
+/// Tells a file from all others, as long as it exists or is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// The file that `path` leads to, symbolic links followed; `None` if there is none that can be seen.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+/// The `-wal` and the `-shm` file of a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Companions {
+    wal: FileId,
+    shm: FileId,
+}
+
+impl Companions {
+    /// Those beside the database at `path`, which has no symbolic links; `None` unless both are there.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let beside = |suffix: &str| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(suffix);
+            FileId::of(Path::new(&name))
+        };
+        Some(Self { wal: beside("-wal")?, shm: beside("-shm")? })
+    }
+}
+
+/// What the connections of this process to one database share.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sharing(Arc<Mutex<Shared>>);
+
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    companions: Weak<Companions>,
+    queues: Vec<Weak<Queue>>,
+}
+
+static DATABASES: Mutex<Vec<(FileId, Sharing)>> = Mutex::new(Vec::new());
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sharing {
+    /// Of the database in the file `id`.
+    pub(super) fn of(id: FileId) -> Self {
+        let mut databases = locked(&DATABASES);
+        // A number may come again once the file is closed.
+        databases.retain(|(_, sharing)| Arc::strong_count(&sharing.0) > 1 || sharing.is_used());
+        if let Some((_, sharing)) = databases.iter().find(|(other, _)| *other == id) {
+            return sharing.clone();
+        }
+        let sharing = Self::default();
+        databases.push((id, sharing.clone()));
+        sharing
+    }
+
+    /// Whoever opens the database does so alone.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Shared> {
+        locked(&self.0)
+    }
+
+    fn is_used(&self) -> bool {
+        self.0.try_lock().map_or(true, |shared| shared.companions.strong_count() > 0)
+    }
+}
+
+impl Shared {
+    /// What the connections of this process have open; `None` if there is no connection.
+    pub(super) fn known(&self) -> Option<Arc<Companions>> {
+        self.companions.upgrade()
+    }
+
+    /// The first connection has `companions` open.
+    pub(super) fn begin(&mut self, companions: Companions) -> Arc<Companions> {
+        let companions = Arc::new(companions);
+        self.companions = Arc::downgrade(&companions);
+        companions
+    }
+
+    /// The connection of `queue` is one of them.
+    pub(super) fn add(&mut self, queue: &Weak<Queue>) {
+        self.queues.retain(|other| other.strong_count() > 0 && !other.ptr_eq(queue));
+        self.queues.push(queue.clone());
+    }
+
+    /// Closes the connections that are not in use now.
+    pub(super) fn close_idle(&self) {
+        for queue in self.queues.iter().filter_map(Weak::upgrade) {
+            queue.close_if_idle();
+        }
+    }
+}
