@@ -226,6 +226,11 @@ impl Examined {
         self.left.push(what);
     }
 
+    /// Whether `check` was asked, and passed.
+    pub(crate) fn passed(&self, check: &str) -> bool {
+        self.findings.iter().any(|finding| finding.check == check && finding.verdict == Verdict::Passed)
+    }
+
     /// Whether nothing failed so far.
     pub fn is_sound(&self) -> bool {
         !self.findings.iter().any(|finding| finding.verdict == Verdict::Failed)

@@ -122,6 +122,12 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
 
     /// What this register is, and how it wants to be treated.
     fn traits(&self) -> RegisterTraits;
+
+    /// The endpoint and the bucket, without secrets: of which place it is recorded that it was [probed](probe). By default a
+    /// register names none, and a copy of what is recorded counts wherever it is found.
+    fn place(&self) -> String {
+        String::new()
+    }
 }
 
 #[async_trait]
@@ -158,6 +164,9 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
     fn traits(&self) -> RegisterTraits {
         (**self).traits()
+    }
+    fn place(&self) -> String {
+        (**self).place()
     }
 }
 

@@ -1,22 +1,44 @@
 //! The doctor's questions to any register: permissions, preconditions, and that what was written is read.
 
+use std::time::Duration;
+
 use futures_util::StreamExt;
 
 use super::effort::{Effort, persistently};
 use super::probe::checks::{
-    Race, keeps_metadata, marker, race, refusal, refuses_outdated, refuses_second_create,
+    cause_of_conflict, fresh, keeps_metadata, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
 };
+use super::probe::evidence::{RACERS, RACES_DOCTOR, RACES_THOROUGH, excluded};
+use super::probe::races::{self, Found, Kind, Plan, Raced, no_deletes};
+use super::probe::{Subject, record};
 use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
 use crate::doctor::{Examination, Examined, Finding, Verdict};
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 
 /// What the keys of an examination begin with: those of no lock, and never listed as one.
 const PLACE: &str = ".leasehold-probe-doctor-";
 
-const RACERS: usize = 8;
-const RACES: usize = 6;
+/// How long the races may take; the thorough ones may take five times as long.
+const RACES_LIMIT: Duration = Duration::from_secs(60);
+
+/// What makes a store unsafe, and not only what is asked of it impossible: recorded in the store, so that it is not used.
+const UNSAFE: [&str; 9] = [
+    "read-after-write",
+    "create-if-absent",
+    "current-version",
+    "new-version",
+    "stale-version",
+    "missing-key",
+    CREATE_RACE,
+    WRITE_RACE,
+    "delete-marker",
+];
+
+const CREATE_RACE: &str = "create-race";
+const WRITE_RACE: &str = "atomic-race";
+const DELETE_RACE: &str = "delete-race";
 
 /// Examines `register`; `deletes` tells whether releases delete, so that conditional deletes matter.
 pub(crate) async fn examine(register: &dyn Register, deletes: bool, examination: &Examination) -> Examined {
@@ -30,11 +52,14 @@ pub(crate) async fn examine(register: &dyn Register, deletes: bool, examination:
         count: 0,
         deletes,
         thorough: examination.thorough,
+        conditional_deletes: false,
+        unsafe_deletes: None,
         found: register.examine().await,
     };
     if let Err(stop) = patient.examine().await {
         patient.found.push(stop);
     }
+    patient.record().await;
     patient.clean_up().await;
     patient.found.releases_delete = deletes;
     patient.found
@@ -51,6 +76,10 @@ struct Patient<'a> {
     count: usize,
     deletes: bool,
     thorough: bool,
+    /// Whether a delete that expects an outdated version was refused.
+    conditional_deletes: bool,
+    /// What is wrong with deletes, whether they matter here or not.
+    unsafe_deletes: Option<String>,
     found: Examined,
 }
 
@@ -69,7 +98,7 @@ impl Patient<'_> {
         let first = self.permissions().await?;
         let permitted = self.found.is_sound();
         let (register, key) = (self.register, self.key.clone());
-        let asked = persistently(register.env(), || refuses_second_create(register, &key)).await;
+        let asked = persistently(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
         self.check("create-if-absent", "a second create is refused", asked)?;
         if !permitted {
             return Err(Finding::not_applicable(
@@ -78,12 +107,13 @@ impl Patient<'_> {
             ));
         }
         self.new_version(&first).await?;
-        let asked = persistently(register.env(), || refuses_outdated(register, &key, &first)).await;
+        let asked = persistently(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
         self.check("stale-version", "a write that expects an outdated version is refused", asked)?;
         let asked = self.version_of_nothing(&first).await;
         self.check("missing-key", "a write that expects a version is refused where nothing is", asked)?;
-        self.races().await?;
-        if self.deletion(&first).await? && self.register.traits().metadata.is_some() {
+        let deletes = self.deletion(&first).await?;
+        self.races().await;
+        if deletes && self.register.traits().metadata.is_some() {
             self.metadata().await;
         }
         Ok(())
@@ -104,7 +134,7 @@ impl Patient<'_> {
         let mut key = self.another();
         loop {
             let error =
-                match effort.request(register.write(&key, Expect::Absent, marker(register, 0, None))).await {
+                match effort.request(register.write(&key, Expect::Absent, fresh(register))).await {
                     Ok(write) => return Ok((key, write)),
                     Err(error) => error,
                 };
@@ -309,15 +339,12 @@ impl Patient<'_> {
         let mut effort = Effort::of_question(self.register.env());
         loop {
             let current = self.current(CHECK, &self.key).await?;
-            let body = body.clone().unwrap_or_else(|| marker(self.register, 0, None));
+            let body = body.clone().unwrap_or_else(|| fresh(self.register));
             let asked = self.register.write(&self.key, Expect::Version(&current), body.clone());
             match effort.request(asked).await {
                 Ok(Write::Committed(version)) => return Ok((current, version, body)),
                 Ok(Write::Conflict) if self.current(CHECK, &self.key).await? == current => {
-                    let error = refusal(
-                        "this store refuses writes that expect the current version (If-Match)",
-                        "no lock could ever be renewed or released",
-                    );
+                    let error = cause_of_conflict(self.register, &self.key, &current).await;
                     return Err(Finding::of_error(CHECK, Verdict::Failed, &error));
                 }
                 // A write of ours came late.
@@ -334,71 +361,90 @@ impl Patient<'_> {
         }
     }
 
-    async fn races(&mut self) -> Step<()> {
-        const CHECK: &str = "atomic-race";
-        let (racers, races) = if self.thorough { (2 * RACERS, 10 * RACES) } else { (RACERS, RACES) };
-        let register = self.register;
-        let mut effort = Effort::of_question(register.env());
-        let mut key = self.key.clone();
-        let mut counted = 0;
-        for _ in 0..3 * races {
-            if counted == races {
-                break;
-            }
-            let current = self.current(CHECK, &key).await?;
-            let busy = match race(register, &key, &current, racers).await {
-                Ok(Race { winner: None, refused }) if refused == racers => {
-                    if self.current(CHECK, &key).await? == current {
-                        let seen = format!("of {racers} writes at once none was accepted");
-                        self.found.push(Finding::failed(CHECK, seen));
-                        return Ok(());
-                    }
-                    Fault::unavailable("a write of ours came late").not_applied()
-                }
-                Ok(Race { winner, refused }) if 2 * (usize::from(winner.is_some()) + refused) >= racers => {
-                    counted += 1;
-                    key = self.next_key(key).await;
-                    continue;
-                }
-                // A winner among those that were not answered proves nothing.
-                Ok(_) => Fault::unavailable("most racers got no answer").not_applied(),
-                Err(error) if error.is_transient() => error,
-                Err(error) => {
-                    self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
-                    return Ok(());
-                }
-            };
-            if effort.pause_after(busy).await.is_err() {
-                break;
-            }
-            key = self.next_key(key).await;
+    /// Races of creates, of writes over one version, and of writes and deletes.
+    async fn races(&mut self) {
+        let (racers, races, limit) = match self.thorough {
+            true => (2 * RACERS, RACES_THOROUGH, 5 * RACES_LIMIT),
+            false => (RACERS, RACES_DOCTOR, RACES_LIMIT),
+        };
+        // Where deletes are not conditional there is nothing to race.
+        let kinds: &[Kind] = match self.conditional_deletes {
+            true => &[Kind::Creates, Kind::Replaces, Kind::Deletes],
+            false => &[Kind::Creates, Kind::Replaces],
+        };
+        let plan = Plan { kinds, racers, races, all: true, limit };
+        let Found { kinds, place, left } = races::run(self.register, plan).await;
+        if !left.is_empty() {
+            self.found.leave(format!("{} objects {place}*", left.len()));
         }
-        self.found.push(if counted > 0 {
-            Finding::passed(
-                CHECK,
-                format!("of {racers} writes at once that expect one version, one is accepted, {counted} times"),
-            )
-        } else {
-            Finding::warning(CHECK, format!("of {racers} writes at once, never half got a definite answer"))
-                .with_help("whether the store checks versions atomically was not seen: try again when it is less busy")
-        });
-        Ok(())
+        for raced in kinds {
+            let finding = self.raced(raced, racers);
+            self.found.push(finding);
+        }
     }
 
-    /// Where to race next. Some stores take a write a second for a key: another each time, unless it could not be deleted.
-    async fn next_key(&mut self, raced: String) -> String {
-        if raced != self.key && !self.erased(&raced).await {
-            return raced;
+    fn raced(&mut self, raced: Raced, racers: usize) -> Finding {
+        let Raced { kind, counted, unsafe_, trouble } = raced;
+        let check = match kind {
+            Kind::Creates => CREATE_RACE,
+            Kind::Replaces => WRITE_RACE,
+            Kind::Deletes => DELETE_RACE,
+        };
+        if kind == Kind::Deletes {
+            self.unsafe_deletes = unsafe_.as_ref().map(|error| error.fault().message.clone());
         }
-        match self.created().await {
-            Ok((key, Write::Committed(_))) => key,
-            _ => self.key.clone(),
+        match unsafe_ {
+            Some(error) if kind == Kind::Deletes && !self.deletes => Finding::not_applicable(
+                check,
+                format!("{}: leasehold deletes no records here but in a sweep, which is refused", error.fault().message),
+            ),
+            Some(error) => Finding::of_error(check, Verdict::Failed, &error),
+            None if counted > 0 => {
+                let seen = format!("of {racers} {} at once, one is accepted, {counted} times", kind.what());
+                Finding::passed(check, format!("{seen}: {}", excluded(counted)))
+            }
+            None => {
+                let cause = trouble.map_or_else(String::new, |error| format!(": {}", error.fault().message));
+                Finding::warning(check, format!("of {racers} requests at once, never half got a definite answer{cause}"))
+                    .with_help("whether the store checks preconditions atomically was not seen: try again when it is less busy")
+            }
+        }
+    }
+
+    /// Records in the store what was found, so that it is used, or not, until the doctor comes again.
+    async fn record(&mut self) {
+        if self.register.traits().trusted {
+            return;
+        }
+        let unsafe_ = self.found.findings.iter().find(|finding| {
+            finding.verdict == Verdict::Failed && UNSAFE.contains(&finding.check)
+        });
+        let unsafe_ = unsafe_.map(|finding| finding.seen.clone());
+        let raced = [CREATE_RACE, WRITE_RACE].iter().all(|check| self.found.passed(check));
+        let writes = unsafe_.map(Err).or((raced && self.found.is_sound()).then_some(Ok(())));
+        let deletes = match &self.unsafe_deletes {
+            Some(what) => Some(Err(what.clone())),
+            None => (writes == Some(Ok(())) && self.found.passed(DELETE_RACE)).then_some(Ok(())),
+        };
+        for (subject, verdict) in [(Subject::Writes, writes), (Subject::Deletes, deletes)] {
+            let Some(verdict) = verdict else { continue };
+            let register = self.register;
+            let unsafe_ = verdict.as_ref().err().map(String::as_str);
+            let recorded = persistently(register.env(), || record(register, subject, unsafe_)).await;
+            if let Err(error) = recorded {
+                let seen = format!("what was found could not be recorded in the store: {error}");
+                let finding = Finding::warning("record", seen);
+                self.found.push(finding.with_help(
+                    "processes examine the store themselves before they use it, with fewer races",
+                ));
+            }
         }
     }
 
     /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.
     async fn deletion(&mut self, stale: &Version) -> Step<bool> {
         const CHECK: &str = "conditional-delete";
+        const IGNORED: &str = "this store ignores the precondition of deletes (If-Match on DeleteObject)";
         let (register, key) = (self.register, self.key.clone());
         let current = self.current(CHECK, &key).await?;
         let mut effort = Effort::of_question(register.env());
@@ -423,18 +469,22 @@ impl Patient<'_> {
             }
         };
         match deleted {
-            Ok(Deleted::Conflict) => self.pass(CHECK, "a delete that expects an outdated version is refused"),
+            Ok(Deleted::Conflict) => {
+                self.conditional_deletes = true;
+                self.pass(CHECK, "a delete that expects an outdated version is refused");
+            }
             Ok(Deleted::Deleted) if self.deletes => {
-                let error = refusal(
-                    "this store ignores the precondition of deletes (If-Match on DeleteObject)",
-                    "with protocol=existence a late release could free the lock of another",
-                );
+                let error = no_deletes(IGNORED);
+                self.unsafe_deletes = Some(IGNORED.to_owned());
                 self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
             }
-            Ok(Deleted::Deleted) => self.found.push(Finding::not_applicable(
-                CHECK,
-                "the store ignores preconditions of deletes: leasehold deletes no records here, and locks do not need it",
-            )),
+            Ok(Deleted::Deleted) => {
+                self.unsafe_deletes = Some(IGNORED.to_owned());
+                self.found.push(Finding::not_applicable(
+                    CHECK,
+                    "the store ignores preconditions of deletes: leasehold deletes no records here but in a sweep, which is refused",
+                ));
+            }
             Err(error) if error.is_transient() || self.deletes => {
                 return Err(Finding::stopped("permission-delete", &error));
             }
@@ -535,11 +585,11 @@ async fn trouble_with_deleted(
     if register.read(key).await?.is_some() {
         return Ok(Some("what was deleted is still read"));
     }
-    let over = register.write(key, Expect::Version(current), marker(register, 0, None)).await?;
+    let over = register.write(key, Expect::Version(current), fresh(register)).await?;
     if over != Write::Conflict {
         return Ok(Some("a write that expects the version before a delete is accepted after it"));
     }
-    let anew = register.write(key, Expect::Absent, marker(register, 0, None)).await?;
+    let anew = register.write(key, Expect::Absent, fresh(register)).await?;
     Ok((anew == Write::Conflict).then_some("what was deleted cannot be created again"))
 }
 

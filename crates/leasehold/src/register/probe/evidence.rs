@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{StoreTime, micros};
@@ -143,9 +144,9 @@ impl Marker {
     }
 
     /// As it is written.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Bytes {
         // Strings and numbers always serialize; should they not, an empty marker is examined anew.
-        serde_json::to_vec(self).unwrap_or_default()
+        serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
     /// What it says of `place`, when the marker itself has the version `current` and the store's clock reads `now`. Without
@@ -292,7 +293,7 @@ mod tests {
             .refused("https://mirror.example.com/bucket", at(20_400), "two won")
             .examined_by(id(7), HERE);
         let marker = Marker { examiner: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
-        assert_written("2-probe-marker.json", &String::from_utf8(marker.to_bytes()).unwrap());
+        assert_written("2-probe-marker.json", &String::from_utf8(marker.to_bytes().to_vec()).unwrap());
         assert_eq!(Marker::read(golden("2-probe-marker.json").as_bytes(), nonce), marker);
         assert_eq!(Marker::read(b"garbage", nonce), Marker::blank(nonce));
     }
