@@ -1,17 +1,18 @@
 //! The doctor's questions to any register: permissions, preconditions, and that what was written is read.
 
-use std::time::Duration;
+mod deletes;
+mod races;
+
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 
 use super::effort::{Effort, persistently};
+use super::fronts::Fronts;
 use super::probe::checks::{
     cause_of_conflict, fresh, keeps_metadata, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
 };
-use super::probe::evidence::{RACERS, RACES_DOCTOR, RACES_THOROUGH, excluded};
-use super::probe::races::{self, Found, Kind, Plan, Raced, no_deletes};
-use super::probe::{Subject, record};
 use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
 use crate::doctor::{Examination, Examined, Finding, Verdict};
 use crate::error::{ErrorKind, StoreError};
@@ -20,49 +21,34 @@ use crate::lease::Id;
 /// What the keys of an examination begin with: those of no lock, and never listed as one.
 const PLACE: &str = ".leasehold-probe-doctor-";
 
-/// How long the races may take; the thorough ones may take five times as long.
-const RACES_LIMIT: Duration = Duration::from_secs(60);
-
-/// What makes a store unsafe, and not only what is asked of it impossible: recorded in the store, so that it is not used.
-const UNSAFE: [&str; 9] = [
-    "read-after-write",
-    "create-if-absent",
-    "current-version",
-    "new-version",
-    "stale-version",
-    "missing-key",
-    CREATE_RACE,
-    WRITE_RACE,
-    "delete-marker",
-];
-
-const CREATE_RACE: &str = "create-race";
-const WRITE_RACE: &str = "atomic-race";
-const DELETE_RACE: &str = "delete-race";
+/// Examines `register`, together with the endpoints that `examination` names.
+pub(crate) async fn examine_all(
+    register: &Arc<dyn Register>,
+    deletes: bool,
+    examination: &Examination,
+) -> Examined {
+    const CHECK: &str = "endpoints";
+    let fronts = match Fronts::open(register, &examination.endpoints) {
+        Ok(fronts) => fronts,
+        Err(error) => {
+            let finding = Finding::failed(CHECK, error.to_string());
+            let mut examined = Examined::default();
+            examined.push(Finding { help: error.help().to_vec(), ..finding });
+            return examined;
+        }
+    };
+    let places: Vec<_> = fronts.all().map(Register::place).collect();
+    if places.len() == 1 {
+        return examine(&**register, deletes, examination).await;
+    }
+    let mut patient = Patient::new(&fronts, deletes, examination).await;
+    patient.pass(CHECK, format!("asked in turn, and raced together: {}", places.join(", ")));
+    patient.run(&fronts.all().collect::<Vec<_>>()).await
+}
 
 /// Examines `register`; `deletes` tells whether releases delete, so that conditional deletes matter.
 pub(crate) async fn examine(register: &dyn Register, deletes: bool, examination: &Examination) -> Examined {
-    let id = Id::random(&register.env().random).to_string();
-    let place = format!("{PLACE}{}", &id[..12]);
-    let mut patient = Patient {
-        register,
-        key: place.clone(),
-        place,
-        written: Vec::new(),
-        count: 0,
-        deletes,
-        thorough: examination.thorough,
-        conditional_deletes: false,
-        unsafe_deletes: None,
-        found: register.examine().await,
-    };
-    if let Err(stop) = patient.examine().await {
-        patient.found.push(stop);
-    }
-    patient.record().await;
-    patient.clean_up().await;
-    patient.found.releases_delete = deletes;
-    patient.found
+    Patient::new(register, deletes, examination).await.run(&[register]).await
 }
 
 struct Patient<'a> {
@@ -86,7 +72,37 @@ struct Patient<'a> {
 /// `Err` is what ends the examination.
 type Step<T> = Result<T, Finding>;
 
-impl Patient<'_> {
+impl<'a> Patient<'a> {
+    async fn new(register: &'a dyn Register, deletes: bool, examination: &Examination) -> Self {
+        let id = Id::random(&register.env().random).to_string();
+        let place = format!("{PLACE}{}", &id[..12]);
+        Self {
+            register,
+            key: place.clone(),
+            place,
+            written: Vec::new(),
+            count: 0,
+            deletes,
+            thorough: examination.thorough,
+            conditional_deletes: false,
+            unsafe_deletes: None,
+            found: register.examine().await,
+        }
+    }
+
+    /// Examines it, and records that at each of its `fronts`.
+    async fn run(mut self, fronts: &[&dyn Register]) -> Examined {
+        if let Err(stop) = self.examine().await {
+            self.found.push(stop);
+        }
+        for front in fronts {
+            self.record(*front).await;
+        }
+        self.clean_up().await;
+        self.found.releases_delete = self.deletes;
+        self.found
+    }
+
     async fn examine(&mut self) -> Step<()> {
         // Where what is written stays for good, even this would.
         if !self.found.is_sound() {
@@ -98,7 +114,8 @@ impl Patient<'_> {
         let first = self.permissions().await?;
         let permitted = self.found.is_sound();
         let (register, key) = (self.register, self.key.clone());
-        let asked = persistently(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
+        let asked =
+            persistently(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
         self.check("create-if-absent", "a second create is refused", asked)?;
         if !permitted {
             return Err(Finding::not_applicable(
@@ -107,7 +124,8 @@ impl Patient<'_> {
             ));
         }
         self.new_version(&first).await?;
-        let asked = persistently(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
+        let asked =
+            persistently(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
         self.check("stale-version", "a write that expects an outdated version is refused", asked)?;
         let asked = self.version_of_nothing(&first).await;
         self.check("missing-key", "a write that expects a version is refused where nothing is", asked)?;
@@ -133,11 +151,10 @@ impl Patient<'_> {
         let mut effort = Effort::of_question(register.env());
         let mut key = self.another();
         loop {
-            let error =
-                match effort.request(register.write(&key, Expect::Absent, fresh(register))).await {
-                    Ok(write) => return Ok((key, write)),
-                    Err(error) => error,
-                };
+            let error = match effort.request(register.write(&key, Expect::Absent, fresh(register))).await {
+                Ok(write) => return Ok((key, write)),
+                Err(error) => error,
+            };
             let unknown = matches!(error, StoreError::MaybeApplied(_));
             if !unknown {
                 self.written.pop();
@@ -361,172 +378,6 @@ impl Patient<'_> {
         }
     }
 
-    /// Races of creates, of writes over one version, and of writes and deletes.
-    async fn races(&mut self) {
-        let (racers, races, limit) = match self.thorough {
-            true => (2 * RACERS, RACES_THOROUGH, 5 * RACES_LIMIT),
-            false => (RACERS, RACES_DOCTOR, RACES_LIMIT),
-        };
-        // Where deletes are not conditional there is nothing to race.
-        let kinds: &[Kind] = match self.conditional_deletes {
-            true => &[Kind::Creates, Kind::Replaces, Kind::Deletes],
-            false => &[Kind::Creates, Kind::Replaces],
-        };
-        let plan = Plan { kinds, racers, races, all: true, limit };
-        let Found { kinds, place, left } = races::run(self.register, plan).await;
-        if !left.is_empty() {
-            self.found.leave(format!("{} objects {place}*", left.len()));
-        }
-        for raced in kinds {
-            let finding = self.raced(raced, racers);
-            self.found.push(finding);
-        }
-    }
-
-    fn raced(&mut self, raced: Raced, racers: usize) -> Finding {
-        let Raced { kind, counted, unsafe_, trouble } = raced;
-        let check = match kind {
-            Kind::Creates => CREATE_RACE,
-            Kind::Replaces => WRITE_RACE,
-            Kind::Deletes => DELETE_RACE,
-        };
-        if kind == Kind::Deletes {
-            self.unsafe_deletes = unsafe_.as_ref().map(|error| error.fault().message.clone());
-        }
-        match unsafe_ {
-            Some(error) if kind == Kind::Deletes && !self.deletes => Finding::not_applicable(
-                check,
-                format!("{}: leasehold deletes no records here but in a sweep, which is refused", error.fault().message),
-            ),
-            Some(error) => Finding::of_error(check, Verdict::Failed, &error),
-            None if counted > 0 => {
-                let seen = format!("of {racers} {} at once, one is accepted, {counted} times", kind.what());
-                Finding::passed(check, format!("{seen}: {}", excluded(counted)))
-            }
-            None => {
-                let cause = trouble.map_or_else(String::new, |error| format!(": {}", error.fault().message));
-                Finding::warning(check, format!("of {racers} requests at once, never half got a definite answer{cause}"))
-                    .with_help("whether the store checks preconditions atomically was not seen: try again when it is less busy")
-            }
-        }
-    }
-
-    /// Records in the store what was found, so that it is used, or not, until the doctor comes again.
-    async fn record(&mut self) {
-        if self.register.traits().trusted {
-            return;
-        }
-        let unsafe_ = self.found.findings.iter().find(|finding| {
-            finding.verdict == Verdict::Failed && UNSAFE.contains(&finding.check)
-        });
-        let unsafe_ = unsafe_.map(|finding| finding.seen.clone());
-        let raced = [CREATE_RACE, WRITE_RACE].iter().all(|check| self.found.passed(check));
-        let writes = unsafe_.map(Err).or((raced && self.found.is_sound()).then_some(Ok(())));
-        let deletes = match &self.unsafe_deletes {
-            Some(what) => Some(Err(what.clone())),
-            None => (writes == Some(Ok(())) && self.found.passed(DELETE_RACE)).then_some(Ok(())),
-        };
-        for (subject, verdict) in [(Subject::Writes, writes), (Subject::Deletes, deletes)] {
-            let Some(verdict) = verdict else { continue };
-            let register = self.register;
-            let unsafe_ = verdict.as_ref().err().map(String::as_str);
-            let recorded = persistently(register.env(), || record(register, subject, unsafe_)).await;
-            if let Err(error) = recorded {
-                let seen = format!("what was found could not be recorded in the store: {error}");
-                let finding = Finding::warning("record", seen);
-                self.found.push(finding.with_help(
-                    "processes examine the store themselves before they use it, with fewer races",
-                ));
-            }
-        }
-    }
-
-    /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.
-    async fn deletion(&mut self, stale: &Version) -> Step<bool> {
-        const CHECK: &str = "conditional-delete";
-        const IGNORED: &str = "this store ignores the precondition of deletes (If-Match on DeleteObject)";
-        let (register, key) = (self.register, self.key.clone());
-        let current = self.current(CHECK, &key).await?;
-        let mut effort = Effort::of_question(register.env());
-        let mut unknown = false;
-        let deleted = loop {
-            match effort.request(register.delete_unexamined(&key, stale)).await {
-                // It may be the lost one that deleted it.
-                Ok(Deleted::Conflict) if unknown => {
-                    match persistently(register.env(), || register.read(&key)).await {
-                        Ok(None) => break Ok(Deleted::Deleted),
-                        Ok(Some(_)) => break Ok(Deleted::Conflict),
-                        Err(error) => break Err(error),
-                    }
-                }
-                Ok(deleted) => break Ok(deleted),
-                Err(error) => {
-                    unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    if let Err(error) = effort.pause_after(error).await {
-                        break Err(error);
-                    }
-                }
-            }
-        };
-        match deleted {
-            Ok(Deleted::Conflict) => {
-                self.conditional_deletes = true;
-                self.pass(CHECK, "a delete that expects an outdated version is refused");
-            }
-            Ok(Deleted::Deleted) if self.deletes => {
-                let error = no_deletes(IGNORED);
-                self.unsafe_deletes = Some(IGNORED.to_owned());
-                self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
-            }
-            Ok(Deleted::Deleted) => {
-                self.unsafe_deletes = Some(IGNORED.to_owned());
-                self.found.push(Finding::not_applicable(
-                    CHECK,
-                    "the store ignores preconditions of deletes: leasehold deletes no records here but in a sweep, which is refused",
-                ));
-            }
-            Err(error) if error.is_transient() || self.deletes => {
-                return Err(Finding::stopped("permission-delete", &error));
-            }
-            Err(error) => {
-                let seen = format!("no deletes, and locks need none: {error}");
-                self.found.push(Finding::not_applicable("permission-delete", seen));
-                return Ok(false);
-            }
-        }
-        self.deleted_is_absent(current).await?;
-        Ok(true)
-    }
-
-    /// In a versioned bucket a delete leaves a marker, which counts as nothing.
-    async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
-        const CHECK: &str = "delete-marker";
-        let mut effort = Effort::of_question(self.register.env());
-        let mut key = self.key.clone();
-        let trouble = loop {
-            match trouble_with_deleted(self.register, &key, &current).await {
-                Ok(trouble) => break trouble,
-                Err(error) => {
-                    effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
-                }
-            }
-            // What became of a lost write is not known: all of it again, elsewhere.
-            match self.created().await.map_err(|error| Finding::stopped(CHECK, &error))? {
-                (another, Write::Committed(version)) => (key, current) = (another, version),
-                (another, Write::Conflict) => return Err(Finding::stopped(CHECK, &vanished(&another))),
-            }
-        };
-        self.found.push(match trouble {
-            None => Finding::passed(CHECK, "what is deleted counts as not there, and can be created again"),
-            Some(trouble) => Finding::of_error(
-                CHECK,
-                Verdict::Failed,
-                &refusal(trouble, "a record that was deleted by hand would not be safe"),
-            ),
-        });
-        Ok(())
-    }
-
     /// For updates and fenced writes alone.
     async fn metadata(&mut self) {
         const CHECK: &str = "metadata";
@@ -572,25 +423,6 @@ impl Patient<'_> {
 
 fn is_denied(error: &StoreError) -> bool {
     error.fault().kind == ErrorKind::Denied
-}
-
-/// What a store does wrong with what was deleted, asked of `key` as long as that has the version `current`.
-async fn trouble_with_deleted(
-    register: &dyn Register,
-    key: &str,
-    current: &Version,
-) -> Result<Option<&'static str>, StoreError> {
-    // Where the precondition was ignored it is gone already.
-    register.delete_unexamined(key, current).await?;
-    if register.read(key).await?.is_some() {
-        return Ok(Some("what was deleted is still read"));
-    }
-    let over = register.write(key, Expect::Version(current), fresh(register)).await?;
-    if over != Write::Conflict {
-        return Ok(Some("a write that expects the version before a delete is accepted after it"));
-    }
-    let anew = register.write(key, Expect::Absent, fresh(register)).await?;
-    Ok((anew == Write::Conflict).then_some("what was deleted cannot be created again"))
 }
 
 #[cfg(test)]

@@ -203,7 +203,8 @@ impl Register for Flawed {
         tokio::task::yield_now().await;
         self.throttle()?;
         let flaw = *self.flaw.lock().unwrap();
-        let doubled = matches!(flaw, Flaw::DoublesDeletes(_)) && self.is_doubled(key, Expect::Version(version), began);
+        let doubled =
+            matches!(flaw, Flaw::DoublesDeletes(_)) && self.is_doubled(key, Expect::Version(version), began);
         let mut cells = self.cells.lock().unwrap();
         match (flaw, cells.get(key)) {
             (Flaw::DeniesDeletes, _) => Err(denied()),

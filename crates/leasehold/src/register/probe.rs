@@ -23,11 +23,11 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use self::checks::{
-    cause_of_conflict, keeps_metadata, refuses_outdated, refuses_second_create, refuses_version_of_nothing,
-    vanished,
+    cause_of_conflict, fresh, keeps_metadata, refuses_outdated, refuses_second_create,
+    refuses_version_of_nothing, vanished,
 };
 use self::evidence::{Marker, Standing};
-use self::races::{Found, Kind, Plan, no_deletes};
+use self::races::{Found, Kind, NO_DELETES_HELP, Plan, no_deletes};
 use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
@@ -151,8 +151,10 @@ impl Probe<'_> {
         while let Some(Cell { value, version, .. }) = self.register.read(self.subject.key()).await? {
             let marker = Marker::read(&value, self.nonce());
             match self.standing(&marker, &version) {
-                Standing::Passed { outdated } => return self.still_refuses(marker, &Version::new(outdated)).await,
-                Standing::Refused { what } => return Err(refused_before(&what)),
+                Standing::Passed { outdated } => {
+                    return self.still_refuses(marker, &Version::new(outdated)).await;
+                }
+                Standing::Refused { what } => return Err(self.refused_before(&what)),
                 Standing::Unknown { examiner: Some(other) } if other != self.id => {}
                 Standing::Unknown { .. } => break,
             }
@@ -204,7 +206,10 @@ impl Probe<'_> {
         let nothing = format!("{NOTHING}{}", self.nonce());
         match self.subject {
             Subject::Writes => refuses_version_of_nothing(register, &nothing, &outdated).await?,
-            Subject::Deletes => refuses_outdated_delete(register, key, &outdated).await?,
+            Subject::Deletes => {
+                refuses_outdated_delete(register, key, &outdated).await?;
+                accepts_delete(register, &nothing).await?;
+            }
         }
         let Found { kinds, .. } = races::run(register, Plan::first_use(self.subject.kinds())).await;
         for raced in kinds {
@@ -230,7 +235,7 @@ impl Probe<'_> {
             let marker = Marker::read(&cell.value, self.nonce());
             let now = register.store_time();
             let judged = match (unsafe_, self.standing(&marker, &cell.version)) {
-                (None, Standing::Refused { what }) if !lifts => return Err(refused_before(&what)),
+                (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
                 (None, _) => marker.passed(&self.place(), now, cell.version.as_str()),
                 (Some(what), _) => marker.refused(&self.place(), now, what),
             };
@@ -254,27 +259,49 @@ impl Probe<'_> {
         self.register.place()
     }
 
+    fn refused_before(&self, what: &str) -> StoreError {
+        const LIFT: &str = "when it was mended or replaced, run `leasehold doctor` on it: once that passes, the store is used again";
+        let fault =
+            Fault::new(ErrorKind::Unsupported, format!("this store was examined and found unsafe: {what}"));
+        let help = match self.subject {
+            Subject::Writes => LIFT.to_owned(),
+            Subject::Deletes => format!("{NO_DELETES_HELP}; {LIFT}"),
+        };
+        fault.with_help(help).not_applied()
+    }
+
     fn nonce(&self) -> Id {
         Id::random(&self.register.env().random)
     }
 }
 
 /// A version that was replaced is none to delete. Where it is deleted after all, there is no marker of a store that passed.
-async fn refuses_outdated_delete(register: &dyn Register, key: &str, outdated: &Version) -> Result<(), StoreError> {
+async fn refuses_outdated_delete(
+    register: &dyn Register,
+    key: &str,
+    outdated: &Version,
+) -> Result<(), StoreError> {
     match register.delete_unexamined(key, outdated).await? {
         Deleted::Conflict => Ok(()),
-        Deleted::Deleted => Err(no_deletes("this store ignores the precondition of deletes (If-Match on DeleteObject)")),
+        Deleted::Deleted => {
+            Err(no_deletes("this store ignores the precondition of deletes (If-Match on DeleteObject)"))
+        }
+    }
+}
+
+/// The current version is one to delete. There must be nothing at `key`.
+async fn accepts_delete(register: &dyn Register, key: &str) -> Result<(), StoreError> {
+    let Write::Committed(version) = register.write(key, Expect::Absent, fresh(register)).await? else {
+        return Err(vanished(key));
+    };
+    match register.delete_unexamined(key, &version).await? {
+        Deleted::Deleted => Ok(()),
+        Deleted::Conflict => Err(no_deletes("this store refuses deletes that expect the current version")),
     }
 }
 
 fn body(marker: &Marker) -> Body {
     marker.to_bytes().into()
-}
-
-fn refused_before(what: &str) -> StoreError {
-    Fault::new(ErrorKind::Unsupported, format!("this store was examined and found unsafe for locks: {what}"))
-        .with_help("when it was mended or replaced, run `leasehold doctor` on it: once that passes, the store is used again")
-        .not_applied()
 }
 
 /// Says what the refused request was for: the user asked for a lock, not for this object.

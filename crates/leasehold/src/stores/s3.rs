@@ -26,6 +26,7 @@ use tokio::sync::OnceCell;
 
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
+use super::aws::access::checked_endpoint;
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
@@ -205,6 +206,19 @@ impl Register for S3Register {
 
     fn place(&self) -> String {
         self.place.shown()
+    }
+
+    fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
+        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`")?;
+        let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
+        Ok(Arc::new(Self {
+            client: Client::from_conf(config),
+            place: Place { endpoint: Some(endpoint), ..self.place.clone() },
+            keys: self.keys.clone(),
+            requests: Requests::new(self.env().clone()),
+            contents: self.contents,
+            delete_checked: OnceCell::new(),
+        }))
     }
 
     fn traits(&self) -> RegisterTraits {

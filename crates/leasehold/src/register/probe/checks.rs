@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::evidence::Marker;
 use super::super::{Body, Expect, Metadata, Register, Version, Write};
+use super::evidence::Marker;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 

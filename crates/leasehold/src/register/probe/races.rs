@@ -100,9 +100,14 @@ pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
     let lanes = (0..LANES).map(|lane| {
         // So many for this lane that all together are as many as planned.
         let races = (plan.races + lane) / LANES;
-        Lane { register, plan: Plan { races, ..plan }, place: format!("{place}-{lane}"), left: Vec::new() }.run()
+        Lane { register, plan: Plan { races, ..plan }, place: format!("{place}-{lane}"), left: Vec::new() }
+            .run()
     });
-    let mut found = Found { kinds: plan.kinds.iter().copied().map(Raced::none).collect(), place: place.clone(), left: Vec::new() };
+    let mut found = Found {
+        kinds: plan.kinds.iter().copied().map(Raced::none).collect(),
+        place: place.clone(),
+        left: Vec::new(),
+    };
     for lane in join_all(lanes).await {
         for (all, one) in found.kinds.iter_mut().zip(lane.0) {
             all.counted += one.counted;
@@ -141,7 +146,8 @@ impl Lane<'_> {
             self.round(&key, &mut kinds).await;
             let after: usize = kinds.iter().map(|raced| raced.counted).sum();
             if after == before && kinds.iter().all(|raced| raced.unsafe_.is_none()) {
-                let asked = kinds.iter().filter_map(|raced| raced.trouble.as_ref()?.fault().retry_after).max();
+                let asked =
+                    kinds.iter().filter_map(|raced| raced.trouble.as_ref()?.fault().retry_after).max();
                 env.sleep(env.random.jittered(PAUSE, 0.5).max(asked.unwrap_or_default())).await;
             }
         }
@@ -188,7 +194,8 @@ impl Lane<'_> {
     }
 
     async fn creates(&self, key: &str) -> (Seen, Option<Version>) {
-        let writes = (0..self.plan.racers).map(|_| self.register.write(key, Expect::Absent, fresh(self.register)));
+        let writes =
+            (0..self.plan.racers).map(|_| self.register.write(key, Expect::Absent, fresh(self.register)));
         self.judged(Kind::Creates, join_all(writes).await.into_iter().map(accepted).collect())
     }
 
@@ -204,7 +211,9 @@ impl Lane<'_> {
         let writes = join_all((0..half).map(|_| register.write(key, expect, fresh(register))));
         let deletes = join_all((0..half).map(|_| register.delete_unexamined(key, version)));
         let (writes, deletes) = join(writes, deletes).await;
-        let deletes = deletes.into_iter().map(|deleted| deleted.map(|deleted| (deleted == Deleted::Deleted).then_some(None)));
+        let deletes = deletes
+            .into_iter()
+            .map(|deleted| deleted.map(|deleted| (deleted == Deleted::Deleted).then_some(None)));
         self.judged(Kind::Deletes, writes.into_iter().map(accepted).chain(deletes).collect())
     }
 
@@ -278,19 +287,24 @@ fn two_winners(kind: Kind, racers: usize, accepted: usize) -> StoreError {
     }
 }
 
+/// What to do where leasehold cannot delete.
+pub(super) const NO_DELETES_HELP: &str = "with protocol=existence a release deletes an object, which might by then be another's: use the default protocol (leave \
+     out ?protocol), or Amazon S3 or Google Cloud Storage; and do not sweep this store";
+
 /// This store is not to be used where leasehold deletes.
 pub(crate) fn no_deletes(message: impl Into<String>) -> StoreError {
-    Fault::new(ErrorKind::Unsupported, message)
-        .with_help(
-            "with protocol=existence a release deletes an object, which might by then be another's: use the default protocol \
-             (leave out ?protocol), or Amazon S3 or Google Cloud Storage; and do not sweep this store",
-        )
-        .not_applied()
+    Fault::new(ErrorKind::Unsupported, message).with_help(NO_DELETES_HELP).not_applied()
 }
 
 impl Plan<'_> {
     /// Before the first use: `kinds` races, until one of them shows that the store is unsafe.
     pub(crate) fn first_use(kinds: &[Kind]) -> Plan<'_> {
-        Plan { kinds, racers: RACERS, races: super::evidence::RACES_FIRST_USE, all: false, limit: super::LIMIT }
+        Plan {
+            kinds,
+            racers: RACERS,
+            races: super::evidence::RACES_FIRST_USE,
+            all: false,
+            limit: super::LIMIT,
+        }
     }
 }

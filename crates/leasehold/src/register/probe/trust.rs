@@ -122,7 +122,8 @@ fn copied(outcome: &Option<Result<(), StoreError>>) -> Option<Result<(), StoreEr
 }
 
 fn abandoned() -> StoreError {
-    Fault::unavailable("the check of the store's preconditions was broken off: its runtime has ended").not_applied()
+    Fault::unavailable("the check of the store's preconditions was broken off: its runtime has ended")
+        .not_applied()
 }
 
 #[cfg(test)]
@@ -204,7 +205,11 @@ mod tests {
         assert_eq!(bad.started(), 1);
         let good = Examination::default();
         good.end.notify_one();
-        join_all((0..4).map(|_| good.settle(&trust))).await.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+        join_all((0..4).map(|_| good.settle(&trust)))
+            .await
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()
+            .unwrap();
         good.settle(&trust).await.unwrap();
         assert_eq!(good.started(), 1, "what passed is not examined again");
     }

@@ -21,7 +21,7 @@ use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 use serde::Serialize;
 
-use super::super::examine::examine;
+use super::super::examine::examine_all;
 use super::super::probe::trust::Trust;
 use super::super::probe::{LIMIT, probe_deletes};
 use super::super::record::{Content, Record, RecordState, parse, protocol};
@@ -202,7 +202,7 @@ impl Records for ExistenceRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine(&*self.register, true, examination).await
+        examine_all(&self.register, true, examination).await
     }
 
     fn counts_tokens(&self) -> bool {

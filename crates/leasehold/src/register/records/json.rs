@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 
-use super::super::examine::examine;
+use super::super::examine::examine_all;
 use super::super::probe::LIMIT;
 use super::super::probe::trust::Trust;
 use super::super::record::{Content, Record, parse, protocol};
@@ -78,7 +78,7 @@ impl Records for JsonRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine(&*self.register, false, examination).await
+        examine_all(&self.register, false, examination).await
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
