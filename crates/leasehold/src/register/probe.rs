@@ -39,15 +39,15 @@ const NOTHING: &str = ".leasehold-probe-nothing-";
 const KEEPSAKE: &str = ".leasehold-probe-metadata";
 
 /// How long an examination may take.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// How often the probe is tried when the store is busy, and the pause before the second try.
 const TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often it is looked whether another process that examines the store is ready, and the pause in between: some ten
+/// How often it is looked whether another process that examines the store is ready, and the pause in between: some twenty
 /// seconds. Then it died, or is very slow.
-const LOOKS: u32 = 33;
+const LOOKS: u32 = 66;
 const LOOK: Duration = Duration::from_millis(300);
 
 /// How often a verdict is written, when others write theirs.

@@ -11,7 +11,7 @@ use crate::register::probe::races::{self, Found, Kind, Plan, Raced};
 use crate::register::probe::{Subject, record};
 
 /// How long the races may take; the thorough ones may take five times as long.
-const RACES_LIMIT: Duration = Duration::from_secs(60);
+const RACES_LIMIT: Duration = Duration::from_secs(120);
 
 /// What makes a store unsafe, and not only what is asked of it impossible: recorded in the store, so that it is not used.
 const UNSAFE: [&str; 9] = [

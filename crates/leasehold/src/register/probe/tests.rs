@@ -229,7 +229,7 @@ async fn an_examiner_that_died_is_waited_for_and_replaced() {
     let start = store.env.now();
     probe(&store).await.unwrap();
     let waited = store.env.now().shortest_since(start);
-    assert!((5..20).contains(&waited.as_secs()), "{waited:?}");
+    assert!((10..40).contains(&waited.as_secs()), "{waited:?}");
     assert!(store.requests() > 2);
 }
 
