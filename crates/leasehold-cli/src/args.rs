@@ -301,9 +301,12 @@ pub(crate) struct DoctorArgs {
     /// How often locks will be acquired and released per day, for the cost
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     pub(crate) acquisitions: u32,
-    /// Race longer and measure more: half a minute
+    /// Race longer and measure more: some minutes
     #[arg(long)]
     pub(crate) thorough: bool,
+    /// Another endpoint of the same store, to be raced together with the store's own; may be repeated (S3)
+    #[arg(long, value_name = "URL")]
+    pub(crate) endpoint: Vec<String>,
 }
 
 #[derive(Debug, Args)]

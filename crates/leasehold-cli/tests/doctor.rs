@@ -89,6 +89,7 @@ const OBJECTS: &[&str] = &[
     "new-version",
     "stale-version",
     "missing-key",
+    "create-race",
     "atomic-race",
     "delete-marker",
     "store-clock",
@@ -141,7 +142,14 @@ fn the_doctor_passes_etcd() {
 #[test]
 fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
     let diagnosis = examined(&Server::S3Ignoring.fresh_url());
-    diagnosis.fails(&["create-if-absent", "stale-version", "missing-key", "atomic-race", "delete-marker"]);
+    diagnosis.fails(&[
+        "create-if-absent",
+        "stale-version",
+        "missing-key",
+        "delete-marker",
+        "create-race",
+        "atomic-race",
+    ]);
     assert!(diagnosis.help("create-if-absent").contains("conditional writes"));
 }
 
@@ -151,16 +159,44 @@ fn fault_25_the_doctor_refuses_an_emulator_whose_uploads_ignore_preconditions() 
     diagnosis.fails(&["read-after-write", "create-if-absent"]);
 }
 
-/// Fault 26, on a real server: only the race finds it. And a lock is refused on it too.
+/// Fault 26, on a real server: only races find it. And a lock is refused on it too.
 #[test]
 fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
     let url = Server::S3Racy.fresh_url();
     let diagnosis = examined(&url);
-    diagnosis.fails(&["atomic-race"]);
-    assert!(diagnosis.finding("atomic-race")["seen"].as_str().unwrap().contains("not check it atomically"));
+    diagnosis.fails(&["create-race", "atomic-race"]);
+    assert!(
+        diagnosis.finding("atomic-race")["seen"]
+            .as_str()
+            .unwrap()
+            .contains("not check preconditions atomically")
+    );
     assert!(diagnosis.help("atomic-race").contains("conditional writes"));
     let refused = Place::new().run(&format!("run -s {url} deploy -- true")).expect(125);
-    assert!(refused.stderr.contains("raced for one version"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("found unsafe") && refused.stderr.contains("leasehold doctor"),
+        "{refused:?}"
+    );
+    let fresh = Server::S3Racy.fresh_url();
+    for reason in ["does not check preconditions atomically", "found unsafe"] {
+        let refused = Place::new().run(&format!("run -s {fresh} deploy -- true")).expect(125);
+        assert!(refused.stderr.contains(reason), "{refused:?}");
+    }
+}
+
+/// Two names of one server are two front ends.
+#[test]
+fn the_doctor_races_several_endpoints_together() {
+    let url = Server::Moto.fresh_url();
+    let other = format!("http://{}", Server::Moto.address().to_string().replace("127.0.0.1", "localhost"));
+    let place = Place::new();
+    let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint {other}")));
+    diagnosis.passes();
+    let seen = diagnosis.finding("endpoints")["seen"].as_str().unwrap();
+    assert!(seen.contains("127.0.0.1") && seen.contains("localhost"), "{seen}");
+    assert!(diagnosis.finding("create-race")["seen"].as_str().unwrap().contains("a store that lets two win"));
+    let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint nonsense")));
+    diagnosis.fails(&["endpoints"]);
 }
 
 /// What a release by deletion needs, and MinIO has not.

@@ -115,6 +115,10 @@ impl<L: Layer> Register for Layered<L> {
         self.0.store_time()
     }
 
+    fn place(&self) -> String {
+        self.0.inner().place()
+    }
+
     fn env(&self) -> &Env {
         self.0.inner().env()
     }

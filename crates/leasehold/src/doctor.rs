@@ -37,14 +37,23 @@ pub struct Examination {
     pub locks: u32,
     /// How often locks will be acquired and released, all together, per day: for the costs.
     pub acquisitions_per_day: u32,
-    /// Whether to race longer and to measure more: half a minute instead of a few seconds.
+    /// Whether to race longer and to measure more: some minutes instead of a few seconds.
     pub thorough: bool,
+    /// Other endpoints of the same store, which are asked in turn with its own: several front ends may be atomic each for
+    /// itself, and not together. S3 only.
+    pub endpoints: Vec<String>,
 }
 
 impl Default for Examination {
     /// One lock of 30 s that is held all the time, and a thousand acquisitions a day.
     fn default() -> Self {
-        Self { ttl: Ttl::DEFAULT, locks: 1, acquisitions_per_day: 1_000, thorough: false }
+        Self {
+            ttl: Ttl::DEFAULT,
+            locks: 1,
+            acquisitions_per_day: 1_000,
+            thorough: false,
+            endpoints: Vec::new(),
+        }
     }
 }
 
@@ -224,6 +233,11 @@ impl Examined {
     /// Says that `what` was written and could not be deleted.
     pub fn leave(&mut self, what: String) {
         self.left.push(what);
+    }
+
+    /// Whether `check` was asked, and passed.
+    pub(crate) fn passed(&self, check: &str) -> bool {
+        self.findings.iter().any(|finding| finding.check == check && finding.verdict == Verdict::Passed)
     }
 
     /// Whether nothing failed so far.

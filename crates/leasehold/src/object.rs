@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Mutex, OnceCell};
+use futures_util::FutureExt;
+use tokio::sync::Mutex;
 
 use crate::env::Env;
 use crate::error::Error;
 use crate::lease::Token;
+use crate::register::probe::LIMIT;
+use crate::register::probe::trust::Trust;
 use crate::register::{Cell, Change, Limits, Look, Register, Updated, trust};
 use crate::stores;
 use crate::url::StoreUrl;
@@ -35,7 +38,7 @@ use crate::url::StoreUrl;
 pub struct Object {
     register: Arc<dyn Register>,
     key: Arc<str>,
-    trusted: Arc<OnceCell<()>>,
+    trusted: Arc<Trust>,
     turn: Arc<Mutex<()>>,
     limits: Limits,
     content_type: Option<String>,
@@ -177,7 +180,12 @@ impl Object {
     }
 
     async fn trust(&self) -> Result<(), Error> {
-        self.trusted.get_or_try_init(|| trust(&*self.register)).await.copied()
+        if self.register.traits().trusted {
+            return Ok(());
+        }
+        let register = self.register.clone();
+        let examine = || async move { trust(&*register).await }.boxed();
+        Ok(self.trusted.settle(self.register.env(), LIMIT, examine).await?)
     }
 }
 

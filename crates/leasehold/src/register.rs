@@ -9,12 +9,13 @@ pub(crate) mod examine;
 pub mod fence;
 #[cfg(test)]
 pub(crate) mod flawed;
+mod fronts;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod known;
 mod leases;
 mod marks;
-mod probe;
+pub(crate) mod probe;
 mod protocol;
 pub(crate) mod record;
 pub(crate) mod records;
@@ -35,7 +36,7 @@ pub use self::update::{Updated, update};
 use crate::clock::StoreTime;
 use crate::doctor::Examined;
 use crate::env::Env;
-use crate::error::StoreError;
+use crate::error::{Error, StoreError};
 use crate::lease::Pace;
 
 /// The longest record, in bytes: what registers read that are opened for locks. Lock records are about 1 KiB.
@@ -120,8 +121,25 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// The clock and the randomness that this register runs on.
     fn env(&self) -> &Env;
 
+    /// The same objects through another endpoint, for an examination of several front ends together. By default there is none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad endpoint,
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where a register has no endpoints.
+    fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
+        let message =
+            format!("{} cannot be asked through another endpoint, {endpoint:?}", self.traits().store);
+        Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
+    }
+
     /// What this register is, and how it wants to be treated.
     fn traits(&self) -> RegisterTraits;
+
+    /// The endpoint and the bucket, without secrets: of which place it is recorded that it was [probed](probe). By default a
+    /// register names none, and a copy of what is recorded counts wherever it is found.
+    fn place(&self) -> String {
+        String::new()
+    }
 }
 
 #[async_trait]
@@ -158,6 +176,12 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
     fn traits(&self) -> RegisterTraits {
         (**self).traits()
+    }
+    fn place(&self) -> String {
+        (**self).place()
+    }
+    fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
+        (**self).through(endpoint)
     }
 }
 

@@ -553,7 +553,7 @@ async fn a_store_whose_deletes_are_not_conditional_is_refused_before_it_grants()
     }
 }
 
-/// And one that is as it should be is accepted, and its examination leaves no more than the marker.
+/// And one that is as it should be is accepted, and its examination leaves no more than the markers.
 #[tokio::test(start_paused = true)]
 async fn without_generations_there_are_no_tokens() {
     let (register, leases) = flawed(Flaw::NoGenerations);
@@ -564,5 +564,5 @@ async fn without_generations_there_are_no_tokens() {
     assert!(error.to_string().contains("no fencing tokens") && !error.help().is_empty(), "{error:?}");
     guard.release().await.unwrap();
     let keys: Vec<String> = register.list("").try_collect().await.unwrap();
-    assert_eq!(keys, [".leasehold-probe"]);
+    assert_eq!(keys, [".leasehold-probe", ".leasehold-probe-delete"]);
 }

@@ -19,6 +19,7 @@ pub(super) async fn doctor(context: &Context, args: &DoctorArgs) -> Result<u8, F
     examination.locks = args.locks;
     examination.acquisitions_per_day = args.acquisitions;
     examination.thorough = args.thorough;
+    examination.endpoints.clone_from(&args.endpoint);
     let report = match Locker::open(&store.url).await {
         Ok(locker) => locker.examine(&examination).await,
         // A URL that names no store is no store to examine.

@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use super::effort::Effort;
 use super::marks::{Nonce, Sight, Verdict, verdict};
-use super::probe::{probe_metadata, unless_trusted};
+use super::probe::trust::within;
+use super::probe::{LIMIT, probe_metadata};
 use super::{Body, Expect, MAX_OBJECT_BYTES, Register, RegisterTraits, Stat, Write, probe};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -26,9 +27,6 @@ const MOST_DOUBLINGS: u32 = 6;
 /// never longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const SHORTEST_TRY: Duration = Duration::from_millis(1);
-
-/// How long the check of the store's preconditions may take.
-const PROBE_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a change tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,12 +77,15 @@ pub(crate) struct Changed {
 }
 
 /// Makes sure that `register` enforces its preconditions, and keeps the metadata that it says it keeps.
-pub(crate) async fn trust(register: &dyn Register) -> Result<(), Error> {
+pub(crate) async fn trust(register: &dyn Register) -> Result<(), StoreError> {
+    if register.traits().trusted {
+        return Ok(());
+    }
     let checks = async {
         probe(register).await?;
         if register.traits().metadata.is_some() { probe_metadata(register).await } else { Ok(()) }
     };
-    Ok(unless_trusted(register, PROBE_LIMIT, checks).await?)
+    within(register.env(), LIMIT, checks).await
 }
 
 impl<'a> Change<'a> {

@@ -1,43 +1,54 @@
 //! The doctor's questions to any register: permissions, preconditions, and that what was written is read.
 
+mod deletes;
+mod races;
+
+use std::sync::Arc;
+
 use futures_util::StreamExt;
 
 use super::effort::{Effort, persistently};
+use super::fronts::Fronts;
 use super::probe::checks::{
-    Race, keeps_metadata, marker, race, refusal, refuses_outdated, refuses_second_create,
+    cause_of_conflict, fresh, keeps_metadata, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
 };
 use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
 use crate::doctor::{Examination, Examined, Finding, Verdict};
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 
 /// What the keys of an examination begin with: those of no lock, and never listed as one.
 const PLACE: &str = ".leasehold-probe-doctor-";
 
-const RACERS: usize = 8;
-const RACES: usize = 6;
+/// Examines `register`, together with the endpoints that `examination` names.
+pub(crate) async fn examine_all(
+    register: &Arc<dyn Register>,
+    deletes: bool,
+    examination: &Examination,
+) -> Examined {
+    const CHECK: &str = "endpoints";
+    let fronts = match Fronts::open(register, &examination.endpoints) {
+        Ok(fronts) => fronts,
+        Err(error) => {
+            let finding = Finding::failed(CHECK, error.to_string());
+            let mut examined = Examined::default();
+            examined.push(Finding { help: error.help().to_vec(), ..finding });
+            return examined;
+        }
+    };
+    let places: Vec<_> = fronts.all().map(Register::place).collect();
+    if places.len() == 1 {
+        return examine(&**register, deletes, examination).await;
+    }
+    let mut patient = Patient::new(&fronts, deletes, examination).await;
+    patient.pass(CHECK, format!("asked in turn, and raced together: {}", places.join(", ")));
+    patient.run(&fronts.all().collect::<Vec<_>>()).await
+}
 
 /// Examines `register`; `deletes` tells whether releases delete, so that conditional deletes matter.
 pub(crate) async fn examine(register: &dyn Register, deletes: bool, examination: &Examination) -> Examined {
-    let id = Id::random(&register.env().random).to_string();
-    let place = format!("{PLACE}{}", &id[..12]);
-    let mut patient = Patient {
-        register,
-        key: place.clone(),
-        place,
-        written: Vec::new(),
-        count: 0,
-        deletes,
-        thorough: examination.thorough,
-        found: register.examine().await,
-    };
-    if let Err(stop) = patient.examine().await {
-        patient.found.push(stop);
-    }
-    patient.clean_up().await;
-    patient.found.releases_delete = deletes;
-    patient.found
+    Patient::new(register, deletes, examination).await.run(&[register]).await
 }
 
 struct Patient<'a> {
@@ -51,13 +62,47 @@ struct Patient<'a> {
     count: usize,
     deletes: bool,
     thorough: bool,
+    /// Whether a delete that expects an outdated version was refused.
+    conditional_deletes: bool,
+    /// What is wrong with deletes, whether they matter here or not.
+    unsafe_deletes: Option<String>,
     found: Examined,
 }
 
 /// `Err` is what ends the examination.
 type Step<T> = Result<T, Finding>;
 
-impl Patient<'_> {
+impl<'a> Patient<'a> {
+    async fn new(register: &'a dyn Register, deletes: bool, examination: &Examination) -> Self {
+        let id = Id::random(&register.env().random).to_string();
+        let place = format!("{PLACE}{}", &id[..12]);
+        Self {
+            register,
+            key: place.clone(),
+            place,
+            written: Vec::new(),
+            count: 0,
+            deletes,
+            thorough: examination.thorough,
+            conditional_deletes: false,
+            unsafe_deletes: None,
+            found: register.examine().await,
+        }
+    }
+
+    /// Examines it, and records that at each of its `fronts`.
+    async fn run(mut self, fronts: &[&dyn Register]) -> Examined {
+        if let Err(stop) = self.examine().await {
+            self.found.push(stop);
+        }
+        for front in fronts {
+            self.record(*front).await;
+        }
+        self.clean_up().await;
+        self.found.releases_delete = self.deletes;
+        self.found
+    }
+
     async fn examine(&mut self) -> Step<()> {
         // Where what is written stays for good, even this would.
         if !self.found.is_sound() {
@@ -69,7 +114,8 @@ impl Patient<'_> {
         let first = self.permissions().await?;
         let permitted = self.found.is_sound();
         let (register, key) = (self.register, self.key.clone());
-        let asked = persistently(register.env(), || refuses_second_create(register, &key)).await;
+        let asked =
+            persistently(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
         self.check("create-if-absent", "a second create is refused", asked)?;
         if !permitted {
             return Err(Finding::not_applicable(
@@ -78,12 +124,14 @@ impl Patient<'_> {
             ));
         }
         self.new_version(&first).await?;
-        let asked = persistently(register.env(), || refuses_outdated(register, &key, &first)).await;
+        let asked =
+            persistently(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
         self.check("stale-version", "a write that expects an outdated version is refused", asked)?;
         let asked = self.version_of_nothing(&first).await;
         self.check("missing-key", "a write that expects a version is refused where nothing is", asked)?;
-        self.races().await?;
-        if self.deletion(&first).await? && self.register.traits().metadata.is_some() {
+        let deletes = self.deletion(&first).await?;
+        self.races().await;
+        if deletes && self.register.traits().metadata.is_some() {
             self.metadata().await;
         }
         Ok(())
@@ -103,11 +151,10 @@ impl Patient<'_> {
         let mut effort = Effort::of_question(register.env());
         let mut key = self.another();
         loop {
-            let error =
-                match effort.request(register.write(&key, Expect::Absent, marker(register, 0, None))).await {
-                    Ok(write) => return Ok((key, write)),
-                    Err(error) => error,
-                };
+            let error = match effort.request(register.write(&key, Expect::Absent, fresh(register))).await {
+                Ok(write) => return Ok((key, write)),
+                Err(error) => error,
+            };
             let unknown = matches!(error, StoreError::MaybeApplied(_));
             if !unknown {
                 self.written.pop();
@@ -309,15 +356,12 @@ impl Patient<'_> {
         let mut effort = Effort::of_question(self.register.env());
         loop {
             let current = self.current(CHECK, &self.key).await?;
-            let body = body.clone().unwrap_or_else(|| marker(self.register, 0, None));
+            let body = body.clone().unwrap_or_else(|| fresh(self.register));
             let asked = self.register.write(&self.key, Expect::Version(&current), body.clone());
             match effort.request(asked).await {
                 Ok(Write::Committed(version)) => return Ok((current, version, body)),
                 Ok(Write::Conflict) if self.current(CHECK, &self.key).await? == current => {
-                    let error = refusal(
-                        "this store refuses writes that expect the current version (If-Match)",
-                        "no lock could ever be renewed or released",
-                    );
+                    let error = cause_of_conflict(self.register, &self.key, &current).await;
                     return Err(Finding::of_error(CHECK, Verdict::Failed, &error));
                 }
                 // A write of ours came late.
@@ -332,149 +376,6 @@ impl Patient<'_> {
                 }
             }
         }
-    }
-
-    async fn races(&mut self) -> Step<()> {
-        const CHECK: &str = "atomic-race";
-        let (racers, races) = if self.thorough { (2 * RACERS, 10 * RACES) } else { (RACERS, RACES) };
-        let register = self.register;
-        let mut effort = Effort::of_question(register.env());
-        let mut key = self.key.clone();
-        let mut counted = 0;
-        for _ in 0..3 * races {
-            if counted == races {
-                break;
-            }
-            let current = self.current(CHECK, &key).await?;
-            let busy = match race(register, &key, &current, racers).await {
-                Ok(Race { winner: None, refused }) if refused == racers => {
-                    if self.current(CHECK, &key).await? == current {
-                        let seen = format!("of {racers} writes at once none was accepted");
-                        self.found.push(Finding::failed(CHECK, seen));
-                        return Ok(());
-                    }
-                    Fault::unavailable("a write of ours came late").not_applied()
-                }
-                Ok(Race { winner, refused }) if 2 * (usize::from(winner.is_some()) + refused) >= racers => {
-                    counted += 1;
-                    key = self.next_key(key).await;
-                    continue;
-                }
-                // A winner among those that were not answered proves nothing.
-                Ok(_) => Fault::unavailable("most racers got no answer").not_applied(),
-                Err(error) if error.is_transient() => error,
-                Err(error) => {
-                    self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
-                    return Ok(());
-                }
-            };
-            if effort.pause_after(busy).await.is_err() {
-                break;
-            }
-            key = self.next_key(key).await;
-        }
-        self.found.push(if counted > 0 {
-            Finding::passed(
-                CHECK,
-                format!("of {racers} writes at once that expect one version, one is accepted, {counted} times"),
-            )
-        } else {
-            Finding::warning(CHECK, format!("of {racers} writes at once, never half got a definite answer"))
-                .with_help("whether the store checks versions atomically was not seen: try again when it is less busy")
-        });
-        Ok(())
-    }
-
-    /// Where to race next. Some stores take a write a second for a key: another each time, unless it could not be deleted.
-    async fn next_key(&mut self, raced: String) -> String {
-        if raced != self.key && !self.erased(&raced).await {
-            return raced;
-        }
-        match self.created().await {
-            Ok((key, Write::Committed(_))) => key,
-            _ => self.key.clone(),
-        }
-    }
-
-    /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.
-    async fn deletion(&mut self, stale: &Version) -> Step<bool> {
-        const CHECK: &str = "conditional-delete";
-        let (register, key) = (self.register, self.key.clone());
-        let current = self.current(CHECK, &key).await?;
-        let mut effort = Effort::of_question(register.env());
-        let mut unknown = false;
-        let deleted = loop {
-            match effort.request(register.delete_unexamined(&key, stale)).await {
-                // It may be the lost one that deleted it.
-                Ok(Deleted::Conflict) if unknown => {
-                    match persistently(register.env(), || register.read(&key)).await {
-                        Ok(None) => break Ok(Deleted::Deleted),
-                        Ok(Some(_)) => break Ok(Deleted::Conflict),
-                        Err(error) => break Err(error),
-                    }
-                }
-                Ok(deleted) => break Ok(deleted),
-                Err(error) => {
-                    unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    if let Err(error) = effort.pause_after(error).await {
-                        break Err(error);
-                    }
-                }
-            }
-        };
-        match deleted {
-            Ok(Deleted::Conflict) => self.pass(CHECK, "a delete that expects an outdated version is refused"),
-            Ok(Deleted::Deleted) if self.deletes => {
-                let error = refusal(
-                    "this store ignores the precondition of deletes (If-Match on DeleteObject)",
-                    "with protocol=existence a late release could free the lock of another",
-                );
-                self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
-            }
-            Ok(Deleted::Deleted) => self.found.push(Finding::not_applicable(
-                CHECK,
-                "the store ignores preconditions of deletes: leasehold deletes no records here, and locks do not need it",
-            )),
-            Err(error) if error.is_transient() || self.deletes => {
-                return Err(Finding::stopped("permission-delete", &error));
-            }
-            Err(error) => {
-                let seen = format!("no deletes, and locks need none: {error}");
-                self.found.push(Finding::not_applicable("permission-delete", seen));
-                return Ok(false);
-            }
-        }
-        self.deleted_is_absent(current).await?;
-        Ok(true)
-    }
-
-    /// In a versioned bucket a delete leaves a marker, which counts as nothing.
-    async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
-        const CHECK: &str = "delete-marker";
-        let mut effort = Effort::of_question(self.register.env());
-        let mut key = self.key.clone();
-        let trouble = loop {
-            match trouble_with_deleted(self.register, &key, &current).await {
-                Ok(trouble) => break trouble,
-                Err(error) => {
-                    effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
-                }
-            }
-            // What became of a lost write is not known: all of it again, elsewhere.
-            match self.created().await.map_err(|error| Finding::stopped(CHECK, &error))? {
-                (another, Write::Committed(version)) => (key, current) = (another, version),
-                (another, Write::Conflict) => return Err(Finding::stopped(CHECK, &vanished(&another))),
-            }
-        };
-        self.found.push(match trouble {
-            None => Finding::passed(CHECK, "what is deleted counts as not there, and can be created again"),
-            Some(trouble) => Finding::of_error(
-                CHECK,
-                Verdict::Failed,
-                &refusal(trouble, "a record that was deleted by hand would not be safe"),
-            ),
-        });
-        Ok(())
     }
 
     /// For updates and fenced writes alone.
@@ -522,25 +423,6 @@ impl Patient<'_> {
 
 fn is_denied(error: &StoreError) -> bool {
     error.fault().kind == ErrorKind::Denied
-}
-
-/// What a store does wrong with what was deleted, asked of `key` as long as that has the version `current`.
-async fn trouble_with_deleted(
-    register: &dyn Register,
-    key: &str,
-    current: &Version,
-) -> Result<Option<&'static str>, StoreError> {
-    // Where the precondition was ignored it is gone already.
-    register.delete_unexamined(key, current).await?;
-    if register.read(key).await?.is_some() {
-        return Ok(Some("what was deleted is still read"));
-    }
-    let over = register.write(key, Expect::Version(current), marker(register, 0, None)).await?;
-    if over != Write::Conflict {
-        return Ok(Some("a write that expects the version before a delete is accepted after it"));
-    }
-    let anew = register.write(key, Expect::Absent, marker(register, 0, None)).await?;
-    Ok((anew == Write::Conflict).then_some("what was deleted cannot be created again"))
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ use crate::lease::Token;
 /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when a higher token wrote ([`Error::refused_by`]): nothing was written.
 /// Otherwise as [`update`](super::update).
 pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Bytes) -> Result<(), Error> {
-    trust(register).await?;
+    trust(register).await.map_err(Error::from)?;
     let change = Change { token: Some(token), ..Change::of(register, key, Look::Nothing) };
     change.run(async |_| Ok::<_, Error>(Some(bytes.clone()))).await.map(|_| ())
 }
@@ -65,7 +65,7 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
     token: Token,
     make: impl FnMut(Option<Bytes>) -> F,
 ) -> Result<Updated, E> {
-    trust(register).await?;
+    trust(register).await.map_err(Error::from)?;
     let change = Change { token: Some(token), ..Change::of(register, key, Look::Content) };
     change.run(make).await.map(Updated::from)
 }
@@ -79,6 +79,6 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
 /// As [`write`](fn@write). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a store where versions depend on the
 /// content alone (S3): writing the same again shuts nobody out there. Use [`update`](fn@update).
 pub async fn read(register: &dyn Register, key: &str, token: Token) -> Result<Option<Bytes>, Error> {
-    trust(register).await?;
+    trust(register).await.map_err(Error::from)?;
     Change { token: Some(token), ..Change::of(register, key, Look::Content) }.raise().await
 }

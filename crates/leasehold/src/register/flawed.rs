@@ -39,6 +39,14 @@ pub(crate) enum Flaw {
     DeniesDeletes,
     /// Of writes that come at once, all but one get no definite answer.
     RefusesRacers,
+    /// Accepts, in so many of a hundred races, a second create.
+    DoublesCreates(u8),
+    /// Likewise a second write over one version.
+    DoublesReplaces(u8),
+    /// Likewise a delete beside a write over one version.
+    DoublesDeletes(u8),
+    /// Compares versions without the quotes that it gives them.
+    ComparesWithoutQuotes,
 }
 
 /// A register with a flaw, which also has bad moments: every so many requests it fails.
@@ -56,6 +64,11 @@ pub(crate) struct Flawed {
     /// How many requests fail as busy before it is well.
     pub(crate) busy_first: AtomicUsize,
     pub(crate) writing: AtomicUsize,
+    /// How many writes and deletes were accepted.
+    pub(crate) accepted: AtomicUsize,
+    /// Of races in which a second request will be accepted: the key, what was expected, and when the first was accepted.
+    pub(crate) doubled: Mutex<HashMap<(String, String), usize>>,
+    pub(crate) place: String,
     pub(crate) env: Env,
 }
 
@@ -69,6 +82,9 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
         busy_every: 0,
         busy_first: AtomicUsize::new(0),
         writing: AtomicUsize::new(0),
+        accepted: AtomicUsize::new(0),
+        doubled: Mutex::default(),
+        place: "here".to_owned(),
         env: Env::seeded(Arc::new(TestClock::default()), 1),
     }
 }
@@ -86,6 +102,27 @@ impl Flawed {
         }
     }
 
+    /// Notes that a request was accepted; at random, another of the same race will be too.
+    fn accept(&self, key: &str, expect: Expect<'_>) {
+        let now = self.accepted.fetch_add(1, Ordering::SeqCst) + 1;
+        let percent = match (*self.flaw.lock().unwrap(), expect) {
+            (Flaw::DoublesCreates(percent), Expect::Absent) => percent,
+            (Flaw::DoublesReplaces(percent) | Flaw::DoublesDeletes(percent), Expect::Version(_)) => percent,
+            _ => 0,
+        };
+        if self.env.random.fraction() < f64::from(percent) / 100.0 {
+            self.doubled.lock().unwrap().insert((key.to_owned(), label(expect)), now);
+        }
+    }
+
+    /// Whether a request that began after `began` others were accepted is the second of a race that has two.
+    fn is_doubled(&self, key: &str, expect: Expect<'_>, began: usize) -> bool {
+        let mut doubled = self.doubled.lock().unwrap();
+        let race = (key.to_owned(), label(expect));
+        let second = doubled.get(&race).is_some_and(|accepted| *accepted > began);
+        second && doubled.remove(&race).is_some()
+    }
+
     fn holds(&self, key: &str, expect: Expect<'_>) -> bool {
         let flaw = *self.flaw.lock().unwrap();
         let cells = self.cells.lock().unwrap();
@@ -93,6 +130,9 @@ impl Flawed {
             (Expect::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
             (Expect::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
             (Expect::Version(_), _) if flaw == Flaw::NeverMatches => false,
+            (Expect::Version(version), cell) if flaw == Flaw::ComparesWithoutQuotes => {
+                cell.is_some_and(|cell| cell.version.as_str().trim_matches('"') == version.as_str())
+            }
             (Expect::Version(_), None) if flaw == Flaw::IgnoresVersionOfNothing => true,
             (Expect::Absent, cell) => cell.is_none(),
             (Expect::Version(version), cell) => cell.is_some_and(|cell| cell.version == *version),
@@ -119,6 +159,7 @@ impl Register for Flawed {
         let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
         let nth = |every: usize| every > 0 && n.is_multiple_of(every);
         let at_once = self.writing.fetch_add(1, Ordering::SeqCst);
+        let began = self.accepted.load(Ordering::SeqCst);
         tokio::task::yield_now().await;
         self.writing.fetch_sub(1, Ordering::SeqCst);
         self.throttle()?;
@@ -137,11 +178,16 @@ impl Register for Flawed {
                 return Ok(Write::Conflict);
             }
             tokio::task::yield_now().await;
-        } else if !self.holds(key, expect) {
+        } else if self.holds(key, expect) {
+            self.accept(key, expect);
+        } else if matches!(flaw, Flaw::DoublesDeletes(_)) || !self.is_doubled(key, expect, began) {
             return Ok(Write::Conflict);
         }
-        let version =
-            Version::new(if flaw == Flaw::SameVersionAlways { "v".to_owned() } else { format!("v{n}") });
+        let version = Version::new(match flaw {
+            Flaw::SameVersionAlways => "v".to_owned(),
+            Flaw::ComparesWithoutQuotes => format!("\"v{n}\""),
+            _ => format!("v{n}"),
+        });
         let metadata = if flaw == Flaw::DropsMetadata { Metadata::default() } else { body.metadata };
         let cell = Cell { value: body.bytes, version: version.clone(), metadata };
         self.cells.lock().unwrap().insert(key.to_owned(), cell);
@@ -153,12 +199,16 @@ impl Register for Flawed {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        let began = self.accepted.load(Ordering::SeqCst);
+        tokio::task::yield_now().await;
         self.throttle()?;
         let flaw = *self.flaw.lock().unwrap();
+        let doubled =
+            matches!(flaw, Flaw::DoublesDeletes(_)) && self.is_doubled(key, Expect::Version(version), began);
         let mut cells = self.cells.lock().unwrap();
         match (flaw, cells.get(key)) {
             (Flaw::DeniesDeletes, _) => Err(denied()),
-            (Flaw::IgnoresVersionOfDeletes, _) => {
+            (flaw, _) if doubled || flaw == Flaw::IgnoresVersionOfDeletes => {
                 cells.remove(key);
                 Ok(Deleted::Deleted)
             }
@@ -181,7 +231,7 @@ impl Register for Flawed {
     }
 
     fn store_time(&self) -> Option<StoreTime> {
-        None
+        Some(StoreTime::exactly(self.env.now().wall_us()))
     }
 
     fn env(&self) -> &Env {
@@ -191,6 +241,17 @@ impl Register for Flawed {
     fn traits(&self) -> RegisterTraits {
         let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
         RegisterTraits { store: "flawed", trusted: false, generations: false, metadata: Some(2_048), pace }
+    }
+
+    fn place(&self) -> String {
+        self.place.clone()
+    }
+}
+
+fn label(expect: Expect<'_>) -> String {
+    match expect {
+        Expect::Absent => String::new(),
+        Expect::Version(version) => version.as_str().to_owned(),
     }
 }
 

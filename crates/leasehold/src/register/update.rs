@@ -67,6 +67,6 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
     key: &str,
     make: impl FnMut(Option<Bytes>) -> F,
 ) -> Result<Updated, E> {
-    trust(register).await?;
+    trust(register).await.map_err(Error::from)?;
     Change::of(register, key, Look::Content).run(make).await.map(Updated::from)
 }

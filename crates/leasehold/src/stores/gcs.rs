@@ -29,12 +29,13 @@ use self::connect::REQUEST_LIMIT;
 use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{Meaning, Operation, Place, Trouble, meaning};
 use self::wire::{Listing, Request, Resource, Written};
-use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
+use super::objects::{Contents, Keys, Page, listing, request_limit};
 use crate::clock::{self, StoreClock, StoreTime};
 use crate::doctor::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, LeaseStore, Pace, StoreOptions};
+use crate::register::probe::probe_deletes;
 use crate::register::{
     Body, Cell, Deleted, Expect, Metadata, Register, RegisterTraits, Stat, Version, Write,
 };
@@ -50,12 +51,6 @@ const BETWEEN_WRITES: Duration = Duration::from_secs(1);
 
 /// All names and values of an object's own metadata together.
 const METADATA_BYTES: usize = 8_192;
-
-/// Checked before the first delete: is the delete conditional?
-const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
-
-/// No object's generation: they count microseconds since 1970.
-const NOBODYS_GENERATION: &str = "1";
 
 /// Opens leases on the bucket and prefix that `url` names:
 /// `gs://bucket/prefix?endpoint=&credentials=&impersonate=&user_project=&kms_key=&proxy=&ca=&protocol=lease|existence&store_clock=&margin=`.
@@ -166,7 +161,7 @@ impl Register for GcsRegister {
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         if !self.place.is_trusted() {
-            self.delete_checked.get_or_try_init(|| self.check_delete()).await?;
+            self.delete_checked.get_or_try_init(|| probe_deletes(self)).await?;
         }
         self.delete_unchecked(key, version).await
     }
@@ -189,6 +184,10 @@ impl Register for GcsRegister {
 
     fn env(&self) -> &Env {
         &self.env
+    }
+
+    fn place(&self) -> String {
+        format!("{}/{}", self.place.endpoint, self.place.bucket)
     }
 
     fn traits(&self) -> RegisterTraits {
@@ -269,21 +268,6 @@ impl GcsRegister {
             Err(Meaning::Conflict) => Ok(Deleted::Conflict),
             Err(other) => Err(failed(other)),
         }
-    }
-
-    async fn check_delete(&self) -> Result<(), StoreError> {
-        let ignored = Fault::new(
-            ErrorKind::Unsupported,
-            "this store ignores the generation in a delete: a record could be deleted while its lock is held",
-        )
-        .with_help("use Google Cloud Storage itself, or an emulator that honours `generation` in deletes");
-        let nobodys = Version::new(NOBODYS_GENERATION);
-        check_delete(
-            self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()),
-            self.delete_unchecked(DELETE_PROBE_KEY, &nobodys),
-            ignored,
-        )
-        .await
     }
 
     /// One request: the generation in the headers of its answer and the body, with everything but success explained.

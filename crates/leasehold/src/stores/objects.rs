@@ -10,7 +10,7 @@ pub(super) use self::keys::Keys;
 pub(super) use self::listing::{Page, listing};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, StoreOptions};
-use crate::register::{Deleted, MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Register, RegisterLeases, Write};
+use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Register, RegisterLeases};
 use crate::url::StoreUrl;
 
 /// The longest prefix, in bytes: an object key has at most 1,024, of which `/`, a percent-encoded name of 256 and
@@ -63,21 +63,6 @@ impl Contents {
             .with_help("objects are held in memory and written at once: split it, or keep in it the name of a larger one"),
         };
         fault.not_applied()
-    }
-}
-
-/// Some stores check the preconditions of writes and ignore those of deletes: a sweep could delete a held lock. `create`
-/// makes sure that there is an object, `delete` expects a version that it never had.
-pub(super) async fn check_delete(
-    create: impl Future<Output = Result<Write, StoreError>>,
-    delete: impl Future<Output = Result<Deleted, StoreError>>,
-    ignored: Fault,
-) -> Result<(), StoreError> {
-    // There, now or already: either will do.
-    create.await?;
-    match delete.await? {
-        Deleted::Conflict => Ok(()),
-        Deleted::Deleted => Err(ignored.not_applied()),
     }
 }
 

@@ -26,15 +26,17 @@ use tokio::sync::OnceCell;
 
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
+use super::aws::access::checked_endpoint;
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::objects::{Contents, Keys, Page, check_delete, listing, request_limit};
+use super::objects::{Contents, Keys, Page, listing, request_limit};
 use crate::clock::StoreTime;
 use crate::doctor::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};
+use crate::register::probe::probe_deletes;
 use crate::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
 use crate::url::StoreUrl;
 
@@ -42,14 +44,8 @@ use crate::url::StoreUrl;
 /// the bill; beyond two seconds a waiter would save cents a day and make people wait.
 const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
 
-/// No object's ETag: not an MD5 that anybody has found the input of, and not the form of other ETags.
-const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
-
 /// All names and values of `x-amz-meta-*` together.
 const METADATA_BYTES: usize = 2_048;
-
-/// Checked before the first delete: is the delete conditional?
-const DELETE_PROBE_KEY: &str = ".leasehold-probe-delete";
 
 /// Opens leases on the bucket and prefix that `url` names:
 /// `s3://bucket/prefix?region=&endpoint=&path_style=on|off&profile=&protocol=lease|existence&store_clock=&margin=`.
@@ -179,7 +175,7 @@ impl Register for S3Register {
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         if !self.place.is_trusted() {
-            self.delete_checked.get_or_try_init(|| self.check_delete()).await?;
+            self.delete_checked.get_or_try_init(|| probe_deletes(self)).await?;
         }
         self.delete_unchecked(key, version).await
     }
@@ -208,6 +204,23 @@ impl Register for S3Register {
         self.requests.env()
     }
 
+    fn place(&self) -> String {
+        self.place.shown()
+    }
+
+    fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
+        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`")?;
+        let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
+        Ok(Arc::new(Self {
+            client: Client::from_conf(config),
+            place: Place { endpoint: Some(endpoint), ..self.place.clone() },
+            keys: self.keys.clone(),
+            requests: Requests::new(self.env().clone()),
+            contents: self.contents,
+            delete_checked: OnceCell::new(),
+        }))
+    }
+
     fn traits(&self) -> RegisterTraits {
         RegisterTraits {
             store: "S3",
@@ -231,21 +244,6 @@ impl S3Register {
             Err(Meaning::Conflict) => Ok(Deleted::Conflict),
             Err(other) => Err(failed(other)),
         }
-    }
-
-    async fn check_delete(&self) -> Result<(), StoreError> {
-        let ignored = Fault::new(
-            ErrorKind::Unsupported,
-            "this store ignores If-Match on DeleteObject: a record could be deleted while its lock is held",
-        )
-        .with_help("records cannot be swept in this store; locking does not need deletes");
-        let nobodys = Version::new(NOBODYS_ETAG);
-        check_delete(
-            self.write(DELETE_PROBE_KEY, Expect::Absent, "{}".into()),
-            self.delete_unchecked(DELETE_PROBE_KEY, &nobodys),
-            ignored,
-        )
-        .await
     }
 
     async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {

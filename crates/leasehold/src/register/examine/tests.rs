@@ -1,6 +1,17 @@
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use tokio::sync::Mutex;
+
+use super::super::probe::evidence::RACES_DOCTOR;
+use super::super::probe::{probe, probe_deletes};
 use super::*;
+use crate::clock::StoreTime;
+use crate::env::Env;
+use crate::error::Error;
+use crate::register::RegisterTraits;
 use crate::register::flawed::{Flaw, Flawed, store};
 
 async fn verdicts(register: &dyn Register, deletes: bool, verdict: Verdict) -> BTreeSet<&'static str> {
@@ -22,24 +33,40 @@ async fn a_good_register_passes_every_check_and_is_left_as_it_was() {
         "{:#?}",
         examined.findings
     );
-    assert_eq!(examined.findings.len(), 12, "{:#?}", examined.findings);
+    assert_eq!(examined.findings.len(), 14, "{:#?}", examined.findings);
     assert_eq!(examined.left, Vec::<String>::new());
-    assert!(store.cells.lock().unwrap().is_empty());
+    assert_eq!(there(&store), [".leasehold-probe", ".leasehold-probe-delete"], "what it found is recorded");
 }
 
 /// Each flaw is found by the checks that are about it, and by no others.
 #[tokio::test(start_paused = true)]
 async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
     let rows: &[(Flaw, &[&str])] = &[
-        (Flaw::IgnoresAbsent, &["create-if-absent"]),
+        (Flaw::IgnoresAbsent, &["create-if-absent", "create-race"]),
         // Wherever a version is expected.
-        (Flaw::IgnoresVersion, &["stale-version", "missing-key", "atomic-race", "delete-marker"]),
+        (
+            Flaw::IgnoresVersion,
+            &["stale-version", "missing-key", "atomic-race", "delete-race", "delete-marker"],
+        ),
         (
             Flaw::IgnoresBoth,
-            &["create-if-absent", "stale-version", "missing-key", "atomic-race", "delete-marker"],
+            &[
+                "create-if-absent",
+                "create-race",
+                "stale-version",
+                "missing-key",
+                "atomic-race",
+                "delete-race",
+                "delete-marker",
+            ],
         ),
         (Flaw::IgnoresVersionOfNothing, &["missing-key", "delete-marker"]),
-        (Flaw::ChecksInTwoSteps, &["atomic-race"]),
+        (Flaw::ChecksInTwoSteps, &["create-race", "atomic-race", "delete-race"]),
+        (Flaw::DoublesCreates(20), &["create-race"]),
+        // In a race with deletes there are several writes too.
+        (Flaw::DoublesReplaces(20), &["atomic-race", "delete-race"]),
+        (Flaw::DoublesDeletes(20), &["delete-race"]),
+        (Flaw::ComparesWithoutQuotes, &["current-version"]),
         (Flaw::NeverMatches, &["current-version"]),
         (Flaw::SameVersionAlways, &["new-version", "stale-version", "atomic-race", "conditional-delete"]),
         (Flaw::IgnoresVersionOfDeletes, &["conditional-delete"]),
@@ -59,7 +86,9 @@ async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
 /// What only updates need, or only releases that delete, does not make a store unsafe for those who need neither.
 #[tokio::test(start_paused = true)]
 async fn what_is_not_needed_does_not_fail() {
-    for flaw in [Flaw::IgnoresVersionOfDeletes, Flaw::DeniesDeletes, Flaw::DropsMetadata] {
+    for flaw in
+        [Flaw::IgnoresVersionOfDeletes, Flaw::DoublesDeletes(20), Flaw::DeniesDeletes, Flaw::DropsMetadata]
+    {
         assert_eq!(verdicts(&store(flaw), false, Verdict::Failed).await, BTreeSet::new(), "{flaw:?}");
     }
     let warned = verdicts(&store(Flaw::DropsMetadata), false, Verdict::Warning).await;
@@ -70,10 +99,13 @@ async fn what_is_not_needed_does_not_fail() {
 async fn what_cannot_be_deleted_is_named() {
     let store = store(Flaw::DeniesDeletes);
     let examined = examine(&store, false, &Examination::default()).await;
-    let left: BTreeSet<_> = examined.left.into_iter().collect();
-    let there: BTreeSet<_> = store.cells.lock().unwrap().keys().cloned().collect();
-    assert_eq!(left, there);
-    assert_eq!(left.len(), 2, "{left:?}");
+    let [of_races, other] = &examined.left[..] else { panic!("{:?}", examined.left) };
+    let (count, place) = of_races.split_once(" objects ").unwrap();
+    assert_eq!(count, RACES_DOCTOR.to_string(), "one for each race");
+    let place = place.strip_suffix('*').unwrap();
+    let others: Vec<_> = there(&store).into_iter().filter(|key| !key.starts_with(place)).collect();
+    assert_eq!(others, [".leasehold-probe", other]);
+    assert_eq!(there(&store).len(), RACES_DOCTOR + others.len());
 }
 
 /// A busy store is no unsafe one, but what could not be asked is not passed either.
@@ -110,12 +142,142 @@ async fn bad_moments_make_no_good_store_bad_and_no_bad_one_good() {
 async fn races_without_answers_do_not_pass() {
     assert_eq!(
         verdicts(&store(Flaw::RefusesRacers), false, Verdict::Warning).await,
-        BTreeSet::from(["atomic-race"])
+        BTreeSet::from(["create-race", "atomic-race"])
     );
+}
+
+/// A process that uses the store goes by what the doctor found, until it finds something else.
+#[tokio::test(start_paused = true)]
+async fn what_the_doctor_found_decides_whether_a_store_is_used() {
+    let store = store(Flaw::None);
+    probe(&store).await.unwrap();
+    for flaw in
+        [Flaw::DoublesCreates(100), Flaw::ChecksInTwoSteps, Flaw::IgnoresVersion, Flaw::SameVersionAlways]
+    {
+        *store.flaw.lock().unwrap() = flaw;
+        examine(&store, false, &Examination::default()).await;
+        *store.flaw.lock().unwrap() = Flaw::None;
+        for _ in 0..2 {
+            let error = probe(&store).await.unwrap_err();
+            assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{flaw:?}: {error:?}");
+        }
+        examine(&store, false, &Examination::default()).await;
+        probe(&store).await.unwrap();
+    }
+    // A permission that is missing for a while makes no store unsafe.
+    for flaw in [Flaw::DeniesWrites, Flaw::DeniesReads, Flaw::RefusesRacers] {
+        *store.flaw.lock().unwrap() = flaw;
+        examine(&store, false, &Examination::default()).await;
+        *store.flaw.lock().unwrap() = Flaw::None;
+        probe(&store).await.unwrap();
+    }
+}
+
+/// What `?protocol=existence` and sweeps rely on is recorded apart.
+#[tokio::test(start_paused = true)]
+async fn deletes_that_are_unsafe_are_refused_where_they_matter() {
+    let store = store(Flaw::DoublesDeletes(100));
+    let examined = examine(&store, false, &Examination::default()).await;
+    assert!(examined.is_sound(), "{:#?}", examined.findings);
+    *store.flaw.lock().unwrap() = Flaw::None;
+    probe(&store).await.unwrap();
+    let error = probe_deletes(&store).await.unwrap_err();
+    assert!(error.to_string().contains("writes and deletes"), "{error:?}");
+    examine(&store, false, &Examination::default()).await;
+    probe_deletes(&store).await.unwrap();
+}
+
+fn there(store: &Flawed) -> Vec<String> {
+    let mut keys: Vec<_> = store.cells.lock().unwrap().keys().cloned().collect();
+    keys.sort();
+    keys
 }
 
 async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
     let examined = examine(busy, false, &Examination::default()).await;
     let failed = examined.findings.iter().filter(|finding| finding.verdict == Verdict::Failed);
     failed.map(|finding| finding.check).collect()
+}
+
+/// One front end of a store: its requests are atomic among themselves, and not beside those of another.
+#[derive(Debug)]
+struct Front {
+    store: Arc<Flawed>,
+    endpoint: String,
+    turn: Mutex<()>,
+}
+
+impl Front {
+    fn new(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
+        Arc::new(Self { store, endpoint: endpoint.to_owned(), turn: Mutex::default() })
+    }
+}
+
+#[async_trait]
+impl Register for Front {
+    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+        self.store.read(key).await
+    }
+    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+        let _turn = self.turn.lock().await;
+        self.store.write(key, expect, body).await
+    }
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        let _turn = self.turn.lock().await;
+        self.store.delete(key, version).await
+    }
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.store.list(prefix)
+    }
+    fn store_time(&self) -> Option<StoreTime> {
+        self.store.store_time()
+    }
+    fn env(&self) -> &Env {
+        self.store.env()
+    }
+    fn traits(&self) -> RegisterTraits {
+        self.store.traits()
+    }
+    fn place(&self) -> String {
+        self.endpoint.clone()
+    }
+    fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
+        Ok(Self::new(self.store.clone(), endpoint))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
+    let store = Arc::new(store(Flaw::ChecksInTwoSteps));
+    let front = Front::new(store.clone(), "a");
+    let mut examination = Examination::default();
+    let alone = examine_all(&front, false, &examination).await;
+    assert!(alone.is_sound(), "{:#?}", alone.findings);
+    probe(&*front).await.unwrap();
+    examination.endpoints = vec!["a".to_owned(), "b".to_owned(), "b".to_owned()];
+    let together = examine_all(&front, false, &examination).await;
+    assert_eq!(together.findings[0].check, "endpoints");
+    assert!(together.findings[0].seen.ends_with(": a, b"), "{:?}", together.findings[0]);
+    let failed: Vec<_> = together
+        .findings
+        .iter()
+        .filter(|found| found.verdict == Verdict::Failed)
+        .map(|found| found.check)
+        .collect();
+    assert_eq!(failed, ["create-race", "atomic-race"]);
+    // Neither is used any more.
+    for front in [front.clone(), front.through("b").unwrap()] {
+        assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_without_endpoints_says_so() {
+    let mut examination = Examination::default();
+    examination.endpoints = vec!["http://b".to_owned()];
+    let register: Arc<dyn Register> = Arc::new(store(Flaw::None));
+    let examined = examine_all(&register, false, &examination).await;
+    let [finding] = &examined.findings[..] else { panic!("{:#?}", examined.findings) };
+    assert_eq!((finding.check, finding.verdict), ("endpoints", Verdict::Failed));
+    assert!(finding.seen.contains("http://b") && !finding.help.is_empty(), "{finding:?}");
 }

@@ -7,32 +7,20 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
-use serde::{Deserialize, Serialize};
 
 use super::super::{Body, Expect, Metadata, Register, Version, Write};
+use super::evidence::Marker;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
-/// What lies under the key that is asked about.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Marker {
-    /// For people who find the object.
-    pub(super) about: String,
-    /// Which examination was passed; 0 for none.
-    pub(super) passed: u32,
-    /// A version that the marker had and will never have again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) outdated: Option<String>,
-    /// Makes every write differ, and so every version.
-    pub(super) nonce: Id,
-}
-
 /// Of two creates in a row, a good store refuses at least the second.
-pub(crate) async fn refuses_second_create(register: &dyn Register, key: &str) -> Result<(), StoreError> {
+pub(crate) async fn refuses_second_create(
+    register: &dyn Register,
+    key: &str,
+    body: Body,
+) -> Result<(), StoreError> {
     for _ in 0..2 {
-        let fresh = marker(register, 0, None);
-        if register.write(key, Expect::Absent, fresh).await? == Write::Conflict {
+        if register.write(key, Expect::Absent, body.clone()).await? == Write::Conflict {
             return Ok(());
         }
     }
@@ -42,58 +30,14 @@ pub(crate) async fn refuses_second_create(register: &dyn Register, key: &str) ->
     ))
 }
 
-/// How a race went that showed nothing bad.
-#[derive(Debug)]
-pub(crate) struct Race {
-    /// The version of ours that was accepted, if one is known to be.
-    pub(crate) winner: Option<Version>,
-    /// How many were answered that the version is not current. The others got no definite answer.
-    pub(crate) refused: usize,
-}
-
-/// Of any number of writes that expect one version, a good store accepts at most one.
-pub(crate) async fn race(
-    register: &dyn Register,
-    key: &str,
-    version: &Version,
-    racers: usize,
-) -> Result<Race, StoreError> {
-    let writes = (0..racers).map(|_| {
-        let value = marker(register, 0, None);
-        register.write(key, Expect::Version(version), value)
-    });
-    let mut winners = Vec::new();
-    let (mut refused, mut trouble) = (0, None);
-    for outcome in join_all(writes).await {
-        match outcome {
-            Ok(Write::Committed(version)) => winners.push(version),
-            Ok(Write::Conflict) => refused += 1,
-            // Busy stores refuse racers (409); one that was accepted is enough.
-            Err(error) => trouble = Some(error),
-        }
-    }
-    match (winners.len(), trouble) {
-        (0, Some(error)) => Err(error),
-        (0 | 1, _) => Ok(Race { winner: winners.pop(), refused }),
-        (accepted, _) => Err(refusal(
-            &format!(
-                "this store ignores the precondition that the version be current (If-Match), or does not check it \
-                 atomically: of {racers} writes that raced for one version, it accepted {accepted}"
-            ),
-            "two clients that ask at the same moment could be granted the same lock",
-        )),
-    }
-}
-
 /// A version that was replaced is none to write over.
 pub(crate) async fn refuses_outdated(
     register: &dyn Register,
     key: &str,
     outdated: &Version,
+    body: Body,
 ) -> Result<(), StoreError> {
-    // Where this is accepted after all, it leaves a marker that makes every process examine the store again.
-    let value = marker(register, 0, None);
-    match register.write(key, Expect::Version(outdated), value).await? {
+    match register.write(key, Expect::Version(outdated), body).await? {
         Write::Conflict => Ok(()),
         Write::Committed(_) => Err(refusal(
             "this store ignores the precondition that the version be current (If-Match)",
@@ -109,14 +53,35 @@ pub(crate) async fn refuses_version_of_nothing(
     key: &str,
     version: &Version,
 ) -> Result<(), StoreError> {
-    let value = marker(register, 0, None);
-    match register.write(key, Expect::Version(version), value).await? {
+    match register.write(key, Expect::Version(version), fresh(register)).await? {
         Write::Conflict => Ok(()),
         Write::Committed(_) => Err(refusal(
             "this store ignores the precondition that the version be current (If-Match) where there is no object",
             "a lock that was deleted by hand could come back",
         )),
     }
+}
+
+/// Why `key` cannot be replaced although it still has the version `current`. Ceph 16 compares a version with the quotes that
+/// belong to it in HTTP and that it does not store.
+pub(crate) async fn cause_of_conflict(register: &dyn Register, key: &str, current: &Version) -> StoreError {
+    let what = "this store refuses writes that expect the current version (If-Match)";
+    let bare = current.as_str().trim_matches('"');
+    if bare != current.as_str()
+        && let Ok(Write::Committed(_)) =
+            register.write(key, Expect::Version(&Version::new(bare)), fresh(register)).await
+    {
+        return Fault::new(
+            ErrorKind::Unsupported,
+            format!("{what}: it does not understand the quotes of an ETag, and accepts If-Match without them"),
+        )
+        .with_help(
+            "the quotes are the cause (Ceph 16 is known for it): use a newer version of this store, or a proxy in front of it that \
+             takes the quotes off If-Match",
+        )
+        .not_applied();
+    }
+    refusal(what, "no lock could ever be renewed or released")
 }
 
 /// Metadata comes back as it was written with `key`: fences and the nonces of updates stand there.
@@ -139,15 +104,8 @@ pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result
 }
 
 /// What is written to ask: never the same twice.
-pub(crate) fn marker(register: &dyn Register, passed: u32, outdated: Option<&Version>) -> Body {
-    let marker = Marker {
-        about: "leasehold checks with this object that the store honours preconditions".to_owned(),
-        passed,
-        outdated: outdated.map(|version| version.as_str().to_owned()),
-        nonce: Id::random(&register.env().random),
-    };
-    // A struct of strings and numbers always serializes; should it not, an empty marker is examined anew.
-    serde_json::to_vec(&marker).map(Bytes::from).unwrap_or_default().into()
+pub(crate) fn fresh(register: &dyn Register) -> Body {
+    Marker::blank(Id::random(&register.env().random)).to_bytes().into()
 }
 
 /// This store is not to be used: `what` it does, and what the `danger` is.

@@ -17,21 +17,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 use serde::Serialize;
-use tokio::sync::OnceCell;
 
-use super::super::examine::examine;
-use super::super::probe::unless_trusted;
+use super::super::examine::examine_all;
+use super::super::probe::trust::Trust;
+use super::super::probe::{LIMIT, probe_deletes};
 use super::super::record::{Content, Record, RecordState, parse, protocol};
-use super::super::{Body, Cell, Deleted, Expect, Register, Version, Write, probe};
+use super::super::{Cell, Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, Id, Token};
+use crate::lease::{Capabilities, Token};
 use crate::name::LockName;
 
 /// What objects of this protocol are marked with, so that nobody takes them for records of the other.
@@ -43,29 +43,21 @@ const GONE: &str = "gone";
 /// Objects that are no locks: those with which the store is examined.
 const NO_LOCKS: &str = ".leasehold-probe";
 
-/// How long the check of the store's preconditions may take: some eighty requests, the first time.
-const PROBE_LIMIT: Duration = Duration::from_secs(60);
-
-/// How often that is tried when the store is busy, and the pause in between.
-const PROBE_TRIES: usize = 5;
-const PROBE_PAUSE: Duration = Duration::from_millis(500);
-
-/// How many writes and how many deletes race for one version, and how often.
-const RACERS: usize = 4;
-const RACES: usize = 4;
+/// How long the examinations of writes and of deletes may take.
+const PROBES_LIMIT: Duration = LIMIT.saturating_mul(2);
 
 /// The objects in a register.
 #[derive(Debug)]
 pub(crate) struct ExistenceRecords {
     register: Arc<dyn Register>,
     /// Whether the register was found to enforce its preconditions, those of deletes too.
-    probed: OnceCell<()>,
+    trust: Trust,
 }
 
 impl ExistenceRecords {
     /// Those in `register`, whose keys are the locks' names.
     pub(crate) fn new(register: Arc<dyn Register>) -> Self {
-        Self { register, probed: OnceCell::new() }
+        Self { register, trust: Trust::default() }
     }
 
     /// Whether the version of an object can be the token of the grant that created it.
@@ -155,7 +147,9 @@ impl ExistenceRecords {
         version: &Version,
         record: &Record,
     ) -> Result<Written, StoreError> {
-        Ok(match self.register.delete(name.as_str(), version).await? {
+        self.trust().await?;
+        // That deletes are conditional is what the examination was for.
+        Ok(match self.register.delete_unexamined(name.as_str(), version).await? {
             Deleted::Deleted => {
                 Written::Committed { record: Box::new(stored(record)), version: Version::new(GONE) }
             }
@@ -208,7 +202,7 @@ impl Records for ExistenceRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine(&*self.register, true, examination).await
+        examine_all(&self.register, true, examination).await
     }
 
     fn counts_tokens(&self) -> bool {
@@ -229,12 +223,18 @@ impl Records for ExistenceRecords {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        let examine = async || {
-            probe(&*self.register).await?;
-            probe_deletes(&*self.register).await
+        if self.register.traits().trusted {
+            return Ok(());
+        }
+        let register = self.register.clone();
+        let examine = || {
+            async move {
+                probe(&*register).await?;
+                probe_deletes(&*register).await
+            }
+            .boxed()
         };
-        let checks = async { self.probed.get_or_try_init(examine).await.copied() };
-        unless_trusted(&*self.register, PROBE_LIMIT, checks).await
+        self.trust.settle(self.env(), PROBES_LIMIT, examine).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {
@@ -311,99 +311,6 @@ fn next_token(before: Token, version: &Version) -> Result<Token, Fault> {
 fn used_up() -> Fault {
     Fault::new(ErrorKind::Corrupt, "the fencing tokens of this lock are used up")
         .with_help("look at the object's token; tokens stay below 2^53")
-}
-
-/// Whether deletes are conditional, and exclude writes: asked with objects of its own, whose names nobody else knows.
-async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
-    let env = register.env();
-    let mut tries = 1..PROBE_TRIES;
-    loop {
-        let key = format!("{NO_LOCKS}-{}", Id::random(&env.random));
-        match examine_deletes(register, &key).await {
-            Err(error) if error.is_transient() && tries.next().is_some() => {
-                let wait = env.random.jittered(PROBE_PAUSE, 0.5);
-                env.sleep(wait.max(error.fault().retry_after.unwrap_or_default())).await;
-            }
-            Err(StoreError::NotApplied(fault)) if fault.kind == ErrorKind::Unsupported => {
-                return Err(no_deletes(fault.message));
-            }
-            outcome => return outcome,
-        }
-    }
-}
-
-async fn examine_deletes(register: &dyn Register, key: &str) -> Result<(), StoreError> {
-    let mut version = written(register, key, Expect::Absent).await?;
-    for _ in 0..RACES {
-        let outdated = version;
-        version = written(register, key, Expect::Version(&outdated)).await?;
-        if register.delete(key, &outdated).await? == Deleted::Deleted {
-            return Err(no_deletes("this store ignores the version in a delete".to_owned()));
-        }
-        version = match race(register, key, &version).await? {
-            Some(version) => version,
-            None => written(register, key, Expect::Absent).await?,
-        };
-    }
-    match register.delete(key, &version).await? {
-        Deleted::Deleted => Ok(()),
-        Deleted::Conflict => {
-            Err(no_deletes("this store refuses deletes that expect the current version".to_owned()))
-        }
-    }
-}
-
-async fn written(register: &dyn Register, key: &str, expect: Expect<'_>) -> Result<Version, StoreError> {
-    match register.write(key, expect, marker(register)).await? {
-        Write::Committed(version) => Ok(version),
-        Write::Conflict => {
-            Err(Fault::unavailable(format!("the object {key} is not as it was left")).not_applied())
-        }
-    }
-}
-
-/// Writes and deletes that all expect `version`. The version that it has then; `None` if it was deleted.
-async fn race(register: &dyn Register, key: &str, version: &Version) -> Result<Option<Version>, StoreError> {
-    let deletes = join_all((0..RACERS).map(|_| register.delete(key, version)));
-    let writes =
-        join_all((0..RACERS).map(|_| register.write(key, Expect::Version(version), marker(register))));
-    let (deletes, writes) = futures_util::future::join(deletes, writes).await;
-    let mut winners = Vec::new();
-    for delete in deletes {
-        if delete? == Deleted::Deleted {
-            winners.push(None);
-        }
-    }
-    for write in writes {
-        if let Write::Committed(version) = write? {
-            winners.push(Some(version));
-        }
-    }
-    match (winners.len(), winners.pop()) {
-        (1, Some(winner)) => Ok(winner),
-        (0, _) => Err(Fault::unavailable("the store refused all of several writes").not_applied()),
-        (accepted, _) => Err(no_deletes(format!(
-            "this store does not check atomically: of writes and deletes that raced for one version, it accepted \
-             {accepted}"
-        ))),
-    }
-}
-
-fn marker(register: &dyn Register) -> Body {
-    format!(
-        "{{\"about\":\"leasehold checks with this object that deletes are conditional\",\"nonce\":\"{}\"}}",
-        Id::random(&register.env().random)
-    )
-    .into()
-}
-
-fn no_deletes(message: String) -> StoreError {
-    Fault::new(ErrorKind::Unsupported, message)
-        .with_help(
-            "with protocol=existence a release deletes an object, which might by then be another's, so nothing was \
-             locked: use the default protocol (leave out ?protocol), or Amazon S3 or Google Cloud Storage",
-        )
-        .not_applied()
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Records as JSON objects `<name>.lock` in a register.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
-use tokio::sync::OnceCell;
 
-use super::super::examine::examine;
-use super::super::probe::unless_trusted;
+use super::super::examine::examine_all;
+use super::super::probe::LIMIT;
+use super::super::probe::trust::Trust;
 use super::super::record::{Content, Record, parse, protocol};
 use super::super::{Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
@@ -22,21 +22,18 @@ use crate::name::LockName;
 /// A lock's key is its name and this.
 const SUFFIX: &str = ".lock";
 
-/// How long the check of the store's preconditions may take: some forty requests, the first time.
-const PROBE_LIMIT: Duration = Duration::from_secs(30);
-
 /// The records in a register.
 #[derive(Debug)]
 pub(crate) struct JsonRecords {
     register: Arc<dyn Register>,
     /// Whether the register was found to enforce its preconditions.
-    probed: OnceCell<()>,
+    trust: Trust,
 }
 
 impl JsonRecords {
     /// Those in `register`.
     pub(crate) fn new(register: Arc<dyn Register>) -> Self {
-        Self { register, probed: OnceCell::new() }
+        Self { register, trust: Trust::default() }
     }
 }
 
@@ -81,12 +78,16 @@ impl Records for JsonRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine(&*self.register, false, examination).await
+        examine_all(&self.register, false, examination).await
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        let checks = async { self.probed.get_or_try_init(|| probe(&*self.register)).await.copied() };
-        unless_trusted(&*self.register, PROBE_LIMIT, checks).await
+        if self.register.traits().trusted {
+            return Ok(());
+        }
+        let register = self.register.clone();
+        let examine = || async move { probe(&*register).await }.boxed();
+        self.trust.settle(self.env(), LIMIT, examine).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

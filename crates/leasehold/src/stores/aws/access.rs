@@ -59,7 +59,7 @@ fn checked_profile(profile: String) -> Result<String, Error> {
         .with_help("name a profile of ~/.aws/config, or leave it out"))
 }
 
-pub(super) fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
+pub(in crate::stores) fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
     // What stands before `@` may be a password, so the text is shown only without one.
     if endpoint.contains('@') {
         return Err(Error::invalid(format!("{source} contains a login"))

@@ -335,5 +335,5 @@ async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_fr
     let error = register.delete("x.lock", &v1()).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     let deletes = server.requests().into_iter().filter(|seen| seen.line.starts_with("DELETE"));
-    assert!(deletes.into_iter().all(|delete| delete.line.contains(DELETE_PROBE_KEY)));
+    assert!(deletes.into_iter().all(|delete| delete.line.contains(".leasehold-probe")));
 }

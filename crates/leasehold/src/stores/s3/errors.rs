@@ -61,6 +61,11 @@ impl Place {
         self.endpoint.is_none() && !special
     }
 
+    /// The endpoint and the bucket.
+    pub(super) fn shown(&self) -> String {
+        format!("{}/{}", self.endpoint().trim_end_matches('/'), self.bucket)
+    }
+
     fn endpoint(&self) -> String {
         self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
     }

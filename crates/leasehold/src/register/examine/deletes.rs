@@ -1,0 +1,116 @@
+//! The doctor's questions to deletes, asked one by one.
+
+use super::{Patient, Step};
+use crate::doctor::{Finding, Verdict};
+use crate::error::StoreError;
+use crate::register::effort::{Effort, persistently};
+use crate::register::probe::checks::{fresh, refusal, vanished};
+use crate::register::probe::races::no_deletes;
+use crate::register::{Deleted, Expect, Register, Version, Write};
+
+impl Patient<'_> {
+    /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.
+    pub(super) async fn deletion(&mut self, stale: &Version) -> Step<bool> {
+        const CHECK: &str = "conditional-delete";
+        const IGNORED: &str = "this store ignores the precondition of deletes (If-Match on DeleteObject)";
+        let (register, key) = (self.register, self.key.clone());
+        let current = self.current(CHECK, &key).await?;
+        let mut effort = Effort::of_question(register.env());
+        let mut unknown = false;
+        let deleted = loop {
+            match effort.request(register.delete_unexamined(&key, stale)).await {
+                // It may be the lost one that deleted it.
+                Ok(Deleted::Conflict) if unknown => {
+                    match persistently(register.env(), || register.read(&key)).await {
+                        Ok(None) => break Ok(Deleted::Deleted),
+                        Ok(Some(_)) => break Ok(Deleted::Conflict),
+                        Err(error) => break Err(error),
+                    }
+                }
+                Ok(deleted) => break Ok(deleted),
+                Err(error) => {
+                    unknown |= matches!(error, StoreError::MaybeApplied(_));
+                    if let Err(error) = effort.pause_after(error).await {
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        match deleted {
+            Ok(Deleted::Conflict) => {
+                self.conditional_deletes = true;
+                self.pass(CHECK, "a delete that expects an outdated version is refused");
+            }
+            Ok(Deleted::Deleted) if self.deletes => {
+                let error = no_deletes(IGNORED);
+                self.unsafe_deletes = Some(IGNORED.to_owned());
+                self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
+            }
+            Ok(Deleted::Deleted) => {
+                self.unsafe_deletes = Some(IGNORED.to_owned());
+                self.found.push(Finding::not_applicable(
+                    CHECK,
+                    "the store ignores preconditions of deletes: leasehold deletes no records here but in a sweep, which is refused",
+                ));
+            }
+            Err(error) if error.is_transient() || self.deletes => {
+                return Err(Finding::stopped("permission-delete", &error));
+            }
+            Err(error) => {
+                let seen = format!("no deletes, and locks need none: {error}");
+                self.found.push(Finding::not_applicable("permission-delete", seen));
+                return Ok(false);
+            }
+        }
+        self.deleted_is_absent(current).await?;
+        Ok(true)
+    }
+
+    /// In a versioned bucket a delete leaves a marker, which counts as nothing.
+    async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
+        const CHECK: &str = "delete-marker";
+        let mut effort = Effort::of_question(self.register.env());
+        let mut key = self.key.clone();
+        let trouble = loop {
+            match trouble_with_deleted(self.register, &key, &current).await {
+                Ok(trouble) => break trouble,
+                Err(error) => {
+                    effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
+                }
+            }
+            // What became of a lost write is not known: all of it again, elsewhere.
+            match self.created().await.map_err(|error| Finding::stopped(CHECK, &error))? {
+                (another, Write::Committed(version)) => (key, current) = (another, version),
+                (another, Write::Conflict) => return Err(Finding::stopped(CHECK, &vanished(&another))),
+            }
+        };
+        self.found.push(match trouble {
+            None => Finding::passed(CHECK, "what is deleted counts as not there, and can be created again"),
+            Some(trouble) => Finding::of_error(
+                CHECK,
+                Verdict::Failed,
+                &refusal(trouble, "a record that was deleted by hand would not be safe"),
+            ),
+        });
+        Ok(())
+    }
+}
+
+/// What a store does wrong with what was deleted, asked of `key` as long as that has the version `current`.
+async fn trouble_with_deleted(
+    register: &dyn Register,
+    key: &str,
+    current: &Version,
+) -> Result<Option<&'static str>, StoreError> {
+    // Where the precondition was ignored it is gone already.
+    register.delete_unexamined(key, current).await?;
+    if register.read(key).await?.is_some() {
+        return Ok(Some("what was deleted is still read"));
+    }
+    let over = register.write(key, Expect::Version(current), fresh(register)).await?;
+    if over != Write::Conflict {
+        return Ok(Some("a write that expects the version before a delete is accepted after it"));
+    }
+    let anew = register.write(key, Expect::Absent, fresh(register)).await?;
+    Ok((anew == Write::Conflict).then_some("what was deleted cannot be created again"))
+}

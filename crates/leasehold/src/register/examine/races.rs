@@ -1,0 +1,117 @@
+//! The doctor's races, and what is recorded in the store of what it found.
+
+use std::time::Duration;
+
+use super::Patient;
+use crate::doctor::{Finding, Verdict};
+use crate::register::Register;
+use crate::register::effort::persistently;
+use crate::register::probe::evidence::{RACERS, RACES_DOCTOR, RACES_THOROUGH, excluded};
+use crate::register::probe::races::{self, Found, Kind, Plan, Raced};
+use crate::register::probe::{Subject, record};
+
+/// How long the races may take; the thorough ones may take five times as long.
+const RACES_LIMIT: Duration = Duration::from_secs(120);
+
+/// What makes a store unsafe, and not only what is asked of it impossible: recorded in the store, so that it is not used.
+const UNSAFE: [&str; 9] = [
+    "read-after-write",
+    "create-if-absent",
+    "current-version",
+    "new-version",
+    "stale-version",
+    "missing-key",
+    CREATE_RACE,
+    WRITE_RACE,
+    "delete-marker",
+];
+
+const CREATE_RACE: &str = "create-race";
+const WRITE_RACE: &str = "atomic-race";
+const DELETE_RACE: &str = "delete-race";
+
+impl Patient<'_> {
+    /// Races of creates, of writes over one version, and of writes and deletes.
+    pub(super) async fn races(&mut self) {
+        let (racers, races, limit) = match self.thorough {
+            true => (2 * RACERS, RACES_THOROUGH, 5 * RACES_LIMIT),
+            false => (RACERS, RACES_DOCTOR, RACES_LIMIT),
+        };
+        // Where deletes are not conditional there is nothing to race.
+        let kinds: &[Kind] = match self.conditional_deletes {
+            true => &[Kind::Creates, Kind::Replaces, Kind::Deletes],
+            false => &[Kind::Creates, Kind::Replaces],
+        };
+        let plan = Plan { kinds, racers, races, all: true, limit };
+        let Found { kinds, place, left } = races::run(self.register, plan).await;
+        if !left.is_empty() {
+            self.found.leave(format!("{} objects {place}*", left.len()));
+        }
+        for raced in kinds {
+            let finding = self.raced(raced, racers);
+            self.found.push(finding);
+        }
+    }
+
+    fn raced(&mut self, raced: Raced, racers: usize) -> Finding {
+        let Raced { kind, counted, unsafe_, trouble } = raced;
+        let check = match kind {
+            Kind::Creates => CREATE_RACE,
+            Kind::Replaces => WRITE_RACE,
+            Kind::Deletes => DELETE_RACE,
+        };
+        if kind == Kind::Deletes {
+            self.unsafe_deletes = unsafe_.as_ref().map(|error| error.fault().message.clone());
+        }
+        match unsafe_ {
+            Some(error) if kind == Kind::Deletes && !self.deletes => Finding::not_applicable(
+                check,
+                format!(
+                    "{}: leasehold deletes no records here but in a sweep, which is refused",
+                    error.fault().message
+                ),
+            ),
+            Some(error) => Finding::of_error(check, Verdict::Failed, &error),
+            None if counted > 0 => {
+                let seen = format!("of {racers} {} at once, one is accepted, {counted} times", kind.what());
+                Finding::passed(check, format!("{seen}: {}", excluded(counted)))
+            }
+            None => {
+                let cause = trouble.map_or_else(String::new, |error| format!(": {}", error.fault().message));
+                Finding::warning(check, format!("of {racers} requests at once, never half got a definite answer{cause}"))
+                    .with_help("whether the store checks preconditions atomically was not seen: try again when it is less busy")
+            }
+        }
+    }
+
+    /// Records what was found at `front`, so that processes use the store, or do not, until the doctor comes again.
+    pub(super) async fn record(&mut self, front: &dyn Register) {
+        if front.traits().trusted {
+            return;
+        }
+        let unsafe_ = self
+            .found
+            .findings
+            .iter()
+            .find(|finding| finding.verdict == Verdict::Failed && UNSAFE.contains(&finding.check));
+        let unsafe_ = unsafe_.map(|finding| finding.seen.clone());
+        let raced = [CREATE_RACE, WRITE_RACE].iter().all(|check| self.found.passed(check));
+        let writes = unsafe_.map(Err).or((raced && self.found.is_sound()).then_some(Ok(())));
+        let deletes = match &self.unsafe_deletes {
+            Some(what) => Some(Err(what.clone())),
+            None => (writes == Some(Ok(())) && self.found.passed(DELETE_RACE)).then_some(Ok(())),
+        };
+        for (subject, verdict) in [(Subject::Writes, writes), (Subject::Deletes, deletes)] {
+            let Some(verdict) = verdict else { continue };
+            let unsafe_ = verdict.as_ref().err().map(String::as_str);
+            let recorded = persistently(front.env(), || record(front, subject, unsafe_)).await;
+            if let Err(error) = recorded {
+                let seen = format!("what was found could not be recorded in the store: {error}");
+                let finding = Finding::warning("record", seen);
+                self.found.push(finding.with_help(
+                    "processes examine the store themselves before they use it, with fewer races",
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Races: of requests that are sent at once and expect the same, a good store accepts at most one.
+//!
+//! Each round has a key of its own, on which creates race, then writes over the version that the winner got, then, where
+//! deletes count, writes and deletes of the version after that. Nobody else knows the key. A race shows something bad only
+//! when the store accepted two requests, and something good only when it accepted one and gave half of all a definite
+//! answer.
+
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+
+use super::super::{Deleted, Expect, Register, Version, Write};
+use super::checks::{fresh, refusal};
+use super::evidence::RACERS;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::Id;
+
+/// What the keys of races begin with; a random part and a number follow.
+pub(crate) const PLACE: &str = ".leasehold-probe-race-";
+
+/// How many rounds are run at the same time, on keys of their own.
+const LANES: usize = 4;
+
+/// How many rounds are run for one that counts, at most, and the pause after one that does not.
+const ROUNDS_FOR_ONE: usize = 3;
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What races.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Writes that expect nothing there.
+    Creates,
+    /// Writes that expect one version.
+    Replaces,
+    /// Writes and deletes that expect one version.
+    Deletes,
+}
+
+impl Kind {
+    pub(crate) fn what(self) -> &'static str {
+        match self {
+            Self::Creates => "creates (If-None-Match: *)",
+            Self::Replaces => "writes that expect one version (If-Match)",
+            Self::Deletes => "writes and deletes that expect one version (If-Match)",
+        }
+    }
+}
+
+/// Which races to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) kinds: &'a [Kind],
+    pub(crate) racers: usize,
+    pub(crate) races: usize,
+    /// Whether a kind goes on after another was found to be unsafe.
+    pub(crate) all: bool,
+    /// No round begins after so long.
+    pub(crate) limit: Duration,
+}
+
+/// How the races of one kind went.
+#[derive(Debug)]
+pub(crate) struct Raced {
+    pub(crate) kind: Kind,
+    /// How many had one winner, and definite answers to at least half of the requests.
+    pub(crate) counted: usize,
+    /// What the store did wrong.
+    pub(crate) unsafe_: Option<StoreError>,
+    /// The latest trouble.
+    pub(crate) trouble: Option<StoreError>,
+}
+
+impl Raced {
+    fn none(kind: Kind) -> Self {
+        Self { kind, counted: 0, unsafe_: None, trouble: None }
+    }
+}
+
+/// How all went.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) kinds: Vec<Raced>,
+    /// What the keys begin with.
+    pub(crate) place: String,
+    /// What was written and could not be deleted: at most a key for each round.
+    pub(crate) left: Vec<String>,
+}
+
+/// How one race went.
+enum Seen {
+    Good,
+    Unsafe(StoreError),
+    Nothing(Option<StoreError>),
+}
+
+/// Runs `plan` on `register`.
+pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
+    let id = Id::random(&register.env().random).to_string();
+    let place = format!("{PLACE}{}", &id[..12]);
+    let lanes = (0..LANES).map(|lane| {
+        // So many for this lane that all together are as many as planned.
+        let races = (plan.races + lane) / LANES;
+        Lane { register, plan: Plan { races, ..plan }, place: format!("{place}-{lane}"), left: Vec::new() }
+            .run()
+    });
+    let mut found = Found {
+        kinds: plan.kinds.iter().copied().map(Raced::none).collect(),
+        place: place.clone(),
+        left: Vec::new(),
+    };
+    for lane in join_all(lanes).await {
+        for (all, one) in found.kinds.iter_mut().zip(lane.0) {
+            all.counted += one.counted;
+            all.unsafe_ = all.unsafe_.take().or(one.unsafe_);
+            all.trouble = all.trouble.take().or(one.trouble);
+        }
+        found.left.extend(lane.1);
+    }
+    found
+}
+
+struct Lane<'a> {
+    register: &'a dyn Register,
+    plan: Plan<'a>,
+    place: String,
+    left: Vec<String>,
+}
+
+impl Lane<'_> {
+    /// How each kind went, and what could not be deleted.
+    async fn run(mut self) -> (Vec<Raced>, Vec<String>) {
+        let mut kinds: Vec<Raced> = self.plan.kinds.iter().copied().map(Raced::none).collect();
+        let env = self.register.env();
+        let start = env.now();
+        for round in 0..ROUNDS_FOR_ONE * self.plan.races {
+            let settled = |raced: &Raced| raced.unsafe_.is_some() || raced.counted >= self.plan.races;
+            let ended = !self.plan.all && kinds.iter().any(|raced| raced.unsafe_.is_some());
+            // What no other try changes: a permission that is missing.
+            let hopeless = |raced: &Raced| raced.trouble.as_ref().is_some_and(|error| !error.is_transient());
+            let late = env.now().longest_since(start) > self.plan.limit;
+            if ended || late || kinds.iter().all(settled) || kinds.iter().any(hopeless) {
+                break;
+            }
+            let before: usize = kinds.iter().map(|raced| raced.counted).sum();
+            let key = format!("{}-{round}", self.place);
+            self.round(&key, &mut kinds).await;
+            let after: usize = kinds.iter().map(|raced| raced.counted).sum();
+            if after == before && kinds.iter().all(|raced| raced.unsafe_.is_none()) {
+                let asked =
+                    kinds.iter().filter_map(|raced| raced.trouble.as_ref()?.fault().retry_after).max();
+                env.sleep(env.random.jittered(PAUSE, 0.5).max(asked.unwrap_or_default())).await;
+            }
+        }
+        (kinds, self.left)
+    }
+
+    /// One race of each kind, on `key`.
+    async fn round(&mut self, key: &str, kinds: &mut [Raced]) {
+        let mut current = None;
+        for raced in kinds {
+            let (seen, version) = match (raced.kind, current.take()) {
+                (Kind::Creates, _) => self.creates(key).await,
+                (Kind::Replaces, Some(version)) => self.replaces(key, &version).await,
+                (Kind::Deletes, Some(version)) => self.deletes(key, &version).await,
+                // Where creates do not race: one is enough.
+                (Kind::Replaces | Kind::Deletes, None) => match self.created(key).await {
+                    Ok(version) if raced.kind == Kind::Replaces => self.replaces(key, &version).await,
+                    Ok(version) => self.deletes(key, &version).await,
+                    Err(error) => (Seen::Nothing(Some(error)), None),
+                },
+            };
+            match seen {
+                Seen::Good => raced.counted += 1,
+                Seen::Unsafe(error) => raced.unsafe_ = raced.unsafe_.take().or(Some(error)),
+                Seen::Nothing(trouble) => raced.trouble = trouble.or(raced.trouble.take()),
+            }
+            current = match version {
+                Some(version) => Some(version),
+                // Whoever won was not heard of, or several did.
+                None => self.register.read(key).await.ok().flatten().map(|cell| cell.version),
+            };
+            if current.is_none() && raced.kind != Kind::Deletes {
+                break;
+            }
+        }
+        self.clean_up(key, current).await;
+    }
+
+    async fn created(&self, key: &str) -> Result<Version, StoreError> {
+        match self.register.write(key, Expect::Absent, fresh(self.register)).await? {
+            Write::Committed(version) => Ok(version),
+            Write::Conflict => Err(none_accepted(1)),
+        }
+    }
+
+    async fn creates(&self, key: &str) -> (Seen, Option<Version>) {
+        let writes =
+            (0..self.plan.racers).map(|_| self.register.write(key, Expect::Absent, fresh(self.register)));
+        self.judged(Kind::Creates, join_all(writes).await.into_iter().map(accepted).collect())
+    }
+
+    async fn replaces(&self, key: &str, version: &Version) -> (Seen, Option<Version>) {
+        let expect = Expect::Version(version);
+        let writes = (0..self.plan.racers).map(|_| self.register.write(key, expect, fresh(self.register)));
+        self.judged(Kind::Replaces, join_all(writes).await.into_iter().map(accepted).collect())
+    }
+
+    async fn deletes(&self, key: &str, version: &Version) -> (Seen, Option<Version>) {
+        let (register, half) = (self.register, self.plan.racers / 2);
+        let expect = Expect::Version(version);
+        let writes = join_all((0..half).map(|_| register.write(key, expect, fresh(register))));
+        let deletes = join_all((0..half).map(|_| register.delete_unexamined(key, version)));
+        let (writes, deletes) = join(writes, deletes).await;
+        let deletes = deletes
+            .into_iter()
+            .map(|deleted| deleted.map(|deleted| (deleted == Deleted::Deleted).then_some(None)));
+        self.judged(Kind::Deletes, writes.into_iter().map(accepted).chain(deletes).collect())
+    }
+
+    /// What the answers show, and the version of the only winner.
+    fn judged(&self, kind: Kind, answers: Vec<Answer>) -> (Seen, Option<Version>) {
+        let racers = answers.len();
+        let (mut winners, mut refused, mut trouble) = (Vec::new(), 0, None);
+        for answer in answers {
+            match answer {
+                Ok(Some(version)) => winners.push(version),
+                Ok(None) => refused += 1,
+                // Busy stores refuse racers (409): half of them may.
+                Err(error) => trouble = Some(error),
+            }
+        }
+        match winners.len() {
+            0 => (Seen::Nothing(Some(trouble.unwrap_or_else(|| none_accepted(racers)))), None),
+            1 => {
+                let seen = match 2 * (1 + refused) >= racers {
+                    true => Seen::Good,
+                    false => Seen::Nothing(trouble),
+                };
+                (seen, winners.pop().flatten())
+            }
+            accepted => (Seen::Unsafe(two_winners(kind, racers, accepted)), None),
+        }
+    }
+
+    async fn clean_up(&mut self, key: &str, version: Option<Version>) {
+        let version = match version {
+            Some(version) => Some(version),
+            None => match self.register.read(key).await {
+                Ok(None) => return,
+                read => read.ok().flatten().map(|cell| cell.version),
+            },
+        };
+        let deleted = match version {
+            Some(version) => self.register.delete_unexamined(key, &version).await.ok(),
+            None => None,
+        };
+        if deleted != Some(Deleted::Deleted) {
+            self.left.push(key.to_owned());
+        }
+    }
+}
+
+/// What was accepted, with the version that it gave if it was a write; `None` when it was refused.
+type Answer = Result<Option<Option<Version>>, StoreError>;
+
+fn accepted(answer: Result<Write, StoreError>) -> Answer {
+    answer.map(|write| match write {
+        Write::Committed(version) => Some(Some(version)),
+        Write::Conflict => None,
+    })
+}
+
+fn none_accepted(racers: usize) -> StoreError {
+    Fault::unavailable(format!("of {racers} requests at once the store accepted none")).not_applied()
+}
+
+fn two_winners(kind: Kind, racers: usize, accepted: usize) -> StoreError {
+    let seen = format!(
+        "this store does not check preconditions atomically: of {racers} {} at once, it accepted {accepted}",
+        kind.what()
+    );
+    match kind {
+        Kind::Creates | Kind::Replaces => {
+            refusal(&seen, "two clients that ask at the same moment could be granted the same lock")
+        }
+        Kind::Deletes => no_deletes(seen),
+    }
+}
+
+/// What to do where leasehold cannot delete.
+pub(super) const NO_DELETES_HELP: &str = "with protocol=existence a release deletes an object, which might by then be another's: use the default protocol (leave \
+     out ?protocol), or Amazon S3 or Google Cloud Storage; and do not sweep this store";
+
+/// This store is not to be used where leasehold deletes.
+pub(crate) fn no_deletes(message: impl Into<String>) -> StoreError {
+    Fault::new(ErrorKind::Unsupported, message).with_help(NO_DELETES_HELP).not_applied()
+}
+
+impl Plan<'_> {
+    /// Before the first use: `kinds` races, until one of them shows that the store is unsafe.
+    pub(crate) fn first_use(kinds: &[Kind]) -> Plan<'_> {
+        Plan {
+            kinds,
+            racers: RACERS,
+            races: super::evidence::RACES_FIRST_USE,
+            all: false,
+            limit: super::LIMIT,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+
+use super::evidence::{RACERS, RACES_DOCTOR, RACES_FIRST_USE};
+use super::races::Raced;
+use super::*;
+use crate::clock::TestClock;
+use crate::env::Env;
+use crate::lease::{Claim, Holder, LeaseStore, StoreOptions, Ttl};
+use crate::name::LockName;
+use crate::register::flawed::{Flaw, Flawed, store};
+use crate::register::{Metadata, RegisterLeases};
+
+const MARKER: &str = ".leasehold-probe";
+
+/// Requests of an examination, but deletes.
+const EXAMINED: usize = 9 + 2 * RACES_FIRST_USE * RACERS;
+
+#[tokio::test(start_paused = true)]
+async fn a_good_store_is_examined_once_and_then_costs_two_requests() {
+    let store = store(Flaw::None);
+    probe(&store).await.unwrap();
+    assert_eq!(store.requests(), EXAMINED);
+    assert_eq!(store.cells.lock().unwrap().keys().collect::<Vec<_>>(), [MARKER], "the rest is deleted");
+    for _ in 0..3 {
+        probe(&store).await.unwrap();
+        assert_eq!(store.requests(), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_deleted_is_one_object_for_each_race() {
+    let store = store(Flaw::DeniesDeletes);
+    probe(&store).await.unwrap();
+    let cells = store.cells.lock().unwrap();
+    assert_eq!(cells.keys().filter(|key| key.starts_with(races::PLACE)).count(), RACES_FIRST_USE);
+    assert_eq!(cells.len(), RACES_FIRST_USE + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_drops_metadata_is_refused_for_what_needs_it() {
+    let good = store(Flaw::None);
+    for _ in 0..2 {
+        probe_metadata(&good).await.unwrap();
+        assert_eq!(good.requests(), 2);
+    }
+    let forgetful = store(Flaw::DropsMetadata);
+    probe(&forgetful).await.unwrap();
+    for _ in 0..2 {
+        let error = probe_metadata(&forgetful).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported);
+    }
+    let busy = Flawed { busy_every: 2, loses_every: 3, ..store(Flaw::None) };
+    probe_metadata(&busy).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_flawed_store_is_refused_each_time_it_is_asked() {
+    for (flaw, named) in [
+        (Flaw::IgnoresAbsent, "If-None-Match"),
+        (Flaw::IgnoresVersion, "If-Match"),
+        (Flaw::IgnoresBoth, "If-None-Match"),
+        (Flaw::IgnoresVersionOfNothing, "no object"),
+        (Flaw::ChecksInTwoSteps, "atomically"),
+        (Flaw::NeverMatches, "If-Match"),
+        (Flaw::SameVersionAlways, "If-Match"),
+        (Flaw::ComparesWithoutQuotes, "without them"),
+        (Flaw::DoublesCreates(100), "creates"),
+        (Flaw::DoublesReplaces(100), "one version"),
+    ] {
+        let store = store(flaw);
+        for attempt in 0..3 {
+            let error = probe(&store).await.unwrap_err();
+            assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{flaw:?}: {error:?}");
+            assert!(error.to_string().contains(named), "{flaw:?} {attempt}: {error:?}");
+            assert!(error.fault().help.is_some());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletes_that_do_not_exclude_writes_are_refused() {
+    probe_deletes(&store(Flaw::None)).await.unwrap();
+    for (flaw, named) in [
+        (Flaw::IgnoresVersionOfDeletes, "DeleteObject"),
+        (Flaw::DoublesDeletes(100), "writes and deletes"),
+        (Flaw::ChecksInTwoSteps, "writes and deletes"),
+    ] {
+        let store = store(flaw);
+        for _ in 0..2 {
+            let error = probe_deletes(&store).await.unwrap_err();
+            assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{flaw:?}: {error:?}");
+            assert!(error.to_string().contains(named), "{flaw:?}: {error:?}");
+        }
+    }
+}
+
+/// The numbers that the documentation promises, at 1 race of 10: what a first use and the doctor let pass.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_doubles_few_races_passes_as_seldom_as_said() {
+    const SEEDS: u64 = 200;
+    for (races, flaw, kind, most) in [
+        (RACES_FIRST_USE, Flaw::DoublesCreates(10), Kind::Creates, SEEDS / 50),
+        (RACES_FIRST_USE, Flaw::DoublesReplaces(10), Kind::Replaces, SEEDS / 50),
+        (RACES_DOCTOR, Flaw::DoublesCreates(10), Kind::Creates, SEEDS / 100),
+        (RACES_DOCTOR, Flaw::DoublesDeletes(10), Kind::Deletes, SEEDS / 100),
+    ] {
+        let mut passed = 0;
+        for seed in 0..SEEDS {
+            let env = Env::seeded(Arc::new(TestClock::default()), seed);
+            let store = Flawed { env, ..store(flaw) };
+            let plan = Plan { races, ..Plan::first_use(std::slice::from_ref(&kind)) };
+            let Found { kinds, .. } = races::run(&store, plan).await;
+            let [Raced { counted, unsafe_, .. }] = &kinds[..] else { panic!("{kinds:?}") };
+            if unsafe_.is_none() {
+                assert_eq!(*counted, races);
+                passed += 1;
+            }
+        }
+        assert!(passed <= most, "{flaw:?}: {passed} of {SEEDS} with {races} races");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_turned_bad_after_its_examination_is_refused() {
+    for flaw in [Flaw::IgnoresVersion, Flaw::IgnoresBoth] {
+        let store = store(Flaw::None);
+        probe(&store).await.unwrap();
+        *store.flaw.lock().unwrap() = flaw;
+        for _ in 0..3 {
+            assert_eq!(probe(&store).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
+        }
+    }
+}
+
+/// A store that is not atomic passes any examination that is repeated often enough: only the doctor repeats it.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_stays_until_the_doctor_lifts_it() {
+    let store = store(Flaw::DoublesCreates(100));
+    probe(&store).await.unwrap_err();
+    *store.flaw.lock().unwrap() = Flaw::None;
+    store.requests();
+    for _ in 0..3 {
+        let error = probe(&store).await.unwrap_err();
+        assert!(
+            error.to_string().contains("found unsafe") && error.to_string().contains("creates"),
+            "{error:?}"
+        );
+        assert!(error.fault().help.as_ref().unwrap().contains("leasehold doctor"));
+        assert_eq!(store.requests(), 1);
+    }
+    record(&store, Subject::Writes, None).await.unwrap();
+    store.requests();
+    probe(&store).await.unwrap();
+    assert_eq!(store.requests(), 2);
+    record(&store, Subject::Writes, Some("two won")).await.unwrap();
+    assert!(probe(&store).await.unwrap_err().to_string().contains("two won"));
+}
+
+/// Buckets are mirrored, markers and all.
+#[tokio::test(start_paused = true)]
+async fn a_marker_of_another_place_is_examined_anew() {
+    let here = store(Flaw::None);
+    probe(&here).await.unwrap();
+    let copied = here.cells.lock().unwrap().clone();
+    let mirror = Flawed { place: "there".to_owned(), ..store(Flaw::ChecksInTwoSteps) };
+    *mirror.cells.lock().unwrap() = copied;
+    assert!(probe(&mirror).await.unwrap_err().to_string().contains("atomically"));
+    // And what was found there says nothing of here.
+    let copied = mirror.cells.lock().unwrap().clone();
+    *here.cells.lock().unwrap() = copied;
+    probe(&here).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_marker_that_is_too_old_is_examined_anew() {
+    let store = store(Flaw::None);
+    probe(&store).await.unwrap();
+    tokio::time::advance(evidence::LONGEST_AGE - Duration::from_secs(60)).await;
+    store.requests();
+    probe(&store).await.unwrap();
+    assert_eq!(store.requests(), 2);
+    tokio::time::advance(Duration::from_secs(120)).await;
+    *store.flaw.lock().unwrap() = Flaw::ChecksInTwoSteps;
+    assert!(probe(&store).await.unwrap_err().to_string().contains("atomically"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_processes_at_once_raise_no_false_alarm() {
+    for (loses_every, busy_every) in [(0, 0), (7, 0), (0, 5), (7, 5), (2, 0), (0, 2)] {
+        let store = Flawed { loses_every, busy_every, ..store(Flaw::None) };
+        for outcome in join_all((0..16).map(|_| probe(&store))).await {
+            match outcome {
+                Ok(()) => {}
+                // Sixteen at once on a store that loses or refuses many writes may stay busy.
+                Err(error) => assert!(error.is_transient() && loses_every + busy_every > 0, "{error:?}"),
+            }
+        }
+        store.requests();
+        probe(&Flawed { loses_every: 0, busy_every: 0, ..store }).await.unwrap();
+    }
+}
+
+/// A fleet that begins at once would keep the store busy with races.
+#[tokio::test(start_paused = true)]
+async fn of_many_processes_one_examines_and_the_others_wait() {
+    let store = store(Flaw::None);
+    for outcome in join_all((0..16).map(|_| probe(&store))).await {
+        outcome.unwrap();
+    }
+    let requests = store.requests();
+    assert!(requests < 2 * EXAMINED, "{requests} requests");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_examiner_that_died_is_waited_for_and_replaced() {
+    let store = store(Flaw::None);
+    {
+        let mut died = Box::pin(probe(&store));
+        while store.cells.lock().unwrap().len() < 3 {
+            assert!(died.as_mut().now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+    }
+    store.requests();
+    let start = store.env.now();
+    probe(&store).await.unwrap();
+    let waited = store.env.now().shortest_since(start);
+    assert!((10..40).contains(&waited.as_secs()), "{waited:?}");
+    assert!(store.requests() > 2);
+}
+
+/// Whoever asks first may not be polled again, however far it came, and delays no other.
+#[tokio::test(start_paused = true)]
+async fn a_first_caller_that_is_not_polled_delays_no_other() {
+    for polls in (0..12).chain([20, 40, 80]) {
+        let leases = RegisterLeases::new(Arc::new(store(Flaw::None)), StoreOptions::default());
+        let claim = |name: &str| {
+            let name = LockName::new(name).unwrap();
+            Claim::new(leases.env(), name, Ttl::DEFAULT, Holder::this_process())
+        };
+        let (first, second) = (claim("first"), claim("second"));
+        let mut frozen = Box::pin(leases.try_acquire(&first));
+        for _ in 0..polls {
+            if frozen.as_mut().now_or_never().is_some() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        let start = leases.env().now();
+        leases.try_acquire(&second).await.unwrap();
+        let took = leases.env().now().shortest_since(start);
+        assert!(took < Duration::from_secs(5), "{polls} polls: {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_stands_at_the_markers_key_is_examined_unless_it_is_a_passed_marker() {
+    for value in [
+        "",
+        "garbage",
+        "{}",
+        r#"{"about":"","passed":1,"outdated":"x","nonce":"00000000000000000000000000000000"}"#,
+    ] {
+        let store = store(Flaw::None);
+        let cell =
+            Cell { value: Bytes::from(value), version: Version::new("v0"), metadata: Metadata::default() };
+        store.cells.lock().unwrap().insert(MARKER.to_owned(), cell);
+        probe(&store).await.unwrap();
+        assert!(store.requests() > 2, "{value}");
+        probe(&store).await.unwrap();
+        assert_eq!(store.requests(), 2, "{value}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stays_busy_is_reported_as_such() {
+    let store = Flawed { busy_every: 1, ..store(Flaw::None) };
+    let error = probe(&store).await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("preconditions"), "{error:?}");
+    assert_eq!(store.requests(), 2 * TRIES as usize, "a read and a refused write each time");
+}

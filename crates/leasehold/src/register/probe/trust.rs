@@ -1,0 +1,248 @@
+//! One examination for all who wait for it, in a task of its own: a caller that is not polled delays nobody.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::runtime::{Handle, Id as RuntimeId};
+use tokio::sync::watch;
+
+use crate::clock::timeout;
+use crate::env::Env;
+use crate::error::{Fault, StoreError};
+
+/// Whether a store was found to enforce its preconditions.
+#[derive(Default)]
+pub(crate) struct Trust {
+    passed: AtomicBool,
+    /// One for each runtime: a task makes progress only while its runtime is driven, and those who wait in another runtime
+    /// must not depend on that.
+    running: Mutex<Vec<Run>>,
+}
+
+struct Run {
+    runtime: RuntimeId,
+    outcome: Outcome,
+}
+
+/// `None` until it is known.
+type Outcome = watch::Receiver<Option<Result<(), StoreError>>>;
+
+impl Trust {
+    /// Waits for the examination that is running, or starts `examine`, which may take `limit`. Once it passed, it is not
+    /// run again in this process; who fails is told why, and the next caller starts it anew.
+    ///
+    /// Cancel safe: the examination goes on.
+    pub(crate) async fn settle(
+        &self,
+        env: &Env,
+        limit: Duration,
+        examine: impl FnOnce() -> BoxFuture<'static, Result<(), StoreError>> + Send,
+    ) -> Result<(), StoreError> {
+        if self.passed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let outcome = match Handle::try_current() {
+            Ok(runtime) => {
+                let mut outcome = self.joined(&runtime, env, limit, examine);
+                let known = outcome.wait_for(Option::is_some).await;
+                known.ok().and_then(|known| copied(&known)).unwrap_or_else(|| Err(abandoned()))
+            }
+            // Nothing can be spawned, and nothing is shared.
+            Err(_) => within(env, limit, examine()).await,
+        };
+        if outcome.is_ok() {
+            self.passed.store(true, Ordering::Release);
+        }
+        outcome
+    }
+
+    /// The examination that is running in `runtime`, or a new one.
+    fn joined(
+        &self,
+        runtime: &Handle,
+        env: &Env,
+        limit: Duration,
+        examine: impl FnOnce() -> BoxFuture<'static, Result<(), StoreError>>,
+    ) -> Outcome {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|run| is_running(&run.outcome));
+        if let Some(run) = running.iter().find(|run| run.runtime == runtime.id()) {
+            return run.outcome.clone();
+        }
+        let (tell, outcome) = watch::channel(None);
+        let (env, examination) = (env.clone(), examine());
+        runtime.spawn(async move {
+            let found = within(&env, limit, examination).await;
+            tell.send_replace(Some(found));
+        });
+        running.push(Run { runtime: runtime.id(), outcome: outcome.clone() });
+        outcome
+    }
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trust").field("passed", &self.passed).finish_non_exhaustive()
+    }
+}
+
+/// Whether its task is still there and has not said anything.
+fn is_running(outcome: &Outcome) -> bool {
+    outcome.borrow().is_none() && outcome.has_changed().is_ok()
+}
+
+/// Runs `examination` for at most `limit`.
+pub(crate) async fn within(
+    env: &Env,
+    limit: Duration,
+    examination: impl Future<Output = Result<(), StoreError>>,
+) -> Result<(), StoreError> {
+    match timeout(&*env.clock, limit, examination).await {
+        Some(outcome) => outcome,
+        None => {
+            let message = format!("the store's preconditions could not be checked within {limit:?}");
+            Err(Fault::unavailable(message).not_applied())
+        }
+    }
+}
+
+fn copied(outcome: &Option<Result<(), StoreError>>) -> Option<Result<(), StoreError>> {
+    outcome.as_ref().map(|outcome| {
+        outcome.as_ref().copied().map_err(|error| {
+            let fault = error.fault();
+            let mut copy = Fault::new(fault.kind, fault.message.clone());
+            (copy.help, copy.retry_after) = (fault.help.clone(), fault.retry_after);
+            // What was written went to objects of the examination: of the caller's request nothing was sent.
+            copy.not_applied()
+        })
+    })
+}
+
+fn abandoned() -> StoreError {
+    Fault::unavailable("the check of the store's preconditions was broken off: its runtime has ended")
+        .not_applied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use futures_util::FutureExt;
+    use futures_util::future::join_all;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Counts its runs, and ends when it is told to.
+    #[derive(Clone, Default)]
+    struct Examination {
+        started: Arc<AtomicUsize>,
+        end: Arc<Notify>,
+        refuses: bool,
+    }
+
+    impl Examination {
+        async fn settle(&self, trust: &Trust) -> Result<(), StoreError> {
+            let (env, this) = (Env::system(), self.clone());
+            let examine = async move {
+                this.started.fetch_add(1, Ordering::SeqCst);
+                this.end.notified().await;
+                match this.refuses {
+                    true => Err(Fault::new(ErrorKind::Unsupported, "two won").not_applied()),
+                    false => Ok(()),
+                }
+            };
+            trust.settle(&env, LIMIT, || examine.boxed()).await
+        }
+
+        fn started(&self) -> usize {
+            self.started.load(Ordering::SeqCst)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_is_not_polled_delays_no_other() {
+        for polls in 0..6 {
+            let (trust, examination) = (Trust::default(), Examination::default());
+            let mut frozen = Box::pin(examination.settle(&trust));
+            for _ in 0..polls {
+                assert!(frozen.as_mut().now_or_never().is_none());
+                tokio::task::yield_now().await;
+            }
+            examination.end.notify_one();
+            examination.settle(&trust).await.unwrap();
+            assert_eq!(examination.started(), 1, "{polls}");
+            frozen.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_is_dropped_ends_no_examination() {
+        let (trust, examination) = (Trust::default(), Examination::default());
+        assert!(examination.settle(&trust).now_or_never().is_none());
+        tokio::task::yield_now().await;
+        examination.end.notify_one();
+        examination.settle(&trust).await.unwrap();
+        assert_eq!(examination.started(), 1);
+    }
+
+    #[tokio::test]
+    async fn all_who_wait_share_one_outcome_and_a_failure_is_tried_anew() {
+        let trust = Trust::default();
+        let bad = Examination { refuses: true, ..Examination::default() };
+        bad.end.notify_one();
+        for outcome in join_all((0..4).map(|_| bad.settle(&trust))).await {
+            let error = outcome.unwrap_err();
+            assert_eq!((error.fault().kind, error.to_string().as_str()), (ErrorKind::Unsupported, "two won"));
+        }
+        assert_eq!(bad.started(), 1);
+        let good = Examination::default();
+        good.end.notify_one();
+        join_all((0..4).map(|_| good.settle(&trust)))
+            .await
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()
+            .unwrap();
+        good.settle(&trust).await.unwrap();
+        assert_eq!(good.started(), 1, "what passed is not examined again");
+    }
+
+    /// The runtime of the first caller is not driven any more, or is gone.
+    #[test]
+    fn a_runtime_that_stands_still_or_ends_delays_no_other() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        for ends in [false, true] {
+            let (trust, examination) = (Trust::default(), Examination::default());
+            let first = runtime();
+            first.block_on(async {
+                assert!(examination.settle(&trust).now_or_never().is_none());
+                tokio::task::yield_now().await;
+            });
+            assert_eq!(examination.started(), 1);
+            let first = (!ends).then_some(first);
+            runtime().block_on(async {
+                let mut next = Box::pin(examination.settle(&trust));
+                assert!(next.as_mut().now_or_never().is_none());
+                tokio::task::yield_now().await;
+                examination.end.notify_waiters();
+                next.await.unwrap();
+            });
+            assert_eq!(examination.started(), 2);
+            drop(first);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_examination_has_a_limit_of_its_own() {
+        let (trust, env) = (Trust::default(), Env::seeded(Arc::new(crate::clock::TestClock::default()), 1));
+        let error = trust.settle(&env, LIMIT, || std::future::pending().boxed()).await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains("within 60s"), "{error:?}");
+    }
+}
