@@ -14,7 +14,7 @@ pub(crate) mod fuzzing;
 mod known;
 mod leases;
 mod marks;
-mod probe;
+pub(crate) mod probe;
 mod protocol;
 pub(crate) mod record;
 pub(crate) mod records;

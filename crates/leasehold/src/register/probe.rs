@@ -14,6 +14,8 @@
 //! one, whatever the others do.
 
 pub(crate) mod checks;
+#[allow(dead_code, reason = "not every store uses all of it")]
+pub(crate) mod evidence;
 
 use std::time::Duration;
 

@@ -1,0 +1,299 @@
+//! What an examination proves, and how it is recorded in the store. Pure: shared by all stores that are examined.
+//!
+//! A store that checks preconditions in two steps breaks exclusion only in races, and not in every race. So the number of
+//! races decides what an examination excludes. One race is [`RACERS`] requests, sent at once, of which a good store accepts
+//! at most one.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{StoreTime, micros};
+use crate::lease::Id;
+
+/// Raised when the examination asks for more: a store that passed an older examination is examined again.
+pub(crate) const EXAMINATION: u32 = 2;
+
+/// How many requests race. The number of pairs that can collide grows with the square.
+pub(crate) const RACERS: usize = 8;
+
+/// How many races of each kind a process runs before it uses a store for the first time: a store that lets two win in one
+/// race of ten passes once in a hundred, one that does so in every third race once in fifty million.
+pub(crate) const RACES_FIRST_USE: usize = 44;
+
+/// How many races of each kind the doctor runs: a store that lets two win in one race of ten passes once in a thousand.
+pub(crate) const RACES_DOCTOR: usize = 66;
+
+/// How many the thorough doctor runs, with twice the racers.
+pub(crate) const RACES_THOROUGH: usize = 200;
+
+/// How long a passed examination counts. A server may be replaced or reconfigured behind the same name.
+pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
+
+/// How far the clocks of a store's front ends may disagree before an examination seems to lie in the future.
+const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
+
+/// How many places are recorded. Each name of an endpoint is a place.
+const MOST_PLACES: usize = 16;
+
+/// How likely a store passes `races` when it lets two win in a race with probability `doubles`.
+pub(crate) fn passes(races: usize, doubles: f64) -> f64 {
+    (1.0 - doubles).powf(races as f64)
+}
+
+/// What `races` without two winners exclude, for people.
+pub(crate) fn excluded(races: usize) -> String {
+    let once_in = 1.0 / passes(races, 0.1);
+    if once_in < 2.0 {
+        return "too few races to tell".to_owned();
+    }
+    format!("a store that lets two win in 1 race of 10 passes once in {}", rounded_down(once_in))
+}
+
+/// To one digit, with commas: `1,000` for 1,047.
+fn rounded_down(number: f64) -> String {
+    let zeros = number.log10().floor();
+    let mut digits = format!("{}", (number / 10_f64.powf(zeros)).floor());
+    for _ in 0..zeros as u32 {
+        digits.push('0');
+    }
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        let _ = write!(text, "{digit}");
+    }
+    text
+}
+
+/// What lies in the store: which places were examined, and how that ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Marker {
+    /// For people who find it.
+    about: String,
+    /// Which examination the verdicts are of.
+    #[serde(default)]
+    examination: u32,
+    /// A version that the marker had and will never have again: a write that expects it must be refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    outdated: Option<String>,
+    /// At most one for each place.
+    #[serde(default)]
+    verdicts: Vec<Verdict>,
+    /// Who examines the store just now: others wait for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    examiner: Option<Id>,
+    /// Makes every write differ, and so every version.
+    nonce: Id,
+}
+
+/// How the examination of one place ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Verdict {
+    /// The endpoint and the bucket or table. A copy of the marker elsewhere says nothing of that other place.
+    place: String,
+    /// When, by the store's clock (microseconds since 1970, lower bound).
+    at_us: u64,
+    /// What the store did wrong; nothing, when it passed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+}
+
+/// What a marker says of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Nothing that counts: it has to be examined.
+    Unknown {
+        /// Who is at it.
+        examiner: Option<Id>,
+    },
+    /// It passed. A write that expects this version must be refused.
+    Passed {
+        /// The version.
+        outdated: String,
+    },
+    /// It was found unsafe, and did not pass the doctor's examination since.
+    Refused {
+        /// What it did wrong.
+        what: String,
+    },
+}
+
+impl Marker {
+    /// One that says nothing of any place.
+    pub(crate) fn blank(nonce: Id) -> Self {
+        Self {
+            about: "leasehold records here whether the store honours preconditions".to_owned(),
+            examination: EXAMINATION,
+            outdated: None,
+            verdicts: Vec::new(),
+            examiner: None,
+            nonce,
+        }
+    }
+
+    /// What lies in a store; a blank one where that is no marker, or one of an older examination.
+    pub(crate) fn read(bytes: &[u8], nonce: Id) -> Self {
+        match serde_json::from_slice(bytes) {
+            Ok(marker @ Self { examination: EXAMINATION, .. }) => Self { nonce, ..marker },
+            _ => Self::blank(nonce),
+        }
+    }
+
+    /// As it is written.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        // Strings and numbers always serialize; should they not, an empty marker is examined anew.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// What it says of `place`, when the marker itself has the version `current` and the store's clock reads `now`. Without
+    /// a clock nobody knows how old the examination is.
+    pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
+        let unknown = Standing::Unknown { examiner: self.examiner };
+        match self.verdicts.iter().find(|verdict| verdict.place == place) {
+            Some(Verdict { refused: Some(what), .. }) => Standing::Refused { what: what.clone() },
+            Some(Verdict { at_us, refused: None, .. }) if is_recent(*at_us, now) => match &self.outdated {
+                // The current version cannot be outdated: the marker was copied or edited.
+                Some(outdated) if outdated != current => Standing::Passed { outdated: outdated.clone() },
+                _ => unknown,
+            },
+            _ => unknown,
+        }
+    }
+
+    /// Says that `examiner` examines `place`: until that is done, the place has not passed.
+    #[must_use]
+    pub(crate) fn examined_by(mut self, examiner: Id, place: &str) -> Self {
+        self.verdicts.retain(|verdict| verdict.place != place || verdict.refused.is_some());
+        self.examiner = Some(examiner);
+        self
+    }
+
+    /// Says that `place` passed. `replaced` is the version that the marker has before this is written over it.
+    #[must_use]
+    pub(crate) fn passed(self, place: &str, now: Option<StoreTime>, replaced: &str) -> Self {
+        Self { outdated: Some(replaced.to_owned()), ..self.judged(place, now, None) }
+    }
+
+    /// Says that `place` is unsafe, and why.
+    #[must_use]
+    pub(crate) fn refused(self, place: &str, now: Option<StoreTime>, what: &str) -> Self {
+        self.judged(place, now, Some(what.to_owned()))
+    }
+
+    fn judged(mut self, place: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
+        self.verdicts.retain(|verdict| verdict.place != place);
+        if self.verdicts.len() >= MOST_PLACES {
+            // Rather a place that passed than one that was refused; the oldest are in front.
+            let oldest = self.verdicts.iter().position(|verdict| verdict.refused.is_none());
+            self.verdicts.remove(oldest.unwrap_or(0));
+        }
+        let at_us = now.map_or(0, |now| now.lo_us);
+        self.verdicts.push(Verdict { place: place.to_owned(), at_us, refused });
+        self.examiner = None;
+        self
+    }
+}
+
+fn is_recent(at_us: u64, now: Option<StoreTime>) -> bool {
+    now.is_some_and(|now| {
+        at_us <= now.hi_us.saturating_add(micros(CLOCK_DIFFERENCE))
+            && now.hi_us.saturating_sub(at_us) <= micros(LONGEST_AGE)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::{assert_written, golden};
+
+    const DAY_US: u64 = 24 * 3_600 * 1_000_000;
+    const HERE: &str = "https://s3.example.com/bucket";
+
+    fn id(n: u8) -> Id {
+        format!("{n:032x}").parse().unwrap()
+    }
+
+    fn at(day: u64) -> Option<StoreTime> {
+        Some(StoreTime::exactly(day * DAY_US))
+    }
+
+    fn unknown() -> Standing {
+        Standing::Unknown { examiner: None }
+    }
+
+    #[test]
+    fn the_number_of_races_excludes_what_is_said() {
+        assert!(passes(RACES_DOCTOR, 0.1) <= 0.001);
+        assert!(passes(RACES_FIRST_USE, 0.1) <= 0.01);
+        assert!(passes(RACES_FIRST_USE, 1.0 / 3.0) <= 1.0 / 50e6);
+        for (races, said) in [(7, "2"), (22, "10"), (44, "100"), (66, "1,000"), (200, "1,000,000,000")] {
+            assert!(excluded(races).ends_with(&format!("once in {said}")), "{races}: {}", excluded(races));
+        }
+        assert!(excluded(3).contains("too few"));
+    }
+
+    #[test]
+    fn a_pass_counts_for_its_place_and_for_thirty_days() {
+        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1");
+        let passed = Standing::Passed { outdated: "v1".to_owned() };
+        assert_eq!(marker.standing(HERE, "v2", at(100)), passed);
+        assert_eq!(marker.standing(HERE, "v2", at(130)), passed);
+        assert_eq!(marker.standing(HERE, "v2", at(131)), unknown(), "too old");
+        assert_eq!(marker.standing(HERE, "v2", at(99)), unknown(), "of the future");
+        assert_eq!(marker.standing(HERE, "v2", None), unknown(), "of unknown age");
+        assert_eq!(marker.standing("https://mirror.example.com/bucket", "v2", at(100)), unknown());
+        assert_eq!(marker.standing(HERE, "v1", at(100)), unknown(), "copied or edited");
+        assert_eq!(Marker::blank(id(1)).passed(HERE, None, "v1").standing(HERE, "v2", at(100)), unknown());
+    }
+
+    #[test]
+    fn a_refusal_stays_until_the_place_passes() {
+        let elsewhere = "https://mirror.example.com/bucket";
+        let marker = Marker::blank(id(1)).passed(elsewhere, at(100), "v1").refused(HERE, at(100), "two won");
+        let refused = Standing::Refused { what: "two won".to_owned() };
+        for day in [99, 100, 1_000] {
+            assert_eq!(marker.standing(HERE, "v2", at(day)), refused);
+        }
+        assert_eq!(marker.standing(HERE, "v2", None), refused);
+        assert_eq!(marker.standing(elsewhere, "v2", at(100)), Standing::Passed { outdated: "v1".to_owned() });
+        let examined = marker.examined_by(id(7), HERE);
+        assert_eq!(examined.standing(HERE, "v2", at(100)), refused);
+        let passed = examined.passed(HERE, at(101), "v3");
+        assert_eq!(passed.standing(HERE, "v4", at(101)), Standing::Passed { outdated: "v3".to_owned() });
+    }
+
+    #[test]
+    fn a_place_that_is_being_examined_has_not_passed() {
+        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").examined_by(id(7), HERE);
+        assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Unknown { examiner: Some(id(7)) });
+    }
+
+    #[test]
+    fn a_marker_keeps_a_bounded_number_of_places_and_all_refusals() {
+        let mut marker = Marker::blank(id(1)).refused(HERE, at(1), "two won");
+        for n in 0..100 {
+            marker = marker.passed(&format!("place-{n}"), at(100), "v1");
+        }
+        assert_eq!(marker.verdicts.len(), MOST_PLACES);
+        assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Refused { what: "two won".to_owned() });
+        assert_ne!(marker.standing("place-99", "v2", at(100)), unknown());
+        assert_eq!(marker.standing("place-0", "v2", at(100)), unknown());
+    }
+
+    #[test]
+    fn the_golden_markers_are_read() {
+        let first = Marker::read(golden("1-probe-marker.json").as_bytes(), id(1));
+        assert_eq!(first, Marker::blank(id(1)), "of an older examination");
+        let nonce = "00112233445566778899aabbccddeeff".parse().unwrap();
+        let marker = Marker::blank(nonce)
+            .refused("https://mirror.example.com/bucket", at(20_400), "two won")
+            .examined_by(id(7), HERE);
+        let marker = Marker { examiner: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
+        assert_written("2-probe-marker.json", &String::from_utf8(marker.to_bytes()).unwrap());
+        assert_eq!(Marker::read(golden("2-probe-marker.json").as_bytes(), nonce), marker);
+        assert_eq!(Marker::read(b"garbage", nonce), Marker::blank(nonce));
+    }
+}
