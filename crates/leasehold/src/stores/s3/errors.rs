@@ -61,15 +61,15 @@ impl Place {
     pub(super) fn is_trusted(&self) -> bool {
         let plain =
             self.bucket.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-        let special = self.bucket.ends_with("-s3")
+        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"))
             || self.bucket.ends_with("-s3alias")
             || self.bucket.ends_with(".mrap");
         self.endpoint.is_none() && plain && !special
     }
 
-    /// Whether it is a directory bucket of S3 Express.
+    /// Whether it is a directory bucket of S3 Express, or an access point of one.
     pub(super) fn is_directory(&self) -> bool {
-        self.bucket.ends_with("--x-s3")
+        self.bucket.ends_with("--x-s3") || self.bucket.ends_with("--xa-s3")
     }
 
     /// The bucket, or the access point, in a policy.
@@ -77,6 +77,9 @@ impl Place {
         let Self { bucket, region, .. } = self;
         match bucket.starts_with("arn:") {
             true => bucket.clone(),
+            false if bucket.ends_with("--xa-s3") => {
+                format!("arn:aws:s3express:{region}:*:accesspoint/{bucket}")
+            }
             false if self.is_directory() => format!("arn:aws:s3express:{region}:*:bucket/{bucket}"),
             false => format!("arn:aws:s3:::{bucket}"),
         }
@@ -320,6 +323,7 @@ mod tests {
             ("my--bucket", true),
             ("my.bucket", true),
             ("s3alias", true),
+            ("backup-s3", true),
             // An access point, and one of a file system (FSx).
             ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-s3alias", false),
             ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-ext-s3alias", false),
@@ -327,6 +331,7 @@ mod tests {
             ("locks-a1b2c3d4use1a--ol-s3", false),
             ("locks-o01ac5d28a6a232904e8xz5w8ijx1qzlbp3i3kuse10--op-s3", false),
             ("bkt--euw1-az1--x-s3", false),
+            ("locks--euw1-az1--xa-s3", false),
             ("bkt--table-s3", false),
             ("bkt--new-s3", false),
             ("mfzwi23gnjvgw.mrap", false),
