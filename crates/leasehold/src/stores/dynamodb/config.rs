@@ -251,7 +251,7 @@ mod tests {
             let shown = StoreUrl::parse(&url).unwrap().to_string();
             assert_eq!(read(&shown).unwrap(), location, "{shown}");
         }
-        let url = "dynamodb://table?partition_key=LockID&kms_key=alias/x&allow_plaintext_credentials=on";
+        let url = "dynamodb://table?allow_plaintext_credentials=on&kms_key=alias/x&partition_key=LockID";
         assert_eq!(StoreUrl::parse(url).unwrap().to_string(), url, "no secrets");
     }
 

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 
 use super::item::tests::record;
 use super::*;
-use crate::lease::{Claim, Holder, Ttl};
+use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::register::record::RecordState;
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
