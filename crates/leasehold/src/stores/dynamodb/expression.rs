@@ -114,7 +114,7 @@ pub(super) fn impossible(nonce: Id) -> Expression {
 
 /// How many attributes a racing write has. A server that checks a condition and writes in two steps takes the longer for
 /// both; so the others come in between.
-const RACE_ATTRIBUTES: usize = 100;
+const RACE_ATTRIBUTES: usize = 50;
 
 /// A write of `nonce` that races others: over nothing, or over the nonce `seen`.
 pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {

@@ -27,10 +27,10 @@ use crate::register::records::Records;
 pub(super) const RACERS: usize = 16;
 
 /// How many rounds a process makes before it uses a table for the first time: each is a race of creates, and one of
-/// replaces.
-const ROUNDS: usize = 4;
+/// replaces. moto 5.2.5 lets two win in more than every second race.
+pub(super) const ROUNDS: usize = 6;
 /// How many the doctor makes, and the thorough one.
-pub(super) const ROUNDS_DOCTOR: usize = 8;
+pub(super) const ROUNDS_DOCTOR: usize = 10;
 pub(super) const ROUNDS_THOROUGH: usize = 40;
 
 /// How often a round is tried whose answers are lost or put off, and the pause before the second try.

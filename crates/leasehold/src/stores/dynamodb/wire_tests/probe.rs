@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::*;
-use crate::stores::dynamodb::probe::RACERS;
+use crate::stores::dynamodb::probe::{RACERS, ROUNDS};
 
 /// What is wrong with a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ async fn a_good_server_is_examined_once_for_all_processes() {
     store.trust().await.unwrap();
     store.trust().await.unwrap();
     let requests = server.requests();
-    assert_eq!(requests.len(), 2 + 4 * (2 * RACERS + 1) + 2, "once for each process");
+    assert_eq!(requests.len(), 2 + ROUNDS * (2 * RACERS + 1) + 2, "once for each process");
     let [never, ..] = &requests[..] else { panic!() };
     assert_eq!(never.json()["Key"], json!({"key": {"S": "pre/fix/.leasehold-probe"}}));
     assert_eq!(never.json().get("UpdateExpression"), None, "even a careless server has nothing to write");
@@ -183,5 +183,5 @@ async fn an_examination_without_an_answer_is_made_again() {
     *table.hang.lock().unwrap() = 1;
     let server = table.serve().await;
     server.store().trust().await.unwrap();
-    assert!(server.requests().len() > 2 + 4 * (2 * RACERS + 1) + 2);
+    assert!(server.requests().len() > 2 + ROUNDS * (2 * RACERS + 1) + 2);
 }
