@@ -147,7 +147,7 @@ pub(super) fn raced(winner: Id) -> Expression {
 /// Writes `marker` over the marker of which the nonce was `seen`.
 pub(super) fn marker(marker: String, nonce: Id, seen: Option<&str>) -> Expression {
     let mut expression = Draft::default();
-    expression.sets = vec!["#marker = :marker".to_owned(), "#nonce = :nonce".to_owned()];
+    expression.sets.extend(["#marker = :marker", "#nonce = :nonce"].map(str::to_owned));
     expression.value(":marker", s(marker));
     expression.value(":nonce", s(nonce.to_string()));
     match seen {

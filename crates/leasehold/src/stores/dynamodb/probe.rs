@@ -26,6 +26,9 @@ use crate::register::records::Records;
 /// longer than its threads take to change (moto: 5 ms).
 pub(super) const RACERS: usize = 16;
 
+/// How many race at least on a server that does not answer so many in time. It takes the longer for both steps.
+const LEAST_RACERS: usize = 4;
+
 /// How many rounds a process makes before it uses a table for the first time: each is a race of creates, and one of
 /// replaces. moto 5.2.5 lets two win in more than every second race.
 pub(super) const ROUNDS: usize = 6;
@@ -93,29 +96,30 @@ impl DynamoDb {
         }
     }
 
-    /// One race of each kind, tried again while the server is busy.
+    /// One race of each kind, tried again while the server is busy: with fewer racers, since they may be what it is busy with.
     async fn round(&self) -> Result<(), StoreError> {
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, mut racers) = (FIRST_PAUSE, RACERS);
         for _ in 1..TRIES {
-            match self.round_once().await {
+            match self.round_once(racers).await {
                 Err(error) if error.is_transient() => {
                     self.env().sleep(pause.max(error.fault().retry_after.unwrap_or_default())).await;
                     pause *= 2;
+                    racers = (racers / 2).max(LEAST_RACERS);
                 }
                 outcome => return outcome,
             }
         }
-        self.round_once().await
+        self.round_once(racers).await
     }
 
-    async fn round_once(&self) -> Result<(), StoreError> {
+    async fn round_once(&self, racers: usize) -> Result<(), StoreError> {
         // A key of its own, so that nobody else's writes are among those that race.
         let key = self.key(&format!("{PROBE}-race-{}", Id::random(&self.env().random)));
         let mut winner = None;
         let mut outcome = Ok(());
         // Nothing is there in the first race, and what its winner wrote in the second.
         for _ in 0..2 {
-            match self.race(&key, winner).await {
+            match self.race(&key, winner, racers).await {
                 Ok(won) => winner = Some(won),
                 Err(error) => {
                     outcome = Err(error);
@@ -131,8 +135,8 @@ impl DynamoDb {
     }
 
     /// Of any number of writes that expect one state, a good server accepts at most one. The nonce of that one.
-    async fn race(&self, key: &str, seen: Option<Id>) -> Result<Id, StoreError> {
-        let writes = (0..RACERS).map(|_| async {
+    async fn race(&self, key: &str, seen: Option<Id>, racers: usize) -> Result<Id, StoreError> {
+        let writes = (0..racers).map(|_| async {
             let nonce = Id::random(&self.env().random);
             (nonce, self.update(key, expression::racing(nonce, seen), ReturnValue::None).await)
         });
@@ -157,7 +161,7 @@ impl DynamoDb {
                 let accepted = several.len();
                 Err(self.unsafe_server(
                     &format!(
-                        "does not check conditions in one step with the write: of {RACERS} writes that raced to {kind}, it \
+                        "does not check conditions in one step with the write: of {racers} writes that raced to {kind}, it \
                          accepted {accepted}"
                     ),
                     "two clients that ask at the same moment could be granted the same lock",
