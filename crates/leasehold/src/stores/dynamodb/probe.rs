@@ -152,10 +152,17 @@ impl DynamoDb {
             ([winner], _) => Ok(*winner),
             // One whose answer was lost may have won.
             ([], Some(error)) => Err(error),
-            ([], None) => Err(self.unsafe_server(
-                "refuses writes whose condition holds",
-                "no lock could be granted or renewed",
-            )),
+            ([], None) => {
+                // Of a replace: a second create was accepted over the first, and its answer was lost.
+                let (what, kind) = match seen {
+                    Some(_) => ("does not keep what it has accepted", "replace it"),
+                    None => ("refuses writes whose condition holds", "create one item"),
+                };
+                Err(self.unsafe_server(
+                    &format!("{what}: of {racers} writes that raced to {kind}, it accepted none"),
+                    "no lock could be kept",
+                ))
+            }
             (several, _) => {
                 let kind = if seen.is_some() { "replace one item" } else { "create one item" };
                 let accepted = several.len();
