@@ -110,7 +110,8 @@ fn the_doctor_passes_fake_gcs_server() {
     a_good_store(Server::FakeGcs, OBJECTS);
 }
 
-const ITEMS: &[&str] = &["permission-read", "permission-write", "permission-list", "table", "store-clock"];
+const ITEMS: &[&str] =
+    &["permission-read", "permission-write", "permission-list", "atomic-race", "table", "store-clock"];
 
 #[test]
 fn the_doctor_passes_dynamodb_local() {
@@ -197,6 +198,17 @@ fn the_doctor_races_several_endpoints_together() {
     assert!(diagnosis.finding("create-race")["seen"].as_str().unwrap().contains("a store that lets two win"));
     let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint nonsense")));
     diagnosis.fails(&["endpoints"]);
+}
+
+/// The same with items. Nobody uses the table until the doctor passes it.
+#[test]
+fn fault_26_the_doctor_refuses_a_dynamodb_that_checks_and_writes_in_two_steps() {
+    let url = Server::DynamoDbRacy.fresh_url();
+    let diagnosis = examined(&url);
+    assert!(diagnosis.checks("failed").contains(&"atomic-race"), "{:#}", diagnosis.report);
+    assert!(diagnosis.finding("atomic-race")["seen"].as_str().unwrap().contains("in one step"));
+    let refused = Place::new().run(&format!("run -s {url} deploy -- true")).expect(125);
+    assert!(refused.stderr.contains("found unsafe"), "{refused:?}");
 }
 
 /// What a release by deletion needs, and MinIO has not.

@@ -13,7 +13,7 @@ start_servers() {
     # One that does not start says so, and its tests fail: the others start all the same.
     local server failed=0
     name_programs || failed=1
-    for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy etcd postgresql; do
+    for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd postgresql; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -127,6 +127,14 @@ start_s3_racy() {
     start s3s-fs "$port" listens "$(s3s_fs)" --host 127.0.0.1 --port "$port" --access-key "$AWS_ACCESS_KEY_ID" \
         --secret-key "$AWS_SECRET_ACCESS_KEY" "$scratch/s3s-fs" || return 1
     export LEASEHOLD_TEST_BAD_S3_RACY="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
+}
+
+# The same with DynamoDB's conditions.
+start_dynamodb_racy() {
+    local port
+    port=$(free_port) || return 1
+    start plain-moto "$port" make_table "$CACHE/$MOTO/bin/moto_server" -H 127.0.0.1 -p "$port" || return 1
+    export LEASEHOLD_TEST_BAD_DYNAMODB_RACY="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
 }
 
 start_etcd() {

@@ -15,6 +15,8 @@ pub enum Server {
     MinIo,
     /// moto's DynamoDB.
     DynamoDbMoto,
+    /// moto as it comes, whose DynamoDB checks conditions and then writes: two steps.
+    DynamoDbRacy,
     /// DynamoDB Local, Amazon's own.
     DynamoDbLocal,
     /// fake-gcs-server, a GCS in Go.
@@ -43,6 +45,7 @@ impl Server {
             Self::Moto => "LEASEHOLD_TEST_S3_MOTO",
             Self::MinIo => "LEASEHOLD_TEST_S3_MINIO",
             Self::DynamoDbMoto => "LEASEHOLD_TEST_DYNAMODB_MOTO",
+            Self::DynamoDbRacy => "LEASEHOLD_TEST_BAD_DYNAMODB_RACY",
             Self::DynamoDbLocal => "LEASEHOLD_TEST_DYNAMODB_LOCAL",
             Self::FakeGcs => "LEASEHOLD_TEST_GCS_FAKE",
             Self::BadGcs => "LEASEHOLD_TEST_BAD_GCS",

@@ -40,7 +40,8 @@ cases! {
     a_request_that_is_delivered_twice_gives_nobody_a_lock_back
     a_missing_table_is_named_with_what_to_do
     a_table_is_made_by_any_number_at_once
-    a_table_with_another_key_is_refused
+    a_key_of_another_name_is_found_out
+    a_key_that_is_no_string_is_refused
 }
 
 struct Table {
@@ -316,20 +317,38 @@ async fn a_table_is_made_by_any_number_at_once(table: &Table) {
     assert_eq!(locker.inspect(&lock()).await.unwrap().history.len(), 3, "what is there stays there");
 }
 
-async fn a_table_with_another_key_is_refused(table: &Table) {
-    let name = unused_name();
-    let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap();
-    let id = AttributeDefinition::builder()
-        .attribute_name("id")
-        .attribute_type(ScalarAttributeType::S)
-        .build()
-        .unwrap();
-    let request = table.client.create_table().table_name(&name).key_schema(key).attribute_definitions(id);
-    request.billing_mode(BillingMode::PayPerRequest).send().await.unwrap();
-    let url = elsewhere(table, &name);
-    let error = Locker::open(&format!("{url}&create=true")).await.unwrap_err();
-    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("`id`"), "{error:?}");
-    let error = Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
-    assert!(error.help().join(" ").contains("leasehold init"), "{error:?}");
+/// Makes a table with a partition key of this name and type, and gives its URL.
+async fn with_key(table: &Table, name: &str, kind: ScalarAttributeType) -> String {
+    let unused = unused_name();
+    let key = KeySchemaElement::builder().attribute_name(name).key_type(KeyType::Hash).build().unwrap();
+    let definition =
+        AttributeDefinition::builder().attribute_name(name).attribute_type(kind).build().unwrap();
+    let request = table.client.create_table().table_name(&unused).key_schema(key);
+    let request = request.attribute_definitions(definition).billing_mode(BillingMode::PayPerRequest);
+    request.send().await.unwrap();
+    elsewhere(table, &unused)
+}
+
+async fn a_key_of_another_name_is_found_out(table: &Table) {
+    let url = with_key(table, "LockID", ScalarAttributeType::S).await;
+    for url in [url.clone(), format!("{url}&create=true"), format!("{url}&partition_key=LockID")] {
+        let locker = Locker::open(&url).await.unwrap();
+        let guard = locker.lock("lock").try_acquire().await.unwrap();
+        let other = Locker::open(&url).await.unwrap();
+        assert_eq!(other.lock("lock").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
+        guard.release().await.unwrap();
+    }
+    let error =
+        Locker::open(&format!("{url}&partition_key=id")).await.unwrap().lock("lock").try_acquire().await;
+    assert!(error.unwrap_err().to_string().contains("`LockID`"));
+}
+
+async fn a_key_that_is_no_string_is_refused(table: &Table) {
+    let url = with_key(table, "id", ScalarAttributeType::N).await;
+    let created = Locker::open(&format!("{url}&create=true")).await.map(|_| ());
+    let used = Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.map(|_| ());
+    for error in [created.unwrap_err(), used.unwrap_err()] {
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("`id`"), "{error:?}");
+        assert!(error.help().join(" ").contains("leasehold init"), "{error:?}");
+    }
 }

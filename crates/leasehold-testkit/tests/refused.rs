@@ -86,3 +86,27 @@ mod gcs {
         assert_eq!(locker.list("").try_collect::<Vec<_>>().await.unwrap(), []);
     }
 }
+
+#[cfg(feature = "dynamodb")]
+mod dynamodb {
+    use futures_util::TryStreamExt;
+    use leasehold::{ErrorKind, Locker};
+    use leasehold_testkit::servers::Server;
+
+    /// moto as it comes checks a condition and then writes, so that two writers at once can both be told that they won. Each
+    /// prefix is examined anew.
+    #[tokio::test]
+    async fn a_dynamodb_that_checks_and_writes_in_two_steps_is_refused() {
+        for _ in 0..5 {
+            let url = Server::DynamoDbRacy.fresh_url();
+            for attempt in 0..2 {
+                let locker = Locker::open(&url).await.unwrap();
+                let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "attempt {attempt}: {error:?}");
+                assert!(error.to_string().contains("raced"), "{error:?}");
+                assert!(!error.help().is_empty(), "{error:?}");
+                assert_eq!(locker.list("").try_collect::<Vec<_>>().await.unwrap(), []);
+            }
+        }
+    }
+}

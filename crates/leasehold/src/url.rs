@@ -295,7 +295,13 @@ impl fmt::Display for StoreUrl {
     }
 }
 
+/// Options whose names look like those of secrets.
+const NO_SECRETS: [&str; 3] = ["allow_plaintext_credentials", "kms_key", "partition_key"];
+
 fn is_secret(key: &str, value: &str) -> bool {
+    if NO_SECRETS.contains(&key) {
+        return false;
+    }
     // Where credentials are, and not they themselves: needed by whoever reads the URL back.
     let says_where = key == "credentials" && (value == "anonymous" || value.starts_with('/'));
     // The name of a key, which stays where it is.

@@ -11,12 +11,13 @@ mod expression;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod item;
+mod probe;
 mod table;
 #[cfg(test)]
 mod wire_tests;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,17 +30,17 @@ use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OnceCell;
 
-use self::config::Location;
+use self::config::{Location, NewTable};
 use self::dialect::Dialect;
 use self::errors::{Meaning, Operation, Place, meaning};
 use self::expression::Expression;
-use self::item::{Item, KEY, VERSION};
+use self::item::{Item, VERSION};
 use super::aws::requests::Requests;
 use crate::clock::StoreTime;
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, Id, LeaseStore, Pace, StoreOptions};
+use crate::lease::{Capabilities, LeaseStore, Pace, StoreOptions};
 use crate::name::LockName;
 use crate::register::effort::persistently;
 use crate::register::record::{Content, Record};
@@ -50,11 +51,12 @@ use crate::url::StoreUrl;
 /// A read costs $0.125 per million and some 5 ms, so a waiter costs cents a month at any of these.
 const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(1) };
 
-/// No lock's key is asked for by this name; nothing is ever written under it.
+/// What is known of a server that is not Amazon's lies under this name, which is no lock's.
 const PROBE: &str = ".leasehold-probe";
 
 /// Opens leases on the table and prefix that `url` names:
-/// `dynamodb://table/prefix?region=&endpoint=&profile=&create=&dialect=java|go&store_clock=&margin=`.
+/// `dynamodb://table/prefix?region=&endpoint=&profile=&create=&dialect=java|go&store_clock=&margin=`, and the options in
+/// `docs/stores/dynamodb.md`.
 ///
 /// Sends no request to DynamoDB unless the table is to be created. Credentials are loaded with the first request.
 ///
@@ -79,7 +81,12 @@ struct DynamoDb {
     /// Empty, or ending in `/`.
     prefix: String,
     dialect: Dialect,
+    new_table: NewTable,
     requests: Requests,
+    /// The name of the partition key that the URL gives.
+    given_key: Option<String>,
+    /// The name of the partition key, once the table was looked at.
+    key_name: OnceLock<String>,
     /// Whether a store that is not Amazon's own was found to check conditions.
     probed: OnceCell<()>,
 }
@@ -91,7 +98,10 @@ impl DynamoDb {
             place,
             prefix: location.prefix.clone(),
             dialect: location.dialect,
+            new_table: location.new_table.clone(),
             requests: Requests::new(env),
+            given_key: location.partition_key.clone(),
+            key_name: OnceLock::new(),
             probed: OnceCell::new(),
         }
     }
@@ -112,20 +122,8 @@ impl DynamoDb {
 impl Records for DynamoDb {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
         let key = self.key(name.as_str());
-        let watch = self.requests.watch();
-        let request = self
-            .client
-            .get_item()
-            .table_name(&self.place.table)
-            .key(KEY, item::s(&key))
-            // What an eventually consistent read misses may be a second old, and shows a lock free that is held.
-            .consistent_read(true);
-        let result = request.customize().interceptor(watch.clone()).send().await;
-        let output = self
-            .requests
-            .settle(&watch, result)
-            .map_err(|trouble| failed(meaning(Operation::Read, &key, &self.place, trouble)))?;
-        output.item.map(|item| self.found(&key, &item)).transpose().map_err(Fault::not_applied)
+        let item = self.read_item(&key).await?;
+        item.map(|item| self.found(&key, &item)).transpose().map_err(Fault::not_applied)
     }
 
     async fn write(
@@ -192,6 +190,7 @@ impl Records for DynamoDb {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
+        persistently(self.env(), || self.key_name()).await?;
         if self.place.endpoint.is_none() {
             return Ok(());
         }
@@ -206,8 +205,8 @@ impl Records for DynamoDb {
         self.deleted(name, version).await
     }
 
-    async fn examine(&self, _: &Examination) -> Examined {
-        self.examined().await
+    async fn examine(&self, examination: &Examination) -> Examined {
+        self.examined(examination.thorough).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {
@@ -232,18 +231,62 @@ enum Updated {
 }
 
 impl DynamoDb {
+    async fn read_item(&self, key: &str) -> Result<Option<Item>, StoreError> {
+        let key_name = self.key_name().await?;
+        let watch = self.requests.watch();
+        let request = self
+            .client
+            .get_item()
+            .table_name(&self.place.table)
+            .key(key_name, item::s(key))
+            // What an eventually consistent read misses may be a second old, and shows a lock free that is held.
+            .consistent_read(true);
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        let output = self
+            .requests
+            .settle(&watch, result)
+            .map_err(|trouble| failed(meaning(Operation::Read, key, &self.place, trouble)))?;
+        Ok(output.item)
+    }
+
+    /// Deletes the item `key` on the condition of `expression`. `false` when that does not hold.
+    async fn delete(&self, key: &str, expression: Expression) -> Result<bool, StoreError> {
+        let key_name = self.key_name().await?;
+        let watch = self.requests.watch();
+        let request = self
+            .client
+            .delete_item()
+            .table_name(&self.place.table)
+            .key(key_name, item::s(key))
+            .condition_expression(expression.condition)
+            .set_expression_attribute_names(Some(expression.names))
+            .set_expression_attribute_values(Some(expression.values));
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        match self.requests.settle(&watch, result) {
+            Ok(_) => Ok(true),
+            Err(trouble) => match meaning(Operation::Delete, key, &self.place, trouble) {
+                Meaning::Conflict => Ok(false),
+                other => Err(failed(other)),
+            },
+        }
+    }
+
     async fn update(
         &self,
         key: &str,
-        expression: Expression,
+        mut expression: Expression,
         returned: ReturnValue,
     ) -> Result<Updated, StoreError> {
+        let key_name = self.key_name().await?;
+        if let Some(name) = expression.names.get_mut("#key") {
+            key_name.clone_into(name);
+        }
         let watch = self.requests.watch();
         let request = self
             .client
             .update_item()
             .table_name(&self.place.table)
-            .key(KEY, item::s(key))
+            .key(key_name, item::s(key))
             .set_update_expression(expression.update)
             .condition_expression(expression.condition)
             .set_expression_attribute_names(Some(expression.names))
@@ -269,28 +312,6 @@ impl DynamoDb {
         Ok(Written::Conflict(refusal))
     }
 
-    /// Makes sure that a server that only speaks DynamoDB's protocol refuses a condition that cannot hold. Asks again
-    /// when that has no answer: whoever waits for a lock does not go away because a server is started again.
-    async fn probe(&self) -> Result<(), StoreError> {
-        persistently(self.env(), || self.refuses()).await
-    }
-
-    async fn refuses(&self) -> Result<(), StoreError> {
-        let never = Id::random(&self.requests.env().random);
-        match self.update(&self.key(PROBE), expression::impossible(never), ReturnValue::None).await? {
-            Updated::Refused(_) => Ok(()),
-            Updated::Done(_) => Err(Fault::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "{} ignores conditions: every lock would be granted to everybody",
-                    self.place.endpoint()
-                ),
-            )
-            .with_help("use Amazon DynamoDB, or a server that honours ConditionExpression")
-            .not_applied()),
-        }
-    }
-
     async fn next_listed(&self, mut pages: Pages) -> Result<Option<(String, Pages)>, StoreError> {
         loop {
             if let Some(key) = pages.page.pop_front() {
@@ -309,12 +330,14 @@ impl DynamoDb {
                 // To ask again would list the same page for ever.
                 Some(_) => return Err(endless_listing()),
             };
+            let key_name = self.key_name().await?;
             let keys = output.items.unwrap_or_default().into_iter();
-            pages.page = keys.filter_map(|mut item| item.remove(KEY)?.as_s().ok().cloned()).collect();
+            pages.page = keys.filter_map(|mut item| item.remove(key_name)?.as_s().ok().cloned()).collect();
         }
     }
 
     async fn page(&self, prefix: &str, start: Option<Item>) -> Result<ScanOutput, StoreError> {
+        let key_name = self.key_name().await?;
         let watch = self.requests.watch();
         let mut request = self
             .client
@@ -322,7 +345,7 @@ impl DynamoDb {
             .table_name(&self.place.table)
             .consistent_read(true)
             .projection_expression("#key")
-            .expression_attribute_names("#key", KEY)
+            .expression_attribute_names("#key", key_name)
             .expression_attribute_names("#version", VERSION)
             .set_exclusive_start_key(start);
         request = if prefix.is_empty() {

@@ -9,6 +9,8 @@ mod errors;
 mod examine;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
+mod requests;
+mod settings;
 #[cfg(test)]
 mod wire_tests;
 
@@ -19,7 +21,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_s3::primitives::ByteStream;
 use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::BoxStream;
 use tokio::sync::OnceCell;
@@ -27,6 +28,7 @@ use tokio::sync::OnceCell;
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
 use super::aws::access::checked_endpoint;
+use self::settings::Settings;
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
@@ -48,7 +50,8 @@ const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::fro
 const METADATA_BYTES: usize = 2_048;
 
 /// Opens leases on the bucket and prefix that `url` names:
-/// `s3://bucket/prefix?region=&endpoint=&path_style=on|off&profile=&protocol=lease|existence&store_clock=&margin=`.
+/// `s3://bucket/prefix?region=&endpoint=&path_style=on|off&profile=&protocol=lease|existence&store_clock=&margin=`, and the
+/// options in `docs/stores/s3.md`.
 ///
 /// Sends no request to S3. Credentials are loaded with the first request.
 ///
@@ -87,6 +90,7 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
 pub struct S3Register {
     client: Client,
     place: Place,
+    settings: Settings,
     keys: Keys,
     requests: Requests,
     contents: Contents,
@@ -113,6 +117,7 @@ impl S3Register {
         Self {
             client,
             place,
+            settings: location.settings.clone(),
             keys: location.protocol.keys(&location.prefix),
             requests: Requests::new(env),
             contents,
@@ -126,7 +131,7 @@ impl Register for S3Register {
     async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
-        let request = self.client.get_object().bucket(&self.place.bucket).key(&object);
+        let request = self.get_object(&object);
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.settle(Operation::Read, &object, &watch, result) {
             Ok(output) => bodies::cell(&object, output, self.contents, self.env()).await.map(Some),
@@ -138,7 +143,7 @@ impl Register for S3Register {
     async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
-        let request = self.client.head_object().bucket(&self.place.bucket).key(&object);
+        let request = self.head_object(&object);
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.settle(Operation::Stat, &object, &watch, result) {
             Ok(output) => bodies::stat(&object, output).map(Some),
@@ -151,8 +156,7 @@ impl Register for S3Register {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
         let limit = request_limit(REQUEST_LIMIT, body.bytes.len());
-        let request = self.client.put_object().bucket(&self.place.bucket).key(&object);
-        let request = bodies::with_metadata(request, body.metadata).body(ByteStream::from(body.bytes));
+        let request = self.put_object(&object, body);
         let (operation, request) = match expect {
             Expect::Absent => (Operation::Create, request.if_none_match("*")),
             Expect::Version(version) => (Operation::Replace, request.if_match(version.as_str())),
@@ -193,7 +197,7 @@ impl Register for S3Register {
     }
 
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {
-        Some(bodies::etag_of(bytes))
+        self.settings.has_md5_etags().then(|| bodies::etag_of(bytes))
     }
 
     fn store_time(&self) -> Option<StoreTime> {
@@ -209,11 +213,12 @@ impl Register for S3Register {
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`")?;
+        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.settings.plaintext)?;
         let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
         Ok(Arc::new(Self {
             client: Client::from_conf(config),
             place: Place { endpoint: Some(endpoint), ..self.place.clone() },
+            settings: self.settings.clone(),
             keys: self.keys.clone(),
             requests: Requests::new(self.env().clone()),
             contents: self.contents,
@@ -236,8 +241,7 @@ impl S3Register {
     async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
-        let request =
-            self.client.delete_object().bucket(&self.place.bucket).key(&object).if_match(version.as_str());
+        let request = self.delete_object(&object).if_match(version.as_str());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.settle(Operation::Delete, &object, &watch, result) {
             Ok(_) => Ok(Deleted::Deleted),
@@ -248,12 +252,12 @@ impl S3Register {
 
     async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
         let watch = self.requests.watch();
-        let request = self
-            .client
-            .list_objects_v2()
-            .bucket(&self.place.bucket)
-            .prefix(prefix)
-            .set_continuation_token(token);
+        // A directory bucket lists by whole folders only.
+        let asked = match self.place.is_directory() {
+            true => prefix.rsplit_once('/').map(|(folder, _)| format!("{folder}/")),
+            false => Some(prefix.to_owned()),
+        };
+        let request = self.list_objects().set_prefix(asked).set_continuation_token(token);
         let result = request.customize().interceptor(watch.clone()).send().await;
         let output = self.settle(Operation::List, prefix, &watch, result).map_err(failed)?;
         let next = output.next_continuation_token.filter(|_| output.is_truncated == Some(true));
@@ -261,6 +265,7 @@ impl S3Register {
             return Err(unfinished());
         }
         let objects = output.contents.unwrap_or_default().into_iter().filter_map(|object| object.key);
+        let objects = objects.filter(|object| object.starts_with(prefix));
         Ok(Page { objects: objects.collect(), next })
     }
 

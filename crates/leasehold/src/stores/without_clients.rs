@@ -44,4 +44,5 @@ pub(super) mod gcs {
 pub(super) mod s3 {
     mod config;
     pub(in crate::stores) mod fuzzing;
+    mod settings;
 }

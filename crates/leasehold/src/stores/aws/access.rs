@@ -1,5 +1,7 @@
 //! What a store URL says about the way to a service of Amazon's: pure, without its client.
 
+use std::net::IpAddr;
+
 use crate::error::Error;
 use crate::url::StoreUrl;
 
@@ -20,10 +22,20 @@ pub(in crate::stores) struct Access {
     pub(in crate::stores) region: Option<String>,
     pub(in crate::stores) endpoint: Option<String>,
     pub(in crate::stores) profile: Option<String>,
+    /// Whether to use Amazon's FIPS endpoints; `None` leaves it to the environment and the profile.
+    pub(in crate::stores) fips: Option<bool>,
+    /// Whether to use Amazon's dual-stack endpoints; `None` leaves it to the environment and the profile.
+    pub(in crate::stores) dualstack: Option<bool>,
+    /// A PEM file: the only certificates to trust at the service's endpoint.
+    pub(in crate::stores) ca: Option<String>,
+    /// Where every request goes first; `None` leaves it to the environment.
+    pub(in crate::stores) proxy: Option<String>,
+    /// Whether an endpoint on another machine may be spoken to without TLS.
+    pub(in crate::stores) plaintext: bool,
 }
 
 impl Access {
-    /// Takes the options `region`, `endpoint` and `profile`; refuses a login before the authority.
+    /// Takes the options that both services have; refuses a login before the authority.
     pub(in crate::stores) fn take(url: &mut StoreUrl, service: Service) -> Result<Self, Error> {
         if url.user().is_some() || url.password().is_some() {
             let message =
@@ -32,15 +44,94 @@ impl Access {
                 "use a profile (?profile=name), the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or a role",
             ));
         }
-        Ok(Self {
+        let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
+        let access = Self {
             region: url.take("region").map(checked_region).transpose()?,
             endpoint: url
                 .take("endpoint")
-                .map(|text| checked_endpoint(text, "the option `endpoint`"))
+                .map(|text| checked_endpoint(text, "the option `endpoint`", plaintext))
                 .transpose()?,
             profile: url.take("profile").map(checked_profile).transpose()?,
-        })
+            fips: url.take_switch("fips")?,
+            dualstack: url.take_switch("dualstack")?,
+            ca: url.take("ca").map(checked_ca).transpose()?,
+            proxy: url.take("proxy").map(checked_proxy).transpose()?,
+            plaintext,
+        };
+        match &access.endpoint {
+            Some(endpoint) => access.check_variants(endpoint).map(|()| access),
+            None => Ok(access),
+        }
     }
+
+    /// Refuses to look for a variant of Amazon's endpoint when there is another `endpoint`.
+    pub(super) fn check_variants(&self, endpoint: &str) -> Result<(), Error> {
+        let option = match (self.fips, self.dualstack) {
+            (Some(true), _) => "fips",
+            (_, Some(true)) => "dualstack",
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(format!("the option `{option}` has no effect on the endpoint {endpoint:?}"))
+            .with_help(format!(
+                "it chooses among Amazon's own endpoints: leave out `{option}` or the endpoint"
+            )))
+    }
+
+    /// Takes the region from an ARN in the place of a bucket or a table.
+    pub(in crate::stores) fn set_region_of_arn(&mut self, arn: &str, region: &str) -> Result<(), Error> {
+        match &self.region {
+            Some(other) if other != region => {
+                Err(Error::invalid(format!("{arn:?} is in {region}, and the option `region` says {other:?}"))
+                    .with_help("leave out `region`: the ARN names it"))
+            }
+            _ => {
+                self.region = Some(checked_region(region.to_owned())?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The parts of `arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE`, where `text` is one of `service` in one region.
+pub(in crate::stores) fn arn<'a>(text: &'a str, service: &str) -> Option<(&'a str, &'a str)> {
+    let mut parts = text.splitn(6, ':');
+    let (Some("arn"), Some(partition), Some(named)) = (parts.next(), parts.next(), parts.next()) else {
+        return None;
+    };
+    let (region, account, resource) = (parts.next()?, parts.next()?, parts.next()?);
+    let fine = partition.starts_with("aws")
+        && named == service
+        && !region.is_empty()
+        && is_account(account)
+        && !resource.is_empty();
+    fine.then_some((region, resource))
+}
+
+/// Whether `text` is the number of an account.
+pub(in crate::stores) fn is_account(text: &str) -> bool {
+    text.len() == 12 && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn checked_ca(path: String) -> Result<String, Error> {
+    if !path.is_empty() {
+        return Ok(path);
+    }
+    Err(Error::invalid("the option `ca` is empty").with_help(
+        "name a PEM file of the certificates to trust, or leave it out to trust those of the machine",
+    ))
+}
+
+fn checked_proxy(proxy: String) -> Result<String, Error> {
+    if proxy.contains('@') {
+        return Err(Error::invalid("the option `proxy` contains a login").with_help(
+            "credentials do not belong in a store URL: set HTTPS_PROXY=http://user:password@host:port instead of the option",
+        ));
+    }
+    if is_url_of_host(&proxy) {
+        return Ok(proxy);
+    }
+    Err(Error::invalid(format!("the option `proxy` is {proxy:?}, which is no URL of a proxy"))
+        .with_help("a proxy is like http://proxy.example.com:3128"))
 }
 
 fn checked_region(region: String) -> Result<String, Error> {
@@ -59,24 +150,48 @@ fn checked_profile(profile: String) -> Result<String, Error> {
         .with_help("name a profile of ~/.aws/config, or leave it out"))
 }
 
-pub(in crate::stores) fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
+/// Checks an endpoint that `source` names. With `plaintext` one on another machine needs no TLS.
+pub(in crate::stores) fn checked_endpoint(endpoint: String, source: &str, plaintext: bool) -> Result<String, Error> {
     // What stands before `@` may be a password, so the text is shown only without one.
     if endpoint.contains('@') {
         return Err(Error::invalid(format!("{source} contains a login"))
             .with_help("credentials do not belong in an endpoint: use a profile or the environment"));
     }
-    let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
-    let Some(host) = host else {
+    if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
         return Err(Error::invalid(format!("{source} is {endpoint:?}, without http:// or https://"))
             .with_help(format!("write endpoint=https://{0} (or endpoint=http://{0})", bare(&endpoint))));
-    };
-    let fine = host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
-        && host.bytes().all(|b| b.is_ascii_graphic() && !b"?#\\\"<>^`{|}".contains(&b));
-    if fine {
-        return Ok(endpoint);
     }
-    Err(Error::invalid(format!("{source} is {endpoint:?}, which is no URL of a host"))
-        .with_help("an endpoint is like http://localhost:9000 or https://s3.example.com"))
+    if !is_url_of_host(&endpoint) {
+        return Err(Error::invalid(format!("{source} is {endpoint:?}, which is no URL of a host"))
+            .with_help("an endpoint is like http://localhost:9000 or https://s3.example.com"));
+    }
+    if !plaintext && !keeps_secrets(&endpoint) {
+        return Err(Error::invalid(format!(
+            "{source} is {endpoint:?}: session tokens and the contents of records would be sent unencrypted"
+        ))
+        .with_help(
+            "use https://, or, in a network that you trust, add allow_plaintext_credentials=on to the store URL",
+        ));
+    }
+    Ok(endpoint)
+}
+
+fn is_url_of_host(url: &str) -> bool {
+    url.strip_prefix("http://").or_else(|| url.strip_prefix("https://")).is_some_and(|host| {
+        host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
+            && host.bytes().all(|b| b.is_ascii_graphic() && !b"?#\\\"<>^`{|}".contains(&b))
+    })
+}
+
+/// Whether nobody else can read what is sent to `endpoint`: it is encrypted, or stays on this machine.
+fn keeps_secrets(endpoint: &str) -> bool {
+    let Some(host) = endpoint.strip_prefix("http://") else { return true };
+    let host = host.split('/').next().unwrap_or(host);
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None => host.split(':').next().unwrap_or(host),
+    };
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// An endpoint's host and path, for a suggestion.
@@ -114,6 +229,12 @@ mod tests {
             ("endpoint=ftp://localhost", "ftp://localhost"),
             ("endpoint=http://", "http://"),
             ("endpoint=http://a%20b", "a b"),
+            ("ca=", "`ca`"),
+            ("proxy=", "`proxy`"),
+            ("proxy=proxy:3128", "proxy:3128"),
+            ("proxy=socks5://h:1", "socks5://h:1"),
+            ("fips=on&endpoint=https://h", "`fips`"),
+            ("dualstack=on&endpoint=https://h", "`dualstack`"),
         ] {
             let error = read(&format!("x1://x?{options}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{options}: {error:?}");
@@ -126,12 +247,74 @@ mod tests {
 
     #[test]
     fn passwords_are_refused_and_not_repeated() {
-        for url in
-            ["x1://AKIA:hunter2@x", "x1://x?endpoint=http://u:hunter2@host", "x1://x?endpoint=u:hunter2@host"]
-        {
+        for url in [
+            "x1://AKIA:hunter2@x",
+            "x1://x?endpoint=http://u:hunter2@host",
+            "x1://x?endpoint=u:hunter2@host",
+            "x1://x?proxy=http://u:hunter2@host",
+        ] {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn every_option_of_the_way_is_read() {
+        let url = "x1://x?fips=on&dualstack=off&ca=/etc/ca.pem&proxy=http://proxy:3128";
+        let expected = Access {
+            fips: Some(true),
+            dualstack: Some(false),
+            ca: Some("/etc/ca.pem".into()),
+            proxy: Some("http://proxy:3128".into()),
+            ..Access::default()
+        };
+        assert_eq!(read(url).unwrap(), expected);
+    }
+
+    #[test]
+    fn plaintext_needs_loopback_or_permission() {
+        for endpoint in [
+            "http://minio:9000",
+            "http://10.0.0.1",
+            "http://127.0.0.1.example.com:80",
+            "http://localhost.example.com",
+            "http://[2001:db8::1]:9",
+        ] {
+            let error = read(&format!("x1://x?endpoint={endpoint}")).unwrap_err();
+            assert!(
+                error.to_string().contains("unencrypted") && error.to_string().contains(endpoint),
+                "{error:?}"
+            );
+            assert!(error.help()[0].contains("allow_plaintext_credentials=on"), "{error:?}");
+            let url = format!("x1://x?endpoint={endpoint}&allow_plaintext_credentials=on");
+            assert_eq!(read(&url).unwrap().endpoint.as_deref(), Some(endpoint));
+        }
+        for endpoint in [
+            "http://localhost:9000/path",
+            "http://127.0.0.1",
+            "http://127.1.2.3:9",
+            "http://[::1]:9",
+            "https://minio:9000",
+        ] {
+            assert!(read(&format!("x1://x?endpoint={endpoint}")).is_ok(), "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn an_arn_names_its_region_and_resource() {
+        let good = "arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/x";
+        assert_eq!(arn(good, "s3"), Some(("cn-north-1", "accesspoint/x")));
+        for bad in [
+            "bucket",
+            "arn:aws:s3:::bucket",
+            "arn:aws:s3::123456789012:accesspoint/x.mrap",
+            "arn:aws:s3:eu-west-1:12:accesspoint/x",
+            "arn:gcp:s3:eu-west-1:123456789012:accesspoint/x",
+            "arn:aws:s3:eu-west-1:123456789012",
+            "arn:aws:sns:eu-west-1:123456789012:accesspoint/x",
+        ] {
+            assert_eq!(arn(bad, "s3"), None, "{bad}");
         }
     }
 }

@@ -12,6 +12,7 @@ use aws_types::service_config::ServiceConfigKey;
 
 use super::access::{Access, Service, checked_endpoint};
 use super::credentials::BackgroundCredentials;
+use super::http;
 use crate::clock;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind};
@@ -49,6 +50,16 @@ impl Access {
         if let Some(profile) = &self.profile {
             loader = loader.profile_name(profile);
         }
+        if let Some(fips) = self.fips {
+            loader = loader.use_fips(fips);
+        }
+        if let Some(dualstack) = self.dualstack {
+            loader = loader.use_dual_stack(dualstack);
+        }
+        // Credentials come from other endpoints than the store: through the proxy too, and trusting whom the machine trusts.
+        if let Some(client) = http::client(None, self.proxy.as_deref())? {
+            loader = loader.http_client(client);
+        }
         let sdk = clock::timeout(&*env.clock, CONFIGURATION_LIMIT, loader.load()).await.ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "the AWS configuration could not be read in time")
                 .with_help("the machine's metadata service does not answer: say ?region= in the store URL")
@@ -58,10 +69,24 @@ impl Access {
         let endpoint = match &self.endpoint {
             Some(endpoint) => Some(endpoint.clone()),
             None => configured_endpoint(&sdk, service)
-                .map(|text| checked_endpoint(text, "the endpoint of the AWS configuration"))
+                .map(|text| checked_endpoint(text, "the endpoint of the AWS configuration", self.plaintext))
                 .transpose()?,
         };
-        Ok(Found { sdk: careful(&sdk, env), region, endpoint })
+        if let Some(endpoint) = &endpoint {
+            self.check_variants(endpoint)?;
+        }
+        Ok(Found { sdk: self.applied(&careful(&sdk, env))?, region, endpoint })
+    }
+
+    /// `sdk` with what is said here about the way to the service itself.
+    pub(in crate::stores) fn applied(&self, sdk: &SdkConfig) -> Result<SdkConfig, Error> {
+        let mut builder = sdk.to_builder();
+        if let Some(client) = http::client(self.ca.as_deref(), self.proxy.as_deref())? {
+            builder = builder.http_client(client);
+        }
+        builder.set_use_fips(self.fips.or(sdk.use_fips()));
+        builder.set_use_dual_stack(self.dualstack.or(sdk.use_dual_stack()));
+        Ok(builder.build())
     }
 }
 

@@ -1,10 +1,11 @@
 //! What a store URL says, checked by DynamoDB's rules.
 
 use super::dialect::Dialect;
+use super::item::{ATTRIBUTES, KEY};
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::name::LockName;
-use crate::stores::aws::access::{Access, Service};
+use crate::stores::aws::access::{Access, Service, arn};
 use crate::url::StoreUrl;
 
 pub(super) const SERVICE: Service = Service {
@@ -21,22 +22,69 @@ const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES;
 /// What a store URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
+    /// A table's name or ARN.
     pub(super) table: String,
     /// Empty, or ending in `/`.
     pub(super) prefix: String,
     pub(super) dialect: Dialect,
     /// Whether the table is to be made if it is not there.
     pub(super) create: bool,
+    /// The name of its partition key; `None` for what the table says, or else `key`.
+    pub(super) partition_key: Option<String>,
+    pub(super) new_table: NewTable,
     pub(super) access: Access,
+}
+
+/// How a table is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NewTable {
+    /// Whether it is encrypted with a key in KMS, and not one of DynamoDB's own.
+    pub(super) kms: bool,
+    /// Which one; `None` for the account's `aws/dynamodb`.
+    pub(super) kms_key: Option<String>,
+    /// Whether it has point-in-time recovery.
+    pub(super) recovery: bool,
+    pub(super) deletion_protection: bool,
+    /// Names and values.
+    pub(super) tags: Vec<(String, String)>,
+}
+
+impl NewTable {
+    fn take(url: &mut StoreUrl) -> Result<Self, Error> {
+        let kms_key = url.take("kms_key");
+        if kms_key.as_deref() == Some("") {
+            return Err(Error::invalid("the option `kms_key` is empty")
+                .with_help("name a key of KMS: its ARN, its id, or alias/name"));
+        }
+        let kms = match url.take("sse").as_deref() {
+            None => kms_key.is_some(),
+            Some("aws:kms") => true,
+            Some(other) => {
+                return Err(Error::invalid(format!("there is no encryption {other:?}")).with_help(
+                    "the option `sse` is aws:kms; without it DynamoDB encrypts with a key of its own",
+                ));
+            }
+        };
+        Ok(Self {
+            kms,
+            kms_key,
+            recovery: url.take_switch("pitr")?.unwrap_or(false),
+            deletion_protection: url.take_switch("deletion_protection")?.unwrap_or(false),
+            tags: url.take("tags").map(|text| checked_tags(&text)).transpose()?.unwrap_or_default(),
+        })
+    }
 }
 
 impl Location {
     /// Reads `url`, and what it says about `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
-        let access = Access::take(&mut url, SERVICE)?;
+        let mut access = Access::take(&mut url, SERVICE)?;
+        let (table, path) = table_and_path(&url, &mut access)?;
         let location = Self {
-            table: checked_table(url.authority().unwrap_or(""))?,
-            prefix: checked_prefix(url.path())?,
+            table,
+            prefix: checked_prefix(&path)?,
+            partition_key: url.take("partition_key").map(checked_key).transpose()?,
+            new_table: NewTable::take(&mut url)?,
             dialect: url.take("dialect").map(|name| Dialect::named(&name)).transpose()?.unwrap_or_default(),
             create: url.take_switch("create")?.unwrap_or(false),
             access,
@@ -47,10 +95,67 @@ impl Location {
     }
 }
 
+/// The table, by its name or ARN, and the path behind it.
+fn table_and_path(url: &StoreUrl, access: &mut Access) -> Result<(String, String), Error> {
+    let authority = url.authority().unwrap_or("");
+    if !authority.starts_with("arn:") {
+        return Ok((checked_table(authority)?, url.path().to_owned()));
+    }
+    // `arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/prefix`: the name stands in the path, or is percent-encoded.
+    let text = format!("{authority}{}", url.path());
+    let named = arn(&text, "dynamodb").and_then(|(region, resource)| {
+        let (name, path) =
+            resource.strip_prefix("table/").map(|rest| rest.split_once('/').unwrap_or((rest, "")))?;
+        is_table_name(name).then_some((region, name, path, text.len() - resource.len()))
+    });
+    let Some((region, name, path, head)) = named else {
+        return Err(Error::invalid(format!("{text:?} is no table name, nor the ARN of a table")).with_help(
+            "write dynamodb://arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/PREFIX, or dynamodb://NAME/PREFIX",
+        ));
+    };
+    let table = format!("{}table/{name}", &text[..head]);
+    access.set_region_of_arn(&table, region)?;
+    Ok((table, path.to_owned()))
+}
+
+fn checked_key(name: String) -> Result<String, Error> {
+    if name.is_empty() || name.len() > 255 || name.chars().any(crate::name::is_unprintable) {
+        return Err(Error::invalid(format!("{name:?} is no name of a partition key"))
+            .with_help("the option `partition_key` is the name of an attribute, of 1 to 255 bytes"));
+    }
+    if is_taken(&name) {
+        return Err(Error::invalid(format!(
+            "{name:?} is an attribute of locks, and cannot be the partition key"
+        ))
+        .with_help("use another table: leasehold makes one with the key `key`"));
+    }
+    Ok(name)
+}
+
+/// Whether an attribute of locks that is not their key has this name.
+pub(super) fn is_taken(key: &str) -> bool {
+    key != KEY && ATTRIBUTES.contains(&key)
+}
+
+/// `team:infra,cost:42`.
+fn checked_tags(text: &str) -> Result<Vec<(String, String)>, Error> {
+    let tags = text.split(',').map(|tag| {
+        let (name, value) = tag.split_once(':')?;
+        (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
+    });
+    tags.collect::<Option<Vec<_>>>().ok_or_else(|| {
+        Error::invalid(format!("the option `tags` is {text:?}, where a tag has no name or no value"))
+            .with_help("write tags=name:value,name:value")
+    })
+}
+
+fn is_table_name(table: &str) -> bool {
+    (3..=255).contains(&table.len())
+        && table.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
+}
+
 fn checked_table(table: &str) -> Result<String, Error> {
-    let fine = (3..=255).contains(&table.len())
-        && table.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
-    if fine {
+    if is_table_name(table) {
         return Ok(table.to_owned());
     }
     let error = Error::invalid(if table.is_empty() {
@@ -97,7 +202,8 @@ mod tests {
     fn a_url_says_where_and_how() {
         let mut options = StoreOptions::default();
         let url = "dynamodb://My_Locks.x-1/team/locks/?region=eu-west-1&endpoint=http%3A%2F%2F127.0.0.1:9000\
-                   &profile=ci&create=true&dialect=go&store_clock=off&margin=9s";
+                   &profile=ci&create=true&dialect=go&store_clock=off&margin=9s&partition_key=LockID\
+                   &kms_key=alias/locks&pitr=on&deletion_protection=on&tags=team:infra,cost:a:b";
         let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut options).unwrap();
         assert_eq!(
             location,
@@ -106,10 +212,19 @@ mod tests {
                 prefix: "team/locks/".into(),
                 dialect: Dialect::Go,
                 create: true,
+                partition_key: Some("LockID".into()),
+                new_table: NewTable {
+                    kms: true,
+                    kms_key: Some("alias/locks".into()),
+                    recovery: true,
+                    deletion_protection: true,
+                    tags: vec![("team".into(), "infra".into()), ("cost".into(), "a:b".into())],
+                },
                 access: Access {
                     region: Some("eu-west-1".into()),
                     endpoint: Some("http://127.0.0.1:9000".into()),
                     profile: Some("ci".into()),
+                    ..Access::default()
                 },
             }
         );
@@ -122,6 +237,25 @@ mod tests {
     }
 
     #[test]
+    fn a_table_is_named_by_its_arn() {
+        let arn = "arn:aws:dynamodb:eu-west-1:123456789012:table/My_Locks";
+        for (url, prefix) in [
+            (format!("dynamodb://{arn}"), ""),
+            (format!("dynamodb://{arn}/a/b?region=eu-west-1"), "a/b/"),
+            (format!("dynamodb://{}/a", arn.replace(':', "%3A").replace('/', "%2F")), "a/"),
+        ] {
+            let location = read(&url).unwrap();
+            assert_eq!((&*location.table, &*location.prefix), (arn, prefix), "{url}");
+            assert_eq!(location.access.region.as_deref(), Some("eu-west-1"), "{url}");
+            // Tickets carry the URL as it is shown.
+            let shown = StoreUrl::parse(&url).unwrap().to_string();
+            assert_eq!(read(&shown).unwrap(), location, "{shown}");
+        }
+        let url = "dynamodb://table?allow_plaintext_credentials=on&kms_key=alias/x&partition_key=LockID";
+        assert_eq!(StoreUrl::parse(url).unwrap().to_string(), url, "no secrets");
+    }
+
+    #[test]
     fn a_bad_url_is_an_error_that_says_what_to_do() {
         for (url, named) in [
             ("dynamodb:", "no table"),
@@ -130,6 +264,15 @@ mod tests {
             ("dynamodb://ab", "\"ab\""),
             ("dynamodb://a%20table", "a table"),
             ("dynamodb://arn:aws:dynamodb:eu-west-1:1:table/x", "no table name"),
+            ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table", "no table name"),
+            ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table/a b", "no table name"),
+            ("dynamodb://arn:aws:sns:eu-west-1:123456789012:table/abc", "no table name"),
+            ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table/abc?region=eu-west-2", "eu-west-2"),
+            ("dynamodb://table?partition_key=", "partition key"),
+            ("dynamodb://table?partition_key=ownerName", "ownerName"),
+            ("dynamodb://table?sse=AES256", "AES256"),
+            ("dynamodb://table?kms_key=", "kms_key"),
+            ("dynamodb://table?tags=team", "tags"),
             ("dynamodb://table/a//b", "segment"),
             ("dynamodb://table/../b", "segment"),
             ("dynamodb://table/a%0Ab", "control"),

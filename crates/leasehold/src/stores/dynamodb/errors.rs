@@ -11,24 +11,30 @@ pub(super) enum Operation {
     Read,
     /// A conditional write.
     Write,
+    /// A conditional delete.
+    Delete,
     List,
     DescribeTable,
     CreateTable,
+    /// Switches point-in-time recovery on.
+    EnableRecovery,
 }
 
 impl Operation {
     /// Whether the request can have an effect on a lock, or on the table.
     fn changes(self) -> bool {
-        matches!(self, Self::Write | Self::CreateTable)
+        matches!(self, Self::Write | Self::Delete | Self::CreateTable | Self::EnableRecovery)
     }
 
     fn verb(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Write => "write",
+            Self::Delete => "delete",
             Self::List => "list",
             Self::DescribeTable => "describe",
             Self::CreateTable => "create",
+            Self::EnableRecovery => "switch on point-in-time recovery of",
         }
     }
 
@@ -36,9 +42,11 @@ impl Operation {
         match self {
             Self::Read => "dynamodb:GetItem",
             Self::Write => "dynamodb:UpdateItem",
+            Self::Delete => "dynamodb:DeleteItem",
             Self::List => "dynamodb:Scan",
             Self::DescribeTable => "dynamodb:DescribeTable",
-            Self::CreateTable => "dynamodb:CreateTable",
+            Self::CreateTable => "dynamodb:CreateTable (with tags, dynamodb:TagResource too)",
+            Self::EnableRecovery => "dynamodb:UpdateContinuousBackups",
         }
     }
 }
@@ -53,6 +61,16 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// The table in a policy.
+    pub(super) fn arn(&self) -> String {
+        let Self { table, region, .. } = self;
+        if table.starts_with("arn:") {
+            table.clone()
+        } else {
+            format!("arn:aws:dynamodb:{region}:*:table/{table}")
+        }
+    }
+
     pub(super) fn endpoint(&self) -> String {
         self.endpoint.clone().unwrap_or_else(|| format!("Amazon DynamoDB in {}", self.region))
     }
@@ -79,7 +97,7 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
         Err(Unanswered::MaybeSent(fault)) => return case.unknown(fault),
     };
     match (operation, answer.code.as_deref()) {
-        (Operation::Write, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
+        (Operation::Write | Operation::Delete, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
         (Operation::DescribeTable, Some("ResourceNotFoundException")) => Meaning::NoTable,
         (Operation::CreateTable, Some("ResourceInUseException")) => Meaning::TableExists,
         _ => case.answered(&answer),
@@ -123,7 +141,8 @@ impl Case<'_> {
                 | "LimitExceededException"
                 | "TransactionConflictException"
                 | "TransactionInProgressException"
-                | "ReplicatedWriteConflictException",
+                | "ReplicatedWriteConflictException"
+                | "ContinuousBackupsUnavailableException",
             )
             | (429, _) => self.refused(self.busy(answer)),
             (501, _) | (400 | 404, "UnknownOperationException" | "SerializationException") => {
@@ -174,12 +193,12 @@ impl Case<'_> {
 
     fn denied(&self, answer: &Answer) -> Fault {
         let fault = self.fault(ErrorKind::Denied, answer);
-        let Place { table, region, .. } = self.place;
         match answer.credentials_help() {
             Some(help) => fault.with_help(help),
             None => fault.with_help(format!(
-                "allow {} on arn:aws:dynamodb:{region}:*:table/{table}; with a key of your own, kms:Decrypt on it",
-                self.operation.permission()
+                "allow {} on {}; with a key of your own, kms:Decrypt on it",
+                self.operation.permission(),
+                self.place.arn()
             )),
         }
     }
@@ -187,7 +206,8 @@ impl Case<'_> {
     fn invalid(&self, answer: &Answer) -> Fault {
         let Place { table, .. } = self.place;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "is the partition key of {table:?} `key`, a string, and is there no sort key? `leasehold init` checks it"
+            "the partition key of {table:?} has to be a string, and there may be no sort key; a key that is not named `key` \
+             needs ?partition_key=NAME where dynamodb:DescribeTable is not allowed: `leasehold doctor` checks it"
         ))
     }
 
@@ -360,7 +380,11 @@ mod tests {
                 answered(400, "ResourceNotFoundException"),
                 vec!["\"tbl\"", "leasehold init", "create=true"],
             ),
-            (Write, answered(400, "ValidationException"), vec!["`key`", "sort key", "leasehold init"]),
+            (
+                Write,
+                answered(400, "ValidationException"),
+                vec!["`key`", "sort key", "partition_key=", "leasehold doctor"],
+            ),
             (Read, answered(400, "UnrecognizedClientException"), vec!["AWS_PROFILE"]),
             (Read, answered(400, "ExpiredTokenException"), vec!["sign in again"]),
             (Read, answered(400, "InvalidSignatureException"), vec!["AWS_SECRET_ACCESS_KEY"]),

@@ -2,18 +2,19 @@
 
 use aws_sdk_dynamodb::types::TimeToLiveStatus;
 
-use super::errors::{Meaning, Operation, meaning};
-use super::item::{self, KEY};
-use super::{DynamoDb, PROBE, expression, failed};
+use super::item;
+use super::probe::{RACERS, ROUNDS_DOCTOR, ROUNDS_THOROUGH};
+use super::{DynamoDb, PROBE, expression};
 use crate::doctor::{Examined, Finding, Verdict};
 use crate::error::{ErrorKind, StoreError};
 use crate::name::LockName;
 use crate::register::Version;
 use crate::register::effort::persistently;
+use crate::register::probe::evidence::excluded;
 use crate::register::records::Records;
 
 impl DynamoDb {
-    pub(super) async fn examined(&self) -> Examined {
+    pub(super) async fn examined(&self, thorough: bool) -> Examined {
         let mut examined = Examined {
             listed_prices: self.place.endpoint.is_none(),
             least_permissions: self.least_permissions(),
@@ -22,17 +23,22 @@ impl DynamoDb {
         examined.push(self.may_read().await);
         examined.push(self.may_write().await);
         examined.push(self.may_list().await);
+        if self.place.endpoint.is_some() {
+            examined.push(self.races(if thorough { ROUNDS_THOROUGH } else { ROUNDS_DOCTOR }).await);
+        }
         examined.push(self.table().await);
         examined.push(self.time_to_live().await);
         examined
     }
 
     fn least_permissions(&self) -> Vec<String> {
-        let table = format!("arn:aws:dynamodb:{}:*:table/{}", self.place.region, self.place.table);
+        let table = self.place.arn();
         vec![
-            "the least that leasehold needs; dynamodb:Scan is for `leasehold ls` alone:".to_owned(),
+            "the least that leasehold needs; dynamodb:Scan is for `leasehold ls` alone, dynamodb:DescribeTable for telling a \
+             global table and the name of the key:"
+                .to_owned(),
             format!(
-                r#"{{"Effect":"Allow","Action":["dynamodb:GetItem","dynamodb:UpdateItem","dynamodb:Scan"],"Resource":"{table}"}}"#
+                r#"{{"Effect":"Allow","Action":["dynamodb:GetItem","dynamodb:UpdateItem","dynamodb:DescribeTable","dynamodb:Scan"],"Resource":"{table}"}}"#
             ),
         ]
     }
@@ -50,10 +56,26 @@ impl DynamoDb {
 
     /// A write whose condition never holds: a server that accepts it ignores conditions.
     async fn may_write(&self) -> Finding {
-        let asked = self.probe().await;
+        let asked = persistently(self.env(), || self.refuses()).await;
         let ignored = matches!(&asked, Err(error) if error.fault().kind == ErrorKind::Unsupported);
         let check = if ignored { "conditions" } else { "permission-write" };
         permission(check, "items can be written, and a condition that does not hold is refused", asked)
+    }
+
+    /// Anew, whatever others have found: what is found now is what they go by from now on.
+    async fn races(&self, rounds: usize) -> Finding {
+        const CHECK: &str = "atomic-race";
+        match self.examine_races(rounds).await {
+            Ok(()) => Finding::passed(
+                CHECK,
+                format!(
+                    "one winner in each of {} races of {RACERS} writes: {}",
+                    2 * rounds,
+                    excluded(2 * rounds)
+                ),
+            ),
+            Err(error) => Finding::stopped(CHECK, &error),
+        }
     }
 
     async fn may_list(&self) -> Finding {
@@ -69,15 +91,22 @@ impl DynamoDb {
         const CHECK: &str = "table";
         match self.described().await {
             Ok(Some(table)) => match self.check(&table) {
-                Ok(()) => Finding::passed(CHECK, "its key is `key`, a string, and it is of one region"),
+                Ok(name) => {
+                    let regions = if table.replicas().is_empty() { "it is of one region" } else { "its regions agree" };
+                    Finding::passed(CHECK, format!("its key is `{name}`, a string, and {regions}"))
+                }
                 Err(error) => Finding::of_error(CHECK, Verdict::Failed, &error),
             },
             Ok(None) => Finding::failed(CHECK, format!("there is no table {:?}", self.place.table))
                 .with_help("make it: leasehold init"),
-            Err(error) if error.fault().kind == ErrorKind::Denied => Finding::not_applicable(
+            Err(error) if error.fault().kind == ErrorKind::Denied => Finding::warning(
                 CHECK,
-                "not looked at: that needs dynamodb:DescribeTable, which locks do not",
-            ),
+                "not looked at: whether it is a global table is unknown, on which two regions can grant one lock at once",
+            )
+            .with_help(format!(
+                "allow dynamodb:DescribeTable on {}, or make sure that the table has no replicas",
+                self.place.arn()
+            )),
             Err(error) => Finding::of_error(CHECK, Verdict::Warning, &error),
         }
     }
@@ -106,25 +135,7 @@ impl DynamoDb {
 
     /// Deletes the item of a lock that nobody else knows of.
     pub(super) async fn deleted(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
-        let key = self.key(name.as_str());
-        let expression = expression::discard(version);
-        let watch = self.requests.watch();
-        let request = self
-            .client
-            .delete_item()
-            .table_name(&self.place.table)
-            .key(KEY, item::s(&key))
-            .condition_expression(expression.condition)
-            .set_expression_attribute_names(Some(expression.names))
-            .set_expression_attribute_values(Some(expression.values));
-        let result = request.customize().interceptor(watch.clone()).send().await;
-        match self.requests.settle(&watch, result) {
-            Ok(_) => Ok(true),
-            Err(trouble) => match meaning(Operation::Write, &key, &self.place, trouble) {
-                Meaning::Conflict => Ok(false),
-                other => Err(failed(other)),
-            },
-        }
+        self.delete(&self.key(name.as_str()), expression::discard(version)).await
     }
 }
 

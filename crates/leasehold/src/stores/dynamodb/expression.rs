@@ -112,6 +112,53 @@ pub(super) fn impossible(nonce: Id) -> Expression {
     expression.build(UNCHANGED)
 }
 
+/// How many attributes a racing write has. A server that checks a condition and writes in two steps takes the longer for
+/// both; so the others come in between.
+const RACE_ATTRIBUTES: usize = 50;
+
+/// A write of `nonce` that races others: over nothing, or over the nonce `seen`.
+pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {
+    let mut expression = Draft::default();
+    expression.value(":nonce", s(nonce.to_string()));
+    expression.sets = (0..RACE_ATTRIBUTES).map(|n| format!("#p{n} = :nonce")).collect();
+    expression.sets.push("#nonce = :nonce".to_owned());
+    match seen {
+        Some(seen) => {
+            expression.value(":seen", s(seen.to_string()));
+            expression.build(SAME_NONCE)
+        }
+        None => {
+            let absent = (0..RACE_ATTRIBUTES).map(|n| format!(" AND attribute_not_exists(#p{n})"));
+            expression.build(&format!("{ABSENT}{}", absent.collect::<String>()))
+        }
+    }
+}
+
+/// Only the nonce that was seen.
+const SAME_NONCE: &str = "#nonce = :seen";
+
+/// Deletes what a race has left.
+pub(super) fn raced(winner: Id) -> Expression {
+    let mut expression = Draft::default();
+    expression.value(":seen", s(winner.to_string()));
+    expression.build(SAME_NONCE)
+}
+
+/// Writes `marker` over the marker of which the nonce was `seen`.
+pub(super) fn marker(marker: String, nonce: Id, seen: Option<&str>) -> Expression {
+    let mut expression = Draft::default();
+    expression.sets.extend(["#marker = :marker", "#nonce = :nonce"].map(str::to_owned));
+    expression.value(":marker", s(marker));
+    expression.value(":nonce", s(nonce.to_string()));
+    match seen {
+        Some(seen) => {
+            expression.value(":seen", s(seen));
+            expression.build(SAME_NONCE)
+        }
+        None => expression.build("attribute_not_exists(#nonce)"),
+    }
+}
+
 #[derive(Default)]
 struct Draft {
     sets: Vec<String>,
@@ -180,6 +227,16 @@ mod tests {
         }
         for name in [RELEASED, OURS, VERSION, TOKEN] {
             assert!(OUR_FREE_RECORD.contains(&format!("#{name}")), "{name}");
+        }
+    }
+
+    /// 4,096 bytes for each expression.
+    #[test]
+    fn racing_writes_stay_within_dynamodbs_limits() {
+        let nonce = item::tests::record().nonce;
+        for seen in [None, Some(nonce)] {
+            let racing = racing(nonce, seen);
+            assert!(racing.condition.len() <= 4_096 && racing.update.unwrap().len() <= 4_096);
         }
     }
 

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::error::BuildError;
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency, ScalarAttributeType,
-    TableDescription, TableStatus,
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency,
+    PointInTimeRecoverySpecification, ScalarAttributeType, SseSpecification, SseType, TableDescription,
+    TableStatus, Tag,
 };
 
 use super::DynamoDb;
+use super::config::{NewTable, is_taken};
 use super::errors::{Meaning, Operation, meaning};
 use super::item::KEY;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -27,7 +29,7 @@ impl DynamoDb {
             match self.described().await? {
                 Some(table) => {
                     self.check(&table)?;
-                    if is_usable(&table) {
+                    if is_usable(&table) && self.has_recovery().await? {
                         return Ok(());
                     }
                 }
@@ -52,16 +54,70 @@ impl DynamoDb {
         }
     }
 
+    /// The name of the table's partition key. Looks at the table the first time, where that is allowed: one on which locks
+    /// do not exclude each other is refused.
+    pub(super) async fn key_name(&self) -> Result<&str, StoreError> {
+        if let Some(name) = self.key_name.get() {
+            return Ok(name);
+        }
+        let assumed = self.given_key.as_deref().unwrap_or(KEY);
+        let name = match self.described().await {
+            Ok(Some(table)) => self.check(&table)?,
+            // The request that the name is for says so.
+            Ok(None) => return Ok(assumed),
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "the table could not be looked at");
+                match error.fault().kind {
+                    // Locks do not need it. But credentials that are refused may be good the next time.
+                    ErrorKind::Denied | ErrorKind::Unsupported if is_about_this_request(&error) => {
+                        assumed.to_owned()
+                    }
+                    _ => return Ok(assumed),
+                }
+            }
+        };
+        Ok(self.key_name.get_or_init(|| name))
+    }
+
+    /// Switches point-in-time recovery on, if that was asked for. `false` when it cannot be for now.
+    async fn has_recovery(&self) -> Result<bool, StoreError> {
+        if !self.new_table.recovery {
+            return Ok(true);
+        }
+        let on = PointInTimeRecoverySpecification::builder().point_in_time_recovery_enabled(true).build();
+        let on = on.map_err(|error| undescribed(&error))?;
+        let watch = self.requests.watch();
+        let request = self.client.update_continuous_backups().table_name(&self.place.table);
+        let request = request.point_in_time_recovery_specification(on);
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        match self.requests.settle(&watch, result) {
+            Ok(_) => Ok(true),
+            Err(trouble) => match meaning(Operation::EnableRecovery, "", &self.place, trouble) {
+                // A new table is not ready for it at once.
+                Meaning::Failed(error) if error.is_transient() => Ok(false),
+                other => Err(super::failed(other)),
+            },
+        }
+    }
+
     async fn create_table(&self) -> Result<(), StoreError> {
-        let (key, definition) = key_schema().map_err(|error| {
-            Fault::new(ErrorKind::Invalid, format!("the table cannot be described: {error}")).not_applied()
-        })?;
+        let name = self.given_key.as_deref().unwrap_or(KEY);
+        let (key, definition) = key_schema(name).map_err(|error| undescribed(&error))?;
+        let NewTable { kms, kms_key, deletion_protection, tags, .. } = &self.new_table;
+        let encryption = SseSpecification::builder().enabled(true).sse_type(SseType::Kms);
+        let encryption = encryption.set_kms_master_key_id(kms_key.clone()).build();
+        let tags = tags.iter().map(|(name, value)| Tag::builder().key(name).value(value).build());
+        let tags = tags.collect::<Result<Vec<_>, _>>().map_err(|error| undescribed(&error))?;
         let watch = self.requests.watch();
         let request = self
             .client
             .create_table()
             .table_name(&self.place.table)
             .billing_mode(BillingMode::PayPerRequest)
+            .set_sse_specification(kms.then_some(encryption))
+            .set_deletion_protection_enabled(deletion_protection.then_some(true))
+            .set_tags((!tags.is_empty()).then_some(tags))
             .key_schema(key)
             .attribute_definitions(definition);
         let result = request.customize().interceptor(watch.clone()).send().await;
@@ -75,24 +131,32 @@ impl DynamoDb {
         }
     }
 
-    /// Whether locks on `table` exclude each other.
-    pub(super) fn check(&self, table: &TableDescription) -> Result<(), StoreError> {
+    /// Whether locks on `table` exclude each other; if so, the name of its key.
+    pub(super) fn check(&self, table: &TableDescription) -> Result<String, StoreError> {
         let name = &self.place.table;
         let keys = table.key_schema();
-        let types = table.attribute_definitions();
-        let string = types.iter().any(|definition| {
-            definition.attribute_name() == KEY && *definition.attribute_type() == ScalarAttributeType::S
+        let key = match keys {
+            [key] if *key.key_type() == KeyType::Hash => Some(key.attribute_name()),
+            _ => None,
+        };
+        let string = table.attribute_definitions().iter().any(|definition| {
+            Some(definition.attribute_name()) == key && *definition.attribute_type() == ScalarAttributeType::S
         });
-        let ours = matches!(keys, [key] if key.attribute_name() == KEY && *key.key_type() == KeyType::Hash);
-        if !ours || !string {
+        let Some(key) = key.filter(|key| string && !is_taken(key)) else {
             let found: Vec<_> = keys.iter().map(|key| format!("`{}`", key.attribute_name())).collect();
-            let message = format!("the table {name:?} has another key: {}", found.join(" and "));
+            let message =
+                format!("locks cannot be kept by the key of the table {name:?}: {}", found.join(" and "));
             return Err(Fault::new(ErrorKind::Invalid, message)
-                .with_help(format!(
-                    "leasehold needs the partition key `{KEY}`, a string, and no sort key: name another table, and make it \
-                     with `leasehold init`"
-                ))
+                .with_help(
+                    "leasehold needs a partition key that is a string and no attribute of locks, and no sort key: name \
+                     another table, and make it with `leasehold init`",
+                )
                 .not_applied());
+        };
+        if let Some(given) = self.given_key.as_deref().filter(|given| *given != key) {
+            let message = format!("the partition key of the table {name:?} is `{key}`, not `{given}`");
+            let help = "leave out the option `partition_key`: the table says what its key is";
+            return Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied());
         }
         let strong = table.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);
         if !table.replicas().is_empty() && !strong {
@@ -100,11 +164,23 @@ impl DynamoDb {
                 ErrorKind::Unsupported,
                 format!("{name:?} is a global table, where the last writer wins: two regions can grant one lock at once"),
             )
-            .with_help("use a table of one region, or one with multi-Region strong consistency")
+            .with_help(
+                "use a table of one region, or a new one with multi-Region strong consistency, which an existing global \
+                 table cannot be given (aws dynamodb update-table --multi-region-consistency STRONG)",
+            )
             .not_applied());
         }
-        Ok(())
+        Ok(key.to_owned())
     }
+}
+
+/// Whether only this request was refused, and not the credentials as a whole.
+fn is_about_this_request(error: &StoreError) -> bool {
+    error.fault().kind == ErrorKind::Unsupported || error.fault().message.contains("AccessDenied")
+}
+
+fn undescribed(error: &BuildError) -> StoreError {
+    Fault::new(ErrorKind::Invalid, format!("the table cannot be described: {error}")).not_applied()
 }
 
 /// An update of the table does not hinder requests.
@@ -112,9 +188,9 @@ fn is_usable(table: &TableDescription) -> bool {
     matches!(table.table_status(), Some(TableStatus::Active | TableStatus::Updating))
 }
 
-fn key_schema() -> Result<(KeySchemaElement, AttributeDefinition), BuildError> {
-    let key = KeySchemaElement::builder().attribute_name(KEY).key_type(KeyType::Hash).build()?;
+fn key_schema(name: &str) -> Result<(KeySchemaElement, AttributeDefinition), BuildError> {
+    let key = KeySchemaElement::builder().attribute_name(name).key_type(KeyType::Hash).build()?;
     let definition =
-        AttributeDefinition::builder().attribute_name(KEY).attribute_type(ScalarAttributeType::S).build()?;
+        AttributeDefinition::builder().attribute_name(name).attribute_type(ScalarAttributeType::S).build()?;
     Ok((key, definition))
 }

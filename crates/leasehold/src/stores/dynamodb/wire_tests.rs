@@ -2,6 +2,9 @@
 //!
 //! Inside the crate because credentials can be handed in here, and environment variables cannot be set in a test.
 
+mod probe;
+mod table;
+
 use std::sync::Mutex;
 
 use aws_credential_types::provider::SharedCredentialsProvider;
@@ -12,7 +15,7 @@ use tokio::net::TcpListener;
 
 use super::item::tests::record;
 use super::*;
-use crate::lease::{Claim, Holder, Ttl};
+use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::register::record::RecordState;
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
@@ -21,14 +24,21 @@ use crate::stores::scripted::{Reply, Seen, Server, answer};
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
 
+/// A store that has looked at its table.
 fn store(endpoint: &str, credentials: SharedCredentialsProvider) -> DynamoDb {
-    let url = StoreUrl::parse("dynamodb://locks/pre/fix").unwrap();
-    let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+    let store = opened("dynamodb://locks/pre/fix", Some(endpoint), credentials);
+    store.key_name.set(item::KEY.to_owned()).unwrap();
+    store
+}
+
+/// The table of `url`, by a client that is made as it always is.
+fn opened(url: &str, endpoint: Option<&str>, credentials: SharedCredentialsProvider) -> DynamoDb {
+    let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut StoreOptions::default()).unwrap();
     let env = Env::system();
-    let sdk = careful(&machine(credentials), &env);
-    let client = Client::from_conf(connect::client_config(&sdk, Some(endpoint)).build());
-    let place =
-        Place { table: "locks".into(), region: "eu-west-1".into(), endpoint: Some(endpoint.to_owned()) };
+    let sdk = location.access.applied(&careful(&machine(credentials), &env)).unwrap();
+    let client = Client::from_conf(connect::client_config(&sdk, endpoint).build());
+    let endpoint = endpoint.map(str::to_owned);
+    let place = Place { table: location.table.clone(), region: "eu-west-1".into(), endpoint };
     DynamoDb::new(client, place, &location, env)
 }
 
@@ -385,13 +395,15 @@ async fn without_the_stores_time_nothing_is_granted_over_another_clients_item() 
     let mut free = java_item();
     free["isReleased"] = json!({"S": "1"});
     let server = Server::start(move |seen| {
-        // It accepts whatever is not a claim, and the probe of the endpoint.
+        // It accepts whatever is not a claim.
         let careless = seen.json()["ExpressionAttributeValues"].get(":ownerName").is_some()
             && seen.json()["ConditionExpression"] == "#recordVersionNumber = :seenVersion";
         Reply::Answer(if careless { ok(&json!({})) } else { conflict(&json!({"Item": free})) })
     })
     .await;
-    let leases = RegisterLeases::on(Arc::new(server.store()), StoreOptions::default());
+    let store = server.store();
+    store.probed.set(()).unwrap();
+    let leases = RegisterLeases::on(Arc::new(store), StoreOptions::default());
     let claim = Claim::new(leases.env(), x(), Ttl::DEFAULT, Holder::default());
     let error = leases.try_acquire(&claim).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
@@ -432,121 +444,6 @@ async fn listings_are_read_page_by_page() {
     let error = endless.store().list("").try_collect::<Vec<_>>().await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
     assert_eq!(endless.requests().len(), 2);
-}
-
-#[tokio::test]
-async fn a_server_that_ignores_conditions_is_refused() {
-    let careless = Server::always(ok(&json!({}))).await;
-    let store = careless.store();
-    for _ in 0..2 {
-        let error = store.trust().await.unwrap_err();
-        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
-    }
-    let [probe, _] = &careless.requests()[..] else { panic!() };
-    assert_eq!(probe.json()["Key"], json!({"key": {"S": "pre/fix/.leasehold-probe"}}));
-    assert_eq!(probe.json().get("UpdateExpression"), None, "even a careless server has nothing to write");
-
-    let careful = Server::always(conflict(&json!({}))).await;
-    let store = careful.store();
-    store.trust().await.unwrap();
-    store.trust().await.unwrap();
-    assert_eq!(careful.requests().len(), 1, "once for each process");
-    let amazon = DynamoDb { place: Place { endpoint: None, ..store.place.clone() }, ..careful.store() };
-    amazon.trust().await.unwrap();
-    assert_eq!(careful.requests().len(), 0, "Amazon's own is documented");
-}
-
-/// A server that is started again while somebody waits for a lock, or is busy, is asked again: nobody gives up over it.
-#[tokio::test]
-async fn an_examination_without_an_answer_is_made_again() {
-    let asked = Mutex::new(0);
-    let server = Server::start(move |_| {
-        let mut asked = asked.lock().unwrap();
-        *asked += 1;
-        match *asked {
-            1 => Reply::Hang,
-            2 => Reply::Answer(refused("503 X", "", "ServiceUnavailable")),
-            _ => Reply::Answer(conflict(&json!({}))),
-        }
-    })
-    .await;
-    server.store().trust().await.unwrap();
-    assert_eq!(server.requests().len(), 3);
-}
-
-fn table(status: &str, change: impl FnOnce(&mut Value)) -> String {
-    let mut table = json!({
-        "TableName": "locks", "TableStatus": status,
-        "KeySchema": [{"AttributeName": "key", "KeyType": "HASH"}],
-        "AttributeDefinitions": [{"AttributeName": "key", "AttributeType": "S"}],
-    });
-    change(&mut table);
-    ok(&json!({"Table": table}))
-}
-
-#[tokio::test]
-async fn the_table_is_made_unless_it_is_there_and_waited_for() {
-    for created in [ok(&json!({})), refused("400 X", "", "ResourceInUseException")] {
-        let script = Mutex::new(vec![
-            table("ACTIVE", |_| ()),
-            table("CREATING", |_| ()),
-            created,
-            refused("400 X", "", "ResourceNotFoundException"),
-        ]);
-        let server = Server::start(move |_| Reply::Answer(script.lock().unwrap().pop().unwrap())).await;
-        server.store().init().await.unwrap();
-        let requests = server.requests();
-        let operations: Vec<_> = requests.iter().map(Seen::operation).collect();
-        assert_eq!(operations, ["describetable", "createtable", "describetable", "describetable"]);
-        let create = requests[1].json();
-        assert_eq!(create["BillingMode"], "PAY_PER_REQUEST");
-        assert_eq!(create["KeySchema"], json!([{"AttributeName": "key", "KeyType": "HASH"}]));
-    }
-    let there = Server::always(table("UPDATING", |_| ())).await;
-    there.store().init().await.unwrap();
-    assert_eq!(there.requests().len(), 1, "an existing table is only looked at");
-}
-
-#[tokio::test]
-async fn a_table_that_is_not_one_of_locks_is_refused() {
-    let sort_key = json!({"AttributeName": "at", "KeyType": "RANGE"});
-    type Change = Box<dyn FnOnce(&mut Value)>;
-    let rows: [(&str, Change, ErrorKind); 5] = [
-        ("`id`", Box::new(|t| t["KeySchema"][0]["AttributeName"] = json!("id")), ErrorKind::Invalid),
-        (
-            "`key` and `at`",
-            Box::new(move |t| t["KeySchema"].as_array_mut().unwrap().push(sort_key)),
-            ErrorKind::Invalid,
-        ),
-        (
-            "another key",
-            Box::new(|t| t["AttributeDefinitions"][0]["AttributeType"] = json!("N")),
-            ErrorKind::Invalid,
-        ),
-        (
-            "global table",
-            Box::new(|t| t["Replicas"] = json!([{"RegionName": "us-west-2"}])),
-            ErrorKind::Unsupported,
-        ),
-        (
-            "global table",
-            Box::new(|t| {
-                t["Replicas"] = json!([{"RegionName": "us-west-2"}]);
-                t["MultiRegionConsistency"] = json!("EVENTUAL");
-            }),
-            ErrorKind::Unsupported,
-        ),
-    ];
-    for (named, change, kind) in rows {
-        let error = Server::always(table("ACTIVE", change)).await.store().init().await.unwrap_err();
-        assert_eq!(error.fault().kind, kind, "{error:?}");
-        assert!(error.to_string().contains(named) && error.fault().help.is_some(), "{error:?}");
-    }
-    let strong = table("ACTIVE", |t| {
-        t["Replicas"] = json!([{"RegionName": "us-west-2"}]);
-        t["MultiRegionConsistency"] = json!("STRONG");
-    });
-    Server::always(strong).await.store().init().await.unwrap();
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! What a store URL says, checked by S3's rules.
 
+use super::settings::Settings;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::aws::access::{Access, Service};
+use crate::stores::aws::access::{Access, Service, arn};
 use crate::stores::objects::{Protocol, checked_object, checked_prefix};
 use crate::url::StoreUrl;
 
@@ -15,23 +16,25 @@ pub(super) const SERVICE: Service = Service {
 /// What a store URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
+    /// A bucket's name, an access point's alias, or an access point's ARN.
     pub(super) bucket: String,
     /// Without `/` at either end; may be empty.
     pub(super) prefix: String,
     pub(super) access: Access,
     pub(super) path_style: Option<bool>,
     pub(super) protocol: Protocol,
+    pub(super) settings: Settings,
 }
 
 impl Location {
     /// Reads `url`, and what it says about `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
-        let access = Access::take(&mut url, SERVICE)?;
-        let bucket = checked_bucket(url.authority().unwrap_or(""))?;
-        let prefix = checked_prefix(url.path(), "s3://my-bucket/team/locks")?;
-        let path_style = url.take_switch("path_style")?;
+        let (access, bucket, path) = place(&mut url)?;
+        let prefix = checked_prefix(&path, "s3://my-bucket/team/locks")?;
+        let path_style = path_style(&mut url, &bucket)?;
+        let settings = Settings::take(&mut url)?;
         let protocol = Protocol::take(&mut url)?;
-        let location = Self { bucket, prefix, access, path_style, protocol };
+        let location = Self { bucket, prefix, access, path_style, protocol, settings };
         url.take_common(options)?;
         url.finish()?;
         Ok(location)
@@ -39,15 +42,67 @@ impl Location {
 
     /// Reads `url` as that of an object: where it lies, and its key there.
     pub(super) fn of_object(mut url: StoreUrl) -> Result<(Self, String), Error> {
-        let access = Access::take(&mut url, SERVICE)?;
-        let bucket = checked_bucket(url.authority().unwrap_or(""))?;
-        let (prefix, key) = checked_object(url.path(), "s3://my-bucket/path/counter.json")?;
-        let path_style = url.take_switch("path_style")?;
+        let (access, bucket, path) = place(&mut url)?;
+        let (prefix, key) = checked_object(&path, "s3://my-bucket/path/counter.json")?;
+        let path_style = path_style(&mut url, &bucket)?;
+        let settings = Settings::take(&mut url)?;
         url.finish()?;
         // Keys as they are.
         let protocol = Protocol::Existence;
-        Ok((Self { bucket, prefix, access, path_style, protocol }, key))
+        Ok((Self { bucket, prefix, access, path_style, protocol, settings }, key))
     }
+}
+
+/// The way to the bucket, the bucket, and the path in it.
+fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
+    let mut access = Access::take(url, SERVICE)?;
+    let authority = url.authority().unwrap_or("");
+    if !authority.starts_with("arn:") {
+        return Ok((access, checked_bucket(authority)?, url.path().to_owned()));
+    }
+    // `arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/prefix`: the name stands in the path, or is percent-encoded.
+    let text = format!("{authority}{}", url.path());
+    let Some((region, resource)) = arn(&text, "s3") else { return Err(not_an_access_point(&text)) };
+    let name = resource.strip_prefix("accesspoint/").unwrap_or("");
+    let (name, path) = name.split_once('/').unwrap_or((name, ""));
+    if !is_access_point(name) {
+        return Err(not_an_access_point(&text));
+    }
+    // What is in front of the resource, and the resource's own two parts.
+    let head = text.len() - resource.len();
+    let bucket = format!("{}accesspoint/{name}", &text[..head]);
+    access.set_region_of_arn(&bucket, region)?;
+    Ok((access, bucket, path.to_owned()))
+}
+
+fn path_style(url: &mut StoreUrl, bucket: &str) -> Result<Option<bool>, Error> {
+    let path_style = url.take_switch("path_style")?;
+    if path_style == Some(true) && bucket.starts_with("arn:") {
+        return Err(Error::invalid("an access point has no path style")
+            .with_help("leave `path_style` out, or name the bucket instead of the access point"));
+    }
+    Ok(path_style)
+}
+
+fn is_access_point(name: &str) -> bool {
+    (3..=50).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+fn not_an_access_point(arn: &str) -> Error {
+    let error =
+        Error::invalid(format!("{arn:?} is no bucket name, nor the ARN of an access point in one region"));
+    if arn.contains(".mrap") {
+        return error.with_help(
+            "a Multi-Region Access Point leads to buckets that are copied to each other, and two clients could be granted \
+             the same lock: name one bucket",
+        );
+    }
+    error.with_help(
+        "write s3://arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/PREFIX, or name the bucket: s3://bucket/prefix",
+    )
 }
 
 fn checked_bucket(bucket: &str) -> Result<String, Error> {
@@ -96,9 +151,11 @@ mod tests {
                     region: Some("eu-west-1".into()),
                     endpoint: Some("http://127.0.0.1:9000".into()),
                     profile: Some("ci".into()),
+                    ..Access::default()
                 },
                 path_style: Some(false),
                 protocol: Protocol::Existence,
+                settings: Settings::default(),
             }
         );
         assert!(!options.store_clock && options.margin == Duration::from_secs(9));
@@ -118,6 +175,14 @@ mod tests {
             ("s3://-abc", "-abc"),
             ("s3://a..b", "a..b"),
             ("s3://arn:aws:s3:eu-west-1:1:accesspoint/x", "no bucket name"),
+            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint", "no bucket name"),
+            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/X_", "no bucket name"),
+            ("s3://arn:aws:s3:::bucket/p", "no bucket name"),
+            ("s3://arn:aws:s3::123456789012:accesspoint/x.mrap/p", "ARN"),
+            ("s3://arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/x", "ARN"),
+            ("s3://arn:aws:s3-outposts:eu-west-1:123456789012:outpost/op-1/accesspoint/x", "ARN"),
+            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/abc?region=eu-west-2", "eu-west-2"),
+            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/abc?path_style=on", "access point"),
             ("s3://bucket/a//b", "segment"),
             ("s3://bucket/../b", "segment"),
             ("s3://bucket/a%0Ab", "control"),
@@ -142,6 +207,26 @@ mod tests {
         assert!(read(&long).unwrap_err().to_string().contains("250"));
         let help = read("s3://bucket?endpoint=localhost:9000").unwrap_err().help().join(" ");
         assert!(help.contains("endpoint=http://localhost:9000"), "{help}");
+    }
+
+    #[test]
+    fn an_access_point_is_named_by_its_arn() {
+        let arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/team-locks";
+        for (url, prefix) in [
+            (format!("s3://{arn}"), ""),
+            (format!("s3://{arn}/a/b?region=eu-west-1"), "a/b"),
+            (format!("s3://{}/a", arn.replace(':', "%3A").replace('/', "%2F")), "a"),
+        ] {
+            let location = read(&url).unwrap();
+            assert_eq!((&*location.bucket, &*location.prefix), (arn, prefix), "{url}");
+            assert_eq!(location.access.region.as_deref(), Some("eu-west-1"), "{url}");
+            // Tickets carry the URL as it is shown.
+            let shown = StoreUrl::parse(&url).unwrap().to_string();
+            assert_eq!(read(&shown).unwrap(), location, "{shown}");
+        }
+        let (location, key) =
+            Location::of_object(StoreUrl::parse(&format!("s3://{arn}/a/b.json")).unwrap()).unwrap();
+        assert_eq!((&*location.bucket, &*location.prefix, &*key), (arn, "a", "b.json"));
     }
 
     #[test]

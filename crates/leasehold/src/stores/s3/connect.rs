@@ -23,10 +23,15 @@ impl Location {
 
     pub(super) fn client_config(&self, sdk: &SdkConfig, endpoint: Option<&str>) -> Builder {
         let config = Builder::from(sdk)
-            // Many compatible stores refuse the newer checksums, and none of our requests requires one.
-            .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+            // Many compatible stores refuse the newer checksums: they are for those that are known to take them.
+            .request_checksum_calculation(match self.sdk_checksums(endpoint) {
+                true => RequestChecksumCalculation::WhenSupported,
+                false => RequestChecksumCalculation::WhenRequired,
+            })
             .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
-            .force_path_style(self.path_style.unwrap_or(endpoint.is_some()));
+            .force_path_style(
+                self.path_style.unwrap_or(endpoint.is_some() && !self.bucket.starts_with("arn:")),
+            );
         match endpoint {
             Some(endpoint) => config.endpoint_url(endpoint),
             None => config,

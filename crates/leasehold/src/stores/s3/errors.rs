@@ -54,11 +54,41 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Whether it is known to honour preconditions, as Amazon documents of its general purpose buckets. Of buckets of
-    /// other kinds (`name--x-s3`, `name--op-s3`) and of other stores it is not taken for granted.
+    /// Whether it is known to honour preconditions, as Amazon documents of its general purpose buckets. It is not taken
+    /// for granted of other stores, nor of what other names stand for on Amazon's own endpoints: access points by ARN
+    /// or alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
+    /// (`name--op-s3`), directory buckets (`name--x-s3`) and those that are still to come.
     pub(super) fn is_trusted(&self) -> bool {
-        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"));
-        self.endpoint.is_none() && !special
+        let plain =
+            self.bucket.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"))
+            || self.bucket.ends_with("-s3alias")
+            || self.bucket.ends_with(".mrap");
+        self.endpoint.is_none() && plain && !special
+    }
+
+    /// Whether it is a directory bucket of S3 Express, or an access point of one.
+    pub(super) fn is_directory(&self) -> bool {
+        self.bucket.ends_with("--x-s3") || self.bucket.ends_with("--xa-s3")
+    }
+
+    /// The bucket, or the access point, in a policy.
+    pub(super) fn arn(&self) -> String {
+        let Self { bucket, region, .. } = self;
+        match bucket.starts_with("arn:") {
+            true => bucket.clone(),
+            false if bucket.ends_with("--xa-s3") => {
+                format!("arn:aws:s3express:{region}:*:accesspoint/{bucket}")
+            }
+            false if self.is_directory() => format!("arn:aws:s3express:{region}:*:bucket/{bucket}"),
+            false => format!("arn:aws:s3:::{bucket}"),
+        }
+    }
+
+    /// Its objects in a policy.
+    pub(super) fn arn_of(&self, key: &str) -> String {
+        let objects = if self.bucket.starts_with("arn:") { "/object" } else { "" };
+        format!("{}{objects}/{key}", self.arn())
     }
 
     /// The endpoint and the bucket.
@@ -142,10 +172,17 @@ impl Case<'_> {
             (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
                 self.refused(self.denied(answer))
             }
+            (_, code) if code.starts_with("KMS.") => self.refused(self.no_key(answer)),
+            (400, "InvalidRequest") if self.operation.changes() && wants_checksum(answer) => {
+                self.refused(self.no_checksum(answer))
+            }
             (400, "InvalidArgument" | "InvalidRequest" | "InvalidHeader" | "UnsupportedArgument")
                 if self.operation.changes() =>
             {
-                self.refused(self.not_implemented(answer))
+                self.refused(match self.place.is_trusted() {
+                    true => self.bad_setting(answer),
+                    false => self.not_implemented(answer),
+                })
             }
             (200..=299, _) => self.unknown(self.garbled(answer)),
             _ => self.refused(self.unexpected(answer)),
@@ -172,6 +209,28 @@ impl Case<'_> {
                  be swept safely; locking does not need them"
             }
         })
+    }
+
+    /// What a bucket with Object Lock says to a body without a checksum.
+    fn no_checksum(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(
+            "the bucket has Object Lock and takes no object without a checksum: add ?checksum=crc32 to the store URL, or \
+             checksum=md5 for an older store. With a default retention each renewal of a lock leaves a version that stays \
+             until its retention ends: rather use another bucket",
+        )
+    }
+
+    fn no_key(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(
+            "the key that encrypts the object cannot be used: check the option `kms_key`, or the bucket's default encryption",
+        )
+    }
+
+    /// Amazon has conditional writes, so something else is wrong with the request.
+    fn bad_setting(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(
+            "check the options `checksum`, `sse` and `kms_key` of the store URL, and the settings of the bucket",
+        )
     }
 
     fn no_bucket(&self, answer: &Answer) -> Fault {
@@ -203,24 +262,20 @@ impl Case<'_> {
 
     fn denied(&self, answer: &Answer) -> Fault {
         let fault = self.fault(ErrorKind::Denied, answer);
-        let Place { bucket, .. } = self.place;
         if let Some(help) = answer.credentials_help() {
             return fault.with_help(help);
         }
+        if self.place.is_directory() {
+            return fault.with_help(format!("allow s3express:CreateSession on {}", self.place.arn()));
+        }
+        let (bucket, object) = (self.place.arn(), self.place.arn_of(self.key));
         match self.operation {
-            Operation::List => {
-                fault.with_help(format!("allow s3:ListBucket on arn:aws:s3:::{bucket}"))
-            }
+            Operation::List => fault.with_help(format!("allow s3:ListBucket on {bucket}")),
             Operation::Read | Operation::Stat => fault.with_help(format!(
-                "allow s3:GetObject on arn:aws:s3:::{bucket}/{key}, and s3:ListBucket on arn:aws:s3:::{bucket}: without \
-                 the latter S3 answers 403 also for an object that does not exist yet",
-                key = self.key
+                "allow s3:GetObject on {object}, and s3:ListBucket on {bucket}: without the latter S3 answers 403 also for \
+                 an object that does not exist yet",
             )),
-            _ => fault.with_help(format!(
-                "allow {} on arn:aws:s3:::{bucket}/{}",
-                self.operation.permission(),
-                self.key
-            )),
+            _ => fault.with_help(format!("allow {} on {object}", self.operation.permission())),
         }
     }
 
@@ -244,6 +299,14 @@ impl Case<'_> {
     }
 }
 
+/// Content-MD5 or x-amz-checksum- is what it names.
+fn wants_checksum(answer: &Answer) -> bool {
+    answer.message.as_ref().is_some_and(|message| {
+        let message = message.to_ascii_lowercase();
+        message.contains("content-md5") || message.contains("x-amz-checksum")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -254,15 +317,82 @@ mod tests {
         Place { bucket: "bkt".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
     }
 
+    fn amazons(bucket: &str) -> Place {
+        Place { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None }
+    }
+
     #[test]
-    fn only_amazons_general_purpose_buckets_are_trusted() {
-        let trusted = |bucket: &str, endpoint: Option<&str>| {
-            let endpoint = endpoint.map(str::to_owned);
-            Place { bucket: bucket.to_owned(), region: "r".into(), endpoint }.is_trusted()
+    fn only_plain_buckets_at_amazons_endpoints_are_trusted() {
+        for (bucket, trusted) in [
+            ("bkt", true),
+            ("my--bucket", true),
+            ("my.bucket", true),
+            ("s3alias", true),
+            ("backup-s3", true),
+            // An access point, and one of a file system (FSx).
+            ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-s3alias", false),
+            ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-ext-s3alias", false),
+            // Object Lambda, Outposts, a directory bucket, a table bucket, and one that is still to come.
+            ("locks-a1b2c3d4use1a--ol-s3", false),
+            ("locks-o01ac5d28a6a232904e8xz5w8ijx1qzlbp3i3kuse10--op-s3", false),
+            ("bkt--euw1-az1--x-s3", false),
+            ("locks--euw1-az1--xa-s3", false),
+            ("bkt--table-s3", false),
+            ("bkt--new-s3", false),
+            ("mfzwi23gnjvgw.mrap", false),
+            ("arn:aws:s3:eu-west-1:123456789012:accesspoint/locks", false),
+            ("arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", false),
+            ("arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/locks", false),
+        ] {
+            assert_eq!(amazons(bucket).is_trusted(), trusted, "{bucket}");
+            // An endpoint of one's own is probed, also if it is one of Amazon's.
+            for endpoint in ["https://s3.example.com", "https://s3.eu-west-1.amazonaws.com"] {
+                let place = Place { endpoint: Some(endpoint.into()), ..amazons(bucket) };
+                assert!(!place.is_trusted(), "{bucket} {endpoint}");
+            }
+        }
+    }
+
+    #[test]
+    fn missing_permissions_are_named_for_each_kind_of_bucket() {
+        let access_point = "arn:aws:s3:eu-west-1:123456789012:accesspoint/x";
+        for (bucket, named) in [
+            ("bkt", "s3:PutObject on arn:aws:s3:::bkt/p/x.lock".to_owned()),
+            (access_point, format!("s3:PutObject on {access_point}/object/p/x.lock")),
+            (
+                "bkt--euw1-az1--x-s3",
+                "s3express:CreateSession on arn:aws:s3express:eu-west-1:*:bucket/bkt--euw1-az1--x-s3"
+                    .to_owned(),
+            ),
+        ] {
+            let meaning =
+                meaning(Operation::Create, "p/x.lock", &amazons(bucket), answered(403, "AccessDenied"));
+            let Meaning::Failed(error) = meaning else { panic!() };
+            assert!(error.fault().help.as_ref().unwrap().contains(&named), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_body_without_a_checksum_is_not_told_to_move_to_amazon() {
+        let text = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters";
+        let answer = |code: &str, text: &str| {
+            let (code, message) = (Some(code.to_owned()), Some(text.to_owned()));
+            Trouble::Answered(Answer { status: 400, code, message, ..Answer::default() })
         };
-        assert!(trusted("bkt", None) && trusted("my--bucket", None));
-        assert!(!trusted("bkt", Some("https://s3.example.com")));
-        assert!(!trusted("bkt--euw1-az1--x-s3", None) && !trusted("bkt--op-s3", None));
+        for (place, trouble, helps) in [
+            (amazons("bkt"), answer("InvalidRequest", text), "checksum=crc32"),
+            (place(), answer("InvalidRequest", text), "checksum=crc32"),
+            (amazons("bkt"), answer("InvalidArgument", "something else"), "`sse`"),
+            (place(), answer("InvalidArgument", "something else"), "conditional writes"),
+            (amazons("bkt"), answer("KMS.NotFoundException", "no such key"), "`kms_key`"),
+        ] {
+            let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &place, trouble) else {
+                panic!()
+            };
+            let help = error.fault().help.clone().unwrap();
+            assert!(help.contains(helps), "{help}");
+            assert_eq!(help.contains("use Amazon S3"), helps == "conditional writes", "{help}");
+        }
     }
 
     fn means(operation: Operation, trouble: Trouble) -> Meaning {

@@ -10,8 +10,12 @@ use aws_sdk_s3::types::{
 };
 use aws_smithy_runtime_api::http::Response;
 
-use super::S3Register;
-use crate::doctor::{Examined, Finding};
+use super::{DELETE_PROBE_KEY, NOBODYS_ETAG, S3Register};
+use crate::doctor::{Examined, Finding, Verdict};
+use crate::error::{ErrorKind, StoreError};
+use crate::lease::Id;
+use crate::register::effort::persistently;
+use crate::register::{Deleted, Register, Version};
 use crate::stores::aws::trouble::Trouble;
 use crate::stores::aws::watch::Watch;
 
@@ -19,7 +23,7 @@ impl S3Register {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined {
             // Directory buckets have prices of their own.
-            listed_prices: self.place.endpoint.is_none() && !self.place.bucket.ends_with("--x-s3"),
+            listed_prices: self.place.endpoint.is_none() && !self.place.is_directory(),
             least_permissions: self.least_permissions(),
             ..Examined::default()
         };
@@ -31,23 +35,41 @@ impl S3Register {
             Err(unasked) => Finding::not_applicable("lifecycle", unasked),
         });
         examined.push(self.object_lock().await);
+        if self.place.is_directory() {
+            examined.push(self.delete_of_nothing().await);
+        }
         examined
     }
 
     fn least_permissions(&self) -> Vec<String> {
-        let (bucket, base) = (&self.place.bucket, self.keys.object(""));
-        vec![
-            "the least that leasehold needs:".to_owned(),
-            format!(
-                r#"{{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject"],"Resource":"arn:aws:s3:::{bucket}/{base}*"}}"#
-            ),
-            format!(r#"{{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::{bucket}"}}"#),
-        ]
+        let (bucket, objects) = (self.place.arn(), self.place.arn_of(&format!("{}*", self.keys.object(""))));
+        let mut lines = vec!["the least that leasehold needs:".to_owned()];
+        lines.extend(match self.place.is_directory() {
+            true => vec![format!(
+                r#"{{"Effect":"Allow","Action":"s3express:CreateSession","Resource":"{bucket}"}}"#
+            )],
+            false => vec![
+                format!(
+                    r#"{{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject"],"Resource":"{objects}"}}"#
+                ),
+                format!(r#"{{"Effect":"Allow","Action":"s3:ListBucket","Resource":"{bucket}"}}"#),
+            ],
+        });
+        lines
+    }
+
+    /// Amazon does not say what a directory bucket answers when it is asked to delete a version of nothing.
+    async fn delete_of_nothing(&self) -> Finding {
+        let nothing = format!("{DELETE_PROBE_KEY}-{}", Id::random(&self.env().random));
+        let version = Version::new(NOBODYS_ETAG);
+        let asked = || self.delete_unchecked(&nothing, &version);
+        deleted_nothing(persistently(self.env(), asked).await)
     }
 
     async fn rules(&self) -> Result<Vec<LifecycleRule>, String> {
         let watch = self.requests.watch();
         let request = self.client.get_bucket_lifecycle_configuration().bucket(&self.place.bucket);
+        let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetLifecycleConfiguration", &watch, result) {
             Ok(output) => Ok(output.and_then(|output| output.rules).unwrap_or_default()),
@@ -59,6 +81,7 @@ impl S3Register {
         const CHECK: &str = "versioning";
         let watch = self.requests.watch();
         let request = self.client.get_bucket_versioning().bucket(&self.place.bucket);
+        let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetBucketVersioning", &watch, result) {
             Err(unasked) => Finding::not_applicable(CHECK, unasked),
@@ -73,6 +96,7 @@ impl S3Register {
         const CHECK: &str = "object-lock";
         let watch = self.requests.watch();
         let request = self.client.get_object_lock_configuration().bucket(&self.place.bucket);
+        let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetBucketObjectLockConfiguration", &watch, result) {
             Err(unasked) => Finding::not_applicable(CHECK, unasked),
@@ -105,6 +129,23 @@ impl S3Register {
     }
 }
 
+/// A release by deletion would take a lock for released that somebody else has deleted.
+fn deleted_nothing(answer: Result<Deleted, StoreError>) -> Finding {
+    const CHECK: &str = "delete-missing";
+    match answer {
+        Ok(Deleted::Conflict) => Finding::passed(CHECK, "a delete of a version of nothing is refused"),
+        Ok(Deleted::Deleted) => {
+            Finding::warning(CHECK, "a delete of a version of nothing is answered as if it had deleted something").with_help(
+                "locks are safe; with ?protocol=existence a release cannot tell that somebody else deleted the object",
+            )
+        }
+        Err(error) if error.fault().kind == ErrorKind::Denied => {
+            Finding::not_applicable(CHECK, "not asked: that needs s3:DeleteObject, which locks do not")
+        }
+        Err(error) => Finding::of_error(CHECK, Verdict::Warning, &error),
+    }
+}
+
 fn unanswered(status: &dyn Display) -> String {
     format!("not looked at: the store answers {status} when it is asked")
 }
@@ -118,7 +159,8 @@ fn retention(configuration: Option<&ObjectLockConfiguration>) -> Finding {
         None => Finding::passed(CHECK, "off"),
         Some(on) if on.rule().is_some_and(|rule| rule.default_retention().is_some()) => Finding::failed(
             CHECK,
-            "the bucket has Object Lock with a default retention: every write leaves a version that nobody can delete",
+            "the bucket has Object Lock with a default retention: every write leaves a version that stays until its \
+             retention ends, and a held lock writes several a minute",
         )
         .with_help("use another bucket; nothing was written to this one"),
         Some(_) => Finding::warning(CHECK, "the bucket has Object Lock")
@@ -221,7 +263,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::doctor::Verdict;
+    use crate::error::Fault;
 
     fn rule(prefix: &str) -> aws_sdk_s3::types::builders::LifecycleRuleBuilder {
         let filter = LifecycleRuleFilter::builder().prefix(prefix).build();
@@ -285,6 +327,19 @@ mod tests {
         assert_eq!(retention(None).verdict, Verdict::Passed);
         assert_eq!(retention(Some(&on.clone().build())).verdict, Verdict::Warning);
         assert_eq!(retention(Some(&on.rule(kept.build()).build())).verdict, Verdict::Failed);
+    }
+
+    #[test]
+    fn a_delete_of_nothing_that_succeeds_is_a_warning() {
+        let denied = Fault::new(ErrorKind::Denied, "no").not_applied();
+        for (answer, verdict) in [
+            (Ok(Deleted::Conflict), Verdict::Passed),
+            (Ok(Deleted::Deleted), Verdict::Warning),
+            (Err(denied), Verdict::NotApplicable),
+            (Err(Fault::unavailable("busy").not_applied()), Verdict::Warning),
+        ] {
+            assert_eq!(deleted_nothing(answer).verdict, verdict);
+        }
     }
 
     #[test]

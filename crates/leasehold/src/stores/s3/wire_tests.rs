@@ -2,6 +2,8 @@
 //!
 //! Inside the crate because credentials can be handed in here, and environment variables cannot be set in a test.
 
+mod options;
+
 use std::collections::HashMap;
 use std::sync::Mutex;
 

@@ -1,0 +1,96 @@
+//! The SDK's HTTP client with a proxy or certificates of one's own.
+
+use aws_smithy_http_client::proxy::ProxyConfig;
+use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
+use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use aws_smithy_http_client::{Builder, ConnectorBuilder};
+use aws_smithy_runtime_api::client::http::SharedHttpClient;
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use crate::error::Error;
+
+/// Where credentials come from on the machine itself: never through a proxy.
+const METADATA: &str = "169.254.169.254,169.254.170.2,169.254.170.23,fd00:ec2::254,fd00:ec2::23";
+
+/// A client that trusts only the certificates in the PEM file `ca`, and sends everything through `proxy`. `None` when
+/// neither is given: the SDK's own client will do.
+pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<SharedHttpClient>, Error> {
+    if ca.is_none() && proxy.is_none() {
+        return Ok(None);
+    }
+    let trusted = match ca {
+        Some(path) => TrustStore::empty().with_pem_certificate(certificates(path)?),
+        None => TrustStore::default(),
+    };
+    let tls = TlsContext::builder()
+        .with_trust_store(trusted)
+        .build()
+        .map_err(|error| Error::invalid(format!("TLS cannot be set up: {error}")))?;
+    let proxy = match proxy {
+        Some(url) => ProxyConfig::all(url)
+            .map_err(|error| Error::invalid(format!("the option `proxy` is {url:?}: {error}")))?
+            .no_proxy(METADATA),
+        None => ProxyConfig::from_env(),
+    };
+    // As the SDK makes its own client.
+    Ok(Some(Builder::new().build_with_connector_fn(move |settings, components| {
+        let mut builder = ConnectorBuilder::default()
+            .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+            .tls_context(tls.clone())
+            .proxy_config(proxy.clone());
+        builder.set_connector_settings(settings.cloned());
+        builder.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
+        builder.build()
+    })))
+}
+
+/// The contents of the PEM file `path`. The client would panic on one that it cannot read.
+fn certificates(path: &str) -> Result<Vec<u8>, Error> {
+    let help = "the option `ca` names a PEM file of the certificates to trust at the store's endpoint";
+    let pem = std::fs::read(path)
+        .map_err(|error| Error::invalid(format!("{path:?} cannot be read: {error}")).with_help(help))?;
+    let unreadable = |error: &dyn std::fmt::Display| {
+        Error::invalid(format!("{path:?} has a certificate that cannot be read: {error}")).with_help(help)
+    };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|error| unreadable(&error))?;
+        roots.add(certificate).map_err(|error| unreadable(&error))?;
+    }
+    if roots.is_empty() {
+        return Err(Error::invalid(format!("{path:?} has no certificate")).with_help(help));
+    }
+    Ok(pem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_ca_file_is_an_error_and_no_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        for (name, text, named) in [
+            ("empty.pem", "", "no certificate"),
+            ("key.pem", "no PEM", "no certificate"),
+            ("broken.pem", broken, "cannot be read"),
+            ("cut.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n", "cannot be read"),
+        ] {
+            let path = folder.path().join(name).display().to_string();
+            std::fs::write(&path, text).unwrap();
+            let error = client(Some(&path), None).unwrap_err();
+            assert!(error.to_string().contains(named) && error.to_string().contains(&path), "{error:?}");
+            assert!(error.help()[0].contains("`ca`"), "{error:?}");
+        }
+        assert!(client(Some("/not/there.pem"), None).unwrap_err().to_string().contains("/not/there.pem"));
+    }
+
+    #[test]
+    fn the_sdks_own_client_will_do_without_options() {
+        assert!(client(None, None).unwrap().is_none());
+        assert!(client(None, Some("http://proxy:3128")).unwrap().is_some());
+    }
+}

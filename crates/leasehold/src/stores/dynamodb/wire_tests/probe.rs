@@ -1,0 +1,190 @@
+//! The examination of a server that only speaks DynamoDB's protocol.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::*;
+use crate::stores::dynamodb::probe::{RACERS, ROUNDS};
+
+/// What is wrong with a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flaw {
+    None,
+    IgnoresConditions,
+    /// Two creates of one item are accepted.
+    CreatesTwice,
+    /// Two replaces of one version are accepted.
+    ReplacesTwice,
+    RefusesEverything,
+}
+
+/// What lies under a key.
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    nonce: String,
+    /// The one before.
+    earlier: Option<String>,
+    marker: Option<String>,
+}
+
+#[derive(Clone)]
+struct Table {
+    cells: Arc<Mutex<HashMap<String, Cell>>>,
+    flaw: Arc<Mutex<Flaw>>,
+    /// Requests that get no answer before they do anything, or after.
+    hang: Arc<Mutex<usize>>,
+}
+
+impl Table {
+    fn new(flaw: Flaw) -> Self {
+        Self { cells: Arc::default(), flaw: Arc::new(Mutex::new(flaw)), hang: Arc::default() }
+    }
+
+    async fn serve(&self) -> Server {
+        let table = self.clone();
+        Server::start(move |seen| table.reply(seen)).await
+    }
+
+    fn reply(&self, seen: &Seen) -> Reply {
+        let (body, dated) = (seen.json(), |body: String| body.replacen("\r\n", &format!("\r\n{DATE}"), 1));
+        let key = body["Key"]["key"]["S"].as_str().unwrap().to_owned();
+        let mut cells = self.cells.lock().unwrap();
+        let there = cells.get(&key).cloned();
+        let text = |name: &str| body["ExpressionAttributeValues"][name]["S"].as_str().map(str::to_owned);
+        let condition = body["ConditionExpression"].as_str().unwrap_or("");
+        let holds = match condition {
+            condition if condition.starts_with("attribute_not_exists") => there.is_none(),
+            "#nonce = :seen" => {
+                there.as_ref().is_some_and(|there| Some(&there.nonce) == text(":seen").as_ref())
+            }
+            _ => false,
+        };
+        let accepted = match *self.flaw.lock().unwrap() {
+            Flaw::None => holds,
+            Flaw::IgnoresConditions => true,
+            Flaw::RefusesEverything => false,
+            Flaw::CreatesTwice => {
+                let creates = condition.starts_with("attribute_not_exists");
+                holds || creates && there.as_ref().is_some_and(|there| there.earlier.is_none())
+            }
+            Flaw::ReplacesTwice => {
+                let seen = text(":seen");
+                holds || seen.is_some() && there.as_ref().is_some_and(|there| there.earlier == seen)
+            }
+        };
+        Reply::Answer(dated(match (seen.operation(), accepted) {
+            ("getitem", _) => match there {
+                Some(Cell { nonce, marker, .. }) => {
+                    let marker = marker.unwrap_or_default();
+                    ok(&json!({"Item": {"key": {"S": key}, "nonce": {"S": nonce}, "marker": {"S": marker}}}))
+                }
+                None => ok(&json!({})),
+            },
+            (_, false) => conflict(&json!({})),
+            ("deleteitem", true) => {
+                cells.remove(&key);
+                ok(&json!({}))
+            }
+            (_, true) => {
+                let mut hang = self.hang.lock().unwrap();
+                if let Some(nonce) = text(":nonce") {
+                    let earlier = there.map(|there| there.nonce);
+                    cells.insert(key, Cell { nonce, earlier, marker: text(":marker") });
+                }
+                if *hang > 0 {
+                    *hang -= 1;
+                    return Reply::Hang;
+                }
+                ok(&json!({}))
+            }
+        }))
+    }
+}
+
+#[tokio::test]
+async fn a_good_server_is_examined_once_for_all_processes() {
+    let table = Table::new(Flaw::None);
+    let server = table.serve().await;
+    let store = server.store();
+    store.trust().await.unwrap();
+    store.trust().await.unwrap();
+    let requests = server.requests();
+    assert_eq!(requests.len(), 2 + ROUNDS * (2 * RACERS + 1) + 2, "once for each process");
+    let [never, ..] = &requests[..] else { panic!() };
+    assert_eq!(never.json()["Key"], json!({"key": {"S": "pre/fix/.leasehold-probe"}}));
+    assert_eq!(never.json().get("UpdateExpression"), None, "even a careless server has nothing to write");
+    assert_eq!(table.cells.lock().unwrap().len(), 1, "of the races nothing is left");
+
+    server.store().trust().await.unwrap();
+    let requests = server.requests();
+    let operations: Vec<_> = requests.iter().map(Seen::operation).collect();
+    assert_eq!(operations, ["updateitem", "getitem"], "another process goes by the marker");
+
+    let amazon = DynamoDb { place: Place { endpoint: None, ..store.place.clone() }, ..server.store() };
+    amazon.trust().await.unwrap();
+    assert_eq!(server.requests().len(), 0, "Amazon's own is documented");
+}
+
+/// A table that was copied to another server takes the marker along.
+#[tokio::test]
+async fn a_marker_of_another_endpoint_does_not_count() {
+    let table = Table::new(Flaw::None);
+    table.serve().await.store().trust().await.unwrap();
+    *table.flaw.lock().unwrap() = Flaw::ReplacesTwice;
+    let error = table.serve().await.store().trust().await.unwrap_err();
+    assert!(error.to_string().contains("replace one item"), "{error:?}");
+}
+
+#[tokio::test]
+async fn every_flaw_is_refused_by_all_until_the_doctor_passes() {
+    for (flaw, named) in [
+        (Flaw::IgnoresConditions, "ignores conditions"),
+        (Flaw::CreatesTwice, "create one item, it accepted 2"),
+        (Flaw::ReplacesTwice, "replace one item, it accepted 2"),
+        (Flaw::RefusesEverything, "whose condition holds"),
+    ] {
+        let table = Table::new(flaw);
+        let server = table.serve().await;
+        for _ in 0..3 {
+            let store = server.store();
+            for _ in 0..2 {
+                let error = store.trust().await.unwrap_err();
+                assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{flaw:?}: {error:?}");
+                assert!(error.to_string().contains(named), "{flaw:?}: {error:?}");
+                assert!(error.fault().help.is_some(), "{flaw:?}: {error:?}");
+            }
+        }
+        *table.flaw.lock().unwrap() = Flaw::None;
+        let refused = server.store().trust().await.is_err();
+        assert_eq!(refused, matches!(flaw, Flaw::CreatesTwice | Flaw::ReplacesTwice), "{flaw:?}: as noted");
+        server.store().examine_races(1).await.unwrap();
+        server.store().trust().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_by_the_doctor_withdraws_what_was_found_before() {
+    let table = Table::new(Flaw::None);
+    let server = table.serve().await;
+    server.store().trust().await.unwrap();
+    *table.flaw.lock().unwrap() = Flaw::CreatesTwice;
+    server.store().trust().await.unwrap();
+    server.store().examine_races(1).await.unwrap_err();
+    let error = server.store().trust().await.unwrap_err();
+    assert!(error.to_string().contains("found unsafe"), "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("doctor"), "{error:?}");
+}
+
+/// A server that is started again while somebody waits for a lock, or is busy, is asked again: nobody gives up over it.
+#[tokio::test]
+async fn an_examination_without_an_answer_is_made_again() {
+    let table = Table::new(Flaw::None);
+    // The only winner of the first race, so that nobody knows what is there.
+    *table.hang.lock().unwrap() = 1;
+    let server = table.serve().await;
+    server.store().trust().await.unwrap();
+    let keys: Vec<_> =
+        server.requests().iter().map(|seen| seen.json()["Key"]["key"]["S"].to_string()).collect();
+    let races: HashSet<_> = keys.iter().filter(|key| key.contains("-race-")).collect();
+    assert_eq!(races.len(), ROUNDS + 1, "one round was made again, with a key of its own");
+}

@@ -1,0 +1,188 @@
+//! What the options of a store URL change in requests.
+
+use super::*;
+
+const OPTIONS: &str = "sse=aws:kms&kms_key=alias/locks&expected_bucket_owner=111122223333&requester_pays=on";
+
+/// The bucket of `url` at `endpoint`, by a client that is made as it always is. `amazons`: taken for Amazon's own endpoint.
+fn opened(url: &str, endpoint: Option<&str>, amazons: bool) -> S3Register {
+    let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut StoreOptions::default()).unwrap();
+    let env = Env::system();
+    let sdk = location.access.applied(&careful(&machine(test_credentials()), &env)).unwrap();
+    let mut config = location.client_config(&sdk, endpoint.filter(|_| !amazons));
+    if let Some(endpoint) = endpoint.filter(|_| amazons) {
+        config = config.endpoint_url(endpoint).force_path_style(true);
+    }
+    let endpoint = endpoint.filter(|_| !amazons).map(str::to_owned);
+    let place = Place { bucket: location.bucket.clone(), region: "eu-west-1".into(), endpoint };
+    S3Register::new(Client::from_conf(config.build()), place, &location, Contents::Records, env)
+}
+
+async fn good() -> Server {
+    Server::start(|seen| {
+        Reply::Answer(match seen.line.split(' ').next() {
+            Some("GET") if seen.line.contains("list-type") => {
+                answer("200 OK", "", "<ListBucketResult></ListBucketResult>")
+            }
+            Some("DELETE") => "HTTP/1.1 204 No Content\r\n\r\n".to_owned(),
+            Some("HEAD") => "HTTP/1.1 200 OK\r\nETag: \"a\"\r\n\r\n".to_owned(),
+            _ => answer("200 OK", "ETag: \"a\"\r\n", "{\"a\":1}"),
+        })
+    })
+    .await
+}
+
+/// What was sent for a write, a read, a stat, a delete and a listing.
+async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
+    register.delete_checked.set(()).unwrap();
+    register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    register.read("x.lock").await.unwrap();
+    register.stat("x.lock").await.unwrap();
+    register.delete("x.lock", &v1()).await.unwrap();
+    register.list("").try_collect::<Vec<_>>().await.unwrap();
+    server.requests()
+}
+
+#[tokio::test]
+async fn owner_and_payer_go_with_every_request() {
+    let server = good().await;
+    let register = opened(&format!("s3://bucket/p?{OPTIONS}"), Some(&server.url), false);
+    let requests = each_operation(&server, &register).await;
+    assert_eq!(requests.len(), 5);
+    for seen in &requests {
+        assert!(seen.has("x-amz-expected-bucket-owner: 111122223333"), "{seen:?}");
+        assert!(seen.has("x-amz-request-payer: requester"), "{seen:?}");
+    }
+    let register = opened("s3://bucket/p", Some(&server.url), false);
+    for seen in each_operation(&server, &register).await {
+        assert!(!seen.head.contains("owner") && !seen.head.contains("payer"), "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn encryption_goes_with_writes_alone() {
+    let server = good().await;
+    for (options, sse, key) in [
+        ("sse=AES256", "aes256", None),
+        ("sse=aws:kms", "aws:kms", None),
+        ("sse=aws:kms:dsse&kms_key=alias/locks", "aws:kms:dsse", Some("alias/locks")),
+        ("kms_key=alias/locks", "aws:kms", Some("alias/locks")),
+    ] {
+        let register = opened(&format!("s3://bucket/p?{options}"), Some(&server.url), false);
+        let requests = each_operation(&server, &register).await;
+        let [put, others @ ..] = &requests[..] else { panic!() };
+        assert!(put.has(&format!("x-amz-server-side-encryption: {sse}")), "{options}: {put:?}");
+        let sent = put
+            .head
+            .lines()
+            .find_map(|line| line.strip_prefix("x-amz-server-side-encryption-aws-kms-key-id: "));
+        assert_eq!(sent, key, "{options}");
+        assert!(others.iter().all(|seen| !seen.head.contains("server-side")), "{options}: {others:?}");
+    }
+    let kms = opened("s3://bucket/p?sse=aws:kms", Some(&server.url), false);
+    assert_eq!(kms.version_of(b"x"), None, "the ETag of what KMS encrypts is not the MD5 of the bytes");
+}
+
+/// A bucket with Object Lock refuses a body without a checksum; many compatible stores know none of these headers.
+#[tokio::test]
+async fn a_checksum_is_sent_to_amazon_and_on_request() {
+    let crc32 = "x-amz-checksum-crc32: ";
+    let server = good().await;
+    for (options, amazons, header) in [
+        ("", true, Some(crc32)),
+        ("", false, None),
+        ("?checksum=none", true, None),
+        ("?checksum=crc32", false, Some(crc32)),
+        ("?checksum=crc32c", false, Some("x-amz-checksum-crc32c: ")),
+        ("?checksum=sha256", true, Some("x-amz-checksum-sha256: ")),
+        ("?checksum=md5", false, Some("content-md5: ")),
+        ("?checksum=md5", true, Some("content-md5: ")),
+    ] {
+        let register = opened(&format!("s3://bucket/p{options}"), Some(&server.url), amazons);
+        let requests = each_operation(&server, &register).await;
+        let [put, others @ ..] = &requests[..] else { panic!() };
+        let sent: Vec<_> = put
+            .head
+            .lines()
+            .filter(|line| line.starts_with("x-amz-checksum-") || line.starts_with("content-md5"))
+            .collect();
+        assert_eq!(sent.len(), header.iter().len(), "{options} {amazons}: {sent:?}");
+        assert!(header.is_none_or(|header| sent[0].starts_with(header)), "{options} {amazons}: {sent:?}");
+        // In a header, and not behind the body in chunks.
+        assert_eq!(put.body, value(), "{options} {amazons}");
+        assert!(!put.head.contains("aws-chunked") && !put.head.contains("trailer"), "{put:?}");
+        assert!(others.iter().all(|seen| !seen.head.contains("x-amz-checksum-")), "{options}: {others:?}");
+    }
+    // Of `{"a":1}`, as zlib computes it, in lower case as all headers here.
+    let register = opened("s3://bucket/p", Some(&server.url), true);
+    let [put, ..] = &each_operation(&server, &register).await[..] else { panic!() };
+    assert!(put.has("x-amz-checksum-crc32: vhusrw=="), "{put:?}");
+}
+
+/// The host that a request for Amazon's own endpoint is for, by what the proxy is asked for.
+async fn host_of(url: &str) -> String {
+    let proxy = Server::always(answer("403 Forbidden", "", "")).await;
+    let mark = if url.contains('?') { '&' } else { '?' };
+    let register = opened(&format!("{url}{mark}proxy={}", proxy.url), None, true);
+    let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)), "there was no connection: {error:?}");
+    let [connect, ..] = &proxy.requests()[..] else { panic!("{error:?}") };
+    connect.line.strip_prefix("CONNECT ").unwrap().trim_end_matches(":443").to_owned()
+}
+
+#[tokio::test]
+async fn the_options_choose_among_amazons_endpoints() {
+    for (url, host) in [
+        ("s3://bkt", "bkt.s3.eu-west-1.amazonaws.com"),
+        ("s3://bkt?fips=on", "bkt.s3-fips.eu-west-1.amazonaws.com"),
+        ("s3://bkt?dualstack=on", "bkt.s3.dualstack.eu-west-1.amazonaws.com"),
+        ("s3://bkt?fips=on&dualstack=on", "bkt.s3-fips.dualstack.eu-west-1.amazonaws.com"),
+        (
+            "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/team-locks/p",
+            "team-locks-123456789012.s3-accesspoint.eu-west-1.amazonaws.com",
+        ),
+    ] {
+        assert_eq!(host_of(url).await, host, "{url}");
+    }
+}
+
+#[tokio::test]
+async fn every_request_goes_through_the_proxy() {
+    let proxy = good().await;
+    let endpoint = "http://s3.example.test";
+    let url = format!("s3://bucket/p?proxy={}", proxy.url);
+    let requests = each_operation(&proxy, &opened(&url, Some(endpoint), false)).await;
+    assert_eq!(requests.len(), 5);
+    for seen in requests {
+        let (_, target) = seen.line.split_once(' ').unwrap();
+        assert!(target.starts_with(endpoint), "{seen:?}");
+        assert!(seen.has("host: s3.example.test"), "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_directory_bucket_is_listed_by_whole_folders() {
+    let session = "<CreateSessionResult><Credentials><SessionToken>t</SessionToken><SecretAccessKey>s</SecretAccessKey>\
+                   <AccessKeyId>a</AccessKeyId><Expiration>2199-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>";
+    let keys = "<Contents><Key>p/team/a.lock</Key></Contents><Contents><Key>p/team/b.lock</Key></Contents>\
+                <Contents><Key>other.lock</Key></Contents>";
+    let server = Server::start(move |seen| {
+        Reply::Answer(match seen.line.contains("?session") {
+            true => answer("200 OK", "", session),
+            false => answer("200 OK", "", &format!("<ListBucketResult>{keys}</ListBucketResult>")),
+        })
+    })
+    .await;
+    for (url, prefix, asked, found) in [
+        ("/p", "team/b", "&prefix=p%2Fteam%2F", &["team/b.lock"][..]),
+        ("/p", "te", "&prefix=p%2F", &["team/a.lock", "team/b.lock"]),
+        ("", "oth", "", &["other.lock"]),
+    ] {
+        let register = opened(&format!("s3://bkt--euw1-az1--x-s3{url}"), Some(&server.url), true);
+        assert!(!register.traits().trusted);
+        assert_eq!(register.list(prefix).try_collect::<Vec<_>>().await.unwrap(), found, "{url} {prefix}");
+        let requests = server.requests();
+        let [.., list] = &requests[..] else { panic!() };
+        assert!(list.line.ends_with(&format!("?list-type=2{asked}")), "{}", list.line);
+    }
+}
