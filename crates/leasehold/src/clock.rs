@@ -266,12 +266,20 @@ pub struct StoreTime {
     pub lo_us: u64,
     /// It reads at most this.
     pub hi_us: u64,
+    /// By how much two of its answers contradict each other at most: zero for one clock. A store with several front ends has
+    /// several clocks.
+    pub apart: Duration,
 }
 
 impl StoreTime {
     /// A store whose clock is read exactly.
     pub const fn exactly(us: u64) -> Self {
-        Self { lo_us: us, hi_us: us }
+        Self::between(us, us)
+    }
+
+    /// A store whose clock reads at least `lo_us` and at most `hi_us`.
+    pub const fn between(lo_us: u64, hi_us: u64) -> Self {
+        Self { lo_us, hi_us, apart: Duration::ZERO }
     }
 }
 
@@ -279,9 +287,20 @@ impl StoreTime {
 ///
 /// From a reading `d` (true to `resolution`, an HTTP `Date` to a second), asked for at `s` and received at `r`, the
 /// store reads within `[d + (t - r), d + resolution + (t - s)]` at local time `t`, stretched by [`RATE_ERROR`].
+///
+/// It also remembers by how much two readings contradicted each other: several clocks answer, or one was set.
 #[derive(Debug, Default)]
 pub struct StoreClock {
-    latest: Mutex<Option<Reading>>,
+    readings: Mutex<Option<Readings>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Readings {
+    latest: Reading,
+    /// The one with the highest lower bound, and the one with the lowest upper bound.
+    highest: Reading,
+    lowest: Reading,
+    apart_us: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -292,22 +311,54 @@ struct Reading {
     received: Moment,
 }
 
+impl Reading {
+    fn lo_us(&self, now: Moment) -> u64 {
+        let at_least = now.shortest_since(self.received).mul_f64(1.0 - RATE_ERROR);
+        self.at_us.saturating_add(micros(at_least))
+    }
+
+    fn hi_us(&self, now: Moment) -> u64 {
+        let at_most = now.longest_since(self.sent).mul_f64(1.0 + RATE_ERROR) + self.resolution;
+        self.at_us.saturating_add(micros(at_most))
+    }
+}
+
+impl Readings {
+    fn observe(&mut self, latest: Reading) {
+        let now = latest.received;
+        self.latest = latest;
+        if latest.lo_us(now) >= self.highest.lo_us(now) {
+            self.highest = latest;
+        }
+        if latest.hi_us(now) <= self.lowest.hi_us(now) {
+            self.lowest = latest;
+        }
+        let apart_us = self.highest.lo_us(now).saturating_sub(self.lowest.hi_us(now));
+        self.apart_us = self.apart_us.max(apart_us);
+    }
+}
+
 impl StoreClock {
     /// Takes in a reading: the store said `at_us` (microseconds since the Unix epoch, rounded down to `resolution`) in
     /// an answer received at `received` to a request sent at `sent`.
+    ///
+    /// Only of an answer that is certainly the store's: an intermediary has a clock of its own.
     pub fn observe(&self, at_us: u64, resolution: Duration, sent: Moment, received: Moment) {
-        let reading = Reading { at_us, resolution, sent, received };
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+        let latest = Reading { at_us, resolution, sent, received };
+        let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
+        let readings =
+            readings.get_or_insert(Readings { latest, highest: latest, lowest: latest, apart_us: 0 });
+        readings.observe(latest);
     }
 
     /// What the store's clock reads at `now`; `None` before the first reading.
     pub fn bounds(&self, now: Moment) -> Option<StoreTime> {
-        let reading = (*self.latest.lock().unwrap_or_else(PoisonError::into_inner))?;
-        let at_least = now.shortest_since(reading.received).mul_f64(1.0 - RATE_ERROR);
-        let at_most = now.longest_since(reading.sent).mul_f64(1.0 + RATE_ERROR) + reading.resolution;
+        let Readings { latest, apart_us, .. } =
+            (*self.readings.lock().unwrap_or_else(PoisonError::into_inner))?;
         Some(StoreTime {
-            lo_us: reading.at_us.saturating_add(micros(at_least)),
-            hi_us: reading.at_us.saturating_add(micros(at_most)),
+            lo_us: latest.lo_us(now),
+            hi_us: latest.hi_us(now),
+            apart: Duration::from_micros(apart_us),
         })
     }
 }
@@ -358,5 +409,39 @@ mod tests {
             1_000_000_000 + 1_000_000 + 12_060_000,
             "12 s since the question, plus 0.5 %"
         );
+    }
+
+    #[test]
+    fn readings_of_one_clock_do_not_contradict_each_other() {
+        let clock = StoreClock::default();
+        // What a `Date` shows of a clock that reads 1,000 s and a half at local time 0.
+        for (sent, took) in [(0, 3), (3, 0), (5, 1), (300, 2), (4_000, 1), (4_001, 9)] {
+            let date_us = (1_000 + sent + took) * 1_000_000;
+            clock.observe(date_us, SECOND, moment(sent, sent as i64), moment(sent + took, (sent + took) as i64));
+        }
+        assert_eq!(clock.bounds(moment(4_010, 4_010)).unwrap().apart, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_store_clock_that_jumps_is_apart_by_the_jump_for_good() {
+        for (jump, others) in [(3_600_i64, [0, 0]), (-3_600, [0, 0]), (0, [1_800, -1_800])] {
+            let clock = StoreClock::default();
+            let read = |at: u64, off: i64| {
+                let date_us = (100_000 + at).saturating_add_signed(off) * 1_000_000;
+                clock.observe(date_us, SECOND, moment(at, at as i64), moment(at, at as i64));
+            };
+            let apart = |at: u64| clock.bounds(moment(at, at as i64)).unwrap().apart;
+            read(10, 0);
+            assert_eq!(apart(20), Duration::ZERO);
+            // Less than the whole difference each, where two others are apart.
+            for off in others {
+                read(20, off);
+            }
+            read(20, jump);
+            let found = apart(30);
+            assert!(found > SECOND * 3_590 && found <= SECOND * 3_600, "{jump}: {found:?}");
+            (40..100).for_each(|at| read(at, jump));
+            assert_eq!(apart(100), found, "{jump}");
+        }
     }
 }

@@ -383,6 +383,35 @@ async fn a_front_end_whose_clock_is_off_by_less_than_the_margin_leads_to_no_earl
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_clock_that_jumps_ends_no_live_lease() {
+    for jump_us in [3_600_000_000, -3_600_000_000] {
+        let world = World::new();
+        let holder = world.dated(1);
+        let mut grant = holder.granted().await;
+        let env = leasehold::env::Env::seeded(Arc::new(TestClock::default()), 9);
+        let machine = leasehold_testkit::machine::Machine::new(world.register.clone(), env.clone());
+        let machine = Arc::new(machine);
+        let mut options = leasehold::lease::StoreOptions::default();
+        options.env = env.clone();
+        let contender = leasehold::RegisterLeases::new(machine.clone(), options);
+        let claim = || world.observer(3).claim();
+        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), Verdict::Held(_)));
+        // Forward from the first reading, or forward again after it was set back.
+        for skew_us in [jump_us, jump_us + 3_600_000_000] {
+            machine.set_front_end_skew(skew_us);
+            let verdict = contender.try_acquire(&claim()).await.unwrap();
+            assert!(matches!(verdict, Verdict::Held(_)), "{verdict:?}");
+        }
+        assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+        // From now on observation decides alone.
+        machine.set_front_end_skew(0);
+        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), Verdict::Held(_)));
+        env.sleep(contender_span()).await;
+        granted(contender.try_acquire(&claim()).await.unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn tokens_rise_across_a_deletion_by_hand_although_the_stores_clock_is_known_to_a_second_only() {
     let world = World::new();
     let mut last = 0;

@@ -20,6 +20,18 @@ pub(super) struct Rules {
     pub(super) margin: Duration,
 }
 
+impl Rules {
+    /// What the store's clock says about records in `state`, if it may end what they stand for.
+    ///
+    /// Answers that contradict each other by more than the margin come from clocks that prove nothing: from then on
+    /// observation decides alone. A rest guards a period and no holder: the option is not about it, and without the store's
+    /// clock a process that has just started would never see it end.
+    fn clock(self, store: Option<StoreTime>, state: RecordState) -> Option<StoreTime> {
+        let may_decide = self.store_clock || state == RecordState::Resting;
+        store.filter(|store| may_decide && store.apart <= self.margin)
+    }
+}
+
 /// A conditional write that was sent, and of which the effect may still be unknown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempt {
@@ -66,10 +78,8 @@ pub(super) fn availability(
             (rest.mul_f64(1.0 + RATE_ERROR), rest)
         }
     };
-    // A rest guards a period and no holder: the option is not about it, and without the store's clock a process that
-    // has just started would never see it end.
-    let left_by_store = store
-        .filter(|_| rules.store_clock || record.state == RecordState::Resting)
+    let left_by_store = rules
+        .clock(store, record.state)
         .zip(record.renewed_at_us)
         .map(|(store, renewed_us)| by_store.saturating_sub(since_us(store.lo_us, renewed_us)));
     let left = observed.saturating_sub(quiet);

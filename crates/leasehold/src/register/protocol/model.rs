@@ -136,7 +136,7 @@ fn a_lease_lapses_after_the_contender_s_span_and_by_the_stores_clock_after_the_m
     ] {
         // The lower bound of the store's clock is what counts.
         let lo_us = 1_000_000_000 + micros(store);
-        let now = StoreTime { lo_us, hi_us: u64::MAX };
+        let now = StoreTime::between(lo_us, u64::MAX);
         let grantable = availability(&stamped, quiet, Some(now), RULES) == Availability::Grantable;
         assert_eq!(grantable, lapsed, "quiet {quiet:?}, store {store:?}");
     }
