@@ -52,6 +52,11 @@ impl Moment {
         if self.wall_ns < 0 { 0 } else { self.wall_ns as u64 / 1_000 }
     }
 
+    /// Both readings: what tells one moment from another.
+    pub(crate) fn bits(self) -> u128 {
+        u128::from(self.boot_ns) << 64 | u128::from(self.wall_ns as u64)
+    }
+
     /// The longest time that can have passed since `earlier`: what a *holder* must assume.
     pub fn longest_since(self, earlier: Moment) -> Duration {
         let (boot, wall) = self.elapsed(earlier);
@@ -191,6 +196,10 @@ struct TestTime {
 struct Jumps {
     boot: Duration,
     wall_ns: i64,
+    /// What the clock has missed.
+    missed: Duration,
+    /// Since when it stands still, in time that passed elsewhere.
+    still: Option<Duration>,
 }
 
 /// An arbitrary date for [`TestClock`]: 2025-01-01T00:00:00Z.
@@ -219,6 +228,23 @@ impl TestClock {
         });
     }
 
+    /// The machine is paused together with its clocks, as a virtual machine can be: no clock on it will know of the time
+    /// until [`resume`](Self::resume).
+    pub fn stand_still(&self) {
+        let elapsed = self.0.elapsed();
+        self.jump(|jumps| jumps.still = jumps.still.or(Some(elapsed)));
+    }
+
+    /// The clock goes on from where it [stood still](Self::stand_still).
+    pub fn resume(&self) {
+        let elapsed = self.0.elapsed();
+        self.jump(|jumps| {
+            if let Some(since) = jumps.still.take() {
+                jumps.missed += elapsed.saturating_sub(since);
+            }
+        });
+    }
+
     /// Somebody set the wall clock forward (`seconds > 0`) or back.
     pub fn step_wall(&self, seconds: i64) {
         self.jump(|jumps| jumps.wall_ns += seconds * 1_000_000_000);
@@ -242,11 +268,18 @@ impl Clock for TestClock {
     }
 }
 
-impl Watched for Arc<TestTime> {
+impl TestTime {
     #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    fn elapsed(&self) -> Duration {
+        tokio::time::Instant::now().duration_since(self.origin).mul_f64(self.rate)
+    }
+}
+
+impl Watched for Arc<TestTime> {
     fn moment(&self) -> Moment {
-        let elapsed = tokio::time::Instant::now().duration_since(self.origin).mul_f64(self.rate);
+        let elapsed = self.elapsed();
         let jumps = self.jumps.lock().unwrap_or_else(PoisonError::into_inner);
+        let elapsed = jumps.still.unwrap_or(elapsed).saturating_sub(jumps.missed);
         let elapsed_ns = i64::try_from(elapsed.as_nanos()).unwrap_or(i64::MAX);
         Moment {
             boot_ns: u64::try_from((elapsed + jumps.boot).as_nanos()).unwrap_or(u64::MAX),
@@ -417,7 +450,12 @@ mod tests {
         // What a `Date` shows of a clock that reads 1,000 s and a half at local time 0.
         for (sent, took) in [(0, 3), (3, 0), (5, 1), (300, 2), (4_000, 1), (4_001, 9)] {
             let date_us = (1_000 + sent + took) * 1_000_000;
-            clock.observe(date_us, SECOND, moment(sent, sent as i64), moment(sent + took, (sent + took) as i64));
+            clock.observe(
+                date_us,
+                SECOND,
+                moment(sent, sent as i64),
+                moment(sent + took, (sent + took) as i64),
+            );
         }
         assert_eq!(clock.bounds(moment(4_010, 4_010)).unwrap().apart, Duration::ZERO);
     }

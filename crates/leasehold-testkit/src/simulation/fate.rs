@@ -13,8 +13,9 @@ use super::world::World;
 use super::{LOCK, Plan, process};
 
 /// For how long a create may be on its way, from the look that found nothing: an answer that was a quarter of the longest
-/// ttl late, the wait for a `Date` that is true to a second, and another second until its own answer.
-const BRAND_NEW: Duration = Duration::from_secs(4);
+/// ttl late, the wait for a `Date` that is true to a second, and another second until its own answer. Two more seconds that
+/// clocks stood still are not told by a `Date`.
+const BRAND_NEW: Duration = Duration::from_secs(6);
 
 /// What happens to all.
 pub(super) struct Fate {

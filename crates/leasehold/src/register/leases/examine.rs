@@ -132,6 +132,9 @@ mod tests {
         let earlier = Duration::from_secs(7);
         assert_eq!(judge(&[reading(1_000)], earlier, rules).verdict, Verdict::Failed, "it was set meanwhile");
         // Nothing goes by a clock that is off.
-        assert_eq!(judge(&apart, Duration::ZERO, Rules { store_clock: false, ..rules }).verdict, Verdict::Warning);
+        assert_eq!(
+            judge(&apart, Duration::ZERO, Rules { store_clock: false, ..rules }).verdict,
+            Verdict::Warning
+        );
     }
 }

@@ -154,8 +154,7 @@ impl Intercept for Watch {
         let (date_us, from) = (date_us(headers), from(headers));
         self.update(|progress| {
             let dated = date_us.zip(progress.sent);
-            progress.answer =
-                dated.map(|(date_us, sent)| Answered { date_us, sent, received, from, status });
+            progress.answer = dated.map(|(date_us, sent)| Answered { date_us, sent, received, from, status });
         });
         Ok(())
     }

@@ -221,7 +221,10 @@ async fn only_an_answer_of_the_store_tells_its_time() {
         (page("403 Forbidden", ""), false),
         (page("404 Not Found", ""), false),
         (page("200 OK", ""), false),
-        (answer("503 X", &format!("{DATE}Content-Type: application/json\r\n"), "{\"error\":\"busy\"}"), false),
+        (
+            answer("503 X", &format!("{DATE}Content-Type: application/json\r\n"), "{\"error\":\"busy\"}"),
+            false,
+        ),
         (ok(""), false),
         (ok(&format!("{DATE}Age: 3\r\n")), false),
         (ok("Date: today\r\n"), false),
