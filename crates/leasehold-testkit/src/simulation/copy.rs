@@ -30,6 +30,10 @@ async fn live(world: Arc<World>, process: u64, mut random: fastrand::Rng) {
         return;
     }
     let mut version = cell.version;
+    // The token of whoever created an object is the object's generation.
+    if record["token"].as_u64().unwrap_or(0) == 0 {
+        record["token"] = version.as_str().parse::<u64>().unwrap_or(0).into();
+    }
     for _ in 0..random.u32(1..5) {
         world.clock_sleep(world.plan.ttl.mul_f64(0.3 * random.f64())).await;
         if world.now() > world.plan.length.saturating_sub(Duration::from_secs(1)) {
