@@ -13,7 +13,8 @@ use super::world::World;
 use super::{LOCK, Plan, process};
 
 /// For how long a create may be on its way, from the look that found nothing: an answer that was a quarter of the longest
-/// ttl late, the wait for a `Date` that is true to a second, and another second until its own answer. const BRAND_NEW: Duration = Duration::from_secs(4);
+/// ttl late, the wait for a `Date` that is true to a second, and another second until its own answer.
+const BRAND_NEW: Duration = Duration::from_secs(4);
 /// For how much longer a create may be on its way while clocks stand still, without a `Date` telling.
 const UNTOLD: Duration = Duration::from_secs(2);
 

@@ -234,7 +234,7 @@ impl Player {
                 self.host.restored(length);
             }
             11 | 12 if has(Fault::StandStills) && self.knows_nothing_of_time() => {
-                self.stand_still(length).await
+                self.stand_still(length / 2).await
             }
             13 if has(Fault::Copies)
                 && self.plan().game.is_one_lock()
