@@ -81,7 +81,7 @@ fn with_all_rules_no_counterexample_exists_with_three_clients() {
 }
 
 #[test]
-fn with_all_rules_no_counterexample_exists_when_a_holder_is_copied() {
+fn with_all_rules_one_copy_of_a_holder_goes_on() {
     let large = Scope { any_clocks: true, ..Scope::COPIED };
     all_rules(Scope::COPIED, large, 10_000, &[Copied, RenewedByACopy, RenewalFoundByNonce]);
 }

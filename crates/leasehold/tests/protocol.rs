@@ -368,7 +368,7 @@ async fn rule_11_a_release_leaves_the_lock_to_the_copy_that_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_11_of_two_copies_one_goes_on_also_when_answers_are_lost() {
+async fn rule_11_one_copy_goes_on_also_when_answers_are_lost() {
     for outcome in [Outcome::AppliedLost, Outcome::Twice, Outcome::TwiceSecondAnswer, Outcome::Dropped] {
         let world = World::new();
         let holder = world.observer(1);
@@ -529,7 +529,7 @@ async fn a_grant_after_the_clocks_stood_still_is_renewed_first() {
 
 /// What stands still between the send and the answer is told by the answer too.
 #[tokio::test(start_paused = true)]
-async fn a_grant_on_its_way_while_the_clocks_stood_still_is_renewed_first() {
+async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
     for created in [false, true] {
         let world = World::new();
         let (holder, contender) = (world.dated(1), world.dated(2));
