@@ -146,6 +146,7 @@ pub(crate) fn reason(loss: &Loss) -> &'static str {
         LossReason::TakenOver { .. } => "taken_over",
         LossReason::Ended => "ended",
         LossReason::Deleted => "deleted",
+        LossReason::RenewedElsewhere => "renewed_elsewhere",
         _ => "other",
     }
 }

@@ -267,7 +267,8 @@ impl Turn<'_> {
 
     fn settle_renewal(&mut self, who: Who, grant: Grant, memo: Memo, found: Option<Record>) {
         let client = *self.client(who);
-        let settled = decide::settle_renewal(&self.model.rules, grant, client.attempts(), found.as_ref());
+        let (rules, known) = (&self.model.rules, memo.version.nonce);
+        let settled = decide::settle_renewal(rules, grant, known, client.attempts(), found.as_ref());
         let version = found.unwrap_or(memo.version);
         // Its own claim's, but of another grant: a request of the same claim that came late.
         let other_token = version.grant == grant && version.token != memo.record.token;
@@ -280,11 +281,12 @@ impl Turn<'_> {
                 self.keep_on(who, grant, Memo::of(version, memo.confirmed));
             }
             Settled::Stolen => self.keep_on(who, grant, Memo { version, ..memo }),
-            Settled::Earlier | Settled::Gone if self.passed_on_when_lost(who) => {
+            Settled::Earlier | Settled::Foreign | Settled::Gone if self.passed_on_when_lost(who) => {
                 self.keep_on(who, grant, memo);
             }
-            Settled::Earlier | Settled::Gone => {
-                self.count(Event::Gone);
+            Settled::Earlier | Settled::Foreign | Settled::Gone => {
+                let by_a_copy = settled == Settled::Foreign && !other_token;
+                self.count(if by_a_copy { Event::RenewedByACopy } else { Event::Gone });
                 self.see(who, found, 0);
                 self.done(who);
             }
@@ -361,6 +363,16 @@ impl Turn<'_> {
             self.see(who, found, 0);
             return self.done(who);
         };
+        // A copy has it by now.
+        let foreign = |memo: Memo| {
+            let (rules, nonce) = (&self.model.rules, memo.version.nonce);
+            let attempts = self.world.clients[usize::from(who)].attempts();
+            let settled = decide::settle_renewal(rules, grant, nonce, attempts, Some(&record));
+            settled == Settled::Foreign && record.token == memo.record.token
+        };
+        if known.is_some_and(foreign) {
+            return self.done(who);
+        }
         let strict = self.model.safeguards.only_the_answered_record_is_confirmed;
         let same = |memo: Memo| memo.record.nonce == record.nonce || !strict;
         let memo = Memo::of(record, known.is_some_and(|memo| memo.confirmed && same(memo)));

@@ -49,9 +49,13 @@ pub enum Event {
     PassedOnUnsettled,
     /// A deadline passed of whom a grant had been passed on to.
     ExpiredWhenPassedOn,
+    /// A client that holds the lock was copied.
+    Copied,
+    /// A holder found that a copy of it had renewed (rule 11).
+    RenewedByACopy,
 }
 
-const EVENTS: usize = Event::ExpiredWhenPassedOn as usize + 1;
+const EVENTS: usize = Event::RenewedByACopy as usize + 1;
 
 /// How often each event happened, once for each transition of the state space.
 #[derive(Debug, Default)]

@@ -60,21 +60,31 @@ pub enum Settled {
     Landed(Attempt),
     /// Still ours, as some earlier write left it.
     Earlier,
+    /// Of our grant, but no write of ours: a copy of the client renews it too, or a create of ours came late.
+    Foreign,
     /// Not ours, but taken all the same. Only without rule 7.
     Stolen,
     /// Ours no more.
     Gone,
 }
 
-/// Judges what was read for the holder of `grant` after `attempts` to renew it.
-pub fn settle_renewal(rules: &Rules, grant: Grant, attempts: &[Attempt], found: Option<&Record>) -> Settled {
+/// Judges what was read for the holder of `grant` after `attempts` to renew it, when `known` was the nonce of the record before
+/// them.
+pub fn settle_renewal(
+    rules: &Rules,
+    grant: Grant,
+    known: Nonce,
+    attempts: &[Attempt],
+    found: Option<&Record>,
+) -> Settled {
     let Some(record) = found else { return Settled::Gone };
     if record.grant != grant || !record.held {
         return if rules.renewal_is_no_acquisition { Settled::Gone } else { Settled::Stolen };
     }
     match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
         Some(attempt) => Settled::Landed(*attempt),
-        None => Settled::Earlier,
+        None if record.nonce == known || !rules.what_a_copy_renews_is_lost => Settled::Earlier,
+        None => Settled::Foreign,
     }
 }
 
@@ -117,6 +127,7 @@ pub fn grant(
         nonce,
         newborn: over.is_none(),
         stamp,
+        edition: 0,
         ended: over.map_or(0, |record| record.ended) | lapses.map_or(0, |record| 1 << record.grant),
     }
 }
@@ -129,11 +140,11 @@ pub fn first_token(safeguards: &Safeguards, over: Option<&Record>, record: &Reco
 
 /// The record that renews the grant of `previous`.
 pub fn renewed(previous: &Record, nonce: Nonce, stamp: i8) -> Record {
-    Record { beat: previous.beat + 1, nonce, newborn: false, stamp, ..*previous }
+    Record { beat: previous.beat + 1, nonce, newborn: false, stamp, edition: 0, ..*previous }
 }
 
 /// The record that ends the grant of `previous`.
 pub fn freed(previous: &Record, evicted: bool, nonce: Nonce) -> Record {
     let ended = if evicted && previous.held { 1 << previous.grant } else { 0 };
-    Record { held: false, nonce, stamp: 0, ended: previous.ended | ended, ..*previous }
+    Record { held: false, nonce, stamp: 0, edition: 0, ended: previous.ended | ended, ..*previous }
 }

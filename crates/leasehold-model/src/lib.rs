@@ -80,6 +80,8 @@ pub enum Action {
     Edit,
     /// Somebody deletes the record.
     Delete,
+    /// The machine of a holder is copied while it runs: the first client, in place of the second.
+    Clone(Who, Who),
 }
 
 /// Whether a request arrives once more.
@@ -172,11 +174,23 @@ impl LeaseModel {
         }
     }
 
+    /// What is on its way when the copy is made would be both's: that shows at the next renewal.
+    fn copies(&self, world: &World, actions: &mut Vec<Action>) {
+        let clients = || (0..).zip(world.clients.iter().take(self.scope.clients));
+        for (from, holder) in clients() {
+            let settled = matches!(holder.task, Task::Keep { attempts, step: Step::Ready, .. } if attempts.all().is_empty());
+            if settled && self.belief(holder).is_some() {
+                let idle = clients().filter(|(_, other)| other.task == Task::Idle);
+                actions.extend(idle.map(|(to, _)| Action::Clone(from, to)));
+            }
+        }
+    }
+
     fn start(&self, rates: [Rate; MOST_CLIENTS], grains: [i8; MOST_CLIENTS]) -> World {
-        let Scope { unanswered, doubled, evictions, edits, deletions, .. } = self.scope;
+        let Scope { unanswered, doubled, evictions, edits, deletions, copies, .. } = self.scope;
         let mut world = World {
             store: self.scope.record_exists.then(Default::default),
-            budget: Budget { unanswered, doubled, evictions, edits, deletions },
+            budget: Budget { unanswered, doubled, evictions, edits, deletions, copies },
             ..World::default()
         };
         for (i, client) in world.clients.iter_mut().enumerate().take(self.scope.clients) {
@@ -222,6 +236,9 @@ impl LeaseModel {
         for who in (0..).take(self.scope.clients) {
             self.client_actions(world, who, actions);
         }
+        if world.budget.copies > 0 {
+            self.copies(world, actions);
+        }
         for request in world.requests.all() {
             actions.push(Action::Deliver(*request, Copy::None));
             if world.budget.doubled > 0 && (request.expect == world.store || request.expect.is_none()) {
@@ -254,6 +271,7 @@ impl LeaseModel {
             Action::Evict => turn.evict(),
             Action::Edit => turn.edit(),
             Action::Delete => turn.delete(),
+            Action::Clone(from, to) => turn.copy(from, to),
             Action::Start(who) => turn.start(who),
             Action::Retry(who) => turn.retry(who),
             Action::Look(who) => turn.look_at_once(who),

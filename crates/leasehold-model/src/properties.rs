@@ -20,6 +20,9 @@ pub const HELD_IS_TRUE: &str = "held is said to nobody who was granted it";
 /// Whoever has watched a dead lease for as long as it can last may have it, whatever else became of its record.
 pub const PROLONGED_BY_NOBODY_ELSE: &str = "nobody but its holder prolongs a lease";
 
+/// Of a client and its copy only one renews what they hold: the other one hears that it is lost.
+pub const ONE_COPY_RENEWS: &str = "of two copies only one renews";
+
 /// Something that must hold in every state, or be reached in some.
 #[derive(Clone, Copy, Debug)]
 pub struct Property {
@@ -32,7 +35,7 @@ pub struct Property {
 }
 
 /// All of them.
-pub const ALL: [Property; 10] = [
+pub const ALL: [Property; 11] = [
     always(EXCLUSION, |model, world| blameless(model, world).count() <= 1),
     always(BACKED, |model, world| {
         let has = |guard: &Guard| world.store.is_some_and(|record| record.held && record.token == guard.top);
@@ -43,6 +46,7 @@ pub const ALL: [Property; 10] = [
     always(LOST_IS_FINAL, |_, world| !world.wrongs.lost_came_back),
     always(HELD_IS_TRUE, |_, world| !world.wrongs.held_denied),
     always(PROLONGED_BY_NOBODY_ELSE, |_, world| !world.wrongs.prolonged_by_others),
+    always(ONE_COPY_RENEWS, |_, world| !world.wrongs.renewed_by_two),
     sometimes("somebody believes", |model, world| believers(model, world).count() > 0),
     sometimes("a successor believes beside a holder that was lost", |model, world| {
         let lost = world.clients.iter().any(|client| client.guard.is_some_and(|guard| guard.lost));

@@ -1,6 +1,6 @@
 //! The rules of the protocol, each of which can be taken out.
 
-/// The ten rules of the lease protocol (`ARCHITECTURE.md`), two of them in their halves. `true`: it is followed.
+/// The rules of the lease protocol (`ARCHITECTURE.md`), two of them in their halves. `true`: it is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Rule 1, the holder. Without it: its time counts from the answer.
@@ -25,6 +25,8 @@ pub struct Rules {
     pub lost_is_final: bool,
     /// Rule 10. Without it: whoever finds another's record after a write of unknown fate says "held".
     pub may_have_held_is_lost: bool,
+    /// Rule 11. Without it: what a copy of the client has renewed is taken for what some earlier write of its own has left.
+    pub what_a_copy_renews_is_lost: bool,
 }
 
 impl Rules {
@@ -41,6 +43,7 @@ impl Rules {
         alive_by_grant_and_beat: true,
         lost_is_final: true,
         may_have_held_is_lost: true,
+        what_a_copy_renews_is_lost: true,
     };
 }
 

@@ -26,6 +26,8 @@ pub struct Scope {
     pub edits: u8,
     /// How often somebody deletes the record by hand, not within the tick in which it was written.
     pub deletions: u8,
+    /// How often a client that holds the lock is copied while it runs, in place of another that does nothing.
+    pub copies: u8,
     /// Whether there is a record at the beginning; if not, the first grant creates it.
     pub record_exists: bool,
     /// Whether contenders go by the store's clock too, whose front ends disagree by up to the margin.
@@ -46,6 +48,7 @@ impl Scope {
         evictions: 0,
         edits: 0,
         deletions: 0,
+        copies: 0,
         record_exists: true,
         store_clock: false,
     };
@@ -84,6 +87,9 @@ impl Scope {
 
     /// The same, for holders that are evicted.
     pub const HAND_OFF_EVICTED: Self = Self { any_clocks: false, renewals: 1, hand_offs: 1, ..Self::EVICTED };
+
+    /// A holder that is copied while it runs.
+    pub const COPIED: Self = Self { any_clocks: false, copies: 1, ..Self::NETWORK };
 
     /// Three clients.
     pub const THREE: Self = Self { clients: 3, renewals: 0, unanswered: 0, ..Self::NETWORK };

@@ -2,7 +2,7 @@
 
 use crate::coverage::Event;
 use crate::decide;
-use crate::world::{Client, Record, Request, Step, Task, Who, World};
+use crate::world::{Client, Copied, Record, Request, Step, Task, Who, World};
 use crate::{Copy, Turn};
 
 /// Stamps that are older make no difference any more.
@@ -104,6 +104,12 @@ impl Turn<'_> {
         let before = std::mem::replace(&mut world.store, request.write);
         world.settled = false;
         let Some(record) = request.write.filter(|record| record.held) else { return };
+        world.copied =
+            world.copied.filter(|copied| (copied.grant, copied.token) == (record.grant, record.token));
+        if let Some(copied) = &mut world.copied {
+            let by = *copied.renewed_by.get_or_insert(request.from);
+            world.wrongs.renewed_by_two |= by != request.from;
+        }
         let goes_on =
             |before: Record| before.held && (before.grant, before.token) == (record.grant, record.token);
         if !before.is_some_and(goes_on) {
@@ -137,10 +143,22 @@ impl Turn<'_> {
 
     pub(crate) fn edit(&mut self) {
         self.world.budget.edits -= 1;
-        let nonce = self.world.fresh_nonce();
         if let Some(record) = &mut self.world.store {
-            record.nonce = nonce;
+            record.edition += 1;
         }
+    }
+
+    /// Both believe from now on, and nobody is to blame for that: until one of them renews, nothing tells.
+    pub(crate) fn copy(&mut self, from: Who, to: Who) {
+        self.world.budget.copies -= 1;
+        let original = *self.client(from);
+        let (Task::Keep { grant, .. }, Some(guard)) = (original.task, original.guard) else { return };
+        self.count(Event::Copied);
+        let copy = self.client(to);
+        let Client { rate, grain, claims, .. } = *copy;
+        *copy = Client { rate, grain, claims, retries: 0, given_up: None, ..original };
+        self.world.pardoned |= 1 << guard.top;
+        self.world.copied = Some(Copied { grant, token: guard.top, renewed_by: None });
     }
 
     pub(crate) fn delete(&mut self) {

@@ -63,6 +63,7 @@ impl fmt::Display for Action {
             Action::Evict => write!(f, "an operator evicts the holder"),
             Action::Edit => write!(f, "somebody edits the record"),
             Action::Delete => write!(f, "somebody deletes the record"),
+            Action::Clone(from, to) => write!(f, "client {from} is copied while it runs, to client {to}"),
         }
     }
 }

@@ -32,6 +32,8 @@ pub struct Record {
     pub newborn: bool,
     /// When it was written, on the store's clock: so many ticks after now (negative: ago).
     pub stamp: i8,
+    /// How often it was edited since it was written: another version that says the same.
+    pub edition: u8,
     /// The history: one bit for each claim whose grant lapsed or was evicted. As deep as needed, where the library
     /// remembers the latest eight grants.
     pub ended: u16,
@@ -235,6 +237,7 @@ pub struct Budget {
     pub evictions: u8,
     pub edits: u8,
     pub deletions: u8,
+    pub copies: u8,
 }
 
 /// What went wrong on the way to a state, where the state itself would not show it.
@@ -250,6 +253,19 @@ pub struct Wrongs {
     pub held_denied: bool,
     /// Somebody who had watched a dead lease for as long as it can last did not get it.
     pub prolonged_by_others: bool,
+    /// A client and its copy have both renewed what they hold.
+    pub renewed_by_two: bool,
+}
+
+/// A grant that two clients have, since one is a copy of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Copied {
+    /// Of which claim.
+    pub grant: Grant,
+    /// Its token.
+    pub token: Token,
+    /// Which of the two has renewed it.
+    pub renewed_by: Option<Who>,
 }
 
 /// Everything.
@@ -271,6 +287,8 @@ pub struct World {
     pub low: Few<Nonce, 4>,
     /// One bit for each token whose grant was evicted or deleted by hand: its holder is not to blame.
     pub pardoned: u32,
+    /// What two clients hold.
+    pub copied: Option<Copied>,
     /// What went wrong.
     pub wrongs: Wrongs,
 }

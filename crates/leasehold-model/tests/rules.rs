@@ -15,7 +15,7 @@ use common::{holds, is_broken, scale};
 use leasehold_model::LeaseModel;
 use leasehold_model::coverage::Event::{self, *};
 use leasehold_model::properties::{
-    BACKED, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, PROLONGED_BY_NOBODY_ELSE, TOKENS_RISE,
+    BACKED, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, ONE_COPY_RENEWS, PROLONGED_BY_NOBODY_ELSE, TOKENS_RISE,
 };
 use leasehold_model::scope::Scope;
 
@@ -78,6 +78,20 @@ fn with_all_rules_no_counterexample_exists_when_each_client_asks_twice() {
 fn with_all_rules_no_counterexample_exists_with_three_clients() {
     let large = Scope { evictions: 1, ..Scope::THREE };
     all_rules(Scope::THREE, large, 400_000, &[TakenOverByObservation, Expired, Held]);
+}
+
+#[test]
+fn with_all_rules_one_copy_of_a_holder_goes_on() {
+    let large = Scope { any_clocks: true, ..Scope::COPIED };
+    all_rules(Scope::COPIED, large, 10_000, &[Copied, RenewedByACopy, RenewalFoundByNonce]);
+}
+
+/// Nothing but a copy is taken for one.
+#[test]
+fn without_a_copy_nobody_is_lost_to_one() {
+    for scope in [Scope::NETWORK, Scope::EVICTED] {
+        assert_eq!(holds(LeaseModel::new(scope), 0).of(RenewedByACopy), 0, "{scope:?}");
+    }
 }
 
 #[test]
@@ -148,4 +162,10 @@ fn without_rule_9_a_guard_that_was_lost_comes_back() {
 fn without_rule_10_held_is_said_to_somebody_who_had_the_lock_in_between() {
     let model = LeaseModel::new(Scope::OPERATOR);
     is_broken(HELD_IS_TRUE, model.without(|rules| rules.may_have_held_is_lost = false));
+}
+
+#[test]
+fn without_rule_11_a_holder_and_its_copy_renew_for_ever() {
+    let model = LeaseModel::new(Scope::COPIED);
+    is_broken(ONE_COPY_RENEWS, model.without(|rules| rules.what_a_copy_renews_is_lost = false));
 }

@@ -1,6 +1,6 @@
 //! A client machine: it reaches a register that others share, on a clock and with randomness of its own.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -30,11 +30,11 @@ pub struct Machine {
     register: Arc<dyn Register>,
     env: Env,
     store_clock: StoreClock,
-    skew: Skew,
+    skew: Mutex<Skew>,
 }
 
 /// By how much the clocks of the store's front ends are off.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Skew {
     /// By so many microseconds.
     Fixed(i64),
@@ -45,25 +45,31 @@ enum Skew {
 impl Machine {
     /// A machine that reaches `register` and runs on `env`.
     pub fn new(register: Arc<dyn Register>, env: Env) -> Self {
-        Self { register, env, store_clock: StoreClock::default(), skew: Skew::Fixed(0) }
+        Self { register, env, store_clock: StoreClock::default(), skew: Mutex::new(Skew::Fixed(0)) }
     }
 
     /// The same, talking to a front end of the store whose clock is off by `skew_us` microseconds.
     #[must_use]
-    pub fn with_front_end_skew(mut self, skew_us: i64) -> Self {
-        self.skew = Skew::Fixed(skew_us);
+    pub fn with_front_end_skew(self, skew_us: i64) -> Self {
+        self.set_front_end_skew(skew_us);
         self
+    }
+
+    /// From now on the clock of the front end is off by `skew_us` microseconds.
+    pub fn set_front_end_skew(&self, skew_us: i64) {
+        *self.skew.lock().unwrap_or_else(PoisonError::into_inner) = Skew::Fixed(skew_us);
     }
 
     /// The same, talking to many front ends, the clock of each off by up to `skew_us` microseconds.
     #[must_use]
-    pub fn with_front_ends_within(mut self, skew_us: u64) -> Self {
-        self.skew = Skew::Within(skew_us);
+    pub fn with_front_ends_within(self, skew_us: u64) -> Self {
+        *self.skew.lock().unwrap_or_else(PoisonError::into_inner) = Skew::Within(skew_us);
         self
     }
 
     fn skew_us(&self) -> i64 {
-        match self.skew {
+        let skew = *self.skew.lock().unwrap_or_else(PoisonError::into_inner);
+        match skew {
             Skew::Fixed(skew_us) => skew_us,
             Skew::Within(most_us) => {
                 let most = Duration::from_micros(2 * most_us);

@@ -6,7 +6,8 @@
 //!
 //! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap. Excused are those whom
 //!   an operator has evicted, or whose record was deleted by hand, and nobody who was granted the lock after that. When a
-//!   task is given a guard, that of the task of its process before it is dead, and for that there is no excuse.
+//!   task is given a guard, that of the task of its process before it is dead, and for that there is no excuse. Excused is too
+//!   who stood still with all clocks, until a renewal that was sent after that is committed.
 //! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand. None is
 //!   believed in that does not belong to a grant: above all that were committed before it, up to its own, and granted to
 //!   whom the record names. No two guards have the same.
@@ -21,6 +22,7 @@
 //! - **I8** Of a cancelled acquisition nothing is granted or prolonged once its patience is over; and one that is given up
 //!   on a bad network leaves a lock that is free again within the same bound.
 //! - **I9** In a history in which nothing goes wrong and nobody is in the way, requests stay within their budget.
+//! - **I10** When a process was copied while it held a lock, only one of the copies goes on to renew it.
 //! - **F1** In a history in which nothing goes wrong, no process waits for longer than nine stays of the other one take, whose
 //!   tasks pass the lock on among themselves.
 //! - **E1** Those who observe an election are told no term that is lower than an earlier one, none that was not granted, and
@@ -43,6 +45,7 @@
 
 mod calls;
 mod checker;
+mod copy;
 mod fate;
 mod games;
 mod host;
@@ -102,6 +105,10 @@ pub struct History {
     pub deleted: usize,
     /// How often all processes died at once, before the end.
     pub restarts: usize,
+    /// How often a machine stood still with its clocks.
+    pub stood_still: usize,
+    /// How often a copy of a holder has renewed.
+    pub copied: usize,
     /// Jobs that ran, and of which the store knows.
     pub runs: usize,
     /// Jobs that were not run, because they already had.
@@ -130,6 +137,8 @@ impl Sum for History {
             evicted: sum.evicted + history.evicted,
             deleted: sum.deleted + history.deleted,
             restarts: sum.restarts + history.restarts,
+            stood_still: sum.stood_still + history.stood_still,
+            copied: sum.copied + history.copied,
             runs: sum.runs + history.runs,
             already_ran: sum.already_ran + history.already_ran,
             told: sum.told + history.told,

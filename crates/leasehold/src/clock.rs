@@ -52,6 +52,11 @@ impl Moment {
         if self.wall_ns < 0 { 0 } else { self.wall_ns as u64 / 1_000 }
     }
 
+    /// Both readings: what tells one moment from another.
+    pub(crate) fn bits(self) -> u128 {
+        u128::from(self.boot_ns) << 64 | u128::from(self.wall_ns as u64)
+    }
+
     /// The longest time that can have passed since `earlier`: what a *holder* must assume.
     pub fn longest_since(self, earlier: Moment) -> Duration {
         let (boot, wall) = self.elapsed(earlier);
@@ -191,6 +196,10 @@ struct TestTime {
 struct Jumps {
     boot: Duration,
     wall_ns: i64,
+    /// What the clock has missed.
+    missed: Duration,
+    /// Since when it stands still, in time that passed elsewhere.
+    still: Option<Duration>,
 }
 
 /// An arbitrary date for [`TestClock`]: 2025-01-01T00:00:00Z.
@@ -219,6 +228,23 @@ impl TestClock {
         });
     }
 
+    /// The machine is paused together with its clocks, as a virtual machine can be: no clock on it will know of the time
+    /// until [`resume`](Self::resume).
+    pub fn stand_still(&self) {
+        let elapsed = self.0.elapsed();
+        self.jump(|jumps| jumps.still = jumps.still.or(Some(elapsed)));
+    }
+
+    /// The clock goes on from where it [stood still](Self::stand_still).
+    pub fn resume(&self) {
+        let elapsed = self.0.elapsed();
+        self.jump(|jumps| {
+            if let Some(since) = jumps.still.take() {
+                jumps.missed += elapsed.saturating_sub(since);
+            }
+        });
+    }
+
     /// Somebody set the wall clock forward (`seconds > 0`) or back.
     pub fn step_wall(&self, seconds: i64) {
         self.jump(|jumps| jumps.wall_ns += seconds * 1_000_000_000);
@@ -242,11 +268,18 @@ impl Clock for TestClock {
     }
 }
 
-impl Watched for Arc<TestTime> {
+impl TestTime {
     #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    fn elapsed(&self) -> Duration {
+        tokio::time::Instant::now().duration_since(self.origin).mul_f64(self.rate)
+    }
+}
+
+impl Watched for Arc<TestTime> {
     fn moment(&self) -> Moment {
-        let elapsed = tokio::time::Instant::now().duration_since(self.origin).mul_f64(self.rate);
+        let elapsed = self.elapsed();
         let jumps = self.jumps.lock().unwrap_or_else(PoisonError::into_inner);
+        let elapsed = jumps.still.unwrap_or(elapsed).saturating_sub(jumps.missed);
         let elapsed_ns = i64::try_from(elapsed.as_nanos()).unwrap_or(i64::MAX);
         Moment {
             boot_ns: u64::try_from((elapsed + jumps.boot).as_nanos()).unwrap_or(u64::MAX),
@@ -266,12 +299,20 @@ pub struct StoreTime {
     pub lo_us: u64,
     /// It reads at most this.
     pub hi_us: u64,
+    /// By how much two of its answers contradict each other at most: zero for one clock. A store with several front ends has
+    /// several clocks.
+    pub apart: Duration,
 }
 
 impl StoreTime {
     /// A store whose clock is read exactly.
     pub const fn exactly(us: u64) -> Self {
-        Self { lo_us: us, hi_us: us }
+        Self::between(us, us)
+    }
+
+    /// A store whose clock reads at least `lo_us` and at most `hi_us`.
+    pub const fn between(lo_us: u64, hi_us: u64) -> Self {
+        Self { lo_us, hi_us, apart: Duration::ZERO }
     }
 }
 
@@ -279,9 +320,20 @@ impl StoreTime {
 ///
 /// From a reading `d` (true to `resolution`, an HTTP `Date` to a second), asked for at `s` and received at `r`, the
 /// store reads within `[d + (t - r), d + resolution + (t - s)]` at local time `t`, stretched by [`RATE_ERROR`].
+///
+/// It also remembers by how much two readings contradicted each other: several clocks answer, or one was set.
 #[derive(Debug, Default)]
 pub struct StoreClock {
-    latest: Mutex<Option<Reading>>,
+    readings: Mutex<Option<Readings>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Readings {
+    latest: Reading,
+    /// The one with the highest lower bound, and the one with the lowest upper bound.
+    highest: Reading,
+    lowest: Reading,
+    apart_us: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -292,22 +344,54 @@ struct Reading {
     received: Moment,
 }
 
+impl Reading {
+    fn lo_us(&self, now: Moment) -> u64 {
+        let at_least = now.shortest_since(self.received).mul_f64(1.0 - RATE_ERROR);
+        self.at_us.saturating_add(micros(at_least))
+    }
+
+    fn hi_us(&self, now: Moment) -> u64 {
+        let at_most = now.longest_since(self.sent).mul_f64(1.0 + RATE_ERROR) + self.resolution;
+        self.at_us.saturating_add(micros(at_most))
+    }
+}
+
+impl Readings {
+    fn observe(&mut self, latest: Reading) {
+        let now = latest.received;
+        self.latest = latest;
+        if latest.lo_us(now) >= self.highest.lo_us(now) {
+            self.highest = latest;
+        }
+        if latest.hi_us(now) <= self.lowest.hi_us(now) {
+            self.lowest = latest;
+        }
+        let apart_us = self.highest.lo_us(now).saturating_sub(self.lowest.hi_us(now));
+        self.apart_us = self.apart_us.max(apart_us);
+    }
+}
+
 impl StoreClock {
     /// Takes in a reading: the store said `at_us` (microseconds since the Unix epoch, rounded down to `resolution`) in
     /// an answer received at `received` to a request sent at `sent`.
+    ///
+    /// Only of an answer that is certainly the store's: an intermediary has a clock of its own.
     pub fn observe(&self, at_us: u64, resolution: Duration, sent: Moment, received: Moment) {
-        let reading = Reading { at_us, resolution, sent, received };
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+        let latest = Reading { at_us, resolution, sent, received };
+        let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
+        let readings =
+            readings.get_or_insert(Readings { latest, highest: latest, lowest: latest, apart_us: 0 });
+        readings.observe(latest);
     }
 
     /// What the store's clock reads at `now`; `None` before the first reading.
     pub fn bounds(&self, now: Moment) -> Option<StoreTime> {
-        let reading = (*self.latest.lock().unwrap_or_else(PoisonError::into_inner))?;
-        let at_least = now.shortest_since(reading.received).mul_f64(1.0 - RATE_ERROR);
-        let at_most = now.longest_since(reading.sent).mul_f64(1.0 + RATE_ERROR) + reading.resolution;
+        let Readings { latest, apart_us, .. } =
+            (*self.readings.lock().unwrap_or_else(PoisonError::into_inner))?;
         Some(StoreTime {
-            lo_us: reading.at_us.saturating_add(micros(at_least)),
-            hi_us: reading.at_us.saturating_add(micros(at_most)),
+            lo_us: latest.lo_us(now),
+            hi_us: latest.hi_us(now),
+            apart: Duration::from_micros(apart_us),
         })
     }
 }
@@ -358,5 +442,44 @@ mod tests {
             1_000_000_000 + 1_000_000 + 12_060_000,
             "12 s since the question, plus 0.5 %"
         );
+    }
+
+    #[test]
+    fn readings_of_one_clock_do_not_contradict_each_other() {
+        let clock = StoreClock::default();
+        // What a `Date` shows of a clock that reads 1,000 s and a half at local time 0.
+        for (sent, took) in [(0, 3), (3, 0), (5, 1), (300, 2), (4_000, 1), (4_001, 9)] {
+            let date_us = (1_000 + sent + took) * 1_000_000;
+            clock.observe(
+                date_us,
+                SECOND,
+                moment(sent, sent as i64),
+                moment(sent + took, (sent + took) as i64),
+            );
+        }
+        assert_eq!(clock.bounds(moment(4_010, 4_010)).unwrap().apart, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_store_clock_that_jumps_is_apart_by_the_jump_for_good() {
+        for (jump, others) in [(3_600_i64, [0, 0]), (-3_600, [0, 0]), (0, [1_800, -1_800])] {
+            let clock = StoreClock::default();
+            let read = |at: u64, off: i64| {
+                let date_us = (100_000 + at).saturating_add_signed(off) * 1_000_000;
+                clock.observe(date_us, SECOND, moment(at, at as i64), moment(at, at as i64));
+            };
+            let apart = |at: u64| clock.bounds(moment(at, at as i64)).unwrap().apart;
+            read(10, 0);
+            assert_eq!(apart(20), Duration::ZERO);
+            // Less than the whole difference each, where two others are apart.
+            for off in others {
+                read(20, off);
+            }
+            read(20, jump);
+            let found = apart(30);
+            assert!(found > SECOND * 3_590 && found <= SECOND * 3_600, "{jump}: {found:?}");
+            (40..100).for_each(|at| read(at, jump));
+            assert_eq!(apart(100), found, "{jump}");
+        }
     }
 }

@@ -28,7 +28,8 @@ use crate::standby::{Kept, Standby};
 use crate::tenure::Tenure;
 use crate::ticket::Ticket;
 
-/// Renewals come when this part of the ttl has passed: two more can fail before the lease is in danger.
+/// A fresh lease is renewed when this part of the ttl has passed, and one that has less left after that part of it: two more
+/// renewals can fail before the lease is in danger.
 pub(crate) const RENEW_AFTER: f64 = 1.0 / 3.0;
 /// Renewals of many locks taken at once spread out.
 pub(crate) const RENEW_SPREAD: f64 = 0.1;
@@ -218,11 +219,9 @@ pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut tenure: Option<Tenure>
     tracing::debug!(lock = %grant.name, %token, "lock acquired");
     let env = opened.store.env();
     let granted = env.now();
-    let renew_every = env.random.jittered(grant.ttl.get().mul_f64(RENEW_AFTER), RENEW_SPREAD);
     let keeper = Keeper {
         granted,
-        renew_every,
-        renewal: Deadline::new(granted, renew_every),
+        renewal: next_renewal(&grant, env),
         lease: Arc::new(Lease::new(env.clone(), grant.deadline)),
         identity: Identity { name: grant.name.clone(), token },
         opened,
@@ -232,6 +231,15 @@ pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut tenure: Option<Tenure>
         passes_on: true,
     };
     Box::new(keeper).held()
+}
+
+/// When `grant` is renewed next, from now on. Its deadline counts from before the send, so what is left says more than the ttl: an
+/// answer may have come late, or the process stood still since.
+fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
+    let now = env.now();
+    let left = grant.deadline.remaining(now).div_duration_f64(grant.ttl.holder_span()).min(1.0);
+    let pause = grant.ttl.get().mul_f64(RENEW_AFTER * left);
+    Deadline::new(now, env.random.jittered(pause, RENEW_SPREAD))
 }
 
 /// From now on the leases are lost together: what else is held ends, and is released, as soon as one of them is lost.
@@ -264,7 +272,6 @@ pub(crate) struct Keeper {
     grant: Grant,
     /// When it was known that the task that has it now has it: not before the store granted it.
     granted: Moment,
-    renew_every: Duration,
     /// When the next renewal is due.
     renewal: Deadline,
     /// Of the task that has it now.
@@ -454,11 +461,11 @@ impl Keeper {
                 }
             }
         };
-        let pause = match renewal {
+        self.renewal = match renewal {
             Some(Ok(Renewal::Renewed)) => {
                 tracing::trace!(lock = %self.grant.name, "lease renewed");
                 self.lease.prolong(self.grant.deadline);
-                self.renew_every
+                next_renewal(&self.grant, &env)
             }
             Some(Ok(Renewal::Lost(loss))) => {
                 let expired = matches!(loss.reason, LossReason::Expired { .. });
@@ -473,11 +480,11 @@ impl Keeper {
                 tracing::debug!(lock = %self.grant.name, %error, "the lease was not renewed");
                 self.lease.note(&error);
                 // Ever more often towards the deadline, but never in a storm.
-                (self.lease.remaining() / 4).clamp(Duration::from_millis(50), ttl.get() / 10)
+                let pause = (self.lease.remaining() / 4).clamp(Duration::from_millis(50), ttl.get() / 10);
+                Deadline::new(env.now(), pause)
             }
-            None => Duration::ZERO,
+            None => Deadline::new(env.now(), Duration::ZERO),
         };
-        self.renewal = Deadline::new(env.now(), pause);
         asked.map(Over::Asked)
     }
 
@@ -581,6 +588,31 @@ mod tests {
         let sizes = [task(Keeper::keep), size_of::<Keeper>(), task(watch), size_of::<Lease>()];
         let most = [400, 640, 300, 160];
         assert!(sizes.iter().zip(most).all(|(size, most)| *size <= most), "{sizes:?}, at most {most:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
+        let clock = Arc::new(TestClock::default());
+        let env = Env::seeded(clock.clone(), 1);
+        let ttl = crate::lease::Ttl::from_millis(10_000).unwrap();
+        let grant = Grant {
+            name: crate::LockName::new("x").unwrap(),
+            token: crate::Token::default(),
+            after: None,
+            id: crate::lease::Id::random(&env.random),
+            ttl,
+            deadline: crate::lease::deadline(ttl, clock.now()),
+            memo: None,
+        };
+        let start = clock.now();
+        for passed_ms in [0, 3_000, 7_000, 9_500, 20_000] {
+            let passed = clock.now().longest_since(start);
+            clock.sleep(Duration::from_millis(passed_ms).saturating_sub(passed)).await;
+            let left = grant.deadline.remaining(clock.now()).as_secs_f64();
+            let due = next_renewal(&grant, &env).remaining(clock.now()).as_secs_f64();
+            let third = left * 10.0 / 9.85 / 3.0;
+            assert!((due - third).abs() <= third * 0.101, "{left} s left, due in {due} s");
+        }
     }
 
     #[tokio::test(start_paused = true)]

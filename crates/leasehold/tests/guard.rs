@@ -576,3 +576,23 @@ async fn whoever_hears_of_a_release_or_of_a_refusal_is_not_refused_by_its_own_pr
     lock.try_acquire().await.unwrap_err();
     assert!(client.network.counts().reads > 0, "the store is asked");
 }
+
+/// A request that was granted and answered seven seconds later has a lease that ends soon.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_was_answered_late_is_renewed_in_time() {
+    let world = World::new();
+    let client = world.observer(1);
+    let locker = Locker::new(client.leases.clone());
+    let lock = locker.lock("x").ttl(SECOND * 10).patience(SECOND * 30);
+    lock.acquire().await.unwrap().release().await.unwrap();
+    client.network.next_write(Outcome::AppliedLost);
+    for _ in 0..3 {
+        client.network.next_read(Outcome::Stalled);
+    }
+    let guard = lock.acquire().await.unwrap();
+    assert!(guard.remaining() < SECOND * 5 / 2, "{:?}", guard.remaining());
+    client.network.reset_counts();
+    client.env.sleep(SECOND * 10).await;
+    guard.check().unwrap();
+    assert!(client.network.counts().writes >= 3);
+}

@@ -1,4 +1,4 @@
-//! The ten rules of the lease protocol (see `ARCHITECTURE.md`), one test or more for each: take the rule out, and its
+//! The rules of the lease protocol (see `ARCHITECTURE.md`), one test or more for each: take the rule out, and its
 //! test is red.
 #![allow(
     clippy::unwrap_used,
@@ -336,6 +336,78 @@ async fn rule_10_a_conflict_of_a_request_that_came_twice_is_no_proof_that_it_was
     }
 }
 
+/// As a copy of the holder would renew: a machine was cloned while it ran.
+async fn renewed_by_a_copy(world: &World) {
+    world
+        .edit(|record| {
+            record["beat"] = (record["beat"].as_u64().unwrap() + 1).into();
+            record["nonce"] = "0123456789abcdef0123456789abcdef".into();
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_11_what_a_copy_of_the_holder_renews_is_lost() {
+    let world = World::new();
+    let holder = world.observer(1);
+    let mut grant = holder.granted().await;
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    renewed_by_a_copy(&world).await;
+    assert_eq!(holder.lost(&mut grant).await.reason, LossReason::RenewedElsewhere);
+    assert_eq!(world.raw().await["beat"], 2, "the copy's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_11_a_release_leaves_the_lock_to_the_copy_that_renewed() {
+    let world = World::new();
+    let holder = world.observer(1);
+    let mut grant = holder.granted().await;
+    renewed_by_a_copy(&world).await;
+    assert_eq!(holder.leases.release(&mut grant, None).await.unwrap(), Released::AlreadyLost);
+    assert_eq!(world.raw().await["state"], "held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_11_one_copy_goes_on_also_when_answers_are_lost() {
+    for outcome in [Outcome::AppliedLost, Outcome::Twice, Outcome::TwiceSecondAnswer, Outcome::Dropped] {
+        let world = World::new();
+        let holder = world.observer(1);
+        let mut grant = holder.granted().await;
+        for _ in 0..3 {
+            holder.network.next_write(outcome.clone());
+            let renewal = holder.leases.renew(&mut grant).await.unwrap();
+            assert!(matches!(renewal, Renewal::Renewed), "{outcome:?}: {renewal:?}");
+        }
+        holder.network.next_write(outcome);
+        renewed_by_a_copy(&world).await;
+        assert_eq!(holder.lost(&mut grant).await.reason, LossReason::RenewedElsewhere);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_11_all_who_have_its_ticket_may_renew_a_grant() {
+    let world = World::new();
+    let (giver, other) = (world.observer(1), world.observer(2));
+    let mut grant = giver.granted().await;
+    let by_ticket = |grant: &leasehold::lease::Grant| leasehold::lease::Grant {
+        name: grant.name.clone(),
+        token: grant.token,
+        after: None,
+        id: grant.id,
+        ttl: grant.ttl,
+        deadline: grant.deadline,
+        memo: None,
+    };
+    let mut tickets = [by_ticket(&grant), by_ticket(&grant)];
+    for _ in 0..3 {
+        for ticket in &mut tickets {
+            assert!(matches!(other.leases.renew(ticket).await.unwrap(), Renewal::Renewed));
+        }
+    }
+    assert_eq!(giver.lost(&mut grant).await.reason, LossReason::RenewedElsewhere);
+    assert_eq!(other.leases.release(&mut tickets[0], None).await.unwrap(), Released::Released);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_ttl_of_the_record_rules_and_its_lock_delay() {
     let world = World::new();
@@ -380,6 +452,105 @@ async fn a_front_end_whose_clock_is_off_by_less_than_the_margin_leads_to_no_earl
     holder.env.sleep(holder_span() - SECOND).await;
     assert!(matches!(contender.try_acquire(&claim).await.unwrap(), Verdict::Held(_)));
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_clock_that_jumps_ends_no_live_lease() {
+    for jump_us in [3_600_000_000, -3_600_000_000] {
+        let world = World::new();
+        let holder = world.dated(1);
+        let mut grant = holder.granted().await;
+        let env = leasehold::env::Env::seeded(Arc::new(TestClock::default()), 9);
+        let machine = leasehold_testkit::machine::Machine::new(world.register.clone(), env.clone());
+        let machine = Arc::new(machine);
+        let mut options = leasehold::lease::StoreOptions::default();
+        options.env = env.clone();
+        let contender = leasehold::RegisterLeases::new(machine.clone(), options);
+        let claim = || world.observer(3).claim();
+        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), Verdict::Held(_)));
+        // Forward from the first reading, or forward again after it was set back.
+        for skew_us in [jump_us, jump_us + 3_600_000_000] {
+            machine.set_front_end_skew(skew_us);
+            let verdict = contender.try_acquire(&claim()).await.unwrap();
+            assert!(matches!(verdict, Verdict::Held(_)), "{verdict:?}");
+        }
+        assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+        // From now on observation decides alone.
+        machine.set_front_end_skew(0);
+        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), Verdict::Held(_)));
+        env.sleep(contender_span()).await;
+        granted(contender.try_acquire(&claim()).await.unwrap());
+    }
+}
+
+/// A virtual machine that is paused does not know it: its clocks stand still too.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_after_the_clocks_stood_still_is_written_again() {
+    let world = World::new();
+    let (holder, contender) = (world.dated(1), world.dated(2));
+    let mut grant = holder.granted().await;
+    holder.clock.stand_still();
+    world.clock.sleep(SECOND * 25).await;
+    holder.clock.resume();
+    holder.network.reset_counts();
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(
+        holder.network.counts().writes,
+        2,
+        "the answer tells that the first one says too early a time"
+    );
+    // By the store's clock, it seems lapsed after 36 s from the grant.
+    world.clock.sleep(SECOND * 14).await;
+    contender.held().await;
+    holder.network.reset_counts();
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(holder.network.counts().writes, 1, "now its clocks agree with the store's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_after_the_clocks_stood_still_is_renewed_first() {
+    for created in [false, true] {
+        let world = World::new();
+        let (holder, contender) = (world.dated(1), world.dated(2));
+        let mut grant = holder.granted().await;
+        holder.leases.release(&mut grant, None).await.unwrap();
+        if created {
+            world.delete().await;
+            assert!(holder.is_free().await);
+        }
+        holder.clock.stand_still();
+        world.clock.sleep(SECOND * 60).await;
+        holder.clock.resume();
+        let grant = holder.granted().await;
+        contender.held().await;
+        assert!(grant.deadline.remaining(holder.clock.now()) > holder_span() - SECOND);
+    }
+}
+
+/// What stands still between the send and the answer is told by the answer too.
+#[tokio::test(start_paused = true)]
+async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
+    for created in [false, true] {
+        let world = World::new();
+        let (holder, contender) = (world.dated(1), world.dated(2));
+        if !created {
+            let mut grant = holder.granted().await;
+            holder.leases.release(&mut grant, None).await.unwrap();
+        }
+        holder.network.next_write(Outcome::Delayed(SECOND * 60));
+        let acquisition = {
+            let (leases, mut claim) = (holder.leases.clone(), holder.claim());
+            claim.patience = SECOND * 600;
+            tokio::spawn(async move { leases.try_acquire(&claim).await })
+        };
+        let writes = holder.network.counts().writes;
+        holder.network.until(|counts| counts.writes == writes + 1).await;
+        holder.clock.stand_still();
+        world.clock.sleep(SECOND * 60).await;
+        holder.clock.resume();
+        granted(acquisition.await.unwrap().unwrap());
+        contender.held().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -164,6 +164,7 @@ fn busy(total: &History, seeds: usize) -> bool {
 /// Each kind of accident that is counted has been there, or it proves nothing.
 fn everything_happened(total: &History, seeds: usize) -> bool {
     let counted = [total.cancelled, total.evicted, total.deleted, total.restarts, total.refused];
+    let counted = counted.into_iter().chain([total.stood_still, total.copied]).collect::<Vec<_>>();
     total.accepted > seeds && counted.iter().all(|count| *count > seeds / 10)
 }
 

@@ -189,7 +189,11 @@ fn copy(grant: &Grant) -> Grant {
 fn committed(checker: &Checker, grant: &Grant, note: Option<&str>, now: Duration) {
     let (id, ttl_ms) = (grant.id.to_string(), grant.ttl.as_millis());
     let (token, newborn, value) = (grant.token.get(), false, None);
-    checker.committed(grant.name.as_str(), &Write { token, grant: &id, ttl_ms, newborn, note, value }, now);
+    checker.committed(
+        grant.name.as_str(),
+        &Write { token, grant: &id, nonce: "", ttl_ms, newborn, note, value },
+        now,
+    );
 }
 
 #[async_trait]
@@ -199,7 +203,7 @@ impl LeaseStore for Calls {
         let (claim, patience) = (claim.clone(), claim.patience);
         let id = claim.id.to_string();
         let (note, ttl_ms) = (claim.holder.note.as_deref(), claim.ttl.as_millis());
-        let write = Write { token: 0, grant: &id, ttl_ms, newborn: false, note, value: None };
+        let write = Write { token: 0, grant: &id, nonce: "", ttl_ms, newborn: false, note, value: None };
         self.checker.sends(claim.name.as_str(), &write, self.now());
         self.carry(patience, move || {
             let (store, checker, claim) = (store.clone(), checker.clone(), claim.clone());
@@ -220,7 +224,7 @@ impl LeaseStore for Calls {
         let (store, checker, clock) = (self.store.clone(), self.checker.clone(), self.clock.clone());
         let (id, ttl_ms) = (grant.id.to_string(), grant.ttl.as_millis());
         let token = grant.token.get();
-        let write = Write { token, grant: &id, ttl_ms, newborn: false, note: None, value: None };
+        let write = Write { token, grant: &id, nonce: "", ttl_ms, newborn: false, note: None, value: None };
         self.checker.sends(grant.name.as_str(), &write, self.now());
         let limit = grant.deadline.remaining(self.env.now()).min(2 * attempt_limit(grant.ttl));
         let copied = copy(grant);

@@ -27,6 +27,10 @@ pub(super) struct Checked {
     pub(super) held: Vec<(Held, Weak<Guard>)>,
     /// The nonces of all writes that the store committed.
     nonces: HashSet<String>,
+    /// When the writes were sent first, by their nonces.
+    sent: HashMap<String, Duration>,
+    /// From when to when processes stood still with their clocks, by what the notes of their acquisitions begin with.
+    stood_still: HashMap<String, Vec<(Duration, Duration)>>,
     /// When claims that were cancelled must have ended, by their notes.
     cancelled: HashMap<String, Duration>,
     /// The highest token that the resource accepted, and the writes.
@@ -56,6 +60,8 @@ struct Lock {
     lost: HashSet<(u64, String)>,
     /// The tokens of all guards.
     given: HashSet<u64>,
+    /// The acquisitions, with their tokens, that copies of their processes have renewed.
+    copied: HashSet<String>,
 }
 
 /// What the store has granted.
@@ -69,6 +75,8 @@ struct Granted {
     note: String,
     /// Until when anybody may believe in it, in true time.
     alive_until: Duration,
+    /// When the write was sent that it counts from.
+    sent: Duration,
     /// To how many guards it was given.
     given: usize,
 }
@@ -87,6 +95,8 @@ pub(super) struct Write<'a> {
     pub(super) token: u64,
     /// Names the acquisition.
     pub(super) grant: &'a str,
+    /// Names the write, where writes have names.
+    pub(super) nonce: &'a str,
     pub(super) ttl_ms: u64,
     /// Whether a create wrote it, and nobody has shown a sign of life since.
     pub(super) newborn: bool,
@@ -112,7 +122,11 @@ impl Checker {
         lock.believed = highest.max(token);
         let grant = lock.grant_of(token).map(|(top, grant)| (top, grant.clone()));
         let evicted = grant.as_ref().is_some_and(|(top, _)| lock.evicted.contains(top));
-        let excused = token <= lock.deleted || evicted;
+        let deleted = token <= lock.deleted;
+        // What the holder's clocks have missed since its latest renewal was sent.
+        let missed =
+            grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(&grant.note, grant.sent));
+        let excused = deleted || evicted || !missed.is_zero();
         if token < highest && !excused {
             checked.violates("I1", format!("token {token} of {name} is believed in after {highest} was"));
             return;
@@ -123,8 +137,8 @@ impl Checker {
                 let what = format!("token {token} of {name}, believed in by {note}, is of {}", grant.note);
                 checked.violates("I2", what);
             }
-            Some((_, grant)) if now > grant.alive_until => {
-                let late = now - grant.alive_until;
+            Some((_, grant)) if now > grant.alive_until + missed => {
+                let late = now - grant.alive_until - missed;
                 checked.violates("I5", format!("token {token} of {name} is believed in {late:?} too long"));
             }
             Some(_) => {}
@@ -164,11 +178,17 @@ impl Checker {
         let mut checked = self.lock();
         let until = now + longest_belief(write.ttl_ms);
         let grant = format!("{}/{}", write.token, write.grant);
+        let sent = checked.sent.get(write.nonce).copied().unwrap_or(now);
         let lock = checked.of(name);
         if grant == lock.grant {
             // A renewal.
+            let copied = lock.copied.contains(&grant);
             if let Some(grant) = lock.grants.get_mut(&write.token).filter(|grant| grant.id == write.grant) {
-                grant.alive_until = until;
+                (grant.alive_until, grant.sent) = (until, sent);
+            }
+            if copied {
+                let what = format!("token {} of {name} is renewed after a copy has renewed it", write.token);
+                checked.violates("I10", what);
             }
             return;
         }
@@ -177,7 +197,7 @@ impl Checker {
         if write.token > highest {
             lock.committed = write.token;
             let (id, note) = (write.grant.to_owned(), write.note.unwrap_or_default().to_owned());
-            let grant = Granted { after: highest, id, note, alive_until: until, given: 0 };
+            let grant = Granted { after: highest, id, note, alive_until: until, sent, given: 0 };
             lock.grants.insert(write.token, grant);
         }
         checked.history.grants += 1;
@@ -202,6 +222,7 @@ impl Checker {
     pub(super) fn sends(&self, name: &str, write: &Write<'_>, now: Duration) {
         let mut checked = self.lock();
         let token = write.token;
+        checked.sent.entry(write.nonce.to_owned()).or_insert(now);
         if checked.of(name).lost.contains(&(token, write.grant.to_owned())) {
             checked.violates("I6", format!("token {token} of {name} is prolonged after it was lost"));
         }
@@ -209,6 +230,21 @@ impl Checker {
         if checked.cancelled.get(note).is_some_and(|until| now > *until) {
             checked.violates("I8", format!("acquisition {note} of {name} was cancelled, and goes on"));
         }
+    }
+
+    /// The machine of the process with this seed stood still with its clocks.
+    pub(super) fn stood_still(&self, process: u64, from: Duration, to: Duration) {
+        let mut checked = self.lock();
+        checked.history.stood_still += 1;
+        checked.stood_still.entry(format!("{process:x}")).or_default().push((from, to));
+    }
+
+    /// A copy of the holder of `token` has renewed what it holds.
+    pub(super) fn copy_renewed(&self, name: &str, token: u64, grant: &serde_json::Value) {
+        let mut checked = self.lock();
+        checked.history.copied += 1;
+        let copied = format!("{token}/{}", grant.as_str().unwrap_or_default());
+        checked.of(name).copied.insert(copied);
     }
 
     /// The holder of `token` was told that it is lost.
@@ -275,6 +311,13 @@ impl Checker {
 impl Checked {
     fn of(&mut self, name: &str) -> &mut Lock {
         self.locks.entry(name.to_owned()).or_default()
+    }
+
+    /// How much true time the clocks of the process that acquires as `note` have missed since `sent`.
+    fn missed(&self, note: &str, sent: Duration) -> Duration {
+        let process = note.split('-').next().unwrap_or_default();
+        let pauses = self.stood_still.get(process).map_or(&[][..], Vec::as_slice);
+        pauses.iter().map(|(from, to)| to.saturating_sub(sent.max(*from))).sum()
     }
 
     pub(super) fn violates(&mut self, invariant: &'static str, what: String) {

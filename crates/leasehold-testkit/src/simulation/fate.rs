@@ -15,6 +15,8 @@ use super::{LOCK, Plan, process};
 /// For how long a create may be on its way, from the look that found nothing: an answer that was a quarter of the longest
 /// ttl late, the wait for a `Date` that is true to a second, and another second until its own answer.
 const BRAND_NEW: Duration = Duration::from_secs(4);
+/// For how much longer a create may be on its way while clocks stand still, without a `Date` telling.
+const UNTOLD: Duration = Duration::from_secs(2);
 
 /// What happens to all.
 pub(super) struct Fate {
@@ -58,7 +60,7 @@ impl Fate {
             self.world.clock_sleep(Duration::from_millis(self.random.u64(50..1_500))).await;
             let links = self.world.links();
             links[self.random.usize(..links.len())].deliver().await;
-            let (deletes, evicts) = (self.random.u8(..6) == 0, self.random.u8(..10) == 0);
+            let (deletes, evicts) = (self.random.u8(..6) < 2, self.random.u8(..10) == 0);
             let (throttles, restarts) = (self.random.u8(..20) == 0, self.random.u8(..40) == 0);
             let wait = Duration::from_millis(self.random.u64(200..3_000));
             let over = self.world.now() > self.plan().faults_until;
@@ -107,7 +109,8 @@ impl Fate {
         };
         // Nobody deletes by hand what was granted a moment ago, while another's create is on its way: what that does to
         // tokens is said in the documentation.
-        if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW {
+        let untold = if self.plan().has(Fault::StandStills) { UNTOLD } else { Duration::ZERO };
+        if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + untold {
             return;
         }
         let register = &self.world.register.inner;

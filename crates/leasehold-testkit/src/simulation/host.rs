@@ -1,7 +1,7 @@
 //! A simulated machine's clock, which is also what its processes run by.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,13 +17,48 @@ pub(super) struct Host {
     clock: Arc<TestClock>,
     /// What the boot clock has missed, in nanoseconds.
     missed_ns: AtomicU64,
+    /// What both clocks have missed.
+    still: Mutex<Still>,
     /// By how many of its tasks.
     stopped: watch::Sender<u32>,
 }
 
+/// A machine that is paused together with its clocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Still {
+    missed_ns: u64,
+    /// What the boot clock of the machine would show, since when, and for how many tasks.
+    since: Option<(Moment, u32)>,
+}
+
 impl Host {
     pub(super) fn new(clock: Arc<TestClock>) -> Self {
-        Self { clock, missed_ns: AtomicU64::new(0), stopped: watch::Sender::new(0) }
+        let stopped = watch::Sender::new(0);
+        Self { clock, missed_ns: AtomicU64::new(0), still: Mutex::default(), stopped }
+    }
+
+    fn still(&self) -> MutexGuard<'_, Still> {
+        self.still.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its clocks stand still from now on.
+    pub(super) fn stand_still(&self) {
+        let mut still = self.still();
+        let (since, tasks) = still.since.unwrap_or((self.clock.now(), 0));
+        still.since = Some((since, tasks + 1));
+    }
+
+    /// Its clocks go on, and have missed the time.
+    pub(super) fn resume(&self) {
+        let mut still = self.still();
+        still.since = match still.since {
+            Some((since, 1)) => {
+                let missed = self.clock.now().since_boot().saturating_sub(since.since_boot());
+                still.missed_ns += missed.as_nanos() as u64;
+                None
+            }
+            others => others.map(|(since, tasks)| (since, tasks - 1)),
+        };
     }
 
     pub(super) fn machine(&self) -> &TestClock {
@@ -47,19 +82,30 @@ impl Host {
 #[async_trait]
 impl Clock for Host {
     fn now(&self) -> Moment {
-        let now = self.clock.now();
+        let Still { missed_ns: both_ns, since } = *self.still();
+        let now = since.map_or_else(|| self.clock.now(), |(since, _)| since);
+        let boot_ns = now.since_boot().as_nanos() as u64;
         match self.missed_ns.load(Ordering::Relaxed) {
-            0 => now,
-            missed_ns => {
-                let boot_ns = now.since_boot().as_nanos() as u64;
-                Moment::from_raw(boot_ns.saturating_sub(missed_ns), now.wall_us() as i64 * 1_000)
-            }
+            0 if both_ns == 0 => now,
+            missed_ns => Moment::from_raw(
+                boot_ns.saturating_sub(missed_ns).saturating_sub(both_ns),
+                now.wall_us() as i64 * 1_000 - both_ns as i64,
+            ),
         }
     }
 
     async fn sleep(&self, duration: Duration) {
-        self.clock.sleep(duration).await;
-        // The sender lives as long as `self`, so this cannot fail.
-        let _ = self.stopped.subscribe().wait_for(|stopped| *stopped == 0).await;
+        let start = self.now();
+        let mut left = duration;
+        loop {
+            self.clock.sleep(left).await;
+            // The sender lives as long as `self`, so this cannot fail.
+            let _ = self.stopped.subscribe().wait_for(|stopped| *stopped == 0).await;
+            left = duration.saturating_sub(self.now().longest_since(start));
+            // What is lost in rounding is less than a microsecond.
+            if left < Duration::from_micros(1) {
+                return;
+            }
+        }
     }
 }

@@ -100,11 +100,15 @@ pub enum Fault {
     Throttling,
     /// The clocks of the store's front ends disagree.
     Skew,
+    /// A virtual machine is paused together with its clocks: it does not know that time has passed.
+    StandStills,
+    /// A process that holds a lock is copied while it runs, and the copy renews the lock too.
+    Copies,
 }
 
 impl Fault {
     /// All kinds, with their names.
-    pub const ALL: [(Self, &'static str); 21] = [
+    pub const ALL: [(Self, &'static str); 23] = [
         (Self::LostAnswers, "lost-answers"),
         (Self::LostRequests, "lost-requests"),
         (Self::LateRequests, "late-requests"),
@@ -126,6 +130,8 @@ impl Fault {
         (Self::Restarts, "restarts"),
         (Self::Throttling, "throttling"),
         (Self::Skew, "skew"),
+        (Self::StandStills, "stand-stills"),
+        (Self::Copies, "copies"),
     ];
 }
 

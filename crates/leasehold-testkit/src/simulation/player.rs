@@ -12,7 +12,7 @@ use super::host::Host;
 use super::plan::{Fault, Store};
 use super::process::Shared;
 use super::world::{Link, World};
-use super::{LOCK, Plan, RESOURCE};
+use super::{LOCK, Plan, RESOURCE, copy};
 
 /// How long a request may take to be sent after the acquisition that it is of was given up: some seconds of waiting
 /// for the store's clock, and the pauses of a process, on top of the patience.
@@ -233,6 +233,15 @@ impl Player {
                 self.pause(length).await;
                 self.host.restored(length);
             }
+            11 | 12 if has(Fault::StandStills) && self.knows_nothing_of_time() => {
+                self.stand_still(length / 2).await
+            }
+            13 if has(Fault::Copies)
+                && self.plan().game.is_one_lock()
+                && self.plan().store != Store::File =>
+            {
+                copy::run(&self.world, self.seed, seed);
+            }
             _ => {}
         }
     }
@@ -243,6 +252,22 @@ impl Player {
         self.world.clock_sleep(length).await;
         self.host.go_on();
         self.paused += length;
+    }
+
+    /// Whether a machine may be paused without its knowledge. What it holds is believed in for too long until it is renewed next,
+    /// which the checker can excuse for one lock only; and a rest is longer by that.
+    fn knows_nothing_of_time(&self) -> bool {
+        let plan = self.plan();
+        plan.game.is_one_lock() && plan.once_per.is_none() && plan.store != Store::File
+    }
+
+    /// The machine stands still with its clocks, while true time passes.
+    async fn stand_still(&mut self, length: Duration) {
+        let from = self.world.now();
+        self.host.stand_still();
+        self.pause(length).await;
+        self.host.resume();
+        self.world.checker.stood_still(self.seed, from, self.world.now());
     }
 
     /// The process dies, with what it holds and with all its tasks: nothing is released, and what is in the network may

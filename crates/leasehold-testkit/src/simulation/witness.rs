@@ -56,6 +56,7 @@ impl Record<'_> {
         checker::Write {
             token,
             grant: self.grant,
+            nonce: self.nonce,
             ttl_ms: self.ttl_ms,
             newborn: self.newborn,
             note: self.holder.note.as_deref(),

@@ -235,6 +235,9 @@ pub enum LossReason {
     Ended,
     /// The record is gone: deleted by hand.
     Deleted,
+    /// Another than this process renewed the same grant, which has no ticket: this process, or its machine, was copied while it
+    /// ran. Only one of the copies goes on to hold the lock.
+    RenewedElsewhere,
 }
 
 impl fmt::Display for Loss {
@@ -248,6 +251,9 @@ impl fmt::Display for Loss {
             LossReason::TakenOver { by } => write!(f, "its lease had lapsed and it is now held by {by}"),
             LossReason::Ended => f.write_str("it was evicted, or released through its ticket"),
             LossReason::Deleted => f.write_str("its record was deleted from the store"),
+            LossReason::RenewedElsewhere => f.write_str(
+                "another process renewed it: was this process or machine copied while it ran (a snapshot, CRIU)?",
+            ),
         }
     }
 }

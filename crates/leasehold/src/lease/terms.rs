@@ -61,6 +61,11 @@ impl Id {
     pub fn random(random: &Random) -> Self {
         Self(random.bits())
     }
+
+    /// The same, told apart from an equal one that was drawn at another moment.
+    pub(crate) fn at(self, now: Moment) -> Self {
+        Self(self.0 ^ now.bits())
+    }
 }
 
 impl fmt::Display for Id {

@@ -133,7 +133,7 @@ fn the_history_tells_who_took_turns_lately_and_how_long_a_turn_is() {
     assert_eq!(turns(exactly(ms(10_050))), Turns { age: ms(50), typical: ms(200), contenders: 3 });
     // Where the clock is read to 200 ms, that much may be wrong with each of the two ends, and with the age.
     let now = micros(ms(10_250));
-    let doubtful = turns(Some(StoreTime { lo_us: now - 200_000, hi_us: now }));
+    let doubtful = turns(Some(StoreTime::between(now - 200_000, now)));
     assert_eq!((doubtful.age, doubtful.contenders), (ms(50), 4));
     assert_eq!(doubtful.typical, (ms(9_000) - ms(200)) / 4);
     // A clock that was set back, or that nobody knows.

@@ -69,11 +69,18 @@ struct Memo {
     attempts: Vec<Attempt>,
     /// The nonces of creates that were never answered and may land once the record is deleted.
     ghosts: Vec<Id>,
+    /// Whether others may renew it too: the grant comes from a ticket.
+    shared: bool,
 }
 
 impl Memo {
     fn new(version: Version, record: Record, confirmed: bool) -> Self {
-        Self { version, record, confirmed, attempts: Vec::new(), ghosts: Vec::new() }
+        Self { version, record, confirmed, attempts: Vec::new(), ghosts: Vec::new(), shared: false }
+    }
+
+    /// What the record says unless others have renewed it. Rule 11: what is renewed by another, without a ticket, is lost.
+    fn known(&self) -> Option<Id> {
+        (!self.shared).then_some(self.record.nonce)
     }
 }
 
@@ -128,8 +135,9 @@ impl RegisterLeases {
         self.records.env().now()
     }
 
+    /// Copies of a running machine may draw the same random numbers, but not at the same nanosecond of both clocks.
     fn nonce(&self) -> Id {
-        Id::random(&self.records.env().random)
+        Id::random(&self.records.env().random).at(self.now())
     }
 
     fn effort(&self, limit: Duration, ttl: Ttl) -> Effort<'_> {
@@ -158,11 +166,13 @@ impl RegisterLeases {
         }
         self.records.trust().await?;
         let sight = self.look(&grant.name, effort).await?;
-        Ok(match protocol::settle_renewal(grant.id, &[], sight.found.as_ref()) {
+        Ok(match protocol::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
-            Settled::Landed(_) | Settled::Earlier => match sight.sighting {
+            Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.sighting {
                 Some(Sighting { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
-                Some(Sighting { record, version, .. }) => Ok(Memo::new(version, record, false)),
+                Some(Sighting { record, version, .. }) => {
+                    Ok(Memo { shared: true, ..Memo::new(version, record, false) })
+                }
                 None => Err(LossReason::Deleted),
             },
         })
@@ -191,31 +201,38 @@ impl RegisterLeases {
                 Sent::Again => None,
                 Sent::Unclear(brought) => {
                     let sight = self.resolve(&grant.name, brought, effort).await?;
-                    let settled = protocol::settle_renewal(grant.id, &memo.attempts, sight.found.as_ref());
-                    if let Some(Sighting { record, version, .. }) = sight.sighting
-                        && !matches!(settled, Settled::Gone(_))
-                    {
-                        // Of a late create of the same claim nothing is known to be good.
-                        memo.confirmed &=
-                            record.nonce == memo.record.nonce || matches!(settled, Settled::Landed(_));
-                        (memo.record, memo.version) = (record, version);
-                    }
-                    match settled {
+                    let (known, found) = (memo.known(), sight.found.as_ref());
+                    let settled = protocol::settle_renewal(grant.id, known, &memo.attempts, found);
+                    let is_late = |sighting: &Sighting| is_late_grant(&sighting.record, grant);
+                    let landed = match settled {
+                        Settled::Gone(reason) => return Ok(lost(grant, reason)),
                         // Nothing, and then a request of ours that came late: what was granted is over.
-                        Settled::Earlier if is_late_grant(&memo.record, grant) => {
+                        Settled::Earlier | Settled::Foreign
+                            if sight.sighting.as_ref().is_some_and(is_late) =>
+                        {
                             return Ok(lost(grant, LossReason::Ended));
                         }
-                        Settled::Gone(reason) => return Ok(lost(grant, reason)),
+                        Settled::Foreign => return Ok(lost(grant, LossReason::RenewedElsewhere)),
                         // The old deadline stands until a write of ours is known to have landed.
                         Settled::Earlier => None,
                         // From THAT attempt's send, whichever it was.
                         Settled::Landed(attempt) => Some(attempt),
+                    };
+                    if let Some(Sighting { record, version, .. }) = sight.sighting {
+                        // Of a late create of the same claim nothing is known to be good.
+                        memo.confirmed &= record.nonce == memo.record.nonce || landed.is_some();
+                        (memo.record, memo.version) = (record, version);
                     }
+                    landed
                 }
             };
             if let Some(attempt) = landed {
                 // With the room for them: between renewals there are none.
                 memo.attempts = Vec::new();
+                if self.is_written_too_early(&memo.record, attempt) {
+                    tracing::debug!(lock = %grant.name, "this machine's clocks stood still; renewing once more");
+                    continue;
+                }
                 // Contenders go by the record's ttl. A ticket may say another.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent);
                 // An answer later than the lease that it prolongs prolongs nothing (fault 16).
@@ -226,6 +243,11 @@ impl RegisterLeases {
                 return Ok(Renewal::Renewed);
             }
         }
+    }
+
+    /// Whether others may take over before the lease of `record`, which `attempt` wrote, is over.
+    fn is_written_too_early(&self, record: &Record, attempt: Attempt) -> bool {
+        protocol::is_written_too_early(record, attempt.sent, self.store_time(), self.now())
     }
 
     async fn release_with(
@@ -260,6 +282,13 @@ impl RegisterLeases {
                             if self.records.deletes() && is_late_grant(&record, grant) {
                                 let deleted = self.may_have_deleted(&memo.attempts);
                                 return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
+                            }
+                            // Rule 11: a copy of this process has it by now.
+                            let content = sight.found.as_ref();
+                            let settled =
+                                protocol::settle_renewal(grant.id, memo.known(), &memo.attempts, content);
+                            if matches!(settled, Settled::Foreign) && !is_late_grant(&record, grant) {
+                                return Ok(Released::AlreadyLost);
                             }
                             // Of a late create of the same claim nothing is known to be good.
                             memo.confirmed &= record.nonce == memo.record.nonce;

@@ -20,6 +20,18 @@ pub(super) struct Rules {
     pub(super) margin: Duration,
 }
 
+impl Rules {
+    /// What the store's clock says about records in `state`, if it may end what they stand for.
+    ///
+    /// Answers that contradict each other by more than the margin come from clocks that prove nothing: from then on
+    /// observation decides alone. A rest guards a period and no holder: the option is not about it, and without the store's
+    /// clock a process that has just started would never see it end.
+    fn clock(self, store: Option<StoreTime>, state: RecordState) -> Option<StoreTime> {
+        let may_decide = self.store_clock || state == RecordState::Resting;
+        store.filter(|store| may_decide && store.apart <= self.margin)
+    }
+}
+
 /// A conditional write that was sent, and of which the effect may still be unknown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempt {
@@ -66,10 +78,8 @@ pub(super) fn availability(
             (rest.mul_f64(1.0 + RATE_ERROR), rest)
         }
     };
-    // A rest guards a period and no holder: the option is not about it, and without the store's clock a process that
-    // has just started would never see it end.
-    let left_by_store = store
-        .filter(|_| rules.store_clock || record.state == RecordState::Resting)
+    let left_by_store = rules
+        .clock(store, record.state)
         .zip(record.renewed_at_us)
         .map(|(store, renewed_us)| by_store.saturating_sub(since_us(store.lo_us, renewed_us)));
     let left = observed.saturating_sub(quiet);
@@ -154,12 +164,20 @@ pub(super) enum Settled {
     Landed(Attempt),
     /// Still ours, as some earlier write left it. Try again with a new nonce.
     Earlier,
+    /// Of our grant, but no write of ours: a copy of this process renews it too (rule 11), or a create of ours came late.
+    Foreign,
     /// Ours no more.
     Gone(LossReason),
 }
 
-/// Judges what was read for the holder of `grant` after `attempts` to renew it.
-pub(super) fn settle_renewal(grant: Id, attempts: &[Attempt], found: Option<&Content>) -> Settled {
+/// Judges what was read for the holder of `grant` after `attempts` to renew it, when the nonce of the record before them was
+/// `known`; `None` where others may renew the same grant, by its ticket.
+pub(super) fn settle_renewal(
+    grant: Id,
+    known: Option<Id>,
+    attempts: &[Attempt],
+    found: Option<&Content>,
+) -> Settled {
     let record = match found {
         None => return Settled::Gone(LossReason::Deleted),
         Some(Content::Foreign(what)) => return Settled::Gone(LossReason::TakenOver { by: foreign(what) }),
@@ -174,7 +192,8 @@ pub(super) fn settle_renewal(grant: Id, attempts: &[Attempt], found: Option<&Con
     }
     match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
         Some(attempt) => Settled::Landed(*attempt),
-        None => Settled::Earlier,
+        None if known.is_none_or(|known| known == record.nonce) => Settled::Earlier,
+        None => Settled::Foreign,
     }
 }
 
@@ -376,6 +395,23 @@ pub(super) fn until_store_reads(target_us: u64, store: StoreTime) -> Duration {
     let behind = Duration::from_micros(target_us.saturating_sub(store.lo_us));
     // Store::lo advances slower than this machine's clock by the rate bound.
     if behind.is_zero() { behind } else { behind.mul_f64(1.0 + 2.0 * RATE_ERROR) + Duration::from_millis(1) }
+}
+
+/// Whether `record`, whose write was first sent at `sent`, certainly says that it was written earlier than that: `store` is the
+/// store's clock at `now`, after the answer.
+///
+/// What it says was taken from the store's latest answer before the send, and from how long ago that was. A machine that was
+/// paused with all its clocks does not know how long ago that was; the new answer tells. Others go by what the record says, and
+/// would take over too early.
+pub(super) fn is_written_too_early(
+    record: &Record,
+    sent: Moment,
+    store: Option<StoreTime>,
+    now: Moment,
+) -> bool {
+    let since_sent = now.longest_since(sent).mul_f64(1.0 + RATE_ERROR);
+    let written_us = store.map(|store| store.lo_us.saturating_sub(micros(since_sent)));
+    written_us.zip(record.renewed_at_us).is_some_and(|(written_us, said_us)| said_us < written_us)
 }
 
 /// Whether an answer took so long that a token chosen before the send may not be above all others any more.

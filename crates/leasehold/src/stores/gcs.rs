@@ -297,16 +297,19 @@ impl GcsRegister {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
         let answer = async {
-            let response = self.timed(builder).await.map_err(|error| explain(wire::trouble(error)))?;
+            let (response, date) =
+                self.timed(builder).await.map_err(|error| explain(wire::trouble(error)))?;
             let signed_before = match response.status() {
                 StatusCode::UNAUTHORIZED => self.credentials.refused(signed.start),
                 status if !status.is_server_error() => self.credentials.accepted(signed.start),
                 _ => true,
             };
             if response.status().is_success() {
+                self.tell_time(date, None);
                 return Ok(response);
             }
             let mut answer = wire::refusal(response).await;
+            self.tell_time(date, answer.reason.as_deref());
             answer.pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
             Err(explain(Trouble::Answered { answer, signed_before }))
         };
@@ -322,15 +325,22 @@ impl GcsRegister {
         clock::timeout(&*self.env.clock, left, content).await.ok_or_else(|| late(limit))?
     }
 
-    /// Sends a request, and takes the store's time from its answer.
-    async fn timed(&self, request: reqwest::RequestBuilder) -> Result<Response, reqwest::Error> {
+    /// Sends a request, and notes what the head of its answer says about the time.
+    async fn timed(
+        &self,
+        request: reqwest::RequestBuilder,
+    ) -> Result<(Response, Option<wire::Dated>), reqwest::Error> {
         let sent = self.env.now();
         let response = request.send().await?;
-        let received = self.env.now();
-        if let Some(date_us) = wire::date_us(response.headers()) {
-            self.clock.observe(date_us, wire::DATE_RESOLUTION, sent, received);
+        let date = wire::Dated::of(&response, sent, self.env.now());
+        Ok((response, date))
+    }
+
+    /// Takes the store's time from an answer that is certainly the store's.
+    fn tell_time(&self, date: Option<wire::Dated>, reason: Option<&str>) {
+        if let Some(date) = date.filter(|date| date.is_the_stores(reason)) {
+            self.clock.observe(date.us, wire::DATE_RESOLUTION, date.sent, date.received);
         }
-        Ok(response)
     }
 
     async fn content(

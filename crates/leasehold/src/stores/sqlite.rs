@@ -4,6 +4,7 @@
 //! reboot confuses a lease: what was granted in another boot has lapsed. A holder whose process is gone has lapsed at
 //! once, like with flock(1). See `docs/stores/sqlite.md` for layout, permissions, and what it cannot promise.
 
+mod beats;
 mod database;
 mod examine;
 mod fault;
@@ -31,6 +32,7 @@ use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use rusqlite::Connection;
 use tokio::task::spawn_blocking;
 
+use self::beats::Beats;
 use self::database::{Changed, Database, Durability, transact};
 use self::fault::Trouble;
 use self::location::Location;
@@ -83,6 +85,7 @@ pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dy
 struct SqliteLeases {
     database: Database,
     machine: Arc<Machine>,
+    beats: Arc<Beats>,
     env: Env,
 }
 
@@ -92,7 +95,12 @@ struct ReleaseAsked;
 
 impl SqliteLeases {
     async fn open(location: Location, machine: Machine, env: Env) -> Result<Self, StoreError> {
-        let store = Self { database: Database::new(location), machine: Arc::new(machine), env };
+        let store = Self {
+            database: Database::new(location),
+            machine: Arc::new(machine),
+            beats: Arc::default(),
+            env,
+        };
         let opened = store.touch().await;
         // A missing folder is an error of what is asked next, unless that is `init`, which makes it.
         if opened.is_err() && !store.database.location().has_no_folder() {
@@ -178,7 +186,8 @@ impl SqliteLeases {
 impl LeaseStore for SqliteLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
         let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
-        let work = move |connection: &mut Connection| acquire(connection, &owned, &machine, &env);
+        let beats = Arc::clone(&self.beats);
+        let work = move |connection: &mut Connection| acquire(connection, &owned, &machine, &beats, &env);
         match self.database.run(&self.env, claim.patience, Purpose::Write, work).await? {
             Verdict::Granted(grant) => self.in_time(grant).await,
             verdict => Ok(verdict),
@@ -191,7 +200,7 @@ impl LeaseStore for SqliteLeases {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
         let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
-        let valid = grant.deadline;
+        let (valid, beats) = (grant.deadline, Arc::clone(&self.beats));
         let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
             record.as_mut(),
             id,
@@ -201,8 +210,13 @@ impl LeaseStore for SqliteLeases {
                 let reason = LossReason::Expired { last_error: None };
                 (Err(Loss::new(name.clone(), token, reason)), None)
             }
+            Some(hold) if beats.is_foreign(id, hold.renewed_ns) => {
+                (Err(Loss::new(name.clone(), token, LossReason::RenewedElsewhere)), None)
+            }
             Some(hold) => {
+                let found_ns = hold.renewed_ns;
                 rules::renew(hold, machine, now);
+                beats.renew(id, found_ns, hold.renewed_ns);
                 (Ok((hold.ttl, now)), record)
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
@@ -210,7 +224,10 @@ impl LeaseStore for SqliteLeases {
         let (ttl, at): (Ttl, Moment) =
             match self.change(&grant.name, left, Purpose::Renew, Durability::System, step).await {
                 Ok(Ok(renewed)) => renewed,
-                Ok(Err(loss)) => return Ok(Renewal::Lost(loss)),
+                Ok(Err(loss)) => {
+                    self.beats.end(id);
+                    return Ok(Renewal::Lost(loss));
+                }
                 // It waited for the file for longer than the lease lasted.
                 Err(error) if grant.deadline.passed(self.env.now()) => {
                     let last_error = Some(error.to_string());
@@ -231,6 +248,11 @@ impl LeaseStore for SqliteLeases {
     async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
         let id = grant.id;
         let asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let beats = Arc::clone(&self.beats);
+        let is_a_copys = move |mut record: Option<Record>| {
+            let hold = rules::hold_of(record.as_mut(), id);
+            hold.is_some_and(|hold| beats.is_foreign(id, hold.renewed_ns))
+        };
         let step = move |record: Option<Record>, machine: &Machine, now: Moment| match rules::release(
             record.as_ref(),
             id,
@@ -238,13 +260,16 @@ impl LeaseStore for SqliteLeases {
             machine,
             now,
         ) {
+            Some(_) if is_a_copys(record.clone()) => (Released::AlreadyLost, None),
             Some(released) => (Released::Released, Some(released)),
             None if asked_before => (rules::was_released(record.as_ref(), id), None),
             None => (Released::AlreadyLost, None),
         };
         // A lost release lapses with the boot; a lost rest would let a job run twice in its period.
         let durability = if rest.is_some() { Durability::Disk } else { Durability::System };
-        self.change(&grant.name, PATIENCE, Purpose::Release, durability, step).await
+        let released = self.change(&grant.name, PATIENCE, Purpose::Release, durability, step).await?;
+        self.beats.end(id);
+        Ok(released)
     }
 
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
@@ -259,6 +284,8 @@ impl LeaseStore for SqliteLeases {
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
+        // Whoever has the ticket may renew from now on.
+        self.beats.end(id);
         let detached = self.change(&grant.name, PATIENCE, Purpose::Release, Durability::System, step).await?;
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
@@ -352,6 +379,7 @@ fn acquire(
     connection: &mut Connection,
     claim: &Claim,
     machine: &Machine,
+    beats: &Beats,
     env: &Env,
 ) -> Result<Verdict, Trouble> {
     for durability in [Durability::System, Durability::Disk] {
@@ -367,6 +395,7 @@ fn acquire(
                     Ok((Some(Verdict::Held(held)), Some(Changed)))
                 }
                 Decision::Again(record) => {
+                    beats.begin(claim.id, rules::nanos(now.since_boot()));
                     record::store(transaction, &claim.name, &record)?;
                     Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
                 }
@@ -379,6 +408,7 @@ fn acquire(
                     }
                     counter.store(transaction)?;
                     let record = rules::granted(claim, token, history, machine, now);
+                    beats.begin(claim.id, rules::nanos(now.since_boot()));
                     record::store(transaction, &claim.name, &record)?;
                     Ok((Some(granted(claim, token, after, now)), Some(Changed)))
                 }

@@ -6,7 +6,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A grant for 10 s.
 fn grant(token: u64, id: &str) -> Write<'_> {
-    Write { token, grant: id, ttl_ms: 10_000, newborn: false, note: Some(id), value: None }
+    Write { token, grant: id, nonce: "", ttl_ms: 10_000, newborn: false, note: Some(id), value: None }
 }
 
 /// A checker that has seen a grant with token 5, and then one with token 7.

@@ -110,7 +110,7 @@ fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
                     Policy::Pacing => {
                         let hi_us = upper_us(now, *clock_error);
                         let lo_us = hi_us.saturating_sub(micros(DOUBT));
-                        let clock = Some(StoreTime { lo_us, hi_us });
+                        let clock = Some(StoreTime::between(lo_us, hi_us));
                         let turns =
                             Turns::of(&lock.holder, Some(lock.granted_us), &lock.history, clock, PACE);
                         pacing.pause(at(now), Token::new(lock.version as u64), turns, None, &random)

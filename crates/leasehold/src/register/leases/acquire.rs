@@ -11,7 +11,7 @@ use super::super::records::Found;
 use super::{Memo, RegisterLeases, Send, Sent, Sight};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
-use crate::lease::{Claim, Grant, Id, LeaseStore, Loss, Verdict, deadline};
+use crate::lease::{Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, Verdict, deadline};
 use crate::name::LockName;
 
 /// A `Date` is true to a second, and its answer took some time.
@@ -62,7 +62,7 @@ impl RegisterLeases {
                 Claimed::Lost(loss) => return Ok(Verdict::Lost(loss)),
                 Claimed::Ours(attempt) => match sight.sighting.take() {
                     Some(Sighting { record, version, .. }) => {
-                        self.in_time(self.granted(claim, attempt, record, version)).await?
+                        self.granted(claim, attempt, record, version).await?
                     }
                     None => Next::Look,
                 },
@@ -167,11 +167,45 @@ impl RegisterLeases {
             let found = Found { content: Content::Record(Box::new(record)), version };
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
-        if protocol::too_slow_for_create(&attempt, self.now()) {
+        let stood_still = attempt.created && self.is_written_too_early(&record, attempt);
+        if stood_still || protocol::too_slow_for_create(&attempt, self.now()) {
             // Read back and written once more, with a token from the clock as it reads then.
             return Ok(Next::Look);
         }
-        self.in_time(self.granted(claim, attempt, record, version)).await
+        self.granted(claim, attempt, record, version).await
+    }
+
+    /// The grant that `attempt` has committed as `record`. When others could take it over too early, it is renewed before anybody
+    /// is told of it.
+    async fn granted(
+        &self,
+        claim: &Claim,
+        attempt: Attempt,
+        record: Record,
+        version: Version,
+    ) -> Result<Next, StoreError> {
+        let is_too_early = self.is_written_too_early(&record, attempt);
+        let mut grant = Grant {
+            name: claim.name.clone(),
+            token: record.token,
+            after: attempt.after,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, attempt.sent),
+            memo: Some(Box::new(Memo::new(version, record, true))),
+        };
+        if is_too_early && !grant.deadline.passed(self.now()) {
+            match self.renew(&mut grant).await {
+                Ok(Renewal::Renewed) => {}
+                Ok(Renewal::Lost(Loss { reason: LossReason::Expired { .. }, .. })) => {}
+                Ok(Renewal::Lost(_)) => return Ok(Next::Look),
+                // The grant stands, whatever became of its renewal.
+                Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
+                    return Err(fault.maybe_applied());
+                }
+            }
+        }
+        self.in_time(grant).await
     }
 
     /// `grant`, unless its deadline passed while its answer was on the way. Then it is released.
@@ -244,18 +278,5 @@ impl RegisterLeases {
             last = now;
         }
         effort.extend(last.longest_since(began));
-    }
-
-    /// A grant that was committed, unless its time is over already.
-    fn granted(&self, claim: &Claim, attempt: Attempt, record: Record, version: Version) -> Grant {
-        Grant {
-            name: claim.name.clone(),
-            token: record.token,
-            after: attempt.after,
-            id: claim.id,
-            ttl: claim.ttl,
-            deadline: deadline(claim.ttl, attempt.sent),
-            memo: Some(Box::new(Memo::new(version, record, true))),
-        }
     }
 }

@@ -28,7 +28,11 @@ pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &Lock
         .with_help(
             "a dead holder is succeeded by those who wait only: a job that just tries never finds it gone",
         ),
-        Ok(readings) => judge(&readings, rules),
+        Ok(readings) => {
+            // Earlier answers may have contradicted each other too: then this process goes by observation alone.
+            let earlier = records.store_time().map_or(Duration::ZERO, |time| time.apart);
+            judge(&readings, earlier, rules)
+        }
     }
 }
 
@@ -58,12 +62,12 @@ async fn readings(records: &dyn Records, name: &LockName) -> Result<Vec<ClockRea
     Ok(readings)
 }
 
-fn judge(readings: &[ClockReading], rules: Rules) -> Finding {
+fn judge(readings: &[ClockReading], earlier: Duration, rules: Rules) -> Finding {
     let margin = rules.margin;
     let lo = readings.iter().map(|reading| reading.lo_us).max().unwrap_or(0);
     let hi = readings.iter().map(|reading| reading.hi_us).min().unwrap_or(0);
     // Each reading is a range. When all overlap, one clock can have told them all.
-    let apart = us(lo - hi);
+    let apart = us(lo - hi).max(earlier);
     let off = readings.last().map_or(0, |last| (last.lo_us - last.wall_us).max(last.wall_us - last.hi_us));
     let off = us(off);
     let answers = readings.len();
@@ -119,13 +123,18 @@ mod tests {
             (vec![reading(1_000), reading(1_007), reading(1_000)], Verdict::Failed),
             (vec![reading(1_100), reading(1_100)], Verdict::Warning),
         ] {
-            let finding = judge(&readings, rules);
+            let finding = judge(&readings, Duration::ZERO, rules);
             assert_eq!(finding.verdict, verdict, "{finding:?}");
             assert_eq!(finding.help.is_empty(), verdict == Verdict::Passed, "{finding:?}");
         }
         let apart = [reading(1_000), reading(1_007)];
-        assert!(judge(&apart, rules).help[0].contains("?margin=13s"));
+        assert!(judge(&apart, Duration::ZERO, rules).help[0].contains("?margin=13s"));
+        let earlier = Duration::from_secs(7);
+        assert_eq!(judge(&[reading(1_000)], earlier, rules).verdict, Verdict::Failed, "it was set meanwhile");
         // Nothing goes by a clock that is off.
-        assert_eq!(judge(&apart, Rules { store_clock: false, ..rules }).verdict, Verdict::Warning);
+        assert_eq!(
+            judge(&apart, Duration::ZERO, Rules { store_clock: false, ..rules }).verdict,
+            Verdict::Warning
+        );
     }
 }

@@ -59,22 +59,26 @@ fn the_model_settles_renewals_and_releases_as_the_library_does() {
     let mut seen = HashSet::new();
     for found in founds() {
         for attempts in attempts() {
-            let theirs = decide::settle_renewal(&ModelRules::ALL, OURS, &attempts, found.as_ref());
             let content = found.map(content);
             let sent: Vec<_> = attempts.iter().map(attempt).collect();
-            let ours = match settle_renewal(id(OURS), &sent, content.as_ref()) {
-                Settled::Landed(attempt) => decide::Settled::Landed(known(&attempts, &attempt)),
-                Settled::Earlier => decide::Settled::Earlier,
-                Settled::Gone(_) => decide::Settled::Gone,
-            };
-            assert_eq!(ours, theirs, "{found:?} {attempts:?}");
-            seen.insert(std::mem::discriminant(&ours));
+            for before in 1..4 {
+                let theirs =
+                    decide::settle_renewal(&ModelRules::ALL, OURS, before, &attempts, found.as_ref());
+                let ours = match settle_renewal(id(OURS), Some(id(before)), &sent, content.as_ref()) {
+                    Settled::Landed(attempt) => decide::Settled::Landed(known(&attempts, &attempt)),
+                    Settled::Earlier => decide::Settled::Earlier,
+                    Settled::Foreign => decide::Settled::Foreign,
+                    Settled::Gone(_) => decide::Settled::Gone,
+                };
+                assert_eq!(ours, theirs, "{found:?} {attempts:?} after {before}");
+                seen.insert(std::mem::discriminant(&ours));
+            }
 
             let again = settle_release(id(OURS), &sent, content.as_ref()) == Freed::StillOurs;
             assert_eq!(again, decide::still_ours(OURS, found.as_ref()), "{found:?} {attempts:?}");
         }
     }
-    assert_eq!(seen.len(), 3, "each verdict was given");
+    assert_eq!(seen.len(), 4, "each verdict was given");
 }
 
 #[test]
@@ -136,7 +140,7 @@ fn a_lease_lapses_after_the_contender_s_span_and_by_the_stores_clock_after_the_m
     ] {
         // The lower bound of the store's clock is what counts.
         let lo_us = 1_000_000_000 + micros(store);
-        let now = StoreTime { lo_us, hi_us: u64::MAX };
+        let now = StoreTime::between(lo_us, u64::MAX);
         let grantable = availability(&stamped, quiet, Some(now), RULES) == Availability::Grantable;
         assert_eq!(grantable, lapsed, "quiet {quiet:?}, store {store:?}");
     }
@@ -158,6 +162,7 @@ fn founds() -> Vec<Option<model::Record>> {
                         nonce,
                         newborn: bit(2),
                         stamp: 0,
+                        edition: 0,
                         ended: u16::from(bit(3)) << OURS | u16::from(bit(4)) << OTHERS,
                     }));
                 }
@@ -258,6 +263,7 @@ fn back(record: &Record) -> model::Record {
         nonce: number(record.nonce),
         newborn: record.newborn,
         stamp: 0,
+        edition: 0,
         ended: ended.fold(0, |ended, past| ended | 1 << number(past.grant)),
     }
 }

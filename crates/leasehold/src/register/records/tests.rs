@@ -188,7 +188,7 @@ impl Records for Client {
         if let Some(dated) = &self.dated {
             return dated.bounds(self.env.now());
         }
-        self.answered.lock().unwrap().then_some(StoreTime { lo_us: now_us, hi_us: now_us })
+        self.answered.lock().unwrap().then_some(StoreTime::exactly(now_us))
     }
 
     fn env(&self) -> &Env {

@@ -22,14 +22,14 @@ const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
 #[derive(Debug)]
 pub(in crate::stores) struct Requests {
     env: Env,
-    clock: Arc<StoreClock>,
+    clock: StoreClock,
     /// Whether credentials were ever loaded: what fails later may pass.
     signed_once: AtomicBool,
 }
 
 impl Requests {
     pub(in crate::stores) fn new(env: Env) -> Self {
-        Self { env, clock: Arc::default(), signed_once: AtomicBool::new(false) }
+        Self { env, clock: StoreClock::default(), signed_once: AtomicBool::new(false) }
     }
 
     pub(in crate::stores) fn env(&self) -> &Env {
@@ -43,7 +43,7 @@ impl Requests {
 
     /// An observer for one request, to be given to it as an interceptor.
     pub(in crate::stores) fn watch(&self) -> Watch {
-        Watch::new(self.env.clone(), self.clock.clone())
+        Watch::new(self.env.clone())
     }
 
     /// What came of the request that `watch` observed, with everything but success told apart.
@@ -59,6 +59,8 @@ impl Requests {
             Reached::Nothing => self.signed_once.load(Ordering::Relaxed),
             Reached::Signed | Reached::Sent => self.signed_once.swap(true, Ordering::Relaxed),
         };
+        let code = result.as_ref().err().and_then(SdkError::as_service_error).and_then(|error| error.code());
+        watch.tell(&self.clock, code);
         result.map_err(|error| trouble(&error, watch.reached(), signed_before, self.env.now()))
     }
 }

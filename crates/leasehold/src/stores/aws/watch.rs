@@ -24,6 +24,9 @@ use crate::env::Env;
 /// A `Date` header is rounded down to whole seconds.
 const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
+/// What a gateway says of the store behind it, and the store never says of itself.
+const OF_GATEWAYS: [u16; 2] = [502, 504];
+
 /// How far a request got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reached {
@@ -39,7 +42,6 @@ pub(super) enum Reached {
 #[derive(Clone, Debug)]
 pub(in crate::stores) struct Watch {
     env: Env,
-    clock: Arc<StoreClock>,
     progress: Arc<Mutex<Progress>>,
 }
 
@@ -48,11 +50,49 @@ struct Progress {
     signing: bool,
     sent: Option<Moment>,
     connection: Option<CaptureSmithyConnection>,
+    answer: Option<Answered>,
+}
+
+/// What the head of an answer says.
+#[derive(Clone, Copy, Debug)]
+struct Answered {
+    date_us: u64,
+    sent: Moment,
+    received: Moment,
+    from: From,
+    status: u16,
+}
+
+/// Whose answer it looks like, by its headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    /// It has headers that only Amazon's services and those that speak their protocols send.
+    Store,
+    /// It is an XML document: if that is an error of S3, the answer is the store's.
+    Xml,
+    Anyone,
 }
 
 impl Watch {
-    pub(super) fn new(env: Env, clock: Arc<StoreClock>) -> Self {
-        Self { env, clock, progress: Arc::default() }
+    pub(super) fn new(env: Env) -> Self {
+        Self { env, progress: Arc::default() }
+    }
+
+    /// Tells `clock` what the answer says about the store's time, if the answer is certainly the store's: an intermediary
+    /// answers by a clock of its own. `error_code` is that of an error of the service, as far as its body could be read.
+    ///
+    /// A success has to carry a header of the service, since a page of a proxy can have status 200. An error has to be in the
+    /// form of the service.
+    pub(super) fn tell(&self, clock: &StoreClock, error_code: Option<&str>) {
+        let answer = self.progress.lock().unwrap_or_else(PoisonError::into_inner).answer;
+        let Some(Answered { date_us, sent, received, from, status }) = answer else { return };
+        let is_the_stores = match status {
+            200..300 => from == From::Store,
+            _ => from != From::Anyone && error_code.is_some() && !OF_GATEWAYS.contains(&status),
+        };
+        if is_the_stores {
+            clock.observe(date_us, DATE_RESOLUTION, sent, received);
+        }
     }
 
     /// How far the request got. To be asked when it is over.
@@ -109,11 +149,29 @@ impl Intercept for Watch {
         _config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let received = self.env.now();
-        let sent = self.progress.lock().unwrap_or_else(PoisonError::into_inner).sent;
-        if let (Some(sent), Some(date_us)) = (sent, date_us(context.response().headers())) {
-            self.clock.observe(date_us, DATE_RESOLUTION, sent, received);
-        }
+        let response = context.response();
+        let (headers, status) = (response.headers(), response.status().as_u16());
+        let (date_us, from) = (date_us(headers), from(headers));
+        self.update(|progress| {
+            let dated = date_us.zip(progress.sent);
+            progress.answer = dated.map(|(date_us, sent)| Answered { date_us, sent, received, from, status });
+        });
         Ok(())
+    }
+}
+
+/// Amazon's request ids and checksums start with `x-amz`. A few stores that speak S3 send none, but ETags.
+fn from(headers: &Headers) -> From {
+    let kind = headers.get("content-type").unwrap_or_default();
+    let is_store = |name: &str| name.starts_with("x-amz") || name == "etag";
+    if headers.iter().any(|(name, _)| is_store(&name.to_ascii_lowercase()))
+        || kind.starts_with("application/x-amz-json")
+    {
+        From::Store
+    } else if kind.contains("xml") && !kind.contains("html") {
+        From::Xml
+    } else {
+        From::Anyone
     }
 }
 
@@ -130,6 +188,22 @@ pub(super) fn date_us(headers: &Headers) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_headers_tell_of_an_answers_origin() {
+        for (pair, origin) in [
+            (("x-amz-request-id", "4A"), From::Store),
+            (("x-amzn-RequestId", "4A"), From::Store),
+            (("ETag", "\"a\""), From::Store),
+            (("content-type", "application/x-amz-json-1.0"), From::Store),
+            (("content-type", "application/xml;charset=utf-8"), From::Xml),
+            (("content-type", "application/xhtml+xml"), From::Anyone),
+            (("content-type", "text/html"), From::Anyone),
+            (("server", "x-amz"), From::Anyone),
+        ] {
+            assert_eq!(from(&headers(&[pair])), origin, "{pair:?}");
+        }
+    }
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> Headers {
         let mut headers = Headers::new();

@@ -340,17 +340,32 @@ async fn a_silent_store_is_given_up() {
 }
 
 #[tokio::test]
-async fn every_dated_answer_tells_the_stores_time() {
-    let dated = |body: String| body.replacen("\r\n", &format!("\r\n{DATE}"), 1);
-    for reply in
-        [dated(ok(&json!({}))), dated(conflict(&json!({}))), refused("500 X", DATE, "InternalServerError")]
-    {
-        let server = Server::always(reply).await;
+async fn only_an_answer_of_the_store_tells_its_time() {
+    let id = "x-amzn-RequestId: U4QDJ0MSNLR4LGHIHNVQKKHSK3VV4KQNSO5AEMVJF66Q9ASUAAJG\r\n";
+    let dated = |body: String| body.replacen("\r\n", &format!("\r\n{DATE}{id}"), 1);
+    let page = |status: &str, headers: &str| {
+        answer(status, &format!("{DATE}Content-Type: text/html\r\n{headers}"), "<html>Bad Gateway</html>")
+    };
+    let json = "Content-Type: application/json\r\n";
+    for (reply, tells) in [
+        (dated(ok(&json!({}))), true),
+        (dated(conflict(&json!({}))), true),
+        (dated(refused("500 X", "", "InternalServerError")), true),
+        (page("502 Bad Gateway", ""), false),
+        (page("502 Bad Gateway", id), false),
+        (page("503 Service Unavailable", ""), false),
+        (page("200 OK", ""), false),
+        (answer("503 X", &format!("{DATE}{json}"), "{\"code\":\"busy\"}"), false),
+    ] {
+        let server = Server::always(reply.clone()).await;
         let store = server.store();
         assert_eq!(store.store_time(), None);
         drop(write(&store).await);
-        let time = store.store_time().unwrap();
-        assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
+        let time = store.store_time();
+        assert_eq!(time.is_some(), tells, "{reply}");
+        if let Some(time) = time {
+            assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
+        }
     }
     let server = Server::always(ok(&json!({}))).await;
     let store = server.store();

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
-use reqwest::{Method, Response};
+use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
+use reqwest::{Method, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
 use super::errors::{Answer, Place, Trouble};
+use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
 
@@ -229,6 +230,43 @@ pub(super) struct Item {
 /// The generation that an answer's headers name; `None` if they name none.
 pub(super) fn generation(headers: &HeaderMap) -> Option<&str> {
     headers.get("x-goog-generation")?.to_str().ok()
+}
+
+/// What the head of an answer says about the time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dated {
+    pub(super) us: u64,
+    pub(super) sent: Moment,
+    pub(super) received: Moment,
+    status: StatusCode,
+    /// Whether it has headers that only GCS sends, or those who speak its protocol.
+    by_headers: bool,
+    is_json: bool,
+}
+
+impl Dated {
+    /// `None` if it does not tell the time.
+    pub(super) fn of(response: &Response, sent: Moment, received: Moment) -> Option<Self> {
+        let headers = response.headers();
+        let is_gcs = |name: &str| name.starts_with("x-goog-") || name == "x-guploader-uploadid";
+        let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        Some(Self {
+            us: date_us(headers)?,
+            sent,
+            received,
+            status: response.status(),
+            by_headers: headers.keys().any(|name| is_gcs(name.as_str())),
+            is_json: kind.starts_with("application/json"),
+        })
+    }
+
+    /// Whether the answer is certainly the store's, and its date with it: an intermediary answers by a clock of its own.
+    /// `reason` is that of an error in GCS's JSON. A gateway says of itself that it is one.
+    pub(super) fn is_the_stores(&self, reason: Option<&str>) -> bool {
+        let is_gateways = matches!(self.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
+        let in_its_form = if self.status.is_success() { self.is_json } else { reason.is_some() };
+        !is_gateways && (self.by_headers || in_its_form)
+    }
 }
 
 /// The `Date` of an answer in microseconds since the Unix epoch; `None` if it has none that tells the store's time now.

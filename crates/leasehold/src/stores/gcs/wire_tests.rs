@@ -204,12 +204,30 @@ async fn connections_are_used_again_and_may_be_closed() {
 }
 
 #[tokio::test]
-async fn every_dated_answer_tells_the_stores_time() {
+async fn only_an_answer_of_the_store_tells_its_time() {
     let ok = |headers: &str| answer("200 OK", &format!("{GENERATION}{headers}"), "");
+    let page = |status: &str, headers: &str| {
+        answer(status, &format!("{DATE}Content-Type: text/html\r\n{headers}"), "<html>Bad Gateway</html>")
+    };
+    let upload = "X-GUploader-UploadID: ABPtcPo\r\n";
     for (reply, dated) in [
         (ok(DATE), true),
+        (answer("200 OK", &format!("{DATE}Content-Type: application/json; charset=UTF-8\r\n"), "{}"), true),
+        (answer("404 X", &format!("{DATE}{upload}"), "No such object: bucket/x.lock"), true),
         (refused("404 X", DATE, "notFound"), true),
         (refused("503 X", DATE, "backendError"), true),
+        (page("502 Bad Gateway", ""), false),
+        (page("502 Bad Gateway", upload), false),
+        (page("504 Gateway Timeout", ""), false),
+        (refused("502 Bad Gateway", DATE, "backendError"), false),
+        (page("503 Service Unavailable", ""), false),
+        (page("403 Forbidden", ""), false),
+        (page("404 Not Found", ""), false),
+        (page("200 OK", ""), false),
+        (
+            answer("503 X", &format!("{DATE}Content-Type: application/json\r\n"), "{\"error\":\"busy\"}"),
+            false,
+        ),
         (ok(""), false),
         (ok(&format!("{DATE}Age: 3\r\n")), false),
         (ok("Date: today\r\n"), false),

@@ -176,13 +176,29 @@ async fn connections_that_the_store_closes_cost_no_second_request() {
 }
 
 #[tokio::test]
-async fn every_dated_answer_tells_the_stores_time() {
+async fn only_an_answer_of_the_store_tells_its_time() {
     let ok = |headers: &str| answer("200 OK", &format!("ETag: \"a\"\r\n{headers}"), "");
+    let page = |status: &str, headers: &str| {
+        answer(status, &format!("{DATE}Content-Type: text/html\r\n{headers}"), "<html>Bad Gateway</html>")
+    };
     let aged = format!("{DATE}Age: 3\r\n");
+    let id = format!("{DATE}x-amz-request-id: 4442587FB7D0A2F9\r\n");
+    let xml = format!("{DATE}Content-Type: application/xml\r\n");
     for (reply, dated) in [
         (ok(DATE), true),
-        (refused("404 Not Found", DATE, "NoSuchKey"), true),
-        (refused("503 Slow Down", DATE, "SlowDown"), true),
+        (answer("200 OK", &id, ""), true),
+        (refused("404 Not Found", &id, "NoSuchKey"), true),
+        (refused("404 Not Found", &xml, "NoSuchKey"), true),
+        (refused("503 Slow Down", &id, "SlowDown"), true),
+        (page("502 Bad Gateway", ""), false),
+        (page("502 Bad Gateway", "x-amz-request-id: 1\r\n"), false),
+        (refused("502 Bad Gateway", &id, "InternalError"), false),
+        (page("504 Gateway Timeout", ""), false),
+        (page("503 Service Unavailable", ""), false),
+        (page("403 Forbidden", ""), false),
+        (page("404 Not Found", ""), false),
+        (page("200 OK", ""), false),
+        (answer("503 X", &xml, "<problem>busy</problem>"), false),
         (ok(""), false),
         (ok(&aged), false),
         (ok("Date: today\r\n"), false),
