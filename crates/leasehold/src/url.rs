@@ -234,10 +234,23 @@ impl fmt::Display for StoreUrl {
 }
 
 fn is_secret(key: &str, value: &str) -> bool {
-    // Where credentials are, and not they themselves: needed by whoever reads the URL back.
-    let says_where = key == "credentials" && (value == "anonymous" || value.starts_with('/'));
+    // Where credentials are, or how they are sent, and not they themselves: needed by whoever reads the URL back.
+    let says_where = match key {
+        "credentials" => value == "anonymous" || value.starts_with('/'),
+        "password_file" => value.starts_with('/'),
+        "password_env" => is_variable(value),
+        "allow_plaintext_credentials" => true,
+        _ => false,
+    };
     let key = key.to_ascii_lowercase();
     !says_where && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
+}
+
+/// Whether `text` is the name of an environment variable as most are written. Passwords seldom are, and what may be one is
+/// not shown.
+pub(crate) fn is_variable(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_uppercase() || c == '_')
+        && text.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')
 }
 
 impl fmt::Debug for StoreUrl {
@@ -275,6 +288,8 @@ mod tests {
         for text in [
             "gs://b/p?credentials=anonymous",
             "gs://b/p?credentials=/etc/key.json",
+            "etcd://u@h/p?password_file=/run/secrets/etcd",
+            "etcd://u@h/p?allow_plaintext_credentials=on&password_env=ETCD_PASSWORD",
             "sqlite:/a%3Fb%2520c.db",
             "s3://b/p%25?endpoint=http%3A%2F%2Fx%26y%3D%25",
             "sqlite:é/x",
@@ -295,7 +310,12 @@ mod tests {
         for shown in [url.to_string(), format!("{url:?}")] {
             assert!(!shown.contains("hunter2") && shown.contains("region=x"), "{shown}");
         }
-        for url in ["gs://bucket?credentials={hunter2}", "s3://bucket?Secret_Key=hunter2"] {
+        for url in [
+            "gs://bucket?credentials={hunter2}",
+            "s3://bucket?Secret_Key=hunter2",
+            "etcd://u@h?password_env=hunter2",
+            "etcd://u@h?password_file=hunter2",
+        ] {
             let url = StoreUrl::parse(url).unwrap();
             assert!(!url.to_string().contains("hunter2"), "{url}");
         }
