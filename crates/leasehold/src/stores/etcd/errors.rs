@@ -211,7 +211,7 @@ fn tls_help(why: &str, link: Link) -> Option<&'static str> {
         _ if says(&["UnknownIssuer"]) => {
             "who signed the member's certificate is not trusted here: name the authority's certificate with ca=FILE"
         }
-        _ if says(&["NotValidForName"]) => {
+        _ if says(&["NotValidForName", "not valid for name"]) => {
             "the member's certificate is for another name than the host in the store URL: say which with server_name=NAME"
         }
         _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
