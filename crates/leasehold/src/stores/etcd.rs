@@ -133,7 +133,6 @@ impl LeaseStore for EtcdStore {
         self.run_on(grant, move |leases, mut grant| async move {
             let mut effort = leases.effort(PATIENCE, grant.ttl);
             let released = leases.give_up(&mut grant, rest, &mut effort).await;
-            drop(effort);
             (grant, released)
         })
         .await?

@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn a_panic_of_one_job_is_an_error_and_others_go_on() {
         let worker = Worker::start().unwrap();
-        let error = runtime().block_on(worker.run(async { panic!("a bug") })).map(|()| ()).unwrap_err();
+        let error = runtime().block_on(worker.run::<()>(async { panic!("a bug") })).unwrap_err();
         assert!(error.is_transient(), "{error:?}");
         assert_eq!(runtime().block_on(worker.run(async { 7 })).unwrap(), 7);
     }
