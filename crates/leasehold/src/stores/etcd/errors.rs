@@ -208,7 +208,7 @@ fn innermost(status: &Status) -> Option<(String, bool)> {
 fn tls_help(why: &str, link: Link) -> Option<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match link {
-        _ if says(&["UnknownIssuer"]) => {
+        _ if says(&["UnknownIssuer", "BadSignature"]) => {
             "who signed the member's certificate is not trusted here: name the authority's certificate with ca=FILE"
         }
         _ if says(&["NotValidForName", "not valid for name"]) => {
