@@ -166,6 +166,8 @@ pub struct Cluster {
     _temporary: Option<TempDir>,
     scheme: &'static str,
     members: Vec<Member>,
+    /// Further options of etcd's, of all members.
+    options: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -203,9 +205,10 @@ impl Cluster {
             .collect();
         drop(sockets);
         let scheme = if options.contains(&"--cert-file") { "https" } else { "http" };
-        let mut cluster = Self { folder, _temporary: temporary, scheme, members };
+        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        let mut cluster = Self { folder, _temporary: temporary, scheme, members, options };
         for n in 0..cluster.members.len() {
-            cluster.run(n, options);
+            cluster.run(n);
         }
         // Without TLS the tool can ask; with it, whoever asks first waits.
         if scheme == "http" {
@@ -216,7 +219,7 @@ impl Cluster {
         cluster
     }
 
-    fn run(&mut self, n: usize, options: &[&str]) {
+    fn run(&mut self, n: usize) {
         let all: Vec<_> = self
             .members
             .iter()
@@ -236,7 +239,7 @@ impl Cluster {
             .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
             .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
             .args(["--initial-cluster", &all.join(",")])
-            .args(options)
+            .args(&self.options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -310,7 +313,7 @@ impl Cluster {
 
     /// Starts a member again that was killed.
     pub fn restart(&mut self, n: usize) {
-        self.run(n, &[]);
+        self.run(n);
     }
 
     /// Stops a member: it holds its connections, and answers nobody.

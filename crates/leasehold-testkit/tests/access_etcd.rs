@@ -118,6 +118,43 @@ async fn a_waiter_is_told_when_its_watch_is_refused() {
     let _granted = granted.expect("it was not told").unwrap().unwrap();
 }
 
+/// Gives the user of the documentation another password.
+async fn change_password(cluster: &Cluster, password: &str) {
+    let added = format!("deploy:{password}");
+    for command in [
+        &["user", "delete", "deploy"][..],
+        &["user", "add", &added],
+        &["user", "grant-role", "deploy", "leasehold"],
+    ] {
+        etcdctl(cluster.address(0), &[&["--user", "root:secret"], command].concat()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_password_in_a_file_is_read_again_for_each_login() {
+    let (cluster, _) = with_users(&[]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    std::fs::write(&file, "p@ss/word\n").unwrap();
+    let url = format!("etcd://deploy@{}/tests/?password_file={}", cluster.address(0), file.display());
+    let locker = Locker::open(&url).await.unwrap();
+    locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();
+    change_password(&cluster, "rotated").await;
+    std::fs::write(&file, "rotated\n").unwrap();
+    locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();
+    let shown = format!("{locker:?} {:?}", locker.store());
+    assert!(!shown.contains("rotated") && !shown.contains("p@ss"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_password_is_read_from_a_variable() {
+    let (cluster, _) = with_users(&[]).await;
+    // Set by cargo for its tests.
+    change_password(&cluster, env!("CARGO_PKG_NAME")).await;
+    let url = format!("etcd://deploy@{}/tests/?password_env=CARGO_PKG_NAME", cluster.address(0));
+    Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.unwrap().release().await.unwrap();
+}
+
 /// A login that nobody asks for is no error: users may be switched on later.
 #[tokio::test]
 async fn a_cluster_without_users_takes_any_login() {
@@ -134,9 +171,14 @@ async fn openssl(folder: &Path, arguments: &str) {
 
 /// An authority, and certificates by it for a member and for a client.
 async fn certificates(folder: &Path) {
+    certificates_for(folder, "IP:127.0.0.1").await;
+}
+
+/// The same, for a member of that name.
+async fn certificates_for(folder: &Path, member: &str) {
     const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
     openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
-    for (name, names) in [("member", "IP:127.0.0.1"), ("client", "DNS:client")] {
+    for (name, names) in [("member", member), ("client", "DNS:client")] {
         let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
         let usage = "-addext extendedKeyUsage=serverAuth,clientAuth";
         let to =
@@ -145,11 +187,9 @@ async fn certificates(folder: &Path) {
     }
 }
 
-#[tokio::test]
-async fn both_sides_show_certificates() {
-    let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path()).await;
-    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+/// A member that asks clients for certificates, and the options of a store URL that has them.
+async fn with_certificates(folder: &Path) -> (Cluster, String) {
+    let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (certificate, key, authority) = (file("member.pem"), file("member.key"), file("ca.pem"));
     let options = [
         "--cert-file",
@@ -161,16 +201,66 @@ async fn both_sides_show_certificates() {
         "--client-cert-auth",
     ];
     let cluster = Cluster::start(1, &options).await;
-    let url = format!("etcd://{}/tests/", cluster.address(0));
     let (cert, key) = (file("client.pem"), file("client.key"));
-    holds_and_waits(&format!("{url}?ca={authority}&cert={cert}&key={key}"), Duration::from_secs(3)).await;
+    (cluster, format!("?ca={authority}&cert={cert}&key={key}"))
+}
 
-    for (options, said) in [("?tls=on", "etcd at"), (&format!("?ca={authority}"), "etcd at"), ("", "etcd at")]
-    {
-        let locker = Locker::open(&format!("{url}{options}")).await.unwrap();
-        let lock = locker.lock("lock").patience(Duration::from_millis(500));
-        let error = lock.try_acquire().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{options}: {error:?}");
-        assert!(error.to_string().contains(said), "{options}: {error:?}");
+async fn refused(url: &str) -> leasehold::Error {
+    let locker = Locker::open(url).await.unwrap();
+    let lock = locker.lock("lock").patience(Duration::from_millis(500));
+    let error = lock.try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
+    assert!(error.to_string().contains("etcd at"), "{url}: {error:?}");
+    error
+}
+
+#[tokio::test]
+async fn both_sides_show_certificates() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path()).await;
+    let (cluster, options) = with_certificates(folder.path()).await;
+    let url = format!("etcd://{}/tests/", cluster.address(0));
+    holds_and_waits(&format!("{url}{options}"), Duration::from_secs(3)).await;
+
+    let authority = options.split('&').next().unwrap();
+    for (options, help) in [("?tls=on", "ca=FILE"), (authority, "cert=FILE"), ("", "tls=on")] {
+        let error = refused(&format!("{url}{options}")).await;
+        assert!(error.help().join(" ").contains(help), "{options}: {error:?}");
     }
+}
+
+#[tokio::test]
+async fn tls_to_a_member_without_names_the_options() {
+    let cluster = Cluster::start(1, &[]).await;
+    let error = refused(&format!("etcd://{}/tests/?tls=on", cluster.address(0))).await;
+    assert!(error.help().join(" ").contains("leave tls=on"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_member_is_checked_by_the_server_name() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates_for(folder.path(), "DNS:etcd.internal").await;
+    let (cluster, options) = with_certificates(folder.path()).await;
+    let url = format!("etcd://{}/tests/{options}", cluster.address(0));
+    holds_and_waits(&format!("{url}&server_name=etcd.internal"), Duration::from_secs(3)).await;
+    for wrong in ["", "&server_name=etcd.example"] {
+        let error = refused(&format!("{url}{wrong}")).await;
+        assert!(error.help().join(" ").contains("server_name="), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn certificates_are_read_again_when_they_were_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path()).await;
+    let (mut cluster, options) = with_certificates(folder.path()).await;
+    let locker = Locker::open(&format!("etcd://{}/tests/{options}", cluster.address(0))).await.unwrap();
+    let held = locker.lock("held").acquire().await.unwrap();
+    // Another authority, and certificates by it.
+    certificates(folder.path()).await;
+    cluster.kill(0).await;
+    cluster.restart(0);
+    locker.lock("lock").acquire().await.unwrap().release().await.unwrap();
+    held.check().unwrap();
+    held.release().await.unwrap();
 }

@@ -295,24 +295,27 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-/// Options whose names look like those of secrets.
-const NO_SECRETS: [&str; 3] = ["allow_plaintext_credentials", "kms_key", "partition_key"];
-
 fn is_secret(key: &str, value: &str) -> bool {
-    if NO_SECRETS.contains(&key) {
-        return false;
-    }
-    // Where credentials are, and not they themselves: needed by whoever reads the URL back.
-    let says_where = key == "credentials" && (value == "anonymous" || value.starts_with('/'));
-    // The name of a key, which stays where it is.
-    let names = key == "kms_key";
-    // That of an endpoint or a proxy.
-    let login = value.contains("://") && value.contains('@');
+    // Where credentials are, how they are sent, or the name of a key: needed to read the URL back.
+    let is_plain = match key {
+        "credentials" => value == "anonymous" || value.starts_with('/'),
+        "password_file" => value.starts_with('/'),
+        "password_env" => is_variable(value),
+        "allow_plaintext_credentials" | "kms_key" | "partition_key" => true,
+        _ => false,
+    };
+    // Of an endpoint or a proxy.
+    let has_login = value.contains("://") && value.contains('@');
     let key = key.to_ascii_lowercase();
-    login
-        || !says_where
-            && !names
-            && ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word))
+    let sounds_secret = ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word));
+    has_login || (!is_plain && sounds_secret)
+}
+
+/// Whether `text` is the name of an environment variable as most are written. Passwords seldom are, and what may be one is
+/// not shown.
+pub(crate) fn is_variable(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_uppercase() || c == '_')
+        && text.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')
 }
 
 impl fmt::Debug for StoreUrl {
@@ -350,6 +353,8 @@ mod tests {
         for text in [
             "gs://b/p?credentials=anonymous",
             "gs://b/p?credentials=/etc/key.json",
+            "etcd://u@h/p?password_file=/run/secrets/etcd",
+            "etcd://u@h/p?allow_plaintext_credentials=on&password_env=ETCD_PASSWORD",
             "sqlite:/a%3Fb%2520c.db",
             "s3://b/p%25?endpoint=http%3A%2F%2Fx%26y%3D%25",
             "sqlite:é/x",
@@ -417,6 +422,8 @@ mod tests {
             "s3://bucket?Secret_Key=hunter2",
             "gs://bucket?proxy=http://u:hunter2@host",
             "gs://bucket?kms_key=http://u:hunter2@host",
+            "etcd://u@h?password_env=hunter2",
+            "etcd://u@h?password_file=hunter2",
         ] {
             let url = StoreUrl::parse(url).unwrap();
             assert!(!url.to_string().contains("hunter2"), "{url}");

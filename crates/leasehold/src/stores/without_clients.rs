@@ -20,6 +20,7 @@ pub(crate) mod etcd {
     mod config;
     pub(crate) mod fuzzing;
     mod keys;
+    mod login;
     mod value;
 
     mod wire {

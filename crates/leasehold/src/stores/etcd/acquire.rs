@@ -1,13 +1,12 @@
 //! Acquiring: one transaction when nobody is there, a place in line and a confirmation otherwise.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::EtcdLeases;
 use super::errors::{Effect, Trouble};
 use super::hold::Memo;
 use super::keys::Keyspace;
+use super::leases::EtcdLeases;
 use super::requests::{self, Own};
 use super::rules::{self, Place, Step};
 use super::session::{Kept, Session, limited};
@@ -93,7 +92,10 @@ impl EtcdLeases {
                     }));
                 }
                 Outcome::Held(held) => return Ok(Verdict::Held(held)),
-                Outcome::NoLease => session.end(),
+                Outcome::NoLease => {
+                    session.end();
+                    effort.pause_after(ended_early()).await?;
+                }
             }
         }
     }
@@ -132,6 +134,7 @@ impl EtcdLeases {
                     if let Some(outcome) = self.contend_in_crowd(contender, place, effort).await? {
                         return Ok(outcome);
                     }
+                    effort.pause_after_conflict().await?;
                 }
             }
         }
@@ -225,24 +228,15 @@ impl EtcdLeases {
         effort: &mut Effort<'_>,
     ) -> Result<(Arc<Session>, Kept), StoreError> {
         loop {
-            let known = self.claims().get(&claim.id).cloned();
-            let session = match known.filter(|session| !session.is_gone()) {
-                Some(session) => session,
-                None => match self.open_session(claim, effort).await {
-                    Ok(session) => session,
-                    Err(error) => {
-                        effort.pause_after(error).await?;
-                        continue;
-                    }
-                },
-            };
+            let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
+            let session = known.unwrap_or_else(|| self.session_like(claim));
             // Counted before the beat, which then looks at a key that whoever may have this lock may read.
             session.expect(claim.id, key, self.env.now());
             match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, effort).await {
                 Ok(Ok(kept)) => return Ok((session, kept)),
                 Ok(Err(_)) => {
                     self.claims().remove(&claim.id);
-                    self.sessions().retain(|other| !Arc::ptr_eq(other, &session));
+                    effort.pause_after(ended_early()).await?;
                 }
                 Err(error) => effort.pause_after(error).await.inspect_err(|_| {
                     if session.place(claim.id).is_none() {
@@ -253,52 +247,31 @@ impl EtcdLeases {
         }
     }
 
-    /// The lease for such a claim, granted if there is none: one attempt.
-    async fn open_session(&self, claim: &Claim, effort: &Effort<'_>) -> Result<Arc<Session>, StoreError> {
+    /// The lease for such a claim: one of its own, or the one that claims like this one share.
+    ///
+    /// One that has not been kept alive for a while is left to expire: near its end etcd may still answer a keep-alive when
+    /// its end is decided.
+    fn session_like(&self, claim: &Claim) -> Arc<Session> {
         let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
+        let wanted = |shared| Arc::new(Session::wanted(self.fresh_lease(), seconds, claim.ttl, shared));
         if claim.detached {
-            let (lease, kept) = self.try_grant_lease(self.fresh_lease(), seconds, effort).await?;
-            return Ok(Arc::new(Session::granted(lease, seconds, kept, false)));
+            return wanted(false);
         }
-        if let Some(session) = self.shared(seconds) {
-            return Ok(session);
-        }
-        let failures = self.failed_openings.load(Ordering::Relaxed);
-        // One at a time: those who come meanwhile share its lease, or its failure.
-        let _opening = self.opening.lock().await;
-        if let Some(session) = self.shared(seconds) {
-            return Ok(session);
-        }
-        if failures != self.failed_openings.load(Ordering::Relaxed) {
-            return Err(Fault::unavailable("etcd granted no lease in time").not_applied());
-        }
-        match self.try_grant_lease(self.fresh_lease(), seconds, effort).await {
-            Ok((lease, kept)) => {
-                self.claims().retain(|id, session| session.place(*id).is_some());
-                let session = Arc::new(Session::granted(lease, seconds, kept, true));
-                self.sessions().push(session.clone());
-                Ok(session)
-            }
-            Err(error) => {
-                self.failed_openings.fetch_add(1, Ordering::Relaxed);
-                // A lease without keys is nothing that anybody has to know of.
-                let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = error;
-                Err(fault.not_applied())
-            }
-        }
-    }
-
-    /// The lease that claims like this one share. One that has not been kept alive for a while is left to expire: near its
-    /// end etcd may still answer a keep-alive when its end is decided.
-    fn shared(&self, seconds: i64) -> Option<Arc<Session>> {
         let now = self.env.now();
         let mut sessions = self.sessions();
         sessions.retain(|session| {
-            let lasts = Duration::from_secs(u64::try_from(session.seconds).unwrap_or(0));
-            !session.is_gone()
-                && session.kept().is_some_and(|kept| now.longest_since(kept.sent) < lasts * 2 / 3)
+            let fresh = |kept: Kept| now.longest_since(kept.sent) < session.lasts() * 2 / 3;
+            !session.is_gone() && session.kept().is_none_or(fresh)
         });
-        sessions.iter().find(|session| session.seconds == seconds).cloned()
+        let like = |session: &&Arc<Session>| session.seconds == seconds && session.ttl == claim.ttl;
+        if let Some(session) = sessions.iter().find(like) {
+            return session.clone();
+        }
+        let session = wanted(true);
+        sessions.push(session.clone());
+        drop(sessions);
+        self.claims().retain(|id, session| session.place(*id).is_some());
+        session
     }
 
     /// 63 bits, and not 0, which would leave the choice to etcd.
@@ -314,26 +287,17 @@ impl EtcdLeases {
     ) -> Result<(i64, Kept), StoreError> {
         let (lease, sent) = (self.fresh_lease(), self.env.now());
         loop {
-            match self.try_grant_lease(lease, seconds, effort).await {
-                Ok((lease, kept)) => return Ok((lease, Kept { sent, ..kept })),
-                Err(error) => effort.pause_after(error).await?,
-            }
+            let granted = match limited(effort, Effect::Writes, self.client.grant(lease, seconds)).await {
+                Ok(answer) => answer.ttl,
+                Err(Trouble::LeaseExists) => seconds,
+                Err(trouble) => {
+                    effort.pause_after(trouble.into_error()).await?;
+                    continue;
+                }
+            };
+            let ttl = Duration::from_secs(u64::try_from(granted).unwrap_or(0));
+            return Ok((lease, Kept { sent, ttl }));
         }
-    }
-
-    async fn try_grant_lease(
-        &self,
-        lease: i64,
-        seconds: i64,
-        effort: &Effort<'_>,
-    ) -> Result<(i64, Kept), StoreError> {
-        let sent = self.env.now();
-        let granted = match limited(effort, Effect::Writes, self.client.grant(lease, seconds)).await {
-            Ok(answer) => answer.ttl,
-            Err(Trouble::LeaseExists) => seconds,
-            Err(trouble) => return Err(trouble.into_error()),
-        };
-        Ok((lease, Kept { sent, ttl: Duration::from_secs(u64::try_from(granted).unwrap_or(0)) }))
     }
 
     /// The grant, unless its deadline passed before it was here. Then it is released.
@@ -366,6 +330,10 @@ impl EtcdLeases {
             }
         }
     }
+}
+
+fn ended_early() -> StoreError {
+    Fault::unavailable("etcd ended a lease before it was used").not_applied()
 }
 
 fn granted_in(session: &Session, claim: &Claim, revision: i64) -> Outcome {

@@ -1,11 +1,12 @@
 //! Requests to a cluster: the members in turn, the login, and what etcd wants to be told with each request.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::stream::{Stream, StreamExt};
 use prost::Message;
+use tokio::runtime::Handle;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
@@ -13,9 +14,11 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::config::{Location, Login};
-use super::errors::{Effect, Trouble, trouble};
+use super::config::Location;
+use super::connect::{Files, Way};
+use super::errors::{Effect, Link, Trouble, trouble};
 use super::keep_alive::{KeepAlives, Open};
+use super::login::Login;
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse,
     LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
@@ -29,7 +32,11 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// A cluster. Requests go to one member until it fails.
 pub(super) struct Client {
-    members: Vec<Member>,
+    /// Replaced when the TLS files have changed; as many as before.
+    members: Mutex<Vec<Member>>,
+    way: Way,
+    /// What the members' channels were made with. Held while the files are read again.
+    files: tokio::sync::Mutex<Files>,
     /// The member that is asked first. Only ever grows; taken modulo their number.
     current: AtomicUsize,
     login: Option<Login>,
@@ -41,26 +48,28 @@ pub(super) struct Client {
 pub(super) struct Member {
     address: Arc<str>,
     channel: Channel,
+    tls: bool,
+    /// Whether it has ever answered as etcd does.
+    proven: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let members: Vec<_> = self.members.iter().map(|member| &member.address).collect();
-        f.debug_struct("Client").field("members", &members).finish_non_exhaustive()
+        f.debug_struct("Client").field("members", &self.way.members()).finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// Sends nothing yet. Must be called inside a tokio runtime.
+    /// Sends nothing yet. Must be called inside the runtime that the connections are to live in.
     pub(super) fn new(location: &Location) -> Result<Self, Error> {
-        let members = location.endpoints()?.into_iter();
+        let way = Way::to(location);
+        let files = way.read()?;
+        // What is wrong with it is said at once, and not by the first request.
+        location.login.as_ref().map(Login::password).transpose()?;
         Ok(Self {
-            members: members
-                .map(|(address, endpoint)| Member {
-                    address: address.into(),
-                    channel: endpoint.connect_lazy(),
-                })
-                .collect(),
+            members: Mutex::new(members(&way, &files)?),
+            way,
+            files: tokio::sync::Mutex::new(files),
             current: AtomicUsize::new(0),
             login: location.login.clone(),
             token: Mutex::default(),
@@ -135,24 +144,26 @@ impl Client {
 
     /// How many members the store URL names.
     pub(super) fn members(&self) -> usize {
-        self.members.len()
+        self.way.members().len()
     }
 
     /// Where the member of that number is; none has a greater one than [`members`](Self::members).
     pub(super) fn address(&self, member: usize) -> &str {
-        self.members.get(member).map_or("", |member| &member.address)
+        self.way.members().get(member).map_or("", String::as_str)
     }
 
     /// How that member itself is, or why it does not say.
     pub(super) async fn status(&self, member: usize) -> Result<StatusResponse, String> {
-        let Some(member) = self.members.get(member) else { return Err("there is none".to_owned()) };
-        let token = self.token(member).await.map_err(|trouble| trouble.into_error().to_string())?;
+        let Some(member) = self.channels().get(member).cloned() else {
+            return Err("there is none".to_owned());
+        };
+        let token = self.token(&member).await.map_err(|trouble| trouble.into_error().to_string())?;
         let asked = member.clone().unary(
             "/etcdserverpb.Maintenance/Status",
             metadata(token.as_ref()),
             StatusRequest {},
         );
-        asked.await.map_err(|status| trouble(&member.address, Effect::None, &status).into_error().to_string())
+        asked.await.map_err(|status| member.trouble(Effect::None, &status).into_error().to_string())
     }
 
     /// How many members the cluster has; `None` where it does not say.
@@ -188,14 +199,15 @@ impl Client {
         loop {
             let (turn, member) = self.member();
             let hung = NextMember { client: self, turn, answered: false };
-            let token = self.token(member).await?;
+            let token = self.token(&member).await?;
             let answer = ask(turn, member.clone(), metadata(token.as_ref())).await;
             let trouble = match answer {
                 Ok(answer) => {
                     hung.answered();
+                    member.proven.store(true, Ordering::Relaxed);
                     return Ok(answer);
                 }
-                Err(status) => trouble(&member.address, effect, &status),
+                Err(status) => member.trouble(effect, &status),
             };
             match trouble {
                 Trouble::LogInAgain | Trouble::NoUser if self.login.is_some() && logins < 2 => {
@@ -203,9 +215,16 @@ impl Client {
                     hung.answered();
                     self.forget(token.as_ref());
                 }
-                Trouble::NotSent(_) | Trouble::NotHere(_) if tried + 1 < self.members.len() => tried += 1,
+                Trouble::NotSent(_) if self.read_again().await => {
+                    hung.answered();
+                }
+                Trouble::NotSent(_) | Trouble::NotHere(_) if tried + 1 < self.members() => tried += 1,
                 Trouble::NotSent(_) | Trouble::NotHere(_) => return Err(trouble),
-                Trouble::Failed(ref error) if error.is_transient() => return Err(trouble),
+                Trouble::Failed(ref error) if error.is_transient() => {
+                    // Perhaps our certificate was refused, which TLS 1.3 tells after the connection was made.
+                    self.read_again().await;
+                    return Err(trouble);
+                }
                 _ => {
                     hung.answered();
                     return Err(trouble);
@@ -214,9 +233,47 @@ impl Client {
         }
     }
 
-    fn member(&self) -> (usize, &Member) {
+    fn member(&self) -> (usize, Member) {
         let turn = self.current.load(Ordering::Relaxed);
-        (turn, &self.members[turn % self.members.len()])
+        let members = self.channels();
+        (turn, members[turn % members.len()].clone())
+    }
+
+    fn channels(&self) -> MutexGuard<'_, Vec<Member>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the TLS files are others than those that connections were made with; then new connections are made.
+    async fn read_again(&self) -> bool {
+        if !self.way.has_files() {
+            return false;
+        }
+        // Whoever comes while they are read goes on without.
+        let Ok(mut files) = self.files.try_lock() else { return false };
+        let (way, known, runtime) = (self.way.clone(), files.clone(), Handle::current());
+        // Elsewhere: a file may be on a disk that hangs.
+        let read = tokio::task::spawn_blocking(move || {
+            let found = way.read()?;
+            if found == known {
+                return Ok(None);
+            }
+            let _in_the_runtime = runtime.enter();
+            members(&way, &found).map(|members| Some((found, members)))
+        });
+        match read.await {
+            Ok(Ok(None)) => false,
+            Ok(Ok(Some((found, members)))) => {
+                tracing::debug!("the TLS files have changed: connections are made anew");
+                *files = found;
+                *self.channels() = members;
+                true
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the TLS files could not be read again");
+                false
+            }
+            Err(_) => false,
+        }
     }
 
     /// What to show as a login; `None` without users. Asked for once, and again when it has expired.
@@ -225,10 +282,18 @@ impl Client {
         if let Some(token) = &*self.known_token() {
             return Ok(Some(token.clone()));
         }
-        let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
+        // Read again for each login, and elsewhere: a file may be on a disk that hangs.
+        let reads = login.clone();
+        let password = match tokio::task::spawn_blocking(move || reads.password()).await {
+            Ok(Ok(password)) => password,
+            // It was there when the store was opened: worth another try.
+            Ok(Err(error)) => return Err(Trouble::Failed(unread(&error).not_applied())),
+            Err(_) => return Err(Trouble::Failed(Fault::unavailable("no password was read").not_applied())),
+        };
+        let request = AuthenticateRequest { name: login.user.clone(), password };
         let answer: Result<AuthenticateResponse, _> =
             member.clone().unary("/etcdserverpb.Auth/Authenticate", metadata(None), request).await;
-        let answer = match answer.map_err(|status| trouble(&member.address, Effect::None, &status)) {
+        let answer = match answer.map_err(|status| member.trouble(Effect::None, &status)) {
             // A cluster without users asks for no login.
             Err(Trouble::NoLogin) => return Ok(None),
             answer => answer?,
@@ -251,9 +316,25 @@ impl Client {
         }
     }
 
-    fn known_token(&self) -> std::sync::MutexGuard<'_, Option<MetadataValue<Ascii>>> {
+    fn known_token(&self) -> MutexGuard<'_, Option<MetadataValue<Ascii>>> {
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn unread(error: &Error) -> Fault {
+    let fault = Fault::unavailable(error.to_string());
+    match error.help().first() {
+        Some(help) => fault.with_help(help),
+        None => fault,
+    }
+}
+
+fn members(way: &Way, files: &Files) -> Result<Vec<Member>, Error> {
+    let addresses = way.members().iter().map(|address| address.as_str().into());
+    Ok(addresses
+        .zip(way.channels(files)?)
+        .map(|(address, channel)| Member { address, channel, tls: way.is_tls(), proven: Arc::default() })
+        .collect())
 }
 
 /// Passes on to the next member when dropped, unless this one has answered.
@@ -281,6 +362,15 @@ impl Drop for NextMember<'_> {
 }
 
 impl Member {
+    fn trouble(&self, effect: Effect, status: &Status) -> Trouble {
+        let link = match self.tls {
+            _ if self.proven.load(Ordering::Relaxed) => Link::Proven,
+            true => Link::Tls,
+            false => Link::Plain,
+        };
+        trouble(&self.address, link, effect, status)
+    }
+
     async fn unary<Q, A>(self, path: &'static str, metadata: MetadataMap, message: Q) -> Result<A, Status>
     where
         Q: Message + 'static,

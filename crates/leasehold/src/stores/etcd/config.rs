@@ -1,7 +1,8 @@
 //! What a store URL says of a cluster.
 
-use std::fmt;
+use std::net::IpAddr;
 
+use super::login::Login;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::url::StoreUrl;
@@ -12,24 +13,13 @@ const PORT: u16 = 2379;
 /// The longest prefix: with the longest name it is still a short key.
 const MAX_PREFIX_BYTES: usize = 250;
 
-/// A user of the cluster. `Debug` does not show the password.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Login {
-    pub(super) user: String,
-    pub(super) password: String,
-}
-
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
-    }
-}
-
 /// What a store URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
-    /// `host:port` of each member.
+    /// `host:port` of each member; empty where DNS is to tell.
     pub(super) members: Vec<String>,
+    /// The domain whose SRV records tell the members.
+    pub(super) discovery: Option<String>,
     /// What every key begins with: empty, or ending in `/`.
     pub(super) prefix: String,
     pub(super) login: Option<Login>,
@@ -43,26 +33,32 @@ pub(super) struct Tls {
     pub(super) authority: Option<String>,
     /// Our own certificate, and its private key.
     pub(super) identity: Option<(String, String)>,
+    /// The name that the members' certificates are for, where it is not the host of the URL.
+    pub(super) server_name: Option<String>,
 }
 
 impl Location {
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         url.take_common(options)?;
-        let tls = take_tls(&mut url)?;
-        let members = members(url.authority().unwrap_or(""))?;
-        let prefix = prefix(url.path())?;
-        let login = match (url.user(), url.password()) {
-            (None, _) => None,
-            (Some(user), Some(password)) if !user.is_empty() => {
-                Some(Login { user: user.to_owned(), password: password.to_owned() })
-            }
-            (Some(_), _) => {
-                return Err(Error::invalid("the login in the etcd store URL lacks a user or a password")
-                    .with_help("it is like etcd://user:password@host:2379/prefix/, percent-encoded"));
-            }
+        let mut tls = take_tls(&mut url)?;
+        let authority = url.authority().unwrap_or("").to_owned();
+        let (members, discovery) = match url.take_switch("discovery_srv")? {
+            Some(true) => (Vec::new(), Some(checked_domain(&authority)?)),
+            Some(false) | None => (members(&authority)?, None),
         };
+        if let (Some(tls), Some(domain)) = (&mut tls, &discovery) {
+            // Nothing vouches for what DNS says: the members have to show a certificate for the domain itself.
+            tls.server_name.get_or_insert_with(|| domain.clone());
+        }
+        let prefix = prefix(url.path())?;
+        let login = Login::take(&mut url)?;
+        let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
+        if login.is_some() && tls.is_none() && !plaintext {
+            check_private(discovery.as_slice())?;
+            check_private(&members)?;
+        }
         url.finish()?;
-        Ok(Self { members, prefix, login, tls })
+        Ok(Self { members, discovery, prefix, login, tls })
     }
 }
 
@@ -70,6 +66,7 @@ impl Location {
 fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let switch = url.take_switch("tls")?;
     let (authority, certificate, key) = (url.take("ca"), url.take("cert"), url.take("key"));
+    let server_name = url.take("server_name").map(checked_server_name).transpose()?;
     let identity = match (certificate, key) {
         (None, None) => None,
         (Some(certificate), key) => {
@@ -82,17 +79,58 @@ fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
                 .with_help("name the certificate that the key belongs to: cert=FILE&key=FILE"));
         }
     };
-    let files = authority.is_some() || identity.is_some();
+    let wanted = authority.is_some() || identity.is_some() || server_name.is_some();
     match switch {
-        Some(false) if files => Err(Error::invalid("tls=off, and yet certificates are named")
-            .with_help("leave out `tls`, or `ca`, `cert` and `key`")),
-        None if !files => Ok(None),
+        Some(false) if wanted => Err(Error::invalid("tls=off, and yet there are options of TLS")
+            .with_help("leave out `tls`, or `ca`, `cert`, `key` and `server_name`")),
+        None if !wanted => Ok(None),
         Some(false) => Ok(None),
-        Some(true) | None => Ok(Some(Tls { authority, identity })),
+        Some(true) | None => Ok(Some(Tls { authority, identity, server_name })),
     }
 }
 
-fn members(authority: &str) -> Result<Vec<String>, Error> {
+fn checked_server_name(name: String) -> Result<String, Error> {
+    if name.parse::<IpAddr>().is_ok() || is_host_name(&name) {
+        return Ok(name);
+    }
+    Err(Error::invalid(format!("the option `server_name` is {name:?}, which is no name of a host"))
+        .with_help(
+            "it is a name that the members' certificates are for, like etcd.example.com, or an IP address",
+        ))
+}
+
+fn is_host_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+}
+
+/// A login is sent to members on this machine, or encrypted: others could read it.
+fn check_private(members: &[String]) -> Result<(), Error> {
+    let stays_here = |member: &String| {
+        let host = member.rsplit_once(':').map_or(member.as_str(), |(host, _port)| host);
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+    };
+    match members.iter().find(|member| !stays_here(member)) {
+        None => Ok(()),
+        Some(member) => Err(Error::invalid(format!(
+            "the etcd member {member} would be sent the user and the password unencrypted"
+        ))
+        .with_help(
+            "use tls=on (and ca=FILE), or, in a network that you trust, add allow_plaintext_credentials=on",
+        )),
+    }
+}
+
+fn checked_domain(authority: &str) -> Result<String, Error> {
+    if is_host_name(authority) {
+        return Ok(authority.to_owned());
+    }
+    Err(Error::invalid(format!("{authority:?} is no domain whose SRV records could tell the members"))
+        .with_help("with discovery_srv=on an etcd store is etcd://example.com/prefix/?discovery_srv=on, without a port"))
+}
+
+pub(super) fn members(authority: &str) -> Result<Vec<String>, Error> {
     authority.split(',').map(member).collect()
 }
 
@@ -100,10 +138,7 @@ fn member(text: &str) -> Result<String, Error> {
     let fine = |host: &str, port: Option<&str>| {
         let host_fine = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => {
-                host.starts_with(|c: char| c.is_ascii_alphanumeric())
-                    && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
-            }
+            None => is_host_name(host),
         };
         host_fine && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
     };
@@ -153,6 +188,7 @@ fn prefix(path: &str) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connect::Way;
     use super::*;
     use crate::error::ErrorKind;
 
@@ -166,7 +202,8 @@ mod tests {
             read("etcd://al%40ice:p%2Fw%40rd@h1:2379,h2,[::1]:9/team/locks?ca=/ca.pem&cert=/me.pem").unwrap();
         assert_eq!(location.members, ["h1:2379", "h2:2379", "[::1]:9"]);
         assert_eq!(location.prefix, "team/locks/");
-        assert_eq!(location.login, Some(Login { user: "al@ice".into(), password: "p/w@rd".into() }));
+        let login = location.login.unwrap();
+        assert_eq!((login.user.as_str(), login.password().unwrap().as_str()), ("al@ice", "p/w@rd"));
         let tls = location.tls.unwrap();
         assert_eq!(tls.authority.as_deref(), Some("/ca.pem"));
         assert_eq!(tls.identity, Some(("/me.pem".into(), "/me.pem".into())), "one file may hold both");
@@ -182,6 +219,50 @@ mod tests {
         }
         assert!(read("etcd://h?tls=on").unwrap().tls.is_some());
         assert!(read("etcd://h?tls=off").unwrap().tls.is_none());
+        for name in ["etcd.example.com", "10.0.0.1", "::1"] {
+            let tls = read(&format!("etcd://h?server_name={name}")).unwrap().tls.unwrap();
+            assert_eq!(tls.server_name.as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn a_domain_stands_for_the_members_of_its_records() {
+        let location = read("etcd://example.com/p/?discovery_srv=on&tls=on").unwrap();
+        assert_eq!((location.members.len(), location.discovery.as_deref()), (0, Some("example.com")));
+        assert_eq!(location.tls.unwrap().server_name.as_deref(), Some("example.com"), "DNS may lie");
+        let location = read("etcd://example.com/?discovery_srv=on&server_name=etcd.org").unwrap();
+        assert_eq!(location.tls.unwrap().server_name.as_deref(), Some("etcd.org"));
+        for url in
+            ["etcd://a,b/?discovery_srv=on", "etcd://a:1/?discovery_srv=on", "etcd:///?discovery_srv=on"]
+        {
+            assert!(read(url).unwrap_err().to_string().contains("SRV"), "{url}");
+        }
+        assert!(read("etcd://u:p@example.com/?discovery_srv=on").is_err(), "in the clear");
+        assert_eq!(read("etcd://h/?discovery_srv=off").unwrap().members, ["h:2379"]);
+    }
+
+    #[test]
+    fn a_login_is_not_sent_in_the_clear() {
+        for login in ["u:hunter2@", "u@"] {
+            let option = if login == "u@" { "password_file=/f" } else { "" };
+            for hosts in ["h", "10.0.0.1:1", "localhost,h", "127.0.0.1.example.com", "[2001:db8::1]:1"] {
+                let error = read(&format!("etcd://{login}{hosts}/?{option}")).unwrap_err();
+                assert!(error.to_string().contains("unencrypted"), "{hosts}: {error:?}");
+                assert!(error.help()[0].contains("allow_plaintext_credentials=on"), "{error:?}");
+                assert!(!format!("{error} {error:?}").contains("hunter2"));
+                for allowed in ["tls=on", "allow_plaintext_credentials=on"] {
+                    read(&format!("etcd://{login}{hosts}/?{option}&{allowed}")).unwrap();
+                }
+                assert!(
+                    read(&format!("etcd://{login}{hosts}/?{option}&allow_plaintext_credentials=off"))
+                        .is_err()
+                );
+            }
+            for hosts in ["localhost", "LOCALHOST:1", "127.0.0.1:1,[::1]:2,127.8.0.1"] {
+                read(&format!("etcd://{login}{hosts}/?{option}")).unwrap();
+            }
+        }
+        read("etcd://h").unwrap();
     }
 
     #[test]
@@ -204,19 +285,23 @@ mod tests {
             ("etcd://h?tls=off&ca=/x", "tls=off"),
             ("etcd://h?key=/x", "`key`"),
             ("etcd://h?tls=maybe", "tls"),
+            ("etcd://h?tls=off&server_name=x", "tls=off"),
+            ("etcd://h?server_name=a%20b", "server_name"),
+            ("etcd://h?server_name=", "server_name"),
+            ("etcd://h?allow_plaintext_credentials=perhaps", "allow_plaintext_credentials"),
             ("etcd://h?endpoint=x", "endpoint"),
         ] {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
             assert!(error.to_string().contains(named), "{url}: {error:?}");
         }
-        let missing = read("etcd://h?ca=/no/such/file").unwrap().endpoints().unwrap_err();
+        let missing = Way::to(&read("etcd://h?ca=/no/such/file").unwrap()).read().map(drop).unwrap_err();
         assert!(missing.to_string().contains("/no/such/file"), "{missing:?}");
     }
 
     #[test]
     fn the_password_is_not_shown() {
-        let location = read("etcd://u:hunter2@h/").unwrap();
+        let location = read("etcd://u:hunter2@localhost/").unwrap();
         assert!(!format!("{location:?}").contains("hunter2"));
         let error = read("etcd://u:hunter2@h:x/").unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hunter2"));

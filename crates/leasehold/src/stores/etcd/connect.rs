@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::config::{Location, Tls};
 use crate::error::{Error, ErrorKind};
 
-/// How long a connection may take to be made: a lost SYN is sent again after one second.
+/// How long a connection may take to be made, and its TLS handshake: a lost SYN is sent again after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 /// A member that has died without a word is noticed after this and [`PING_LIMIT`]. etcd refuses clients that ask more
@@ -15,47 +15,97 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 const PING: Duration = Duration::from_secs(10);
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
-impl Location {
-    /// How to connect to each member.
+/// How the members are connected to.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    members: Vec<String>,
+    tls: Option<Tls>,
+}
+
+/// What was read from the TLS files of a store URL.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub(super) struct Files {
+    authority: Option<Vec<u8>>,
+    identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Way {
+    pub(super) fn to(location: &Location) -> Self {
+        Self { members: location.members.clone(), tls: location.tls.clone() }
+    }
+
+    pub(super) fn members(&self) -> &[String] {
+        &self.members
+    }
+
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether there are files, which may change while the store is open.
+    pub(super) fn has_files(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.authority.is_some() || tls.identity.is_some())
+    }
+
+    /// Reads the TLS files. Blocks.
     ///
     /// # Errors
-    /// Invalid for a host that is none, and for a certificate file that cannot be read.
-    pub(super) fn endpoints(&self) -> Result<Vec<(String, Endpoint)>, Error> {
-        let tls = self.tls.as_ref().map(Tls::load).transpose()?;
+    /// Invalid for a file that cannot be read.
+    pub(super) fn read(&self) -> Result<Files, Error> {
+        let Some(tls) = &self.tls else { return Ok(Files::default()) };
+        let authority = tls.authority.as_ref().map(|file| read(file, "ca")).transpose()?;
+        let identity = match &tls.identity {
+            Some((certificate, key)) => Some((read(certificate, "cert")?, read(key, "key")?)),
+            None => None,
+        };
+        Ok(Files { authority, identity })
+    }
+
+    /// A channel to each member, none of which is connected yet. Blocks: the certificates that the machine trusts are
+    /// read. Must be called inside the runtime that the connections are to live in.
+    ///
+    /// # Errors
+    /// Invalid for a host that is none, and for files that hold no certificate.
+    pub(super) fn channels(&self, files: &Files) -> Result<Vec<Channel>, Error> {
+        let tls = self.tls.as_ref().map(|tls| tls.config(files));
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let endpoint = |member: &String| {
-            let no_host = |error: tonic::transport::Error| {
-                Error::invalid(format!(
-                    "{member:?} is no host and port of an etcd member, or its TLS files are bad"
-                ))
-                .with_source(error)
-            };
+        let channel = |member: &String| {
             let mut endpoint = Endpoint::from_shared(format!("{scheme}://{member}"))
-                .map_err(no_host)?
+                .map_err(|error| {
+                    Error::invalid(format!("{member:?} is no host and port of an etcd member"))
+                        .with_source(error)
+                })?
                 .connect_timeout(CONNECT_LIMIT)
                 .http2_keep_alive_interval(PING)
                 .keep_alive_timeout(PING_LIMIT)
                 .tcp_nodelay(true);
             if let Some(tls) = &tls {
-                endpoint = endpoint.tls_config(tls.clone()).map_err(no_host)?;
+                endpoint = endpoint.tls_config(tls.clone()).map_err(|error| {
+                    Error::invalid("the TLS options of the etcd store URL make no TLS client")
+                        .with_help("`ca`, `cert` and `key` are PEM files: certificates, and the private key of `cert`")
+                        .with_source(error)
+                })?;
             }
-            Ok((member.clone(), endpoint))
+            Ok(endpoint.connect_lazy())
         };
-        self.members.iter().map(endpoint).collect()
+        self.members.iter().map(channel).collect()
     }
 }
 
 impl Tls {
-    fn load(&self) -> Result<ClientTlsConfig, Error> {
-        let mut tls = ClientTlsConfig::new();
-        tls = match &self.authority {
-            Some(file) => tls.ca_certificate(Certificate::from_pem(read(file, "ca")?)),
+    fn config(&self, files: &Files) -> ClientTlsConfig {
+        let mut tls = ClientTlsConfig::new().timeout(CONNECT_LIMIT);
+        tls = match &files.authority {
+            Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
             None => tls.with_native_roots(),
         };
-        if let Some((certificate, key)) = &self.identity {
-            tls = tls.identity(Identity::from_pem(read(certificate, "cert")?, read(key, "key")?));
+        if let Some((certificate, key)) = &files.identity {
+            tls = tls.identity(Identity::from_pem(certificate, key));
         }
-        Ok(tls)
+        match &self.server_name {
+            Some(name) => tls.domain_name(name),
+            None => tls,
+        }
     }
 }
 

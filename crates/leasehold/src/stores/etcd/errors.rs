@@ -69,17 +69,34 @@ enum Verdict {
     Maybe(ErrorKind, Option<&'static str>),
 }
 
-/// What `status` means, which `member` (host and port) gave to a request with `effect`.
-pub(super) fn trouble(member: &str, effect: Effect, status: &Status) -> Trouble {
-    if let Some(why) = connect_error(status) {
+/// What is known of the way to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    /// Without TLS; it has never answered.
+    Plain,
+    /// With TLS; it has never answered.
+    Tls,
+    /// It has answered before.
+    Proven,
+}
+
+/// What `status` means, which `member` (host and port) gave to a request with `effect`, or which stands for its silence.
+pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status) -> Trouble {
+    let why = innermost(status);
+    if let Some((why, true)) = &why {
+        let fault = Fault::unavailable(format!("etcd at {member} cannot be reached: {why}"));
         return Trouble::NotSent(
-            Fault::unavailable(format!("etcd at {member} cannot be reached: {why}"))
-                .with_help("is etcd running there, and is the scheme right (tls=on for a cluster with TLS)?"),
+            fault.with_help(
+                tls_help(why, link)
+                    .unwrap_or("is etcd running there, and do host and port of the store URL name it?"),
+            ),
         );
     }
     let fault = |kind, help: Option<&str>| {
-        let fault = Fault::new(kind, format!("etcd at {member}: {}", words(status)));
-        match help {
+        // What broke the connection says more than that it broke.
+        let said = why.as_ref().map_or_else(|| words(status), |(why, _)| why.clone());
+        let fault = Fault::new(kind, format!("etcd at {member}: {said}"));
+        match help.or_else(|| tls_help(&why.as_ref()?.0, link)) {
             Some(help) => fault.with_help(help),
             None => fault,
         }
@@ -173,20 +190,41 @@ fn denied(message: &str) -> Fault {
     Fault::new(ErrorKind::Denied, message)
 }
 
-/// Why no connection could be made, if that is what happened: then nothing was sent.
-fn connect_error(status: &Status) -> Option<String> {
+/// Of an error of the connection, and not of etcd's: what the innermost says, and whether none could be made: then nothing
+/// was sent.
+fn innermost(status: &Status) -> Option<(String, bool)> {
     let mut source = std::error::Error::source(status);
-    let mut connecting = None;
+    let (mut why, mut connecting) = (None, false);
     while let Some(error) = source {
-        if error.is::<tonic::ConnectError>() {
-            connecting = Some(error.to_string());
-        } else if connecting.is_some() {
-            // The innermost says it best: connection refused, invalid certificate.
-            connecting = Some(error.to_string());
-        }
+        connecting |= error.is::<tonic::ConnectError>();
+        // It says it best: connection refused, invalid certificate.
+        why = Some(error.to_string());
         source = error.source();
     }
-    connecting.map(|why| one_line(&why))
+    why.map(|why| (one_line(&why), connecting))
+}
+
+/// What to change in the store URL, if the two ends of a connection do not agree about TLS.
+fn tls_help(why: &str, link: Link) -> Option<&'static str> {
+    let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
+    Some(match link {
+        _ if says(&["UnknownIssuer", "BadSignature"]) => {
+            "who signed the member's certificate is not trusted here: name the authority's certificate with ca=FILE"
+        }
+        _ if says(&["NotValidForName", "not valid for name"]) => {
+            "the member's certificate is for another name than the host in the store URL: say which with server_name=NAME"
+        }
+        _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
+            "the members ask clients for a certificate: name it with cert=FILE&key=FILE"
+        }
+        Link::Plain if !says(&["refused", "lookup", "unreachable", "timed out"]) => {
+            "if the cluster speaks TLS, add tls=on to the store URL (and ca=FILE, for an authority of its own)"
+        }
+        Link::Tls if says(&["InvalidContentType", "orrupt message", "eof", "EOF", "reset"]) => {
+            "the member seems to speak no TLS: leave tls=on, ca, cert, key and server_name out of the store URL"
+        }
+        _ => return None,
+    })
 }
 
 fn words(status: &Status) -> String {
@@ -323,8 +361,12 @@ mod tests {
     fn every_answer_means_what_it_should() {
         for (code, text, read, write) in ANSWERS {
             let status = Status::new(*code, *text);
-            assert_eq!(short(&trouble("h:1", Effect::None, &status)), *read, "{code:?} {text}");
-            assert_eq!(short(&trouble("h:1", Effect::Writes, &status)), *write, "{code:?} {text}");
+            assert_eq!(short(&trouble("h:1", Link::Plain, Effect::None, &status)), *read, "{code:?} {text}");
+            assert_eq!(
+                short(&trouble("h:1", Link::Plain, Effect::Writes, &status)),
+                *write,
+                "{code:?} {text}"
+            );
         }
         for code in 0..=16 {
             let known = ANSWERS.iter().any(|(known, ..)| *known == Code::from_i32(code));
@@ -339,12 +381,13 @@ mod tests {
             ("etcdserver: user name is empty", "etcd://user:password@"),
             ("etcdserver: mvcc: database space exceeded", "defrag"),
         ] {
-            let error = trouble("h:1", Effect::Writes, &Status::new(Code::Unknown, text)).into_error();
+            let error =
+                trouble("h:1", Link::Plain, Effect::Writes, &Status::new(Code::Unknown, text)).into_error();
             let told = error.fault().help.clone().unwrap_or_default();
             assert!(told.contains(help), "{text}: {told}");
         }
         let status = Status::new(Code::Unknown, format!("a\n\u{1b}[31m{}", "x".repeat(999)));
-        let message = trouble("h:1", Effect::None, &status).into_error().to_string();
+        let message = trouble("h:1", Link::Plain, Effect::None, &status).into_error().to_string();
         assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
     }
 }

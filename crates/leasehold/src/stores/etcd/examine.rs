@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use super::PATIENCE;
 use super::errors::{Effect, Trouble};
 use super::keys::Keyspace;
+use super::leases::EtcdLeases;
 use super::requests;
 use super::session::limited;
 use super::wire::{StatusResponse, TxnRequest};
-use super::{EtcdLeases, PATIENCE};
 use crate::clock::timeout;
 use crate::doctor::{Examined, Finding};
 use crate::error::StoreError;

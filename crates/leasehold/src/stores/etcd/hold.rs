@@ -1,11 +1,11 @@
 //! Holding: renewals, releases, and grants that are handed on.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::EtcdLeases;
 use super::acquire::deadline;
 use super::errors::{Effect, Trouble};
+use super::leases::EtcdLeases;
 use super::requests;
 use super::rules::{self, Place, next_key};
 use super::session::{Kept, Session, limited};
@@ -31,7 +31,7 @@ pub(super) struct Memo {
     unsure: bool,
     /// Looks out for the deletion of its key: one watch from the grant to its end, and not one for each pause between two
     /// renewals.
-    pub(super) watch: Arc<tokio::sync::Mutex<Option<Watch>>>,
+    pub(super) watch: Arc<Mutex<Option<Watch>>>,
 }
 
 impl Memo {
@@ -57,6 +57,19 @@ enum Written {
 }
 
 impl EtcdLeases {
+    /// For a job on the store's thread, which outlives the borrow of a grant.
+    pub(super) fn copy(grant: &Grant) -> Grant {
+        Grant {
+            name: grant.name.clone(),
+            token: grant.token,
+            after: grant.after,
+            id: grant.id,
+            ttl: grant.ttl,
+            deadline: grant.deadline,
+            memo: Self::memo(grant).map(|memo| Box::new(memo.clone()) as Box<_>),
+        }
+    }
+
     pub(super) fn memo(grant: &Grant) -> Option<&Memo> {
         grant.memo.as_ref()?.downcast_ref()
     }
@@ -103,6 +116,7 @@ impl EtcdLeases {
                 Some(found) if found.session.lease == memo.session.lease => {}
                 Some(found) => memo = found,
             }
+            effort.pause_after_conflict().await?;
         }
     }
 
@@ -117,7 +131,8 @@ impl EtcdLeases {
         }
         let ours = Self::session_of(grant).filter(|session| session.lease == kv.lease);
         let ours = ours.or_else(|| self.sessions().iter().find(|session| session.lease == kv.lease).cloned());
-        let session = ours.unwrap_or_else(|| Arc::new(Session::found(kv.lease, value.lease_seconds())));
+        let session =
+            ours.unwrap_or_else(|| Arc::new(Session::found(kv.lease, value.lease_seconds(), grant.ttl)));
         session.prolongs(grant.id, &key, self.env.now());
         session.put(grant.id, Place { create: kv.create_revision, revision: kv.mod_revision, before: None });
         Ok(Some(Memo::of(session, None, value)))
@@ -207,7 +222,11 @@ impl EtcdLeases {
             match self.write_once(&request, &mut unsure, effort).await {
                 Ok(Some(Written::Done(_))) => return Ok(Released::Released),
                 Ok(Some(Written::Absent)) => return Ok(gone(unsure)),
-                Ok(Some(Written::Found(_) | Written::NoLease) | None) => revision = None,
+                Ok(Some(Written::Found(_) | Written::NoLease)) => {
+                    effort.pause_after_conflict().await?;
+                    revision = None;
+                }
+                Ok(None) => revision = None,
                 Err(error) => {
                     if let Some(memo) = memo {
                         memo.unsure = unsure;
@@ -267,7 +286,11 @@ impl EtcdLeases {
                 Some(Written::Done(revision)) => return Ok(Some(revision)),
                 Some(Written::Absent) => return Ok(None),
                 Some(Written::Found(kv)) if kv.lease == lease => return Ok(Some(kv.mod_revision)),
-                Some(Written::Found(_)) | None => revision = None,
+                Some(Written::Found(_)) => {
+                    effort.pause_after_conflict().await?;
+                    revision = None;
+                }
+                None => revision = None,
                 Some(Written::NoLease) => {
                     return Err(Fault::unavailable("etcd ended a lease before it was used").not_applied());
                 }
@@ -289,7 +312,7 @@ impl EtcdLeases {
             let loss = self.loss_of(grant, &mut effort).await;
             return Err(Fault::new(ErrorKind::Lost, loss.to_string()).not_applied());
         };
-        let session = Arc::new(Session::granted(lease, seconds, kept, false));
+        let session = Arc::new(Session::granted(lease, seconds, grant.ttl, kept));
         session.expect(grant.id, &self.keys.of_claim(&grant.name, grant.id), self.env.now());
         session.put(grant.id, Place { create: revision, revision, before: None });
         self.forget(&memo, grant.id);
@@ -312,6 +335,7 @@ impl EtcdLeases {
             match self.write_once(&request, &mut unsure, effort).await? {
                 Some(Written::Found(kv)) => {
                     session.put(id, Place { revision: kv.mod_revision, ..place });
+                    effort.pause_after_conflict().await?;
                 }
                 Some(Written::Done(_) | Written::Absent | Written::NoLease) => session.unput(id),
                 None => {}

@@ -6,10 +6,11 @@
 //! replaced without knowing goes on to prolong leases on its own, while its successor lets them expire.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use tokio::sync::watch;
 
 use super::client::Client;
 use super::errors::{Effect, Trouble};
@@ -19,7 +20,7 @@ use super::wire::TxnResponse;
 use crate::clock::Moment;
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
-use crate::lease::Id;
+use crate::lease::{Id, Ttl, attempt_limit};
 use crate::register::effort::Effort;
 
 /// How many keys that nobody wants any more are deleted after one beat.
@@ -40,20 +41,25 @@ pub(super) struct Session {
     pub(super) seconds: i64,
     /// Whether several claims may stand on it.
     pub(super) shared: bool,
+    /// Of those who stand on it: how long one request may take follows from it.
+    pub(super) ttl: Ttl,
     state: Mutex<State>,
-    beating: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Before the keep-alive was sent that was confirmed last, and for how long it was promised.
-    kept: Option<Kept>,
+    /// Whether etcd has to be asked for the lease first.
+    wanted: bool,
+    /// The last confirmed beat, and its number.
+    kept: Option<(u64, Kept)>,
     gone: bool,
     places: HashMap<Id, Entry>,
     /// How many beats were begun.
     begun: u64,
     /// The latest beat that failed, and how.
     failed: Option<(u64, StoreError)>,
+    /// The beat that is on its way: closed when it has ended.
+    running: Option<watch::Receiver<()>>,
 }
 
 /// A beat that was confirmed.
@@ -83,21 +89,23 @@ struct Entry {
 pub(super) struct Gone;
 
 impl Session {
-    /// A lease that was granted by a request sent at `sent`.
-    pub(super) fn granted(lease: i64, seconds: i64, kept: Kept, shared: bool) -> Self {
-        let state = State { kept: Some(kept), ..State::default() };
-        Self { lease, seconds, shared, state: Mutex::new(state), beating: tokio::sync::Mutex::default() }
+    /// A lease that etcd is asked for by the first beat.
+    pub(super) fn wanted(lease: i64, seconds: i64, ttl: Ttl, shared: bool) -> Self {
+        Self::new(lease, seconds, ttl, shared, State { wanted: true, ..State::default() })
     }
 
-    /// A lease that another granted, of which nothing is known yet.
-    pub(super) fn found(lease: i64, seconds: i64) -> Self {
-        Self {
-            lease,
-            seconds,
-            shared: false,
-            state: Mutex::default(),
-            beating: tokio::sync::Mutex::default(),
-        }
+    /// A lease of its own that etcd has granted.
+    pub(super) fn granted(lease: i64, seconds: i64, ttl: Ttl, kept: Kept) -> Self {
+        Self::new(lease, seconds, ttl, false, State { kept: Some((0, kept)), ..State::default() })
+    }
+
+    /// A lease that another process was granted, of which nothing is known yet.
+    pub(super) fn found(lease: i64, seconds: i64, ttl: Ttl) -> Self {
+        Self::new(lease, seconds, ttl, false, State::default())
+    }
+
+    fn new(lease: i64, seconds: i64, ttl: Ttl, shared: bool, state: State) -> Self {
+        Self { lease, seconds, shared, ttl, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -106,7 +114,7 @@ impl Session {
 
     /// The last confirmed beat.
     pub(super) fn kept(&self) -> Option<Kept> {
-        self.state().kept
+        self.state().kept.map(|(_, kept)| kept)
     }
 
     pub(super) fn is_gone(&self) -> bool {
@@ -190,58 +198,109 @@ impl Session {
         self.state().places.values().all(|entry| entry.doubtful && entry.place.is_none())
     }
 
-    /// A confirmed beat that was sent after `known` and is no older than `most`: another's, or one of our own. Tasks that
-    /// ask at once share one beat, and its failure.
+    /// A confirmed beat that was sent after `known` and is no older than `most`, or that began after this was asked. Tasks
+    /// that ask at once share one beat, and its failure. Waits for as long as `effort` has left.
     ///
-    /// Cancel safe.
+    /// Cancel safe: the beat is a task of its own.
     pub(super) async fn keep(
-        &self,
-        client: &Client,
+        self: &Arc<Self>,
+        client: &Arc<Client>,
         env: &Env,
         known: Option<Moment>,
         most: Duration,
         effort: &Effort<'_>,
     ) -> Result<Result<Kept, Gone>, StoreError> {
-        let begun = self.state().begun;
-        let _turn = self.beating.lock().await;
-        {
-            let mut state = self.state();
-            if state.gone {
-                return Ok(Err(Gone));
-            }
-            if let Some(kept) = state.kept
-                && known.is_none_or(|known| kept.sent.since_boot() > known.since_boot())
-                && env.now().longest_since(kept.sent) <= most
-            {
-                return Ok(Ok(kept));
-            }
-            if let Some((number, error)) = &state.failed
-                && *number > begun
-            {
-                return Err(again(error));
-            }
-            state.begun += 1;
-        }
-        match self.beat(client, env, effort).await {
-            Ok(kept) => {
-                self.state().kept = Some(kept);
-                Ok(Ok(kept))
-            }
-            Err(Trouble::NoLease) => {
-                self.end();
-                Ok(Err(Gone))
-            }
-            Err(trouble) => {
-                let error = trouble.into_error();
+        let asked = self.state().begun;
+        loop {
+            let mut running = {
                 let mut state = self.state();
-                state.failed = Some((state.begun, again(&error)));
-                Err(error)
+                if let Some((_, error)) = state.failed.as_ref().filter(|(number, _)| *number > asked) {
+                    return Err(again(error));
+                }
+                if state.gone {
+                    return Ok(Err(Gone));
+                }
+                if let Some((number, kept)) = state.kept
+                    && (number > asked
+                        || known.is_none_or(|known| kept.sent.since_boot() > known.since_boot())
+                            && env.now().longest_since(kept.sent) <= most)
+                {
+                    return Ok(Ok(kept));
+                }
+                match state.running.as_ref().filter(|running| running.has_changed().is_ok()) {
+                    Some(running) => running.clone(),
+                    None => self.begin(&mut state, client, env),
+                }
+            };
+            let ended = async {
+                // Nothing is ever sent: it is closed.
+                let _ = running.changed().await;
+                Ok(())
+            };
+            effort.request_within(effort.left(), ended).await.map_err(|error| match error {
+                StoreError::MaybeApplied(fault) | StoreError::NotApplied(fault) => fault.not_applied(),
+            })?;
+        }
+    }
+
+    /// Begins a beat, in a task that waits for nobody.
+    fn begin(self: &Arc<Self>, state: &mut State, client: &Arc<Client>, env: &Env) -> watch::Receiver<()> {
+        let (ends, running) = watch::channel(());
+        state.begun += 1;
+        state.running = Some(running.clone());
+        let (number, wanted) = (state.begun, state.wanted);
+        let (session, client, env) = (self.clone(), client.clone(), env.clone());
+        tokio::spawn(async move {
+            let beaten = if wanted {
+                session.ask_for_it(&client, &env).await
+            } else {
+                session.beat(&client, &env).await
+            };
+            session.note(number, beaten);
+            drop(ends);
+            if !wanted {
+                session.sweep(&client, &env).await;
+            }
+        });
+        running
+    }
+
+    fn note(&self, number: u64, beaten: Result<Kept, Trouble>) {
+        let mut state = self.state();
+        match beaten {
+            Ok(kept) => {
+                state.wanted = false;
+                state.kept = Some((number, kept));
+            }
+            Err(Trouble::NoLease) => state.gone = true,
+            Err(trouble) => {
+                // A lease without keys is nothing that anybody has to know of: the next one has another number.
+                state.gone |= state.wanted;
+                let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = trouble.into_error();
+                state.failed = Some((number, fault.not_applied()));
             }
         }
     }
 
-    async fn beat(&self, client: &Client, env: &Env, effort: &Effort<'_>) -> Result<Kept, Trouble> {
+    /// What a beat may take in all: after that its lease is over anyway.
+    fn effort<'a>(&self, env: &'a Env) -> Effort<'a> {
+        Effort::new(env, self.lasts(), attempt_limit(self.ttl))
+    }
+
+    /// How long the lease lasts without a beat.
+    pub(super) fn lasts(&self) -> Duration {
+        Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0))
+    }
+
+    async fn ask_for_it(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
         let sent = env.now();
+        let request = client.grant(self.lease, self.seconds);
+        let answer = limited(&self.effort(env), Effect::Writes, request).await?;
+        Ok(Kept { sent, ttl: Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) })
+    }
+
+    async fn beat(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
+        let (effort, sent) = (&self.effort(env), env.now());
         let answer = limited(effort, Effect::None, client.keep_alive(self.lease)).await?;
         let seconds = u64::try_from(answer.ttl).unwrap_or(0);
         if seconds == 0 {
@@ -250,7 +309,6 @@ impl Session {
         let term = answer.header.unwrap_or_default().raft_term;
         let looks = stream::iter(self.batches()).map(|batch| self.look(client, effort, term, batch));
         looks.buffer_unordered(LOOKS_AT_ONCE).try_collect::<Vec<()>>().await?;
-        self.sweep(client, env, effort).await;
         Ok(Kept { sent, ttl: Duration::from_secs(seconds) })
     }
 
@@ -312,7 +370,8 @@ impl Session {
 
     /// Deletes the keys of those who have not asked about them for as long as a lease lasts: others would keep them
     /// alive for ever.
-    async fn sweep(&self, client: &Client, env: &Env, effort: &Effort<'_>) {
+    async fn sweep(&self, client: &Client, env: &Env) {
+        let effort = &self.effort(env);
         for (id, key, revision) in self.stale(env.now()) {
             tracing::debug!("a claim that nobody asks about any more is withdrawn");
             let request = requests::end(&key, revision, None);
@@ -324,7 +383,7 @@ impl Session {
     }
 
     fn stale(&self, now: Moment) -> Vec<(Id, Vec<u8>, i64)> {
-        let lasts = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
+        let lasts = self.lasts();
         let mut state = self.state();
         let late = (lasts * 2).max(LATEST);
         state.places.retain(|_, entry| entry.place.is_some() || now.shortest_since(entry.touched) <= late);
@@ -385,79 +444,4 @@ fn again(error: &StoreError) -> StoreError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::wire::ResponseHeader;
-    use super::*;
-    use crate::clock::{Clock, TestClock};
-    use crate::random::Random;
-
-    /// A lease of three seconds, and a claim on it whose key is there.
-    fn standing(clock: &TestClock) -> (Session, Id) {
-        let id = Id::random(&Random::seeded(1));
-        let kept = Kept { sent: clock.now(), ttl: Duration::from_secs(3) };
-        let session = Session::granted(7, 3, kept, true);
-        session.expect(id, b"key", clock.now());
-        session.put(id, Place { create: 5, revision: 5, before: None });
-        (session, id)
-    }
-
-    /// A renewal may wait for its keep-alive: the deadline counts from that, and not from when it was asked for.
-    #[tokio::test(start_paused = true)]
-    async fn a_grant_is_not_swept_before_its_deadline_however_long_its_renewal_took() {
-        let clock = TestClock::default();
-        let (session, id) = standing(&clock);
-        clock.suspend(Duration::from_secs(2));
-        let sent = clock.now();
-        assert!(session.stands(id, clock.now()));
-        clock.suspend(Duration::from_secs(3));
-        assert!(sent.since_boot() + Duration::from_secs(3) <= clock.now().since_boot());
-        assert_eq!(session.stale(clock.now()), []);
-        clock.suspend(Duration::from_millis(1));
-        assert_eq!(session.stale(clock.now()).len(), 1);
-    }
-
-    /// The delete is on its way: the key that is still there is nothing to believe in.
-    #[tokio::test(start_paused = true)]
-    async fn what_is_being_swept_is_not_prolonged() {
-        let clock = TestClock::default();
-        let (session, id) = standing(&clock);
-        clock.suspend(Duration::from_secs(4));
-        assert_eq!(session.stale(clock.now()).len(), 1);
-        assert!(!session.prolongs(id, b"key", clock.now()));
-        session.put(id, Place { create: 5, revision: 5, before: None });
-        assert!(!session.stands(id, clock.now()));
-        assert_eq!(session.stale(clock.now()).len(), 1, "and it is tried again");
-        // A claim that comes back writes its key again before it is granted.
-        session.expect(id, b"key", clock.now());
-        assert!(session.stands(id, clock.now()) && session.stale(clock.now()).is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_request_that_was_given_up_is_looked_for_longer_than_a_short_lease() {
-        let clock = TestClock::default();
-        let (session, id) = standing(&clock);
-        session.doubt(id);
-        session.forget(id);
-        clock.suspend(LATEST);
-        session.stale(clock.now());
-        assert_eq!(session.batches()[0].len(), 1);
-        clock.suspend(Duration::from_millis(1));
-        session.stale(clock.now());
-        assert!(session.batches()[0].is_empty());
-    }
-
-    #[test]
-    fn a_keep_alive_is_confirmed_within_its_term_only() {
-        let answer = |raft_term| TxnResponse {
-            header: Some(ResponseHeader { revision: 1, raft_term }),
-            ..TxnResponse::default()
-        };
-        assert!(in_term(&answer(7), 7).is_ok());
-        for other in [6, 8, 0] {
-            assert!(
-                in_term(&answer(other), 7).is_err_and(|trouble| trouble.into_error().is_transient()),
-                "{other}"
-            );
-        }
-    }
-}
+mod tests;

@@ -1,14 +1,15 @@
 //! Waiting: for one's turn in line, for a lock that others have, for the end of one's own grant.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::EtcdLeases;
+use super::leases::EtcdLeases;
 use super::rules::Place;
 use super::session::Session;
 use super::value;
-use super::watch::Fired;
+use super::watch::{Fired, Watch};
 use super::wire::KeyValue;
-use super::{PACE, PATIENCE};
+use super::{EtcdStore, PACE, PATIENCE};
 use crate::error::StoreError;
 use crate::lease::{Claim, Grant, Held, State, Status, Ttl, attempt_limit};
 use crate::name::LockName;
@@ -43,7 +44,7 @@ impl EtcdLeases {
 
     async fn until_before(&self, place: &Place) -> Fired {
         match &place.before {
-            Some((key, revision)) => self.watcher.deleted(&self.client, key, revision + 1).await,
+            Some((key, revision)) => self.watcher.deleted(key, revision + 1).await,
             // Not known: the next try says.
             None => Fired::Lost,
         }
@@ -51,12 +52,12 @@ impl EtcdLeases {
 
     async fn until_own_gone(&self, claim: &Claim, place: &Place) -> Fired {
         let key = self.keys.of_claim(&claim.name, claim.id);
-        let fired = self.watcher.deleted(&self.client, &key, place.revision + 1).await;
+        let fired = self.watcher.deleted(&key, place.revision + 1).await;
         if fired == Fired::Lost { std::future::pending().await } else { fired }
     }
 
     /// Keeps the lease of a waiting claim alive. Completes when its place in line is lost.
-    async fn stay(&self, claim: &Claim, session: &Session) -> Result<(), StoreError> {
+    async fn stay(&self, claim: &Claim, session: &Arc<Session>) -> Result<(), StoreError> {
         let (ttl, key) = (claim.ttl.get(), self.keys.of_claim(&claim.name, claim.id));
         loop {
             session.expect(claim.id, &key, self.env.now());
@@ -82,7 +83,7 @@ impl EtcdLeases {
             }
             tokio::select! {
                 // Its holder writes it when it is laid to rest, and seldom else.
-                fired = self.watcher.touched(&self.client, &first.key, revision + 1) => self.calm(fired).await,
+                fired = self.watcher.touched(&first.key, revision + 1) => self.calm(fired).await,
                 () = self.env.sleep(self.env.random.jittered(PACE.most, 0.25)) => {}
             }
         }
@@ -101,46 +102,76 @@ impl EtcdLeases {
                 }
             };
             // Keys of locks below this one's name, too, which only cost a look.
-            let fired = self.watcher.touched_in(&self.client, self.keys.line(name), revision + 1).await;
+            let fired = self.watcher.touched_in(self.keys.line(name), revision + 1).await;
             self.calm(fired).await;
         }
-    }
-
-    /// Waits until the key of `grant` is deleted. The next renewal then looks for it.
-    pub(super) async fn until_ended(&self, grant: &Grant) {
-        let Some(memo) = Self::memo(grant) else { return std::future::pending().await };
-        let Some(session) = Self::session_of(grant) else { return std::future::pending().await };
-        let Some(place) = session.place(grant.id) else { return };
-        let key = self.keys.of_claim(&grant.name, grant.id);
-        let mut from = place.revision + 1;
-        // Stays there when this future is dropped, which it is for each renewal.
-        let mut watch = memo.watch.lock().await;
-        if watch.is_none() {
-            // What is released before costs no watch. It misses nothing: it begins at the revision of the grant.
-            self.env.sleep(SHORT_HOLD.min(grant.ttl.get() / 6)).await;
-        }
-        loop {
-            let standing = watch.get_or_insert_with(|| self.watcher.watch_deletion(&self.client, &key, from));
-            let fired = standing.fired().await;
-            *watch = None;
-            if fired == Fired::Happened {
-                break;
-            }
-            self.calm(Fired::Lost).await;
-            // etcd may have forgotten what came after that revision. In a box: each lock that is held waits here, and
-            // the room for a request is not to be kept for all of them.
-            match Box::pin(self.key(&key, &mut self.effort(PATIENCE, grant.ttl))).await {
-                Ok((Some(_), revision)) => from = revision + 1,
-                Ok((None, _)) => break,
-                Err(error) => tracing::debug!(%error, "the key of a lock was not watched for a while"),
-            }
-        }
-        session.unput(grant.id);
     }
 
     async fn calm(&self, fired: Fired) {
         if fired == Fired::Lost {
             self.env.sleep(self.env.random.jittered(AFTER_TROUBLE, 0.5)).await;
+        }
+    }
+}
+
+impl EtcdStore {
+    /// Waits until the key of `grant` is deleted. The next renewal then looks for it.
+    ///
+    /// In the caller's future, since it only awaits its own watch: each lock that is held waits here.
+    pub(super) async fn until_ended(&self, grant: &Grant) {
+        let leases = &self.leases;
+        let Some(memo) = EtcdLeases::memo(grant) else { return std::future::pending().await };
+        let Some(session) = EtcdLeases::session_of(grant) else { return std::future::pending().await };
+        let Some(place) = session.place(grant.id) else { return };
+        let key = leases.keys.of_claim(&grant.name, grant.id);
+        let mut from = place.revision + 1;
+        let mut lent = Lent::from(&memo.watch);
+        if lent.watch.is_none() {
+            // What is released before costs no watch. It misses nothing: it begins at the revision of the grant.
+            leases.env.sleep(SHORT_HOLD.min(grant.ttl.get() / 6)).await;
+        }
+        loop {
+            let watch = lent.watch.get_or_insert_with(|| leases.watcher.watch_deletion(&key, from));
+            let fired = watch.fired().await;
+            lent.watch = None;
+            if fired == Fired::Happened {
+                break;
+            }
+            leases.calm(Fired::Lost).await;
+            // etcd may have forgotten what came after that revision.
+            let (key, ttl) = (key.clone(), grant.ttl);
+            let look = self.run(|leases| async move {
+                let found = leases.key(&key, &mut leases.effort(PATIENCE, ttl)).await;
+                found.map(|(found, revision)| (found.is_some(), revision))
+            });
+            match look.await.and_then(|found| found) {
+                Ok((true, revision)) => from = revision + 1,
+                Ok((false, _)) => break,
+                Err(error) => tracing::debug!(%error, "the key of a lock was not watched for a while"),
+            }
+        }
+        session.unput(grant.id);
+    }
+}
+
+/// The watch of a grant while a future waits for it. It goes back to the grant when that is dropped, which it is for each
+/// renewal.
+struct Lent<'a> {
+    home: &'a Mutex<Option<Watch>>,
+    watch: Option<Watch>,
+}
+
+impl<'a> Lent<'a> {
+    fn from(home: &'a Mutex<Option<Watch>>) -> Self {
+        let watch = home.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Self { home, watch }
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch.take() {
+            *self.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! One stream of watches for all who wait for a key to be deleted or written, or for any in a lock's line.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
@@ -29,11 +29,10 @@ pub(super) enum Fired {
     Lost,
 }
 
-/// Starts the stream with the first wait, in a task that ends with this value.
+/// A task that ends with this value; it opens the stream with the first wait.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    env: Env,
-    commands: OnceLock<mpsc::UnboundedSender<Command>>,
+    commands: mpsc::UnboundedSender<Command>,
     next: AtomicI64,
 }
 
@@ -51,40 +50,37 @@ enum Events {
 }
 
 impl Watcher {
-    pub(super) fn new(env: Env) -> Self {
-        Self { env, commands: OnceLock::new(), next: AtomicI64::new(0) }
+    pub(super) fn new(client: Arc<Client>, env: Env) -> Self {
+        let (commands, asked) = mpsc::unbounded_channel();
+        tokio::spawn(Watches::new(client, env).run(asked));
+        Self { commands, next: AtomicI64::new(0) }
     }
 
     /// Completes when `key` is deleted in revision `from` or later. Cancel safe.
-    pub(super) async fn deleted(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
-        self.watch_deletion(client, key, from).fired().await
+    pub(super) async fn deleted(&self, key: &[u8], from: i64) -> Fired {
+        self.watch_deletion(key, from).fired().await
     }
 
     /// Watches for a deletion of `key` in revision `from` or later.
-    pub(super) fn watch_deletion(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Watch {
-        self.watch(client, Keyspace::of(key), from, Events::Deletions)
+    pub(super) fn watch_deletion(&self, key: &[u8], from: i64) -> Watch {
+        self.watch(Keyspace::of(key), from, Events::Deletions)
     }
 
     /// Completes when `key` is deleted or written in revision `from` or later. Cancel safe.
-    pub(super) async fn touched(&self, client: &Arc<Client>, key: &[u8], from: i64) -> Fired {
-        self.happened(client, Keyspace::of(key), from, Events::All).await
+    pub(super) async fn touched(&self, key: &[u8], from: i64) -> Fired {
+        self.happened(Keyspace::of(key), from, Events::All).await
     }
 
     /// Completes when a key of `space` is deleted or written in revision `from` or later. Cancel safe.
-    pub(super) async fn touched_in(&self, client: &Arc<Client>, space: Keyspace, from: i64) -> Fired {
-        self.happened(client, space, from, Events::All).await
+    pub(super) async fn touched_in(&self, space: Keyspace, from: i64) -> Fired {
+        self.happened(space, from, Events::All).await
     }
 
-    async fn happened(&self, client: &Arc<Client>, space: Keyspace, from: i64, events: Events) -> Fired {
-        self.watch(client, space, from, events).fired().await
+    async fn happened(&self, space: Keyspace, from: i64, events: Events) -> Fired {
+        self.watch(space, from, events).fired().await
     }
 
-    fn watch(&self, client: &Arc<Client>, space: Keyspace, from: i64, events: Events) -> Watch {
-        let commands = self.commands.get_or_init(|| {
-            let (sender, commands) = mpsc::unbounded_channel();
-            tokio::spawn(Watches::new(client.clone(), self.env.clone()).run(commands));
-            sender
-        });
+    fn watch(&self, space: Keyspace, from: i64, events: Events) -> Watch {
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let (fired, answer) = oneshot::channel();
         let unwanted = Some(WatchFilter::NoPut.into()).filter(|_| events == Events::Deletions);
@@ -96,8 +92,8 @@ impl Watcher {
             watch_id: id,
         };
         // If nobody takes it, the answer is never sent, and the watch is lost.
-        let _ = commands.send(Command::Watch { create, fired });
-        Watch { commands: commands.clone(), id, answer }
+        let _ = self.commands.send(Command::Watch { create, fired });
+        Watch { commands: self.commands.clone(), id, answer }
     }
 }
 

@@ -1,0 +1,197 @@
+//! Futures that are kept and not polled, and runtimes that end or stand still, delay no other lock on etcd.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::StreamExt;
+use leasehold::clock::{Clock, SystemClock, timeout};
+use leasehold::lease::{Claim, Grant, Held, LeaseStore, Released, Renewal, Ttl, Verdict};
+use leasehold::random::Random;
+use leasehold::{Holder, LockName};
+use leasehold_testkit::etcd::Cluster;
+use leasehold_testkit::process::within;
+
+const TTL: Duration = Duration::from_secs(12);
+
+type Store = Arc<dyn LeaseStore>;
+
+async fn open(url: &str) -> Store {
+    let url = leasehold::url::StoreUrl::parse(url).unwrap();
+    leasehold::stores::open(url, leasehold::lease::StoreOptions::default()).await.unwrap()
+}
+
+fn claim(store: &Store, name: &str, ttl: Duration) -> Claim {
+    let name = LockName::new(name).unwrap();
+    Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process())
+}
+
+async fn granted(store: &Store, name: &str, ttl: Duration) -> Grant {
+    match store.try_acquire(&claim(store, name, ttl)).await.unwrap() {
+        Verdict::Granted(grant) => grant,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+async fn held(store: &Store, claim: &Claim) -> Held {
+    match store.try_acquire(claim).await.unwrap() {
+        Verdict::Held(held) => held,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Awaits `operation` for as long as `grant` has left: it is lost otherwise.
+async fn in_time<T>(store: &Store, grant: &Grant, what: &str, operation: impl Future<Output = T>) -> T {
+    let left = grant.deadline.remaining(store.env().now());
+    timeout(&SystemClock, left, operation)
+        .await
+        .unwrap_or_else(|| panic!("a held lock was lost: {what} hangs"))
+}
+
+async fn renewed(store: &Store, grant: &mut Grant) {
+    let before = grant.deadline;
+    let left = before.remaining(store.env().now());
+    let renewal =
+        timeout(&SystemClock, left, store.renew(grant)).await.expect("a renewal hangs: the lock is lost");
+    assert!(matches!(renewal.unwrap(), Renewal::Renewed));
+    assert_ne!(grant.deadline, before);
+}
+
+/// One call of each kind, on locks of its own. What it needs is there before it is polled.
+const KINDS: usize = 9;
+
+async fn call(store: &Store, kind: usize, n: usize) -> BoxFuture<'static, ()> {
+    let (store, name) = (store.clone(), format!("{kind}-{n}"));
+    match kind {
+        0 => async move { drop(store.try_acquire(&claim(&store, &name, TTL)).await) }.boxed(),
+        // Needs a lease of another length.
+        1 => {
+            let ttl = TTL + Duration::from_secs(1 + n as u64);
+            async move { drop(store.try_acquire(&claim(&store, &name, ttl)).await) }.boxed()
+        }
+        2 => {
+            let mut grant = granted(&store, &name, TTL).await;
+            async move { drop(store.renew(&mut grant).await) }.boxed()
+        }
+        3 => {
+            let mut grant = granted(&store, &name, TTL).await;
+            async move { drop(store.release(&mut grant, None).await) }.boxed()
+        }
+        4 => async move { drop(store.inspect(&LockName::new(&name).unwrap()).await) }.boxed(),
+        5 => async move { drop(store.list("").collect::<Vec<_>>().await) }.boxed(),
+        6 => {
+            let grant = granted(&store, &name, TTL).await;
+            async move { store.ended(&grant).await }.boxed()
+        }
+        7 => {
+            granted(&store, &name, TTL).await;
+            let mut waiting = claim(&store, &name, TTL);
+            waiting.waits = true;
+            let seen = held(&store, &waiting).await;
+            async move { drop(store.turn(&waiting, &seen).await) }.boxed()
+        }
+        _ => {
+            let mut grant = granted(&store, &name, TTL).await;
+            async move { drop(store.detach(&mut grant).await) }.boxed()
+        }
+    }
+}
+
+/// Polls a future so often, with time for its requests in between, and keeps it.
+async fn frozen(mut future: BoxFuture<'static, ()>, polls: u64, random: &Random) -> BoxFuture<'static, ()> {
+    for _ in 0..polls {
+        if (&mut future).now_or_never().is_some() {
+            return async {}.boxed();
+        }
+        SystemClock.sleep(Duration::from_millis(random.bits() as u64 % 4)).await;
+    }
+    future
+}
+
+#[tokio::test]
+async fn calls_that_are_kept_unpolled_delay_no_other_lock() {
+    let cluster = Cluster::start(1, &[]).await;
+    for seed in 0..6 {
+        let random = Random::seeded(seed);
+        let store = open(&format!("{}{seed}/", cluster.url())).await;
+        let mut kept = Vec::new();
+        let mut lock = granted(&store, "lock", TTL).await;
+        let mut other = granted(&store, "other", TTL).await;
+        for n in 0..24 {
+            // Each kind at least twice; the rest is chance.
+            let kind = if n < 2 * KINDS { n % KINDS } else { random.bits() as usize % KINDS };
+            let future = in_time(&store, &lock, "a call", call(&store, kind, n)).await;
+            kept.push(frozen(future, 1 + random.bits() as u64 % 6, &random).await);
+            renewed(&store, &mut lock).await;
+        }
+        renewed(&store, &mut lock).await;
+        let released = in_time(&store, &lock, "a release", store.release(&mut other, None)).await;
+        assert_eq!(released.unwrap(), Released::Released, "seed {seed}");
+        for (name, ttl) in [("other", TTL), ("new", TTL), ("of another length", 2 * TTL)] {
+            let mut next = in_time(&store, &lock, name, granted(&store, name, ttl)).await;
+            renewed(&store, &mut next).await;
+        }
+        in_time(&store, &lock, "a look", store.inspect(&lock.name)).await.unwrap();
+        renewed(&store, &mut lock).await;
+        drop(kept);
+    }
+}
+
+/// What becomes of the runtime that used a store first.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// It is shut down.
+    Ends,
+    /// It is there, and nobody runs it.
+    StandsStill,
+}
+
+#[test]
+fn a_runtime_that_ends_or_stands_still_takes_no_store_along() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let own = runtime();
+    let cluster = own.block_on(Cluster::start(1, &[]));
+    for fate in [Fate::Ends, Fate::StandsStill] {
+        let first = runtime();
+        // Opens connections and the lease; one more renewal and one acquisition are on their way when it stops.
+        let (store, mut lock, begun) = first.block_on(async {
+            let store = open(&format!("{}{fate:?}/", cluster.url())).await;
+            let mut lock = granted(&store, "lock", TTL).await;
+            renewed(&store, &mut lock).await;
+            let mut begun = Vec::new();
+            for kind in 0..KINDS {
+                let mut future = in_time(&store, &lock, "a call", call(&store, kind, 0)).await;
+                if (&mut future).now_or_never().is_none() {
+                    begun.push(future);
+                }
+            }
+            (store, lock, begun)
+        });
+        let idle = match fate {
+            Fate::Ends => {
+                drop(first);
+                None
+            }
+            Fate::StandsStill => Some(first),
+        };
+        own.block_on(async {
+            renewed(&store, &mut lock).await;
+            let mut next = in_time(&store, &lock, "an acquisition", granted(&store, "next", TTL)).await;
+            renewed(&store, &mut next).await;
+            let released = in_time(&store, &next, "a release", store.release(&mut lock, None)).await;
+            assert_eq!(released.unwrap(), Released::Released, "{fate:?}");
+            let mut waiting = claim(&store, "next", TTL);
+            waiting.waits = true;
+            let seen = held(&store, &waiting).await;
+            let turn = store.turn(&waiting, &seen);
+            let released = store.release(&mut next, None);
+            let (turn, released) = within("the turn", futures_util::future::join(turn, released)).await;
+            assert!(turn.is_ok() && released.is_ok(), "{fate:?}");
+        });
+        drop((begun, idle));
+    }
+    // Inside a runtime: its processes belong to one.
+    own.block_on(async move { drop(cluster) });
+}

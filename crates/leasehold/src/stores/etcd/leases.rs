@@ -1,0 +1,236 @@
+//! The leases of one cluster, and what is read of them. All of it runs on the thread of the store ([`super::worker`]).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::client::Client;
+use super::errors::{Effect, Trouble};
+use super::keys::{self, Keys};
+use super::session::{Session, limited};
+use super::value::{self, Who};
+use super::watch::Watcher;
+use super::wire::{KeyValue, TxnRequest, TxnResponse};
+use super::{PATIENCE, requests};
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Evicted, Held, Id, State, Status, Token, Ttl, attempt_limit};
+use crate::name::LockName;
+use crate::register::effort::Effort;
+
+/// How many keys are read at a time.
+const PAGE: i64 = 1_000;
+
+/// Leases of one cluster.
+#[derive(Debug)]
+pub(super) struct EtcdLeases {
+    pub(super) client: Arc<Client>,
+    pub(super) keys: Keys,
+    pub(super) env: Env,
+    pub(super) watcher: Watcher,
+    /// The leases that claims share, one for each time to live.
+    sessions: Mutex<Vec<Arc<Session>>>,
+    /// On which lease a claim stands that is in line or was granted.
+    claims: Mutex<HashMap<Id, Arc<Session>>>,
+}
+
+impl EtcdLeases {
+    pub(super) fn new(client: Arc<Client>, prefix: String, env: Env) -> Self {
+        let watcher = Watcher::new(client.clone(), env.clone());
+        let (sessions, claims) = (Mutex::default(), Mutex::default());
+        Self { client, keys: Keys::new(prefix), env, watcher, sessions, claims }
+    }
+
+    pub(super) fn effort(&self, limit: Duration, ttl: Ttl) -> Effort<'_> {
+        Effort::new(&self.env, limit, attempt_limit(ttl))
+    }
+
+    pub(super) fn sessions(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn claims(&self) -> MutexGuard<'_, HashMap<Id, Arc<Session>>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A read, as often as it takes.
+    pub(super) async fn read(
+        &self,
+        request: TxnRequest,
+        effort: &mut Effort<'_>,
+    ) -> Result<TxnResponse, StoreError> {
+        loop {
+            match limited(effort, Effect::None, self.client.txn(Effect::None, &request)).await {
+                Ok(answer) => return Ok(answer),
+                Err(trouble) => effort.pause_after(trouble.into_error()).await?,
+            }
+        }
+    }
+
+    /// What lies under one key, and the revision at which that was so.
+    pub(super) async fn key(
+        &self,
+        key: &[u8],
+        effort: &mut Effort<'_>,
+    ) -> Result<(Option<KeyValue>, i64), StoreError> {
+        loop {
+            match limited(effort, Effect::None, self.client.range(requests::exactly(key))).await {
+                Ok(answer) => {
+                    let revision = answer.header.unwrap_or_default().revision;
+                    return Ok((answer.kvs.into_iter().next(), revision));
+                }
+                Err(trouble) => effort.pause_after(trouble.into_error()).await?,
+            }
+        }
+    }
+
+    /// Whoever owns `name`, and the revision at which that was so.
+    pub(super) async fn first(
+        &self,
+        name: &LockName,
+        effort: &mut Effort<'_>,
+    ) -> Result<(Option<KeyValue>, i64), StoreError> {
+        let line = self.keys.line(name);
+        loop {
+            let answer = match limited(effort, Effect::None, self.client.range(requests::first(&line))).await
+            {
+                Ok(answer) => answer,
+                Err(trouble) => {
+                    effort.pause_after(trouble.into_error()).await?;
+                    continue;
+                }
+            };
+            let revision = answer.header.unwrap_or_default().revision;
+            match answer.kvs.into_iter().next() {
+                None => return Ok((None, revision)),
+                Some(first) if self.keys.is_in_line(name, &first.key) => return Ok((Some(first), revision)),
+                // Keys of other locks stand before it.
+                Some(_) => match self.line_until(name, 0, effort).await?.into_iter().next() {
+                    None => return Ok((None, revision)),
+                    Some(first) => {
+                        // It may be gone by now; then another is the first.
+                        if let (Some(first), revision) = self.key(&first.key, effort).await? {
+                            return Ok((Some(first), revision));
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    /// What to show of whoever is first in line; of a rest, also how much of it is left. That is nice to know, and no reason
+    /// to fail.
+    pub(super) async fn shown(&self, first: &KeyValue, effort: &Effort<'_>) -> Held {
+        let mut held = value::held(first);
+        if held.resting
+            && let Ok(answer) = limited(effort, Effect::None, self.client.time_to_live(first.lease)).await
+            && let Ok(seconds) = u64::try_from(answer.ttl)
+        {
+            let left = Duration::from_secs(seconds + 1);
+            held.held_for = held.lapses_within.map(|rest| rest.saturating_sub(left));
+            held.lapses_within = Some(left);
+        }
+        held
+    }
+
+    /// Who stands in line for `name`, in order, of those that were created until `create` (0: all). Reads all keys below
+    /// the name, those of other locks too.
+    pub(super) async fn line_until(
+        &self,
+        name: &LockName,
+        create: i64,
+        effort: &mut Effort<'_>,
+    ) -> Result<Vec<KeyValue>, StoreError> {
+        let line = self.keys.line(name);
+        let (mut from, mut found) = (line.key, Vec::new());
+        loop {
+            let request = requests::page(from.clone(), line.end.clone(), PAGE, create);
+            let answer = match limited(effort, Effect::None, self.client.range(request)).await {
+                Ok(answer) => answer,
+                Err(trouble) => {
+                    effort.pause_after(trouble.into_error()).await?;
+                    continue;
+                }
+            };
+            let last = answer.kvs.last().map(|kv| keys::after(&kv.key));
+            found.extend(answer.kvs.into_iter().filter(|kv| self.keys.is_in_line(name, &kv.key)));
+            match last.filter(|_| answer.more) {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        found.sort_by_key(|kv| kv.create_revision);
+        Ok(found)
+    }
+
+    /// One page of the names that begin with `prefix`, and where the next page begins.
+    pub(super) async fn names(
+        &self,
+        prefix: &str,
+        from: Vec<u8>,
+        end: Vec<u8>,
+    ) -> Result<(Vec<LockName>, Option<Vec<u8>>), StoreError> {
+        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        loop {
+            let request = requests::page(from.clone(), end.clone(), PAGE, 0);
+            match limited(&effort, Effect::None, self.client.range(request)).await {
+                Ok(answer) => {
+                    let next = answer.kvs.last().filter(|_| answer.more).map(|kv| keys::after(&kv.key));
+                    let names = answer.kvs.iter().filter_map(|kv| self.keys.lock_of(&kv.key));
+                    return Ok((names.filter(|name| name.as_str().starts_with(prefix)).collect(), next));
+                }
+                Err(trouble) => effort.pause_after(trouble.into_error()).await?,
+            }
+        }
+    }
+
+    pub(super) async fn end_grant(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        // The key of a delete whose fate is unknown: when it is gone, that was it.
+        let mut asked: Option<Vec<u8>> = None;
+        loop {
+            let first = self.first(name, &mut effort).await?.0;
+            let gone = |first: &KeyValue| asked.as_ref().is_some_and(|asked| *asked != first.key);
+            let Some(first) = first.filter(|first| !gone(first)) else {
+                return Ok(if asked.is_some() { Evicted::Evicted } else { Evicted::Changed });
+            };
+            let Who::Ours(value) = value::read(&first) else { return Err(not_ours_to_evict(name)) };
+            if value::token(&first, &value) != Some(token) {
+                return Ok(Evicted::Changed);
+            }
+            let mark = self.keys.mark(value.claim);
+            let mark = Some((mark.as_slice(), first.lease)).filter(|_| first.lease != 0);
+            let request = requests::end(&first.key, first.mod_revision, mark);
+            match limited(&effort, Effect::Writes, self.client.txn(Effect::Writes, &request)).await {
+                Ok(answer) if answer.succeeded => return Ok(Evicted::Evicted),
+                // Written again, or gone meanwhile; or its lease is.
+                Ok(_) | Err(Trouble::NoLease) => effort.pause_after_conflict().await?,
+                Err(trouble) => {
+                    let error = trouble.into_error();
+                    if matches!(error, StoreError::MaybeApplied(_)) {
+                        asked = Some(first.key);
+                    }
+                    effort.pause_after(error).await?;
+                }
+            }
+        }
+    }
+
+    pub(super) async fn status(&self, name: &LockName) -> Result<Status, StoreError> {
+        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let Some(first) = self.first(name, &mut effort).await?.0 else {
+            return Ok(Status::new(name.clone(), State::Free));
+        };
+        let held = self.shown(&first, &effort).await;
+        let token = held.token;
+        let mut status = Status::new(name.clone(), State::Held(held));
+        status.token = token;
+        Ok(status)
+    }
+}
+
+fn not_ours_to_evict(name: &LockName) -> StoreError {
+    Fault::new(ErrorKind::Unsupported, format!("lock `{name}` is held by a key that leasehold did not write"))
+        .with_help("find out whose it is; when it is certainly abandoned, delete it with etcdctl del, or revoke its lease")
+        .not_applied()
+}

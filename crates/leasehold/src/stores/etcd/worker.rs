@@ -1,0 +1,157 @@
+//! The thread of a store: everything that several locks share runs there, connections, keep-alives and watches.
+//!
+//! A caller may keep a future without polling it, and its runtime may end or stand still. Neither may delay other locks:
+//! a caller's future only awaits the answer of a task on this thread.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::runtime::{Builder, EnterGuard, Handle};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::clock::{SystemClock, timeout};
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+
+/// How long the last requests of a store may take, once it was dropped.
+const LAST_LIMIT: Duration = Duration::from_secs(2);
+
+/// A thread with a runtime of its own, which ends with this value.
+pub(super) struct Worker {
+    runtime: Handle,
+    stop: Option<oneshot::Sender<BoxFuture<'static, ()>>>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system grants no thread.
+    pub(super) fn start() -> Result<Self, Error> {
+        let no_thread = |error: std::io::Error| {
+            Error::new(
+                ErrorKind::Unavailable,
+                format!("no thread for requests to etcd could be started: {error}"),
+            )
+            .with_help("raise the limits on threads and open files of this process")
+        };
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
+        let (handle, (stop, stopped)) =
+            (runtime.handle().clone(), oneshot::channel::<BoxFuture<'static, ()>>());
+        let run = move || {
+            if let Ok(last) = runtime.block_on(stopped) {
+                runtime.block_on(timeout(&SystemClock, LAST_LIMIT, last));
+            }
+            // A name that is being resolved is not waited for.
+            runtime.shutdown_background();
+        };
+        std::thread::Builder::new().name("leasehold-etcd".to_owned()).spawn(run).map_err(no_thread)?;
+        Ok(Self { runtime: handle, stop: Some(stop) })
+    }
+
+    /// For what has to be made inside the runtime.
+    pub(super) fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
+    }
+
+    /// Begins `work` there. It is given up when the answer is no longer waited for.
+    pub(super) fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Job<T> {
+        Job(self.runtime.spawn(work))
+    }
+
+    /// Ends the thread after `last`.
+    pub(super) fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(Box::pin(last));
+        }
+    }
+}
+
+/// Work on the thread, which whoever has this waits for.
+#[derive(Debug)]
+pub(super) struct Job<T>(JoinHandle<T>);
+
+impl<T> Future for Job<T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map_err(|error| {
+            Fault::unavailable(format!("a request to etcd ended without an answer: {error}")).maybe_applied()
+        })
+    }
+}
+
+impl<T> Drop for Job<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn work_goes_on_while_nobody_polls_for_its_answer() {
+        let worker = Worker::start().unwrap();
+        let (done, is_done) = oneshot::channel();
+        let mut job = worker.run(async move {
+            tokio::task::yield_now().await;
+            done.send(()).unwrap();
+            7
+        });
+        let _ = (&mut job).now_or_never();
+        runtime().block_on(is_done).unwrap();
+        assert_eq!(runtime().block_on(job).unwrap(), 7);
+    }
+
+    #[test]
+    fn work_ends_when_its_answer_is_no_longer_awaited() {
+        let worker = Worker::start().unwrap();
+        let (held, ended) = oneshot::channel::<()>();
+        drop(worker.run(async move {
+            std::future::pending::<()>().await;
+            drop(held);
+        }));
+        assert!(runtime().block_on(ended).is_err());
+    }
+
+    #[test]
+    fn the_thread_ends_with_its_store_after_the_last_requests() {
+        let mut worker = Worker::start().unwrap();
+        let (held, ended) = oneshot::channel::<()>();
+        let job = worker.run(async move {
+            std::future::pending::<()>().await;
+            drop(held);
+        });
+        let (sent, is_sent) = oneshot::channel();
+        worker.finish(async move { sent.send(()).unwrap() });
+        drop(worker);
+        runtime().block_on(is_sent).unwrap();
+        assert!(runtime().block_on(ended).is_err());
+        assert!(runtime().block_on(job).is_err(), "its jobs are told");
+    }
+
+    #[test]
+    fn a_panic_of_one_job_is_an_error_and_others_go_on() {
+        let worker = Worker::start().unwrap();
+        let error = runtime().block_on(worker.run::<()>(async { panic!("a bug") })).unwrap_err();
+        assert!(error.is_transient(), "{error:?}");
+        assert_eq!(runtime().block_on(worker.run(async { 7 })).unwrap(), 7);
+    }
+}
