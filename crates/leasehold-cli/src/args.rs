@@ -115,7 +115,7 @@ pub(crate) enum Verb {
     Help(HelpArgs),
 }
 
-/// With whom a lock is held.
+// With whom a lock is held. Structs that are flattened have no doc comment: it would become the verb's description.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct SharingArgs {
@@ -132,7 +132,7 @@ pub(crate) struct SharingArgs {
 
 const MAX_PERMITS: i64 = leasehold::Semaphore::MAX_PERMITS as i64;
 
-/// How a lock is asked for.
+// How a lock is asked for.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ClaimArgs {
     /// Do not wait when another holds it: exit 123
@@ -145,16 +145,26 @@ pub(crate) struct ClaimArgs {
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
     #[command(flatten)]
+    pub(crate) timeout: TimeoutArgs,
+    #[command(flatten)]
     pub(crate) holder: HolderArgs,
 }
 
-/// What others are shown of who holds a lock.
+// How long to put up with a store.
+#[derive(Debug, Default, Args)]
+pub(crate) struct TimeoutArgs {
+    /// Give up when the store has not answered for so long: exit 125 [default: 15s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) store_timeout: Option<Duration>,
+}
+
+// What others are shown of who holds a lock.
 #[derive(Debug, Default, Args)]
 pub(crate) struct HolderArgs {
     /// Who holds it, for others to see [default: the user]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner: Option<String>,
-    /// What it is held for, for others to see [default: the command line]
+    /// What it is held for, for others to see; `command-line` for CMD with its arguments [default: the name of CMD]
     #[arg(long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
 }

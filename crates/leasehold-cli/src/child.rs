@@ -137,11 +137,36 @@ impl Ready {
         })
     }
 
-    /// Starts its guardian too, which [`launch`](Self::launch) does otherwise, and if there is none by then.
+    /// Starts its guardian too, which [`prepare`](Self::prepare) does otherwise.
     pub(crate) fn guard(&mut self) {
         if self.plan.protects() {
             self.guardian = Guardian::start(self.run).ok();
         }
+    }
+
+    /// Starts what is missing of the processes that the command needs, and gives the ids of all: they work under the lock
+    /// as long as they live.
+    pub(crate) fn prepare(&mut self, command: &[OsString]) -> Result<Vec<u32>, Failure> {
+        if !self.plan.protects() {
+            return Ok(Vec::new());
+        }
+        // One that was killed meanwhile is replaced: the command never runs without.
+        let guardian = match self.guardian.take().and_then(Guardian::unless_ended) {
+            Some(guardian) => guardian,
+            None => Guardian::start(self.run).map_err(cannot_start)?,
+        };
+        let mut pids = vec![guardian.id()];
+        self.guardian = Some(guardian);
+        #[cfg(target_os = "linux")]
+        {
+            let shim = match self.shim.take() {
+                Some(shim) => shim,
+                None => Shim::start(command).map_err(cannot_start)?,
+            };
+            pids.extend(shim.process.id());
+            self.shim = Some(shim);
+        }
+        Ok(pids)
     }
 
     /// Starts `command`, the same, with `environment` on top of ours, and the mark of this run.
@@ -158,11 +183,7 @@ impl Ready {
             // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.
             let _ = rustix::process::set_child_subreaper(Some(getpid()));
         }
-        // Before the command goes, which is never without it; while that starts, it has the time to.
-        let mut guardian = match self.guardian.and_then(Guardian::unless_ended) {
-            None if plan.protects() => Some(Guardian::start(self.run).map_err(cannot_start)?),
-            started => started,
-        };
+        let mut guardian = self.guardian;
         #[cfg(target_os = "linux")]
         let process = match self.shim {
             Some(shim) => shim.go(environment).map_err(cannot_start)?,
@@ -226,6 +247,11 @@ pub(crate) fn is_interactive() -> bool {
 }
 
 impl Running {
+    /// The id of the command's process.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.process.id()
+    }
+
     /// Supervises the command until it has ended and nothing that it must not leave behind is left.
     pub(crate) async fn supervise(
         mut self,

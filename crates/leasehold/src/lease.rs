@@ -66,6 +66,17 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Adds the processes with these ids to the holder of `name`, if that is this process: a store that
+    /// [sees dead processes](Capabilities::sees_dead_processes) takes the holder for dead only when all of them have ended.
+    /// By default nothing is done: other stores go by the lease alone.
+    ///
+    /// # Errors
+    /// When no answer could be had.
+    async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
+        let _ = (name, pids);
+        Ok(())
+    }
+
     /// Ends the grant with `token`, whoever has it: an operator's decision. Compare-and-set, never blind.
     ///
     /// # Errors

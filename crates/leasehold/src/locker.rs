@@ -145,6 +145,22 @@ impl Locker {
         }
     }
 
+    /// Makes processes that this one has started part of the holder of `guard`: on a store that
+    /// [sees dead processes](Capabilities::sees_dead_processes), the death of this process then ends the lock only when these
+    /// have ended too. A release and the end of the lease end it as always.
+    ///
+    /// For a process whose children work under the lock and are not certain to die before it does. Ids of processes that
+    /// have ended are left out. Other stores are not asked.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
+        for name in guard.names().filter(|_| !pids.is_empty()) {
+            self.store().add_processes(name, pids).await?;
+        }
+        Ok(())
+    }
+
     /// A guard for the lock that `ticket` was made of: renews it, and then keeps it as any other guard does.
     ///
     /// The ticket stays valid, but a guard and another user of the ticket do not know of each other: whoever releases

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 
-use super::{ClaimArgs, HolderArgs, LockArgs, SharingArgs, duration};
+use super::{ClaimArgs, HolderArgs, LockArgs, SharingArgs, TimeoutArgs, duration};
 use crate::complete::lock_names;
 
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
+        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the ticket's lock when the command has ended
@@ -99,8 +99,10 @@ pub(crate) struct ElectArgs {
     #[arg(long, value_name = "ACTION")]
     pub(crate) on_exit: Option<OnExit>,
     /// Print who leads, and every change, and run nothing
-    #[arg(long, conflicts_with_all = ["value", "on_exit", "HolderArgs", "CommandArgs"])]
+    #[arg(long, conflicts_with_all = ["value", "on_exit", "store_timeout", "HolderArgs", "CommandArgs"])]
     pub(crate) observe: bool,
+    #[command(flatten)]
+    pub(crate) timeout: TimeoutArgs,
     #[command(flatten)]
     pub(crate) holder: HolderArgs,
     #[command(flatten)]
@@ -150,8 +152,8 @@ pub(crate) enum OnExit {
     Exit,
 }
 
-/// What is run under a lock, and how.
-#[derive(Debug, Args)]
+// What is run under a lock, and how.
+#[derive(Debug, Default, Args)]
 pub(crate) struct CommandArgs {
     /// How long the lease lasts unless it is renewed; it is renewed while the command runs [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]

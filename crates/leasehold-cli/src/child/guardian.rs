@@ -6,6 +6,8 @@
 //! that what stops `run` does not stop it. (PDEATHSIG, see [`super::shim`], covers only the command itself.)
 //!
 //! When `run` is gone, nothing ties what the command started to it but the environment: that is what they are found by.
+//!
+//! It ends last: a store that sees processes die grants the lock to others only when it has ended too.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -18,8 +20,8 @@ use leasehold::lease::Id;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, getpid};
 
-use super::RUN;
-use super::tree::{self, Tree};
+use super::tree::Tree;
+use super::{BURIAL, RUN};
 use crate::exit::FAILED;
 
 /// The hidden verb.
@@ -57,6 +59,10 @@ impl Guardian {
     /// None if somebody has ended it already.
     pub(super) fn unless_ended(mut self) -> Option<Self> {
         matches!(self.process.try_wait(), Ok(None)).then_some(self)
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
     }
 
     pub(super) fn pid(&self) -> Option<Pid> {
@@ -138,10 +144,12 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         }
     }
     if let Some(tree) = tree {
-        tree.kill();
-        if let Some(mark) = mark() {
-            tree::kill_all_with(&mark);
-        }
+        // The lock may be granted to others when we end, and before only when the lease does.
+        let given_up = Deadline::new(SystemClock.now(), BURIAL);
+        tree.kill_for_good(mark().as_deref(), || {
+            let now = SystemClock.now();
+            given_up.passed(now) && end.is_none_or(|end| end.passed(now))
+        });
     }
     ExitCode::SUCCESS
 }

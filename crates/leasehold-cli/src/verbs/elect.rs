@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::acquiring::{Request, interrupted};
 use crate::args::{ClaimArgs, ElectArgs, OnExit};
-use crate::context::{self, Context};
+use crate::context::{self, Context, Note};
 use crate::exit::{Failure, SIGNAL_BASE};
 use crate::job::{Afterwards, Job, Session};
 use crate::output::{human, json, tell};
@@ -28,10 +28,10 @@ pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Fail
     }
     let value = value(context, args.value)?;
     let on_exit = context.settings.pick(args.on_exit, "on-exit", |text| OnExit::from_str(text, false))?;
-    let line = context::line_of(&args.command.command);
-    let claim = ClaimArgs { holder: args.holder, ..ClaimArgs::default() };
+    let note = Note::of(&args.command);
+    let claim = ClaimArgs { holder: args.holder, timeout: args.timeout, ..ClaimArgs::default() };
     let request =
-        Request::new(&context.settings, name, &claim, args.command.ttl, line, ("elect", " -- ..."))?
+        Request::new(&context.settings, name, &claim, args.command.ttl, note, ("elect", " -- ..."))?
             .for_ever();
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let candidate = Candidate { context, request, value, on_exit: on_exit.unwrap_or_default() };

@@ -90,6 +90,7 @@ A setting is taken from the flag, else from the environment, else from config.to
   --ttl                  LEASEHOLD_TTL                  ttl
   --wait                 LEASEHOLD_WAIT                 wait
   --try                  LEASEHOLD_TRY                  -
+  --store-timeout        LEASEHOLD_STORE_TIMEOUT        store_timeout
   --conflict-exit-code   LEASEHOLD_CONFLICT_EXIT_CODE   conflict_exit_code
   --owner                LEASEHOLD_OWNER                owner
   --note                 LEASEHOLD_NOTE                 note
@@ -109,6 +110,8 @@ The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.t
 
   store = \"prod\"
   ttl = \"1m\"
+
+  note = \"command-line\"      # show others the whole command line, which may hold secrets, and not the command's name alone
 
   [stores.prod]
   url = \"s3://my-bucket/locks?region=eu-west-1\"

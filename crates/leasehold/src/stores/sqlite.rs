@@ -241,6 +241,12 @@ impl LeaseStore for SqliteLeases {
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
 
+    async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
+        let pids = pids.to_vec();
+        let step = move |record, machine: &Machine, _| ((), rules::add_processes(record, &pids, machine));
+        self.change(name, PATIENCE, Purpose::Hold, Durability::System, step).await
+    }
+
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, now);
         self.change(name, PATIENCE, Purpose::Write, Durability::System, step).await
