@@ -99,6 +99,8 @@ pub(crate) enum Verb {
     Wait(WaitArgs),
     /// Evict the holder of LOCK, if it is still the one with this token
     Break(BreakArgs),
+    /// Delete the records of locks that have been free for long
+    Sweep(SweepArgs),
     /// Pass an object through a command and write what comes out, unless it changed meanwhile: then again
     Update(UpdateArgs),
     /// Write an object, unless a higher token wrote it before
@@ -213,6 +215,28 @@ pub(crate) struct LsArgs {
     /// Only locks whose names start with this
     #[arg(add = ArgValueCompleter::new(lock_names))]
     pub(crate) prefix: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Only locks that are free, and have been for so long by the store's own clock; a lock that a dead holder left \
+behind is not free. The next token of a name is higher than all before, and who acquires a lock while it is swept has it. Refused \
+where the store does not delete conditionally.
+
+Examples:
+  leasehold sweep --older-than 30d --dry-run
+  leasehold sweep builds/ --older-than 7d"
+)]
+pub(crate) struct SweepArgs {
+    /// Only locks whose names start with this
+    #[arg(add = ArgValueCompleter::new(lock_names))]
+    pub(crate) prefix: Option<OsString>,
+    /// For how long a lock has been free at least
+    #[arg(long, value_name = "DURATION", value_parser = duration, required = true)]
+    pub(crate) older_than: Duration,
+    /// Say what would be deleted, and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]

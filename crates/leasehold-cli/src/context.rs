@@ -74,6 +74,14 @@ pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
     LockName::new(text).map_err(|error| Failure::bad_argument(&error))
 }
 
+/// A prefix of names as given on the command line.
+pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
+    let given = given.unwrap_or_default();
+    given
+        .to_str()
+        .ok_or_else(|| Failure::usage(format!("the prefix {:?} is not UTF-8", given.to_string_lossy())))
+}
+
 /// What is to be written into a command line to mean `store`; nothing for the default.
 pub(crate) fn store_flag(store: &Store) -> String {
     store

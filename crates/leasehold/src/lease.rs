@@ -19,7 +19,7 @@ pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
 use crate::clock::Deadline;
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
-use crate::error::StoreError;
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::name::LockName;
 
 /// A store that grants leases.
@@ -149,6 +149,20 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let _ = name;
         Ok(false)
+    }
+
+    /// Deletes the record of `name` if the lock has been free for `older_than`, by the store's own clock, and no rest is left;
+    /// with `dry_run`, only finds out whether it would. Tokens go on rising.
+    ///
+    /// Conditional: who acquires the lock meanwhile has it, and its record stays. A lock whose holder has died is not free.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where deletes are not conditional, or the store's clock is not
+    /// to be used; by default. When no answer could be had.
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        let _ = (name, older_than, dry_run);
+        let message = format!("records in {} cannot be swept", self.capabilities().store);
+        Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
     }
 
     /// What only this store can be asked when it is [examined](crate::Locker::examine): its permissions, its settings, the
@@ -289,6 +303,16 @@ pub enum Evicted {
     Evicted,
     /// It was not held with that token.
     Changed,
+}
+
+/// The answer to [`LeaseStore::sweep`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swept {
+    /// The record is deleted, or would be.
+    Deleted,
+    /// It stays, or there is none: the lock is held, rests, or has not been free for so long, as far as the store's clock
+    /// tells.
+    Kept,
 }
 
 /// How often a waiter may ask.

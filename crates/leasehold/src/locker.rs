@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::keeper::Opened;
 use crate::lease::{
-    Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Token,
+    Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Swept,
+    Token,
 };
 use crate::lock::Lock;
 use crate::name::LockName;
@@ -195,6 +196,19 @@ impl Locker {
     pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
         let mut grant = ticket.grant(self.store().env().now());
         Ok(self.store().release(&mut grant, None).await?)
+    }
+
+    /// Deletes the record of `name` if the lock has been free for `older_than` by the store's own clock; with `dry_run`, only
+    /// finds out whether it would. Tokens go on rising, and who acquires the lock meanwhile has it. With
+    /// [`list`](Self::list), for stores that many names were used in once.
+    ///
+    /// Not cancel safe: a dropped call may or may not have had its effect.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where deletes are not conditional, or the store's clock is not
+    /// to be used (`store_clock=off`); what the store says.
+    pub async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept> {
+        Ok(self.store().sweep(name, older_than, dry_run).await?)
     }
 
     /// Creates what the store needs: a file, a table. Harmless when all is there.

@@ -19,6 +19,11 @@ when the lock is taken away.
 A command that has ended takes what is left of its process group with it: SIGTERM, then SIGKILL after --grace, and \
 only then is the lock released. A program that left the group (setsid, as daemons do) is let alone.
 
+When leasehold itself is killed, a guardian kills the command and what it started; on SQLite the lock is free when the last of \
+these has ended. What runs elsewhere, or as another user, is NOT ended with the command, neither at the loss of the lock: \
+containers (docker run), remote commands (ssh, kubectl exec), what sudo starts, and daemons that cleared their environment. Let \
+these check the token.
+
 The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment, and with --permits \
 LEASEHOLD_PERMIT, the number of its permit.
 
@@ -81,7 +86,7 @@ When the command ends by itself, the candidate resigns, so that another can lead
 after up to 30 s while the command keeps ending within a few seconds. SIGTERM and SIGINT are passed on to the command; when \
 it has ended, the candidate resigns at once and exits with the command's exit code.
 
-With --observe nothing is run: a line for who leads now, and one for each change.
+With --observe nothing is run: a line for who leads now, and one for each change. With --once it ends after the first.
 
 Examples:
   leasehold elect scheduler --value http://10.0.0.7:8080 -- ./scheduler
@@ -98,6 +103,9 @@ pub(crate) struct ElectArgs {
     /// What to do when the command ends by itself [default: campaign]
     #[arg(long, value_name = "ACTION")]
     pub(crate) on_exit: Option<OnExit>,
+    /// Lead once: exit when the command has ended, for whatever reason; with --observe: print who leads now, and exit
+    #[arg(long, conflicts_with = "on_exit")]
+    pub(crate) once: bool,
     /// Print who leads, and every change, and run nothing
     #[arg(long, conflicts_with_all = ["value", "on_exit", "store_timeout", "HolderArgs", "CommandArgs"])]
     pub(crate) observe: bool,

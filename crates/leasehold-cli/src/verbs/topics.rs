@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use clap::CommandFactory as _;
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory as _, Parser as _};
 use leasehold::stores::SCHEMES;
 
 use crate::args::{Cli, HelpArgs};
@@ -39,8 +40,19 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
         return Ok(0);
     }
     let topics: Vec<&str> = TOPICS.iter().map(|topic| topic.name).collect();
-    Err(Failure::usage(format!("there is no verb or topic {wanted:?}"))
-        .with_help(format!("the topics are: {}; the verbs: leasehold --help", topics.join(", "))))
+    let failure = suggested(wanted, Failure::usage(format!("there is no verb or topic {wanted:?}")));
+    Err(failure.with_help(format!("the topics are: {}; the verbs: leasehold --help", topics.join(", "))))
+}
+
+/// With the verb that is most like `wanted`, as the parser of the command line says.
+pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
+    let error = Cli::try_parse_from(["leasehold", wanted]).err();
+    match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {
+        Some(ContextValue::Strings(verbs)) if !verbs.is_empty() => {
+            failure.with_help(format!("a similar verb: {}", verbs.join(", ")))
+        }
+        _ => failure,
+    }
 }
 
 const EXIT_CODES: &str = "\

@@ -124,6 +124,22 @@ fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
 }
 
 #[test]
+fn a_release_that_hangs_is_not_tried_on_after_the_lease() {
+    let place = Place::new();
+    let mut command = place.scripted("run x --ttl 2s", "echo ready; cat");
+    command.stdin(Stdio::piped());
+    let mut holder = Holder::start(command);
+    let _store = place.cut_off();
+    drop(holder.process.stdin.take());
+    // The store alone would be given ten seconds, and then another message.
+    let ended = holder.end().expect(0);
+    assert!(
+        ended.stderr.contains("it lapses by itself: the store did not answer before the lease ended"),
+        "{ended:?}"
+    );
+}
+
+#[test]
 fn a_lock_that_was_lost_without_notice_is_noticed_when_the_command_ends() {
     let place = Place::new();
     // With --on-lost none nobody stops it; its success must still not look like one.

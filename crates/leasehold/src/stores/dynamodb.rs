@@ -206,6 +206,10 @@ impl Records for DynamoDb {
         self.deleted(name, version).await
     }
 
+    async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        self.deleted(name, version).await
+    }
+
     async fn examine(&self, _: &Examination) -> Examined {
         self.examined().await
     }

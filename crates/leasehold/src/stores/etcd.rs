@@ -43,7 +43,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Pace, Released, Renewal, State, Status,
-    StoreOptions, Token, Ttl, Verdict, attempt_limit,
+    StoreOptions, Swept, Token, Ttl, Verdict, attempt_limit,
 };
 use crate::name::LockName;
 use crate::register::effort::Effort;
@@ -338,6 +338,11 @@ impl LeaseStore for EtcdLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let status = self.inspect(name).await?;
         Ok(matches!(status.state, State::Free))
+    }
+
+    /// A lock that is free has no key, and a rest ends with its lease: there is nothing to sweep.
+    async fn sweep(&self, _: &LockName, _: Duration, _: bool) -> Result<Swept, StoreError> {
+        Ok(Swept::Kept)
     }
 
     async fn examine(&self, _: &Examination) -> Examined {

@@ -16,6 +16,7 @@ mod machine;
 mod record;
 mod rules;
 mod schema;
+mod sweep;
 #[cfg(test)]
 mod tests;
 
@@ -38,7 +39,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, Pace, Released, Renewal, Status,
-    StoreOptions, Token, Ttl, Verdict, deadline,
+    StoreOptions, Swept, Token, Ttl, Verdict, deadline,
 };
 use crate::name::LockName;
 use crate::pacing::{Pacing, Turns};
@@ -305,6 +306,10 @@ impl LeaseStore for SqliteLeases {
 
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         self.deleted(name).await
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        self.swept(name, older_than, dry_run).await
     }
 
     async fn examine(&self, _: &Examination) -> Examined {
