@@ -221,7 +221,7 @@ pub(crate) struct LsArgs {
 #[command(
     after_help = "Only locks that are free, and have been for so long by the store's own clock; a lock that a dead holder left \
 behind is not free. The next token of a name is higher than all before, and who acquires a lock while it is swept has it. Refused \
-where the store does not delete conditionally.
+where the store does not delete conditionally, or the permission to delete is missing. On etcd nothing is left to sweep.
 
 Examples:
   leasehold sweep --older-than 30d --dry-run

@@ -130,7 +130,7 @@ impl Ready {
     pub(crate) fn start(command: &[OsString], plan: Plan) -> Result<Self, Failure> {
         Ok(Self {
             #[cfg(target_os = "linux")]
-            shim: plan.protects().then(|| Shim::start(command)).transpose().map_err(cannot_start)?,
+            shim: Some(Shim::start(command, plan.protects()).map_err(cannot_start)?),
             guardian: None,
             run: Id::random(&Random::from_os()),
             plan,
@@ -147,21 +147,21 @@ impl Ready {
     /// Starts what is missing of the processes that the command needs, and gives the ids of all: they work under the lock
     /// as long as they live.
     pub(crate) fn prepare(&mut self, command: &[OsString]) -> Result<Vec<u32>, Failure> {
-        if !self.plan.protects() {
-            return Ok(Vec::new());
+        let mut pids = Vec::new();
+        if self.plan.protects() {
+            // One that was killed meanwhile is replaced: the command never runs without.
+            let guardian = match self.guardian.take().and_then(Guardian::unless_ended) {
+                Some(guardian) => guardian,
+                None => Guardian::start(self.run).map_err(cannot_start)?,
+            };
+            pids.push(guardian.id());
+            self.guardian = Some(guardian);
         }
-        // One that was killed meanwhile is replaced: the command never runs without.
-        let guardian = match self.guardian.take().and_then(Guardian::unless_ended) {
-            Some(guardian) => guardian,
-            None => Guardian::start(self.run).map_err(cannot_start)?,
-        };
-        let mut pids = vec![guardian.id()];
-        self.guardian = Some(guardian);
         #[cfg(target_os = "linux")]
         {
             let shim = match self.shim.take() {
                 Some(shim) => shim,
-                None => Shim::start(command).map_err(cannot_start)?,
+                None => Shim::start(command, self.plan.protects()).map_err(cannot_start)?,
             };
             pids.extend(shim.process.id());
             self.shim = Some(shim);
@@ -170,6 +170,7 @@ impl Ready {
     }
 
     /// Starts `command`, the same, with `environment` on top of ours, and the mark of this run.
+    #[cfg_attr(target_os = "linux", expect(unused_variables))]
     pub(crate) fn launch(
         self,
         command: &[OsString],
@@ -187,7 +188,7 @@ impl Ready {
         #[cfg(target_os = "linux")]
         let process = match self.shim {
             Some(shim) => shim.go(environment).map_err(cannot_start)?,
-            None => spawn(command, environment)?,
+            None => return Err(cannot_start(io::Error::other("it was not prepared"))),
         };
         #[cfg(not(target_os = "linux"))]
         let process = spawn(command, environment)?;
@@ -218,6 +219,7 @@ fn cannot_start(error: io::Error) -> Failure {
 }
 
 /// Starts `command` as a child like any other.
+#[cfg(not(target_os = "linux"))]
 fn spawn(command: &[OsString], environment: &Environment<'_>) -> Result<tokio::process::Child, Failure> {
     let mut process = tokio::process::Command::new(&command[0]);
     process.args(&command[1..]);
@@ -247,11 +249,6 @@ pub(crate) fn is_interactive() -> bool {
 }
 
 impl Running {
-    /// The id of the command's process.
-    pub(crate) fn id(&self) -> Option<u32> {
-        self.process.id()
-    }
-
     /// Supervises the command until it has ended and nothing that it must not leave behind is left.
     pub(crate) async fn supervise(
         mut self,

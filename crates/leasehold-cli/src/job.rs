@@ -303,14 +303,9 @@ impl Job {
         let mut ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
         // If we are killed, the lock is not free before the command and its guardian have ended.
         let pids = ready.prepare(&self.command)?;
-        let failed = |error: Error| Failure { code: FAILED, ..error.into() };
-        locker.add_processes(guard, &pids).await.map_err(failed)?;
-        let running = ready.launch(&self.command, &environment)?;
-        if pids.is_empty() {
-            // It runs already, so trouble here must not keep it from being supervised.
-            let _ = locker.add_processes(guard, running.id().as_slice()).await;
-        }
-        running.supervise(guard, signals, clock).await
+        let added = locker.add_processes(guard, &pids).await;
+        added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
+        ready.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
     }
 
     /// Ends the guard, and lets the lock rest; a loss that only the store knows of goes into `loss`. Gives the error when

@@ -20,9 +20,10 @@ A command that has ended takes what is left of its process group with it: SIGTER
 only then is the lock released. A program that left the group (setsid, as daemons do) is let alone.
 
 When leasehold itself is killed, a guardian kills the command and what it started; on SQLite the lock is free when the last of \
-these has ended. What runs elsewhere, or as another user, is NOT ended with the command, neither at the loss of the lock: \
-containers (docker run), remote commands (ssh, kubectl exec), what sudo starts, and daemons that cleared their environment. Let \
-these check the token.
+these has ended.
+
+Nobody ends what runs elsewhere or as another user, also not when the lock is lost: containers (docker run), remote commands (ssh, \
+kubectl exec), what sudo starts; nor, when leasehold was killed, daemons that cleared their environment. Let these check the token.
 
 The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment, and with --permits \
 LEASEHOLD_PERMIT, the number of its permit.

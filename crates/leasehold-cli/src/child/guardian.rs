@@ -18,7 +18,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
 use leasehold::lease::Id;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, getpid};
+use rustix::process::{Pid, getpgid, getpid, setpgid, setsid};
 
 use super::tree::Tree;
 use super::{BURIAL, RUN};
@@ -127,6 +127,7 @@ enum News {
 pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
+    leave_session(root);
     let mut ear = Ear::default();
     let mut tree = None;
     let mut end: Option<Deadline> = None;
@@ -152,6 +153,14 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         });
     }
     ExitCode::SUCCESS
+}
+
+/// The kernel sends SIGHUP to a stopped process whose parent dies, if that is the last of its group's ties to their session. Who
+/// leads a group cannot leave its session, so we join the group of `root` for a moment.
+fn leave_session(root: Pid) {
+    let left = getpgid(Some(root)).and_then(|group| setpgid(None, Some(group))).and_then(|()| setsid());
+    // Only a guardian that is stopped is worse off without.
+    let _ = left;
 }
 
 /// What stands in the environment of the command, of all that it started, and in ours, and of nobody else.
