@@ -109,12 +109,16 @@ impl Job {
         let file = settings.pick(args.report, "report", |text| Ok(text.into()))?;
         let on_lost = settings.pick(args.on_lost, "on-lost", |text| OnLost::from_str(text, false))?;
         let grace = grace(settings, args.grace, ttl)?;
+        let cgroup = Settings::switch(args.cgroup, "cgroup")?;
+        if cgroup && on_lost == Some(OnLost::None) {
+            return Err(Failure::usage("--cgroup ends what --on-lost none lets run: say one of them"));
+        }
         if let Some(file) = &file {
             report::check(file)?;
         }
         Ok(Self {
             command: if args.shell { in_shell(args.command) } else { args.command },
-            plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl },
+            plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl, cgroup },
             file,
             report: Report { lock: lock.to_string(), store: store.shown(), ..Report::default() },
             store,
@@ -302,7 +306,7 @@ impl Job {
         ];
         let mut ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
         // If we are killed, the lock is not free before the command and its guardian have ended.
-        let pids = ready.prepare(&self.command)?;
+        let pids = ready.prepare()?;
         let added = locker.add_processes(guard, &pids).await;
         added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
         ready.launch(&self.command, &environment)?.supervise(guard, signals, clock).await

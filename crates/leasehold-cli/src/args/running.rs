@@ -22,8 +22,10 @@ only then is the lock released. A program that left the group (setsid, as daemon
 When leasehold itself is killed, a guardian kills the command and what it started; on SQLite the lock is free when the last of \
 these has ended.
 
-Nobody ends what runs elsewhere or as another user, also not when the lock is lost: containers (docker run), remote commands (ssh, \
-kubectl exec), what sudo starts; nor, when leasehold was killed, daemons that cleared their environment. Let these check the token.
+Nobody ends what runs elsewhere, also not when the lock is lost: containers (docker run), remote commands (ssh, kubectl exec). \
+Without --cgroup nobody ends what runs as another user (sudo) either, nor, when leasehold was killed, daemons that cleared their \
+environment. Let these check the token. --cgroup takes Linux, cgroups of version 2 and the permission to make one below our own, \
+and some ten milliseconds.
 
 The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment, and with --permits \
 LEASEHOLD_PERMIT, the number of its permit.
@@ -173,6 +175,9 @@ pub(crate) struct CommandArgs {
     /// SIGTERM when so much of the lease remains; at most half of the ttl [default: 10s or a third of the ttl]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
+    /// Run the command in a cgroup of its own, and let nothing in it outlive the command: neither daemons nor what sudo starts
+    #[arg(long)]
+    pub(crate) cgroup: bool,
     /// Write the outcome to FILE as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,

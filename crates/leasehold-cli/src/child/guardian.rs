@@ -20,6 +20,7 @@ use leasehold::lease::Id;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, getpgid, getpid, setpgid, setsid};
 
+use super::cgroup::Cgroup;
 use super::tree::Tree;
 use super::{BURIAL, RUN};
 use crate::exit::FAILED;
@@ -42,11 +43,12 @@ pub(super) struct Guardian {
 
 impl Guardian {
     /// Starts it for what has the mark of `run`. It has nothing to kill before [`watch`](Self::watch).
-    pub(super) fn start(run: Id) -> io::Result<Self> {
+    pub(super) fn start(run: Id, cgroup: Option<&Cgroup>) -> io::Result<Self> {
         let process = Command::new(super::OURSELVES)
             .arg0("leasehold")
             .arg(VERB)
             .arg(getpid().as_raw_nonzero().to_string())
+            .args(cgroup.map(Cgroup::folder))
             .env(RUN, run.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -147,7 +149,8 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     if let Some(tree) = tree {
         // The lock may be granted to others when we end, and before only when the lease does.
         let given_up = Deadline::new(SystemClock.now(), BURIAL);
-        tree.kill_for_good(mark().as_deref(), || {
+        let cgroup = arguments.get(1).map(|folder| Cgroup::made(folder.into()));
+        tree.kill_for_good(mark().as_deref(), cgroup.as_ref(), || {
             let now = SystemClock.now();
             given_up.passed(now) && end.is_none_or(|end| end.passed(now))
         });

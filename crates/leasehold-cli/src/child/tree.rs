@@ -7,6 +7,8 @@ use rustix::process::{
     Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, test_kill_process_group, waitpid,
 };
 
+use super::cgroup::Cgroup;
+
 /// How often [`Tree::kill`] looks for processes that were forked while it killed: a fork bomb ends some day too.
 const MOST_ROUNDS: usize = 1_000;
 
@@ -88,12 +90,17 @@ impl Tree {
         self.reap_orphans();
     }
 
-    /// Kills all of it, and what has `mark`, which is `KEY=value`, in its environment; waits until all that has been found has
+    /// Kills all of it, what has `mark`, which is `KEY=value`, in its environment, and what is in `cgroup`; waits until all that has been found has
     /// ended, unless `given_up`: a process may hang in the kernel.
     ///
     /// Once the root has ended, what the command started has become the children of others: on a terminal, where the command
     /// has no group of its own, nothing else tells them from the user's other programs.
-    pub(crate) fn kill_for_good(&self, mark: Option<&[u8]>, given_up: impl Fn() -> bool) {
+    pub(super) fn kill_for_good(
+        &self,
+        mark: Option<&[u8]>,
+        cgroup: Option<&Cgroup>,
+        given_up: impl Fn() -> bool,
+    ) {
         self.kill();
         let group = self.own_group.then_some(self.leader.as_raw_nonzero().get());
         let mut pause = SHORTEST_PAUSE;
@@ -111,7 +118,10 @@ impl Tree {
             };
             let alive = all.iter().filter(|p| !p.ended && p.pid != getpid() && belongs(p));
             found = alive.copied().collect();
-            if found.is_empty() || given_up() {
+            if let Some(cgroup) = cgroup {
+                cgroup.kill();
+            }
+            if (found.is_empty() && cgroup.is_none_or(Cgroup::is_empty)) || given_up() {
                 return;
             }
             for process in &found {

@@ -108,6 +108,7 @@ A setting is taken from the flag, else from the environment, else from config.to
   --note                 LEASEHOLD_NOTE                 note
   --on-lost              LEASEHOLD_ON_LOST              on_lost
   --grace                LEASEHOLD_GRACE                grace
+  --cgroup               LEASEHOLD_CGROUP               -
   --report               LEASEHOLD_REPORT               -
   --value, --on-exit     LEASEHOLD_VALUE, _ON_EXIT      -
   --per                  LEASEHOLD_PER                  -

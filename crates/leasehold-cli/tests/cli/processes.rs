@@ -274,6 +274,36 @@ fn the_lock_of_a_killed_run_ends_with_its_command() {
     place.run("run x -- true").expect(0);
 }
 
+/// Where one may be made: elsewhere it is seen to be refused.
+#[test]
+fn nothing_in_a_cgroup_outlives_its_command() {
+    let place = Place::new();
+    // Neither its group nor its environment tells whose it is, and its parent is gone.
+    let daemon = "setsid env -i sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
+        while ! [ -s daemon ]; do sleep 0.01; done";
+    let first = Outcome::of(place.scripted("run x --cgroup", daemon).output().unwrap());
+    if first.code != 0 {
+        assert!(first.stderr.contains("--cgroup") && first.code == 125, "{first:?}");
+        return;
+    }
+    let pid = place.read("daemon").trim().to_owned();
+    assert!(!lives(&pid), "it outlived its command");
+    std::fs::remove_file(place.path("daemon")).unwrap();
+
+    let holder = place.hold("run x --cgroup --ttl 1h", &format!("{daemon}; echo ready; exec sleep 1000"));
+    let pid = place.read("daemon").trim().to_owned();
+    let group = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let group = group.lines().find_map(|line| line.strip_prefix("0::")).unwrap().to_owned();
+    assert!(group.contains("leasehold-"), "{group}");
+    holder.signal(Signal::KILL);
+    place.run("run x -- true").expect(0);
+    assert!(!lives(&pid), "it outlived its lock");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+    let folder = format!("{}{group}", mount.split(' ').nth(4).unwrap());
+    until("the cgroup is removed", || !std::path::Path::new(&folder).exists());
+}
+
 #[test]
 fn a_release_that_hangs_is_broken_off_by_a_signal() {
     let place = Place::new();
