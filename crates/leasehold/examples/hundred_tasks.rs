@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::clock::Clock as _;
 use leasehold::env::Env;
 use leasehold::lease::StoreOptions;
 use leasehold::register::Register;

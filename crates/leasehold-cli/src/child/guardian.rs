@@ -118,6 +118,13 @@ impl Dismissed {
     }
 }
 
+impl Drop for Dismissed {
+    /// One that was stopped would stay for ever. Its end is not waited for.
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
 /// What the guardian was told.
 enum News {
     Watch { leader: Pid, own_group: bool },

@@ -110,7 +110,8 @@ fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
     let script = "echo $$; while :; do if [ -e taken ]; then echo went on > late; fi; done";
     let holder = place.hold("run x --ttl 1s", script);
     let child = holder.first.clone();
-    for pid in [child.parse().unwrap(), holder.guardian(), holder.pid()] {
+    let guardian = holder.guardian();
+    for pid in [child.parse().unwrap(), guardian, holder.pid()] {
         send(pid, Signal::STOP);
         until("it is stopped", || is_stopped(pid));
     }
@@ -120,6 +121,7 @@ fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
     holder.signal(Signal::CONT);
     holder.end().expect(122);
     assert!(!lives(&child));
+    until("nothing of the run is left", || !lives(&guardian.to_string()));
     assert_eq!(place.read("late"), "");
 }
 
