@@ -49,6 +49,22 @@ async fn who_acquires_before_the_delete_lands_keeps_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_acquires_before_the_delete_is_sent_keeps_the_lock() {
+    let world = World::new();
+    let (user, sweeper, _) = old(&world).await;
+    sweeper.network.next_read(Outcome::AnswerStalled);
+    let network = sweeper.network.clone();
+    let swept = tokio::spawn(async move { sweep(&sweeper).await });
+    network.until(|counts| counts.reads == 1).await;
+    let mut grant = user.granted().await;
+    network.deliver().await;
+    assert_eq!(swept.await.unwrap(), Swept::Kept);
+    assert_eq!(network.counts().deletes, 1, "of the version that it saw");
+    assert_eq!(world.raw().await["token"], grant.token.get());
+    user.leases.renew(&mut grant).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sweep_whose_answer_is_lost_is_known_to_have_deleted() {
     for (outcome, deletes) in [(Outcome::AppliedLost, 1), (Outcome::Dropped, 2)] {
         let world = World::new();
