@@ -8,6 +8,7 @@ use rustix::process::{
 };
 
 use super::cgroup::Cgroup;
+use super::guardian;
 
 /// How often [`Tree::kill`] looks for processes that were forked while it killed: a fork bomb ends some day too.
 const MOST_ROUNDS: usize = 1_000;
@@ -79,7 +80,8 @@ impl Tree {
         }
         self.signal_leader(Signal::KILL);
         for _ in 0..MOST_ROUNDS {
-            let alive: Vec<Process> = self.descendants().into_iter().filter(|p| !p.ended).collect();
+            let alive = self.descendants().into_iter().filter(|p| !p.ended && !p.is_guardian());
+            let alive: Vec<Process> = alive.collect();
             if alive.is_empty() {
                 break;
             }
@@ -124,7 +126,7 @@ impl Tree {
             if (found.is_empty() && cgroup.is_none_or(Cgroup::is_empty)) || given_up() {
                 return;
             }
-            for process in &found {
+            for process in found.iter().filter(|process| !process.is_guardian()) {
                 let _ = kill_process(process.pid, Signal::KILL);
             }
             sleep(pause);
@@ -199,6 +201,12 @@ impl Process {
     /// Whether it is the process `other`, and not one that was given its number later.
     fn is(&self, other: &Self) -> bool {
         (self.pid, self.start) == (other.pid, other.start)
+    }
+
+    /// Whether it is the guardian of a run within this one: it ends by itself, after all that it has to kill.
+    fn is_guardian(&self) -> bool {
+        let line = std::fs::read(format!("/proc/{}/cmdline", self.pid.as_raw_nonzero()));
+        line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(guardian::VERB.as_bytes()))
     }
 
     fn is_marked(&self, mark: &[u8]) -> bool {
