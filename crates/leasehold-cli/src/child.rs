@@ -383,21 +383,21 @@ impl Running {
             self.tree.signal_group(Signal::TERM);
             self.tree.signal_group(Signal::CONT);
             let patience = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
-            self.await_end(patience, clock).await;
+            await_end(|| self.tree.group_is_left(), patience, clock).await;
             self.tree.signal_group(Signal::KILL);
             if let Some(cgroup) = &self.cgroup {
                 cgroup.kill();
             }
         }
-        self.await_end(BURIAL, clock).await;
+        await_end(|| self.is_left(), BURIAL, clock).await;
         true
     }
+}
 
-    async fn await_end(&self, most: Duration, clock: &dyn Clock) {
-        let start = clock.now();
-        while self.is_left() && clock.now().longest_since(start) < most {
-            clock.sleep(GLANCE).await;
-        }
+async fn await_end(is_left: impl Fn() -> bool, most: Duration, clock: &dyn Clock) {
+    let start = clock.now();
+    while is_left() && clock.now().longest_since(start) < most {
+        clock.sleep(GLANCE).await;
     }
 }
 
