@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use leasehold::clock::timeout;
-use leasehold::lease::{State, Ttl};
+use leasehold::lease::{Claim, State, Ttl};
 use leasehold::{Due, Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
 use rustix::process::Signal;
 
 use crate::args::{ClaimArgs, duration};
 use crate::config::{Settings, Store};
-use crate::context::{clock, store_flag};
+use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, SIGNAL_BASE, TIMED_OUT};
 use crate::output::{Output, human};
 use crate::sharing::Sharing;
@@ -21,6 +21,9 @@ pub(crate) const WITHDRAWAL: Duration = Duration::from_millis(200);
 
 /// How long a store that has said nothing while we waited is given to say who has the lock.
 const LAST_LOOK: Duration = Duration::from_secs(2);
+
+/// The note that stands for the command line.
+const COMMAND_LINE: &str = "command-line";
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub(crate) struct Request {
     sharing: Sharing,
     owner: Option<String>,
     note: String,
+    /// How long a store may say nothing.
+    store_timeout: Duration,
     /// `run`, `once` or `acquire`, and what follows the lock's name: for help.
     verb: &'static str,
     tail: &'static str,
@@ -52,7 +57,7 @@ impl Request {
         name: LockName,
         claim: &ClaimArgs,
         ttl: Option<Duration>,
-        line: String,
+        note: Note,
         (verb, tail): (&'static str, &'static str),
     ) -> Result<Self, Failure> {
         let text = |text: &str| Ok(text.to_owned());
@@ -65,7 +70,14 @@ impl Request {
             patience: patience(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
             owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
-            note: settings.pick(claim.holder.note.clone(), "note", text)?.unwrap_or(line),
+            note: match settings.pick(claim.holder.note.clone(), "note", text)? {
+                None => note.name,
+                Some(wanted) if wanted == COMMAND_LINE => note.command_line,
+                Some(wanted) => wanted,
+            },
+            store_timeout: settings
+                .pick(claim.timeout.store_timeout, "store-timeout", duration)?
+                .unwrap_or(Claim::DEFAULT_PATIENCE),
             verb,
             tail,
             for_ticket: false,
@@ -157,6 +169,10 @@ impl Request {
         signals: &mut Signals,
         ask: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
+        let waiting = waiting.within(match self.patience {
+            Patience::Within(limit) => limit.min(self.store_timeout),
+            Patience::Try | Patience::Forever => self.store_timeout,
+        });
         let asked = ask(self.lock(locker).on_wait(waiting.observer()));
         tokio::select! {
             biased;
@@ -172,7 +188,7 @@ impl Request {
     }
 
     fn lock(&self, locker: &Locker) -> Lock {
-        let lock = locker.lock(self.name.as_str()).ttl(self.ttl);
+        let lock = locker.lock(self.name.as_str()).ttl(self.ttl).patience(self.store_timeout);
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         match &self.owner {
@@ -183,18 +199,19 @@ impl Request {
 
     /// What came of it instead of the lock.
     async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
-        let silent = matches!(self.patience, Patience::Within(_)) && error.kind() == ErrorKind::Unavailable;
-        match error.holder() {
-            Some(held) => self.held(held, &error, store),
-            None if silent => self.unheard_of(&error, locker, store).await,
+        match (error.holder(), self.patience) {
+            (Some(held), _) => self.held(held, &error, store),
+            (None, Patience::Within(limit)) if error.kind() == ErrorKind::Unavailable => {
+                self.unheard_of(error, limit, locker, store).await
+            }
             // Before the command was started: nothing ran without the lock.
-            None => Failure { code: FAILED, ..Failure::from(error) },
+            (None, _) => Failure { code: FAILED, ..Failure::from(error) },
         }
     }
 
     /// The time was up before anything was heard of a holder. A store that does not answer must not look like a lock
     /// that is held: with `-E 0` nobody would ever learn of it.
-    async fn unheard_of(&self, error: &Error, locker: &Locker, store: &Store) -> Failure {
+    async fn unheard_of(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
         let silent = |what: &str| {
             let message = format!("lock `{}`: {what}, and nothing was heard of a holder", self.name);
             Failure::new(FAILED, "unavailable", message)
@@ -202,11 +219,19 @@ impl Request {
         if matches!(self.sharing, Sharing::Permit(_)) {
             return silent("the store did not say in time whether a permit is free");
         }
-        match timeout(&*clock(locker), LAST_LOOK, locker.inspect(&self.name)).await {
-            None => silent("the store did not answer in time"),
+        // A short limit may be shorter than a request takes; a long one was long enough.
+        match timeout(&*clock(locker), LAST_LOOK.saturating_sub(limit), locker.inspect(&self.name)).await {
+            None => {
+                let failure = Failure::new(
+                    FAILED,
+                    "unavailable",
+                    format!("{error}, and nothing was heard of a holder"),
+                );
+                Failure { help: error.help().to_vec(), ..failure }
+            }
             Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
             Some(Ok(status)) => match &status.state {
-                State::Held(held) => self.held(held, error, store),
+                State::Held(held) => self.held(held, &error, store),
                 _ => silent("it is free, but the store did not grant it in time"),
             },
         }

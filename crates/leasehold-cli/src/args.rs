@@ -99,6 +99,8 @@ pub(crate) enum Verb {
     Wait(WaitArgs),
     /// Evict the holder of LOCK, if it is still the one with this token
     Break(BreakArgs),
+    /// Delete the records of locks that have been free for long
+    Sweep(SweepArgs),
     /// Pass an object through a command and write what comes out, unless it changed meanwhile: then again
     Update(UpdateArgs),
     /// Write an object, unless a higher token wrote it before
@@ -115,7 +117,7 @@ pub(crate) enum Verb {
     Help(HelpArgs),
 }
 
-/// With whom a lock is held.
+// With whom a lock is held. Structs that are flattened have no doc comment: it would become the verb's description.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct SharingArgs {
@@ -132,7 +134,7 @@ pub(crate) struct SharingArgs {
 
 const MAX_PERMITS: i64 = leasehold::Semaphore::MAX_PERMITS as i64;
 
-/// How a lock is asked for.
+// How a lock is asked for.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ClaimArgs {
     /// Do not wait when another holds it: exit 123
@@ -145,16 +147,26 @@ pub(crate) struct ClaimArgs {
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
     #[command(flatten)]
+    pub(crate) timeout: TimeoutArgs,
+    #[command(flatten)]
     pub(crate) holder: HolderArgs,
 }
 
-/// What others are shown of who holds a lock.
+// How long to put up with a store.
+#[derive(Debug, Default, Args)]
+pub(crate) struct TimeoutArgs {
+    /// Give up when the store has not answered for so long: exit 125 [default: 15s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) store_timeout: Option<Duration>,
+}
+
+// What others are shown of who holds a lock.
 #[derive(Debug, Default, Args)]
 pub(crate) struct HolderArgs {
     /// Who holds it, for others to see [default: the user]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner: Option<String>,
-    /// What it is held for, for others to see [default: the command line]
+    /// What it is held for, for others to see; `command-line` for CMD with its arguments [default: the name of CMD]
     #[arg(long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
 }
@@ -205,6 +217,28 @@ pub(crate) struct LsArgs {
     /// Only locks whose names start with this
     #[arg(add = ArgValueCompleter::new(lock_names))]
     pub(crate) prefix: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Only locks that are free, and have been for so long by the store's own clock; a lock that a dead holder left \
+behind is not free. The next token of a name is higher than all before, and who acquires a lock while it is swept has it. Refused \
+where the store does not delete conditionally, or the permission to delete is missing. On etcd nothing is left to sweep.
+
+Examples:
+  leasehold sweep --older-than 30d --dry-run
+  leasehold sweep builds/ --older-than 7d"
+)]
+pub(crate) struct SweepArgs {
+    /// Only locks whose names start with this
+    #[arg(add = ArgValueCompleter::new(lock_names))]
+    pub(crate) prefix: Option<OsString>,
+    /// For how long a lock has been free at least
+    #[arg(long, value_name = "DURATION", value_parser = duration, required = true)]
+    pub(crate) older_than: Duration,
+    /// Say what would be deleted, and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! The command that `run` runs: started, supervised against the lease, and ended before the lease does.
 
+mod cgroup;
 mod guardian;
 #[cfg(target_os = "linux")]
 mod shim;
@@ -20,6 +21,7 @@ use leasehold::random::Random;
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 
+use self::cgroup::Cgroup;
 pub(crate) use self::guardian::Dismissed;
 use self::guardian::Guardian;
 #[cfg(target_os = "linux")]
@@ -59,6 +61,8 @@ pub(crate) struct Plan {
     /// SIGTERM when so much remains.
     pub(crate) grace: Duration,
     pub(crate) ttl: Duration,
+    /// Whether the command has a cgroup of its own, in which nothing outlives it.
+    pub(crate) cgroup: bool,
 }
 
 impl Plan {
@@ -91,6 +95,8 @@ pub(crate) struct Running {
     process: tokio::process::Child,
     tree: Tree,
     guardian: Option<Guardian>,
+    /// Dropped after all that is in it has ended.
+    cgroup: Option<Cgroup>,
     plan: Plan,
     interactive: bool,
 }
@@ -120,31 +126,64 @@ pub(crate) struct Ready {
     /// What the command and all that it starts will be marked with.
     run: Id,
     #[cfg(target_os = "linux")]
-    shim: Option<Shim>,
+    shim: Shim,
     guardian: Option<Guardian>,
+    cgroup: Option<Cgroup>,
 }
 
 impl Ready {
     /// Starts what `command` begins as when it is run by `plan`.
-    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, clippy::unnecessary_wraps))]
+    #[cfg_attr(not(target_os = "linux"), expect(unused_variables))]
     pub(crate) fn start(command: &[OsString], plan: Plan) -> Result<Self, Failure> {
+        let run = Id::random(&Random::from_os());
+        let cgroup = plan.cgroup.then(|| Cgroup::make(run)).transpose().map_err(no_cgroup)?;
+        #[cfg(target_os = "linux")]
+        let shim = Shim::start(command, plan.protects()).map_err(cannot_start)?;
+        #[cfg(target_os = "linux")]
+        if let (Some(cgroup), Some(pid)) = (&cgroup, shim.process.id()) {
+            cgroup.add(pid).map_err(no_cgroup)?;
+        }
         Ok(Self {
             #[cfg(target_os = "linux")]
-            shim: plan.protects().then(|| Shim::start(command)).transpose().map_err(cannot_start)?,
+            shim,
             guardian: None,
-            run: Id::random(&Random::from_os()),
+            cgroup,
+            run,
             plan,
         })
     }
 
-    /// Starts its guardian too, which [`launch`](Self::launch) does otherwise, and if there is none by then.
+    /// Starts its guardian too, which [`prepare`](Self::prepare) does otherwise.
     pub(crate) fn guard(&mut self) {
         if self.plan.protects() {
-            self.guardian = Guardian::start(self.run).ok();
+            self.guardian = self.new_guardian().ok();
         }
     }
 
+    fn new_guardian(&self) -> io::Result<Guardian> {
+        Guardian::start(self.run, self.cgroup.as_ref())
+    }
+
+    /// Starts what is missing of the processes that the command needs, and gives the ids of all: they work under the lock
+    /// as long as they live.
+    pub(crate) fn prepare(&mut self) -> Result<Vec<u32>, Failure> {
+        let mut pids = Vec::new();
+        if self.plan.protects() {
+            // One that was killed meanwhile is replaced: the command never runs without.
+            let guardian = match self.guardian.take().and_then(Guardian::unless_ended) {
+                Some(guardian) => guardian,
+                None => self.new_guardian().map_err(cannot_start)?,
+            };
+            pids.push(guardian.id());
+            self.guardian = Some(guardian);
+        }
+        #[cfg(target_os = "linux")]
+        pids.extend(self.shim.process.id());
+        Ok(pids)
+    }
+
     /// Starts `command`, the same, with `environment` on top of ours, and the mark of this run.
+    #[cfg_attr(target_os = "linux", expect(unused_variables))]
     pub(crate) fn launch(
         self,
         command: &[OsString],
@@ -158,16 +197,9 @@ impl Ready {
             // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.
             let _ = rustix::process::set_child_subreaper(Some(getpid()));
         }
-        // Before the command goes, which is never without it; while that starts, it has the time to.
-        let mut guardian = match self.guardian.and_then(Guardian::unless_ended) {
-            None if plan.protects() => Some(Guardian::start(self.run).map_err(cannot_start)?),
-            started => started,
-        };
+        let mut guardian = self.guardian;
         #[cfg(target_os = "linux")]
-        let process = match self.shim {
-            Some(shim) => shim.go(environment).map_err(cannot_start)?,
-            None => spawn(command, environment)?,
-        };
+        let process = self.shim.go(environment).map_err(cannot_start)?;
         #[cfg(not(target_os = "linux"))]
         let process = spawn(command, environment)?;
         let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
@@ -177,7 +209,7 @@ impl Ready {
         if let Some(guardian) = &mut guardian {
             guardian.watch(&tree);
         }
-        Ok(Running { process, tree, guardian, plan, interactive })
+        Ok(Running { process, tree, guardian, cgroup: self.cgroup, plan, interactive })
     }
 
     /// Ends what was started: it will not be needed soon.
@@ -186,10 +218,15 @@ impl Ready {
             guardian.dismiss().end();
         }
         #[cfg(target_os = "linux")]
-        if let Some(shim) = self.shim {
-            shim.end().await;
-        }
+        self.shim.end().await;
     }
+}
+
+fn no_cgroup(error: io::Error) -> Failure {
+    Failure::new(FAILED, "failed", format!("--cgroup: the command cannot have a cgroup of its own: {error}"))
+        .with_help(
+            "that takes Linux 5.14, cgroups of version 2, and the permission to make one below our own",
+        )
 }
 
 fn cannot_start(error: io::Error) -> Failure {
@@ -197,6 +234,7 @@ fn cannot_start(error: io::Error) -> Failure {
 }
 
 /// Starts `command` as a child like any other.
+#[cfg(not(target_os = "linux"))]
 fn spawn(command: &[OsString], environment: &Environment<'_>) -> Result<tokio::process::Child, Failure> {
     let mut process = tokio::process::Command::new(&command[0]);
     process.args(&command[1..]);
@@ -280,7 +318,7 @@ impl Running {
         }
         if remaining <= margin {
             // Again in each round: what was forked meanwhile has to go too.
-            self.tree.kill();
+            self.kill();
             return Stage::Killed;
         }
         if stage == Stage::Running && self.plan.on_lost == OnLost::Term && remaining <= self.plan.grace {
@@ -290,6 +328,18 @@ impl Running {
             return Stage::Terminated;
         }
         stage
+    }
+
+    fn kill(&self) {
+        self.tree.kill();
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.kill();
+        }
+    }
+
+    /// Whether anything is left that must not outlive the command.
+    fn is_left(&self) -> bool {
+        self.tree.group_is_left() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
     }
 
     /// How long to sleep: until the next threshold, and never long.
@@ -324,27 +374,30 @@ impl Running {
     /// A process that goes on without the lock is as bad as a command that does, so they end before the release. Those
     /// that left the group on purpose, as daemons do, are let alone unless the lock was lost.
     async fn clear_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
-        if !self.plan.protects() || (!lost && !self.tree.group_is_left()) {
+        if !self.plan.protects() || (!lost && !self.is_left()) {
             return false;
         }
         if lost {
-            self.tree.kill();
+            self.kill();
         } else {
             self.tree.signal_group(Signal::TERM);
             self.tree.signal_group(Signal::CONT);
             let patience = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
-            self.await_end(patience, clock).await;
+            await_end(|| self.tree.group_is_left(), patience, clock).await;
             self.tree.signal_group(Signal::KILL);
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.kill();
+            }
         }
-        self.await_end(BURIAL, clock).await;
+        await_end(|| self.is_left(), BURIAL, clock).await;
         true
     }
+}
 
-    async fn await_end(&self, most: Duration, clock: &dyn Clock) {
-        let start = clock.now();
-        while self.tree.group_is_left() && clock.now().longest_since(start) < most {
-            clock.sleep(GLANCE).await;
-        }
+async fn await_end(is_left: impl Fn() -> bool, most: Duration, clock: &dyn Clock) {
+    let start = clock.now();
+    while is_left() && clock.now().longest_since(start) < most {
+        clock.sleep(GLANCE).await;
     }
 }
 

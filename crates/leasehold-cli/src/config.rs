@@ -29,6 +29,7 @@ struct File {
     store: Option<String>,
     ttl: Option<String>,
     wait: Option<String>,
+    store_timeout: Option<String>,
     conflict_exit_code: Option<u8>,
     owner: Option<String>,
     note: Option<String>,
@@ -132,7 +133,8 @@ impl Settings {
             (true, false) => format!("{} defines no aliases", self.path.display()),
             (false, _) => format!("{} defines: {}", self.path.display(), aliases.join(", ")),
         };
-        Err(Failure::new(FAILED, "invalid", format!("{given:?} is neither a store URL nor an alias"))
+        let shown = without_secrets(&given);
+        Err(Failure::new(FAILED, "invalid", format!("{shown:?} is neither a store URL nor an alias"))
             .with_help(known)
             .with_help("a store URL is like sqlite:/var/lib/locks.db; see `leasehold help stores`"))
     }
@@ -150,6 +152,7 @@ impl Settings {
             "store" => file.store.clone(),
             "ttl" => file.ttl.clone(),
             "wait" => file.wait.clone(),
+            "store-timeout" => file.store_timeout.clone(),
             "conflict-exit-code" => file.conflict_exit_code.map(|code| code.to_string()),
             "owner" => file.owner.clone(),
             "note" => file.note.clone(),
@@ -193,8 +196,22 @@ fn absolute(url: &str) -> String {
 }
 
 fn redacted(url: &str) -> String {
-    // What cannot be read may be anything, a password too.
-    leasehold::url::StoreUrl::parse(url).map_or_else(|_| "***".to_owned(), |url| url.to_string())
+    leasehold::url::StoreUrl::parse(url).map_or_else(|_| without_secrets(url), |url| url.to_string())
+}
+
+/// What was given in place of a URL, to be quoted: without what stands where URLs have users, passwords and options.
+pub(crate) fn without_secrets(given: &str) -> String {
+    let (place, options) = match given.split_once('?') {
+        Some((place, _)) => (place, "?..."),
+        None => (given, ""),
+    };
+    let scheme = place.find("://").map_or(0, |end| end + 3);
+    let place = match place.rfind('@') {
+        Some(at) if at >= scheme => format!("{}***{}", &place[..scheme], &place[at..]),
+        Some(at) => format!("***{}", &place[at..]),
+        None => place.to_owned(),
+    };
+    format!("{}{options}", leasehold::lease::printable(&place, 200))
 }
 
 /// An error's text without the value that it repeats in quotes, which may hold a password too.
@@ -234,4 +251,24 @@ fn variable(name: &str) -> Result<Option<(String, String)>, Failure> {
 
 fn key(name: &str) -> String {
     name.replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_url_is_quoted_without_secrets() {
+        for (given, shown) in [
+            ("counter.json", "counter.json"),
+            ("s3//bucket/x?secret=hunter2", "s3//bucket/x?..."),
+            ("s3://id:hunter2@/x", "s3://***@/x"),
+            ("id:hunter2@s3://x", "***@s3://x"),
+            ("id:hun@ter2@host", "***@host"),
+            ("@", "***@"),
+            ("", ""),
+        ] {
+            assert_eq!(without_secrets(given), shown);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What every verb starts from: settings, the way to print, and the store.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -10,7 +10,7 @@ use leasehold::clock::Clock;
 use leasehold::{LockName, Locker};
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::args::{ColorChoice, Common};
+use crate::args::{ColorChoice, CommandArgs, Common};
 use crate::config::{Settings, Store};
 use crate::exit::Failure;
 use crate::output::Output;
@@ -33,6 +33,7 @@ impl Context {
             json: Settings::switch(common.json, "json")?,
             quiet: Settings::switch(common.quiet, "quiet")?,
             color: color.unwrap_or_default(),
+            verbose: common.verbose > 0,
         };
         if common.verbose > 0 {
             log_to_stderr(common.verbose, output);
@@ -70,6 +71,14 @@ pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
     LockName::new(text).map_err(|error| Failure::bad_argument(&error))
 }
 
+/// A prefix of names as given on the command line.
+pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
+    let given = given.unwrap_or_default();
+    given
+        .to_str()
+        .ok_or_else(|| Failure::usage(format!("the prefix {:?} is not UTF-8", given.to_string_lossy())))
+}
+
 /// What is to be written into a command line to mean `store`; nothing for the default.
 pub(crate) fn store_flag(store: &Store) -> String {
     store
@@ -78,10 +87,30 @@ pub(crate) fn store_flag(store: &Store) -> String {
         .map_or_else(String::new, |given| format!(" -s {}", crate::output::human::quoted(given)))
 }
 
-/// The command line, for the note that others are shown.
-pub(crate) fn line_of(command: &[OsString]) -> String {
-    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    words.join(" ").chars().take(120).collect()
+/// What others are shown of a command: by default its name alone, since its arguments may hold secrets.
+#[derive(Clone, Debug)]
+pub(crate) struct Note {
+    /// `make …`
+    pub(crate) name: String,
+    /// `make deploy`
+    pub(crate) command_line: String,
+}
+
+impl Note {
+    pub(crate) fn of(command: &CommandArgs) -> Self {
+        let words: Vec<_> = command.command.iter().map(|word| word.to_string_lossy()).collect();
+        let program = match words.first() {
+            // A line for a shell begins with anything, an assignment too.
+            Some(_) if command.shell => "sh",
+            Some(program) => program.rsplit('/').next().unwrap_or_default(),
+            None => "",
+        };
+        let more = if command.shell || words.len() > 1 { " \u{2026}" } else { "" };
+        Self {
+            name: format!("{program}{more}").chars().take(120).collect(),
+            command_line: words.join(" ").chars().take(120).collect(),
+        }
+    }
 }
 
 fn log_to_stderr(verbose: u8, output: Output) {
@@ -128,5 +157,24 @@ impl MakeWriter<'_> for Log {
 
     fn make_writer(&self) -> Self {
         self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_holds_no_argument_unless_asked_for() {
+        let note = |shell, words: &[&str]| {
+            let command = words.iter().map(Into::into).collect();
+            Note::of(&CommandArgs { shell, command, ..CommandArgs::default() })
+        };
+        let curl = note(false, &["/usr/bin/curl", "-H", "Authorization: hunter2"]);
+        assert_eq!(curl.name, "curl \u{2026}");
+        assert_eq!(curl.command_line, "/usr/bin/curl -H Authorization: hunter2");
+        assert_eq!(note(false, &["./report.sh"]).name, "report.sh");
+        assert_eq!(note(true, &["TOKEN=hunter2 ./report.sh"]).name, "sh \u{2026}");
+        assert_eq!(note(false, &[]).name, "");
     }
 }

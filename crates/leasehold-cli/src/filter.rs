@@ -18,8 +18,10 @@ const EXISTS: &str = "LEASEHOLD_OBJECT_EXISTS";
 ///
 /// Dropping the future kills the command.
 pub(crate) async fn through(command: &[OsString], input: Option<&[u8]>) -> Result<Vec<u8>, Failure> {
-    let failed =
-        |error: io::Error| Failure::new(FAILED, "failed", format!("cannot run the command: {error}"));
+    let name = command[0].to_string_lossy();
+    let failed = |error: io::Error| {
+        Failure::new(FAILED, "failed", format!("cannot run the command {name:?}: {error}"))
+    };
     let mut process = Command::new(&command[0])
         .args(&command[1..])
         .env(EXISTS, if input.is_some() { "1" } else { "0" })
@@ -48,13 +50,12 @@ pub(crate) async fn through(command: &[OsString], input: Option<&[u8]>) -> Resul
         return Err(Failure::new(
             FAILED,
             "unsupported",
-            format!("the command printed more than {MAX_OBJECT_BYTES} bytes; nothing was written"),
+            format!("the command {name:?} printed more than {MAX_OBJECT_BYTES} bytes; nothing was written"),
         ));
     }
     let status = process.wait().await.map_err(failed)?;
     if status.success() {
         return Ok(output);
     }
-    let name = command[0].to_string_lossy();
     Err(Failure::new(of_child(status), "aborted", format!("{name}: {status}; nothing was written")))
 }

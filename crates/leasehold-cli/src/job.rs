@@ -109,12 +109,16 @@ impl Job {
         let file = settings.pick(args.report, "report", |text| Ok(text.into()))?;
         let on_lost = settings.pick(args.on_lost, "on-lost", |text| OnLost::from_str(text, false))?;
         let grace = grace(settings, args.grace, ttl)?;
+        let cgroup = Settings::switch(args.cgroup, "cgroup")?;
+        if cgroup && on_lost == Some(OnLost::None) {
+            return Err(Failure::usage("--cgroup ends what --on-lost none lets run: say one of them"));
+        }
         if let Some(file) = &file {
             report::check(file)?;
         }
         Ok(Self {
             command: if args.shell { in_shell(args.command) } else { args.command },
-            plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl },
+            plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl, cgroup },
             file,
             report: Report { lock: lock.to_string(), store: store.shown(), ..Report::default() },
             store,
@@ -261,7 +265,7 @@ impl Job {
         guard: Guard,
         afterwards: Afterwards,
     ) -> Result<u8, Failure> {
-        let Session { clock, signals, ready, former, .. } = session;
+        let Session { locker, clock, signals, ready, former } = session;
         let granted = clock.now();
         self.report.token = guard.token().ok();
         // On a terminal Ctrl-Z stops us and the command alike, without our help.
@@ -269,7 +273,7 @@ impl Job {
         if let Some(former) = former.take() {
             former.end();
         }
-        let mut ended = self.supervise(&guard, ready.take(), signals, &**clock).await;
+        let mut ended = self.supervise(&guard, ready.take(), locker, signals, &**clock).await;
         *former = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
         // What ended the command was not meant for the release.
         signals.forget();
@@ -289,6 +293,7 @@ impl Job {
         &self,
         guard: &Guard,
         ready: Option<Ready>,
+        locker: &Locker,
         signals: &mut Signals,
         clock: &dyn Clock,
     ) -> Result<Ended, Failure> {
@@ -299,7 +304,11 @@ impl Job {
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
             ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
-        let ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
+        let mut ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
+        // If we are killed, the lock is not free before the command and its guardian have ended.
+        let pids = ready.prepare()?;
+        let added = locker.add_processes(guard, &pids).await;
+        added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
         ready.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
     }
 
@@ -315,6 +324,7 @@ impl Job {
     ) -> Option<Error> {
         let name = guard.name().clone();
         let locker = session.locker.clone();
+        let left = guard.remaining();
         let given_up = async {
             match (rest, afterwards) {
                 (Some(period), _) => guard.rest(period).await,
@@ -323,7 +333,7 @@ impl Job {
             }
         };
         let mut untold = None;
-        let ours = match unless_signalled(given_up, session).await {
+        let ours = match unless_in_vain(given_up, left, session).await {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
                 // The store knows better: ended by somebody else since the last renewal, while the command ran.
@@ -438,16 +448,22 @@ async fn unless_long<T>(
     acquired.await
 }
 
-/// A signal breaks off what ends the guard, when the store hangs.
-async fn unless_signalled(
+/// When the store hangs, what ends the guard is broken off by a signal, and at the end of the lease, of which `left` is left:
+/// then it changes nothing any more.
+async fn unless_in_vain(
     given_up: impl Future<Output = leasehold::Result<Released>>,
+    left: Duration,
     session: &mut Session,
 ) -> leasehold::Result<Released> {
+    let Session { signals, clock, .. } = session;
     let mut given_up = std::pin::pin!(given_up);
     tokio::select! {
         biased;
         released = &mut given_up => released,
-        _ = session.signals.next_ending() => match timeout(&*session.clock, WITHDRAWAL, given_up).await {
+        () = clock.sleep(left) => {
+            Err(Error::new(ErrorKind::Unavailable, "the store did not answer before the lease ended"))
+        }
+        _ = signals.next_ending() => match timeout(&**clock, WITHDRAWAL, given_up).await {
             Some(released) => released,
             None => Err(Error::new(ErrorKind::Unavailable, "interrupted by a signal")),
         },

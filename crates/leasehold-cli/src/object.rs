@@ -4,6 +4,7 @@ use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Object, Token};
 
 use crate::args::ObjectArgs;
+use crate::config::without_secrets;
 use crate::exit::Failure;
 
 /// An object as given on the command line.
@@ -17,11 +18,11 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) async fn open(args: &ObjectArgs) -> Result<Self, Failure> {
         let Some(url) = args.object.to_str() else {
-            return Err(Failure::usage("the object's URL is not UTF-8"));
+            let shown = without_secrets(&args.object.to_string_lossy());
+            return Err(Failure::usage(format!("the object's URL {shown:?} is not UTF-8")));
         };
-        // It may be anything, a password too: it is not repeated.
         let shown = StoreUrl::parse(url).map_err(|_| {
-            Failure::usage("OBJECT is no URL")
+            Failure::usage(format!("{:?} is not the URL of an object", without_secrets(url)))
                 .with_help("like s3://my-bucket/path/counter.json or gs://my-bucket/counter.json")
         })?;
         let object = Object::open(url).await.map_err(|error| match error.kind() {

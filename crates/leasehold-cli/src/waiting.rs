@@ -16,6 +16,8 @@ use crate::sharing::Sharing;
 const SILENCE: Duration = Duration::from_millis(400);
 /// Where there is no terminal, a line so often.
 const LINE_EVERY: Duration = Duration::from_secs(30);
+/// A store that has said nothing for so long is told of.
+const UNANSWERED: Duration = Duration::from_secs(2);
 /// How often the spinner turns.
 const FRAME: Duration = Duration::from_millis(100);
 
@@ -29,11 +31,18 @@ pub(crate) struct Waiting {
     seen: Arc<Mutex<Option<(Held, Moment)>>>,
     /// Whether a line is to tell of each holder only once, in place of one now and then.
     once: bool,
+    /// How long a store that says nothing is asked.
+    limit: Duration,
 }
 
 impl Waiting {
     pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self { name, sharing: Sharing::Lock, clock, seen: Arc::default(), once: false }
+        Self { name, sharing: Sharing::Lock, clock, seen: Arc::default(), once: false, limit: Duration::MAX }
+    }
+
+    /// The same, given up after `limit` when the store says nothing.
+    pub(crate) fn within(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// The same, waiting to hold it with those whom `sharing` allows.
@@ -68,15 +77,16 @@ impl Waiting {
         if output.quiet {
             return std::future::pending().await;
         }
+        let start = self.clock.now();
         self.clock.sleep(SILENCE).await;
         if self.now().is_some_and(|held| is_our_own(&self.name, self.sharing, &held)) {
             output.warning(&format!("{}: this will not end by itself", OWN_LOCK));
         }
-        if output.spins() { self.spin(output).await } else { self.tell(output).await }
+        if output.spins() { self.spin(output, start).await } else { self.tell(output, start).await }
     }
 
     /// One line that changes, on a terminal.
-    async fn spin(&self, output: &Output) -> Infallible {
+    async fn spin(&self, output: &Output, start: Moment) -> Infallible {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let template = if output.colors() { "{spinner} {msg:.cyan}" } else { "{spinner} {msg}" };
         bar.set_style(
@@ -86,8 +96,12 @@ impl Waiting {
         let _cleared = Cleared(bar.clone());
         let shown = self.sharing.awaited(&self.name);
         loop {
-            if let Some(held) = self.now() {
-                bar.set_message(format!("{:>10} {}", "Waiting", human::waiting(&shown, &held)));
+            let message = match self.now() {
+                Some(held) => Some(human::waiting(&shown, &held)),
+                None => self.unanswered(start).map(|(passed, left)| human::unanswered(&shown, passed, left)),
+            };
+            if let Some(message) = message {
+                bar.set_message(format!("{:>10} {message}", "Waiting"));
                 bar.tick();
             }
             self.clock.sleep(FRAME).await;
@@ -95,10 +109,23 @@ impl Waiting {
     }
 
     /// A line now and then, into a log.
-    async fn tell(&self, output: &Output) -> Infallible {
+    async fn tell(&self, output: &Output, start: Moment) -> Infallible {
         let mut told = None;
+        let mut told_of_silence = !output.verbose;
         let shown = self.sharing.awaited(&self.name);
         loop {
+            if self.now().is_none()
+                && !told_of_silence
+                && let Some((passed, left)) = self.unanswered(start)
+            {
+                told_of_silence = true;
+                let line = if output.json {
+                    json::unanswered(&self.name, passed, left).to_string()
+                } else {
+                    format!("{:>12} {}", "Waiting", human::unanswered(&shown, passed, left))
+                };
+                let _ = writeln!(std::io::stderr(), "{line}");
+            }
             let Some(held) = self.now().filter(|held| !self.once || told != Some(held.token)) else {
                 self.clock.sleep(if told.is_some() { LINE_EVERY } else { FRAME }).await;
                 continue;
@@ -113,6 +140,12 @@ impl Waiting {
             let _ = writeln!(std::io::stderr(), "{line}");
             self.clock.sleep(LINE_EVERY).await;
         }
+    }
+
+    /// For how long the store has said nothing, if that is long, and for how long it is still asked.
+    fn unanswered(&self, start: Moment) -> Option<(Duration, Duration)> {
+        let passed = self.clock.now().shortest_since(start);
+        (passed >= UNANSWERED).then(|| (passed, self.limit.saturating_sub(passed)))
     }
 
     /// What was last heard, with its durations moved on to now.

@@ -45,6 +45,7 @@ mod renewal;
 mod semaphore;
 mod shared;
 mod status;
+mod sweep;
 mod tickets;
 mod tokens;
 mod waiting;
@@ -71,6 +72,7 @@ pub use self::renewal::*;
 pub use self::semaphore::*;
 pub use self::shared::*;
 pub use self::status::*;
+pub use self::sweep::*;
 pub use self::tickets::*;
 pub use self::tokens::*;
 pub use self::waiting::*;
@@ -165,6 +167,7 @@ cases! {
     names_that_look_alike_are_different_locks
     listing_goes_by_prefix
     listing_goes_beyond_a_thousand_locks
+    a_sweep_deletes_only_what_has_been_free_for_long
     a_waiter_is_woken_by_a_release
     a_waiter_that_comes_after_the_release_is_not_left_waiting
     a_waiter_is_woken_by_an_eviction

@@ -74,6 +74,11 @@ impl Guard {
         std::iter::once(self).chain(&self.parts)
     }
 
+    /// The names of this guard's own lock, and of those that are held for it.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &LockName> {
+        self.each().map(|guard| &guard.identity.name)
+    }
+
     /// The lock's name.
     pub fn name(&self) -> &LockName {
         &self.identity.name

@@ -20,7 +20,7 @@ pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
 use crate::clock::Deadline;
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
-use crate::error::StoreError;
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::name::LockName;
 
 /// A store that grants leases.
@@ -64,6 +64,17 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// When no answer could be had.
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let _ = grant;
+        Ok(())
+    }
+
+    /// Adds the processes with these ids to the holder of `name`, if that is this process: a store that
+    /// [sees dead processes](Capabilities::sees_dead_processes) takes the holder for dead only when all of them have ended.
+    /// By default nothing is done: other stores go by the lease alone.
+    ///
+    /// # Errors
+    /// When no answer could be had.
+    async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
+        let _ = (name, pids);
         Ok(())
     }
 
@@ -139,6 +150,20 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let _ = name;
         Ok(false)
+    }
+
+    /// Deletes the record of `name` if the lock has been free for `older_than`, by the store's own clock, and no rest is left;
+    /// with `dry_run`, only finds out whether it would. Tokens go on rising.
+    ///
+    /// Conditional: who acquires the lock meanwhile has it, and its record stays. A lock whose holder has died is not free.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where deletes are not conditional, or the store's clock is not
+    /// to be used; by default. When no answer could be had.
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        let _ = (name, older_than, dry_run);
+        let message = format!("records in {} cannot be swept", self.capabilities().store);
+        Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
     }
 
     /// What only this store can be asked when it is [examined](crate::Locker::examine): its permissions, its settings, the
@@ -303,6 +328,16 @@ pub enum Evicted {
     Evicted,
     /// It was not held with that token.
     Changed,
+}
+
+/// The answer to [`LeaseStore::sweep`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swept {
+    /// The record is deleted, or would be.
+    Deleted,
+    /// It stays, or there is none: the lock is held, rests, or has not been free for so long, as far as the store's clock
+    /// tells.
+    Kept,
 }
 
 /// How often a waiter may ask.

@@ -88,7 +88,7 @@ pub mod url;
 pub use self::election::{Election, Leader, Leadership};
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;
-pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, State, Status, Token};
+pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, State, Status, Swept, Token};
 pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::name::LockName;

@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::keeper::Opened;
 use crate::lease::{
-    Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Token,
+    Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Swept,
+    Token,
 };
 use crate::lock::Lock;
 use crate::name::LockName;
@@ -145,6 +146,22 @@ impl Locker {
         }
     }
 
+    /// Makes processes that this one has started part of the holder of `guard`: on a store that
+    /// [sees dead processes](Capabilities::sees_dead_processes), the death of this process then ends the lock only when these
+    /// have ended too. A release and the end of the lease end it as always.
+    ///
+    /// For a process whose children work under the lock and are not certain to die before it does. Ids of processes that
+    /// have ended are left out. Other stores are not asked.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
+        for name in guard.names().filter(|_| !pids.is_empty()) {
+            self.store().add_processes(name, pids).await?;
+        }
+        Ok(())
+    }
+
     /// A guard for the lock that `ticket` was made of: renews it, and then keeps it as any other guard does.
     ///
     /// The ticket stays valid, but a guard and another user of the ticket do not know of each other: whoever releases
@@ -190,6 +207,19 @@ impl Locker {
     /// A ticket of another store would be answered here with a loss that did not happen.
     fn check(&self, ticket: &Ticket) -> Result<()> {
         self.url().map_or(Ok(()), |url| ticket.check_store(url))
+    }
+
+    /// Deletes the record of `name` if the lock has been free for `older_than` by the store's own clock; with `dry_run`, only
+    /// finds out whether it would. Tokens go on rising, and who acquires the lock meanwhile has it. With
+    /// [`list`](Self::list), for stores that many names were used in once.
+    ///
+    /// Not cancel safe: a dropped call may or may not have had its effect.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where deletes are not conditional, or the store's clock is not
+    /// to be used (`store_clock=off`); what the store says.
+    pub async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept> {
+        Ok(self.store().sweep(name, older_than, dry_run).await?)
     }
 
     /// Creates what the store needs: a file, a table. Harmless when all is there.

@@ -71,7 +71,7 @@ pub(crate) struct PutArgs {
     pub(crate) allow_empty: bool,
 }
 
-/// Which object, and as what it is written.
+// Which object, and as what it is written.
 #[derive(Debug, Args)]
 pub(crate) struct ObjectArgs {
     /// The object's URL, like s3://my-bucket/path/counter.json?region=eu-west-1

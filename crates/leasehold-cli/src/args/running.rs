@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 
-use super::{ClaimArgs, HolderArgs, LockArgs, SharingArgs, duration};
+use super::{ClaimArgs, HolderArgs, LockArgs, SharingArgs, TimeoutArgs, duration};
 use crate::complete::lock_names;
 
 #[derive(Debug, Args)]
@@ -18,6 +18,14 @@ when the lock is taken away.
 
 A command that has ended takes what is left of its process group with it: SIGTERM, then SIGKILL after --grace, and \
 only then is the lock released. A program that left the group (setsid, as daemons do) is let alone.
+
+When leasehold itself is killed, a guardian kills the command and what it started; on SQLite the lock is free when the last of \
+these has ended.
+
+Nobody ends what runs elsewhere, also not when the lock is lost: containers (docker run), remote commands (ssh, kubectl exec). \
+Without --cgroup nobody ends what runs as another user (sudo) either, nor, when leasehold was killed, daemons that cleared their \
+environment. Let these check the token. --cgroup takes Linux, cgroups of version 2 and the permission to make one below our own, \
+and some ten milliseconds.
 
 The command finds LEASEHOLD_LOCK, LEASEHOLD_TOKEN and LEASEHOLD_STORE in its environment, and with --permits \
 LEASEHOLD_PERMIT, the number of its permit.
@@ -54,7 +62,7 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
+        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the ticket's lock when the command has ended
@@ -81,7 +89,7 @@ When the command ends by itself, the candidate resigns, so that another can lead
 after up to 30 s while the command keeps ending within a few seconds. SIGTERM and SIGINT are passed on to the command; when \
 it has ended, the candidate resigns at once and exits with the command's exit code.
 
-With --observe nothing is run: a line for who leads now, and one for each change.
+With --observe nothing is run: a line for who leads now, and one for each change. With --once it ends after the first.
 
 Examples:
   leasehold elect scheduler --value http://10.0.0.7:8080 -- ./scheduler
@@ -98,9 +106,14 @@ pub(crate) struct ElectArgs {
     /// What to do when the command ends by itself [default: campaign]
     #[arg(long, value_name = "ACTION")]
     pub(crate) on_exit: Option<OnExit>,
+    /// Lead once: exit when the command has ended, for whatever reason; with --observe: print who leads now, and exit
+    #[arg(long, conflicts_with = "on_exit")]
+    pub(crate) once: bool,
     /// Print who leads, and every change, and run nothing
-    #[arg(long, conflicts_with_all = ["value", "on_exit", "HolderArgs", "CommandArgs"])]
+    #[arg(long, conflicts_with_all = ["value", "on_exit", "store_timeout", "HolderArgs", "CommandArgs"])]
     pub(crate) observe: bool,
+    #[command(flatten)]
+    pub(crate) timeout: TimeoutArgs,
     #[command(flatten)]
     pub(crate) holder: HolderArgs,
     #[command(flatten)]
@@ -150,8 +163,8 @@ pub(crate) enum OnExit {
     Exit,
 }
 
-/// What is run under a lock, and how.
-#[derive(Debug, Args)]
+// What is run under a lock, and how.
+#[derive(Debug, Default, Args)]
 pub(crate) struct CommandArgs {
     /// How long the lease lasts unless it is renewed; it is renewed while the command runs [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -162,6 +175,9 @@ pub(crate) struct CommandArgs {
     /// SIGTERM when so much of the lease remains; at most half of the ttl [default: 10s or a third of the ttl]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
+    /// Run the command in a cgroup of its own, and let nothing in it outlive the command: neither daemons nor what sudo starts
+    #[arg(long)]
+    pub(crate) cgroup: bool,
     /// Write the outcome to FILE as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,

@@ -6,6 +6,8 @@
 //! that what stops `run` does not stop it. (PDEATHSIG, see [`super::shim`], covers only the command itself.)
 //!
 //! When `run` is gone, nothing ties what the command started to it but the environment: that is what they are found by.
+//!
+//! It ends last: a store that sees processes die grants the lock to others only when it has ended too.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -16,10 +18,11 @@ use std::time::Duration;
 use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
 use leasehold::lease::Id;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, getpid};
+use rustix::process::{Pid, getpgid, getpid, setpgid, setsid};
 
-use super::RUN;
-use super::tree::{self, Tree};
+use super::cgroup::Cgroup;
+use super::tree::Tree;
+use super::{BURIAL, RUN};
 use crate::exit::FAILED;
 
 /// The hidden verb.
@@ -40,11 +43,12 @@ pub(super) struct Guardian {
 
 impl Guardian {
     /// Starts it for what has the mark of `run`. It has nothing to kill before [`watch`](Self::watch).
-    pub(super) fn start(run: Id) -> io::Result<Self> {
+    pub(super) fn start(run: Id, cgroup: Option<&Cgroup>) -> io::Result<Self> {
         let process = Command::new(super::OURSELVES)
             .arg0("leasehold")
             .arg(VERB)
             .arg(getpid().as_raw_nonzero().to_string())
+            .args(cgroup.map(Cgroup::folder))
             .env(RUN, run.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -57,6 +61,10 @@ impl Guardian {
     /// None if somebody has ended it already.
     pub(super) fn unless_ended(mut self) -> Option<Self> {
         matches!(self.process.try_wait(), Ok(None)).then_some(self)
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
     }
 
     pub(super) fn pid(&self) -> Option<Pid> {
@@ -110,6 +118,13 @@ impl Dismissed {
     }
 }
 
+impl Drop for Dismissed {
+    /// One that was stopped would stay for ever. Its end is not waited for.
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
 /// What the guardian was told.
 enum News {
     Watch { leader: Pid, own_group: bool },
@@ -121,6 +136,7 @@ enum News {
 pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
+    leave_session(root);
     let mut ear = Ear::default();
     let mut tree = None;
     let mut end: Option<Deadline> = None;
@@ -138,12 +154,23 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         }
     }
     if let Some(tree) = tree {
-        tree.kill();
-        if let Some(mark) = mark() {
-            tree::kill_all_with(&mark);
-        }
+        // The lock may be granted to others when we end, and before only when the lease does.
+        let given_up = Deadline::new(SystemClock.now(), BURIAL);
+        let cgroup = arguments.get(1).map(|folder| Cgroup::made(folder.into()));
+        tree.kill_for_good(mark().as_deref(), cgroup.as_ref(), || {
+            let now = SystemClock.now();
+            given_up.passed(now) && end.is_none_or(|end| end.passed(now))
+        });
     }
     ExitCode::SUCCESS
+}
+
+/// The kernel sends SIGHUP to a stopped process whose parent dies, if that is the last of its group's ties to their session. Who
+/// leads a group cannot leave its session, so we join the group of `root` for a moment.
+fn leave_session(root: Pid) {
+    let left = getpgid(Some(root)).and_then(|group| setpgid(None, Some(group))).and_then(|()| setsid());
+    // Only a guardian that is stopped is worse off without.
+    let _ = left;
 }
 
 /// What stands in the environment of the command, of all that it started, and in ours, and of nobody else.

@@ -27,6 +27,9 @@ use crate::exit::FAILED;
 /// The hidden verb.
 pub(super) const VERB: &str = "__child";
 
+/// In place of the process that it dies with.
+const OUTLIVES: &str = "-";
+
 /// What the environment becomes fits: Linux lets no message between processes be longer, unless told to.
 const LONGEST: usize = 212_992;
 
@@ -38,13 +41,14 @@ pub(super) struct Shim {
 }
 
 impl Shim {
-    /// Starts it for `command`. The kernel ties its life to the *thread* that does so.
-    pub(super) fn start(command: &[OsString]) -> io::Result<Self> {
+    /// Starts it for `command`. If it is to die with us, the kernel ties its life to the *thread* that starts it.
+    pub(super) fn start(command: &[OsString], dies_with_us: bool) -> io::Result<Self> {
         // Messages keep their bounds, and the end of one side is told to the other.
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut process = tokio::process::Command::new(OURSELVES);
-        process.arg0("leasehold").arg(VERB).arg(getpid().as_raw_nonzero().to_string()).args(command);
+        let parent = if dies_with_us { getpid().as_raw_nonzero().to_string() } else { OUTLIVES.to_owned() };
+        process.arg0("leasehold").arg(VERB).arg(parent).args(command);
         process.stdin(Stdio::from(theirs));
         if !is_interactive() {
             process.process_group(0);
@@ -82,7 +86,7 @@ impl Shim {
 /// The process itself.
 pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let [parent, program, rest @ ..] = arguments else { return ExitCode::from(FAILED) };
-    if !dies_with(parent) {
+    if parent != OUTLIVES && !dies_with(parent) {
         return ExitCode::from(FAILED);
     }
     let mut command = Command::new(program);

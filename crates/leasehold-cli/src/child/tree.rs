@@ -1,11 +1,22 @@
 //! The command and everything that it started.
 
+use std::time::Duration;
+
+use rustix::event::{Timespec, poll};
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, test_kill_process_group, waitpid,
 };
 
+use super::cgroup::Cgroup;
+use super::guardian;
+
 /// How often [`Tree::kill`] looks for processes that were forked while it killed: a fork bomb ends some day too.
 const MOST_ROUNDS: usize = 1_000;
+
+/// What was killed is given so long to end before it is looked for again: from this,
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+/// up to this.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The processes of a command.
 ///
@@ -69,7 +80,8 @@ impl Tree {
         }
         self.signal_leader(Signal::KILL);
         for _ in 0..MOST_ROUNDS {
-            let alive: Vec<Process> = self.descendants().into_iter().filter(|p| !p.ended).collect();
+            let alive = self.descendants().into_iter().filter(|p| !p.ended && !p.is_guardian());
+            let alive: Vec<Process> = alive.collect();
             if alive.is_empty() {
                 break;
             }
@@ -78,6 +90,48 @@ impl Tree {
             }
         }
         self.reap_orphans();
+    }
+
+    /// Kills all of it, what has `mark`, which is `KEY=value`, in its environment, and what is in `cgroup`; waits until all that has been found has
+    /// ended, unless `given_up`: a process may hang in the kernel.
+    ///
+    /// Once the root has ended, what the command started has become the children of others: on a terminal, where the command
+    /// has no group of its own, nothing else tells them from the user's other programs.
+    pub(super) fn kill_for_good(
+        &self,
+        mark: Option<&[u8]>,
+        cgroup: Option<&Cgroup>,
+        given_up: impl Fn() -> bool,
+    ) {
+        self.kill();
+        let group = self.own_group.then_some(self.leader.as_raw_nonzero().get());
+        let mut pause = SHORTEST_PAUSE;
+        // A process that is dying has no environment any more, and perhaps another parent: it is known by having been found.
+        let mut found: Vec<Process> = Vec::new();
+        loop {
+            let all = processes();
+            let descendants = self.descendants_among(&all);
+            let belongs = |process: &Process| {
+                found.iter().any(|known| known.is(process))
+                    || process.pid == self.leader
+                    || Some(process.group) == group
+                    || descendants.iter().any(|known| known.is(process))
+                    || mark.is_some_and(|mark| process.is_marked(mark))
+            };
+            let alive = all.iter().filter(|p| !p.ended && p.pid != getpid() && belongs(p));
+            found = alive.copied().collect();
+            if let Some(cgroup) = cgroup {
+                cgroup.kill();
+            }
+            if (found.is_empty() && cgroup.is_none_or(Cgroup::is_empty)) || given_up() {
+                return;
+            }
+            for process in found.iter().filter(|process| !process.is_guardian()) {
+                let _ = kill_process(process.pid, Signal::KILL);
+            }
+            sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
     }
 
     /// Takes note of the end of orphans that became our children, so that they do not stay as zombies. Not of the
@@ -116,7 +170,10 @@ impl Tree {
     }
 
     fn descendants(&self) -> Vec<Process> {
-        let all = processes();
+        self.descendants_among(&processes())
+    }
+
+    fn descendants_among(&self, all: &[Process]) -> Vec<Process> {
         let mut found: Vec<Process> = Vec::new();
         let mut parents = vec![self.root.as_raw_nonzero().get()];
         while let Some(parent) = parents.pop() {
@@ -129,32 +186,38 @@ impl Tree {
     }
 }
 
-/// Kills all processes but us that were started with `mark`, which is `KEY=value`, in their environment.
-///
-/// Once the root has ended, what the command started has become the children of others: on a terminal, where the command
-/// has no group of its own, nothing else tells them from the user's other programs.
-pub(crate) fn kill_all_with(mark: &[u8]) {
-    let is_marked = |process: &Process| {
-        let pid = process.pid.as_raw_nonzero();
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|entry| entry == mark)
-    };
-    for _ in 0..MOST_ROUNDS {
-        let alive = processes().into_iter().filter(|p| !p.ended && p.pid != getpid() && is_marked(p));
-        let killed = alive.filter(|process| kill_process(process.pid, Signal::KILL).is_ok()).count();
-        if killed == 0 {
-            break;
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Process {
     pid: Pid,
     parent: i32,
     group: i32,
+    /// When it started, in clock ticks since boot.
+    start: u64,
     /// A zombie: it does nothing any more.
     ended: bool,
+}
+
+impl Process {
+    /// Whether it is the process `other`, and not one that was given its number later.
+    fn is(&self, other: &Self) -> bool {
+        (self.pid, self.start) == (other.pid, other.start)
+    }
+
+    /// Whether it is the guardian of a run within this one: it ends by itself, after all that it has to kill.
+    fn is_guardian(&self) -> bool {
+        let line = std::fs::read(format!("/proc/{}/cmdline", self.pid.as_raw_nonzero()));
+        line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(guardian::VERB.as_bytes()))
+    }
+
+    fn is_marked(&self, mark: &[u8]) -> bool {
+        let environment = std::fs::read(format!("/proc/{}/environ", self.pid.as_raw_nonzero()));
+        environment.is_ok_and(|text| text.split(|byte| *byte == 0).any(|entry| entry == mark))
+    }
+}
+
+/// Without a runtime: the guardian has none.
+fn sleep(pause: Duration) {
+    let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() }));
 }
 
 /// All processes that /proc shows; none where there is no /proc.
@@ -168,11 +231,18 @@ fn process(pid: i32) -> Option<Process> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
     // The second field is the program's name in parentheses, which may hold spaces and parentheses.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    let group = fields.next()?.parse().ok()?;
-    Some(Process { pid: Pid::from_raw(pid)?, parent, group, ended: matches!(state, "Z" | "X") })
+    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    // Counted as in proc(5), the state is field 3.
+    let field = |number: usize| fields.get(number - 3).copied();
+    let number = |field: &str| field.parse().ok();
+    // A process whose first thread has ended shows as a zombie while its others still run.
+    let ended = match field(3)? {
+        "X" => true,
+        "Z" => field(20)?.parse::<u64>().ok()? <= 1,
+        _ => false,
+    };
+    let (parent, group) = (number(field(4)?)?, number(field(5)?)?);
+    Some(Process { pid: Pid::from_raw(pid)?, parent, group, start: field(22)?.parse().ok()?, ended })
 }
 
 #[cfg(test)]

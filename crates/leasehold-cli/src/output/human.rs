@@ -35,6 +35,15 @@ pub(crate) fn waiting(name: &str, held: &Held) -> String {
     text
 }
 
+/// `for deploy/prod: no answer from the store for 3s, trying for another 12s`
+pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String {
+    let text = format!("for {name}: no answer from the store for {}", span(passed));
+    match left {
+        Duration::ZERO => text,
+        left => format!("{text}, trying for another {}", span_up(left)),
+    }
+}
+
 /// `nightly already ran 3m ago (alice@ci-7), again in <= 57m`
 pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     let mut text = format!("{name} already ran");
@@ -258,6 +267,9 @@ mod tests {
             line,
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
         );
+        let unanswered = |left| unanswered("x", Duration::from_millis(3_100), Duration::from_millis(left));
+        assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, trying for another 12s");
+        assert_eq!(unanswered(0), "for x: no answer from the store for 3s");
         assert_eq!(who_shortly(&held), "alice@ci-7 (pid 4121)");
         let mut ran = AlreadyRan::default();
         let name = LockName::new("nightly").unwrap();

@@ -21,6 +21,14 @@ pub(crate) fn waiting(name: &LockName, held: &Held) -> Value {
     Value::Object(object)
 }
 
+/// `{"type":"unanswered","lock","for_ms","trying_for_ms"}`
+pub(crate) fn unanswered(name: &LockName, passed: Duration, left: Duration) -> Value {
+    let mut object = object("unanswered", name);
+    object.insert("for_ms".into(), ms(passed).into());
+    object.insert("trying_for_ms".into(), ms(left).into());
+    Value::Object(object)
+}
+
 /// `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`
 pub(crate) fn already_ran(name: &LockName, ran: &Earlier) -> Value {
     let mut object = object("already_ran", name);

@@ -15,6 +15,8 @@ pub(crate) struct Output {
     pub(crate) json: bool,
     pub(crate) quiet: bool,
     pub(crate) color: ColorChoice,
+    /// Whether what happens is logged.
+    pub(crate) verbose: bool,
 }
 
 impl Output {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::acquiring::Request;
 use crate::args::AcquireArgs;
-use crate::context::{self, Context};
+use crate::context::{self, Context, Note};
 use crate::exit::{FAILED, Failure};
 use crate::output::json::{ms, object};
 use crate::output::{human, print_all};
@@ -21,7 +21,8 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
         )));
     }
     let line = "leasehold acquire".to_owned();
-    let request = Request::new(&context.settings, name, &args.claim, args.ttl, line, ("acquire", ""))?
+    let note = Note { name: line.clone(), command_line: line };
+    let request = Request::new(&context.settings, name, &args.claim, args.ttl, note, ("acquire", ""))?
         .for_ticket()
         .sharing(sharing);
     let store = context.store()?;

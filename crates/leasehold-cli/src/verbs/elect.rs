@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::acquiring::{Request, interrupted};
 use crate::args::{ClaimArgs, ElectArgs, OnExit};
-use crate::context::{self, Context};
+use crate::context::{self, Context, Note};
 use crate::exit::{Failure, SIGNAL_BASE};
 use crate::job::{Afterwards, Job, Session};
 use crate::output::{human, json, tell};
@@ -24,17 +24,18 @@ const SHORT: Duration = Duration::from_secs(10);
 pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.name)?;
     if args.observe {
-        return observe(context, name.as_str()).await;
+        return observe(context, name.as_str(), args.once).await;
     }
     let value = value(context, args.value)?;
     let on_exit = context.settings.pick(args.on_exit, "on-exit", |text| OnExit::from_str(text, false))?;
-    let line = context::line_of(&args.command.command);
-    let claim = ClaimArgs { holder: args.holder, ..ClaimArgs::default() };
+    let note = Note::of(&args.command);
+    let claim = ClaimArgs { holder: args.holder, timeout: args.timeout, ..ClaimArgs::default() };
     let request =
-        Request::new(&context.settings, name, &claim, args.command.ttl, line, ("elect", " -- ..."))?
+        Request::new(&context.settings, name, &claim, args.command.ttl, note, ("elect", " -- ..."))?
             .for_ever();
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
-    let candidate = Candidate { context, request, value, on_exit: on_exit.unwrap_or_default() };
+    let candidate =
+        Candidate { context, request, value, on_exit: on_exit.unwrap_or_default(), once: args.once };
     job.reported(context, async |job: &mut Job| candidate.run(job).await).await
 }
 
@@ -43,6 +44,8 @@ struct Candidate<'a> {
     request: Request,
     value: Option<String>,
     on_exit: OnExit,
+    /// Whether it leads only once.
+    once: bool,
 }
 
 impl Candidate<'_> {
@@ -71,7 +74,7 @@ impl Candidate<'_> {
                 Some(Signal::HUP) => i32::from(code) == i32::from(SIGNAL_BASE) + Signal::HUP.as_raw(),
                 signal => signal.is_some(),
             };
-            if asked_to_end || (self.on_exit == OnExit::Exit && !job.was_lost()) {
+            if asked_to_end || self.once || (self.on_exit == OnExit::Exit && !job.was_lost()) {
                 return Ok(code);
             }
             if session.clock.now().longest_since(elected) >= SHORT {
@@ -108,8 +111,8 @@ fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Fail
     Ok(value)
 }
 
-/// Prints who leads, until nobody reads it any more.
-async fn observe(context: &Context, name: &str) -> Result<u8, Failure> {
+/// Prints who leads: `once`, or until nobody reads it any more.
+async fn observe(context: &Context, name: &str, once: bool) -> Result<u8, Failure> {
     let locker = context::open(&context.store()?).await?;
     let mut changes = locker.election(name).observe();
     while let Some(leader) = changes.next().await {
@@ -119,7 +122,7 @@ async fn observe(context: &Context, name: &str) -> Result<u8, Failure> {
         } else {
             human::leader(leader.as_ref())
         };
-        if !tell(&format!("{line}\n"))? {
+        if !tell(&format!("{line}\n"))? || once {
             break;
         }
     }

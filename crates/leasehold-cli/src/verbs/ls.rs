@@ -13,8 +13,7 @@ use crate::output::{human, json, print};
 const AT_ONCE: usize = 8;
 
 pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
-    let prefix = args.prefix.unwrap_or_default();
-    let prefix = prefix.to_str().ok_or_else(|| Failure::usage("the prefix is not UTF-8"))?;
+    let prefix = context::prefix(args.prefix.as_deref())?;
     let locker = context::open(&context.store()?).await?;
     let look = |name: leasehold::Result<leasehold::LockName>| async { locker.inspect(&name?).await };
     let mut statuses = locker.list(prefix).map(look).buffered(AT_ONCE);

@@ -6,9 +6,9 @@ use clap::{Command, CommandFactory as _};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-use super::topics::TOPICS;
+use super::topics::{TOPICS, suggested};
 use crate::args::{Cli, ManArgs};
-use crate::exit::{FAILED, Failure, USAGE};
+use crate::exit::{FAILED, Failure};
 use crate::output::print;
 
 pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
@@ -21,7 +21,10 @@ pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
         None => page(&command, true),
         Some(verb) => match command.find_subcommand(verb) {
             Some(command) => page(command, false),
-            None => return Err(Failure::new(USAGE, "usage", format!("there is no verb {verb:?}"))),
+            None => {
+                let failure = Failure::usage(format!("there is no verb {verb:?}"));
+                return Err(suggested(verb, failure));
+            }
         },
     };
     print(&String::from_utf8_lossy(&page.map_err(failed)?))?;
@@ -30,6 +33,9 @@ pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
 
 fn write_all(command: &Command, folder: &Path) -> Result<u8, Failure> {
     let write = |name: String, page: std::io::Result<Vec<u8>>| std::fs::write(folder.join(name), page?);
+    let failed = |error| {
+        Failure::new(FAILED, "failed", format!("cannot write the manual into {}: {error}", folder.display()))
+    };
     write("leasehold.1".to_owned(), page(command, true)).map_err(failed)?;
     for verb in command.get_subcommands() {
         write(format!("leasehold-{}.1", verb.get_name()), page(verb, false)).map_err(failed)?;

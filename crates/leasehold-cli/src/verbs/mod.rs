@@ -15,6 +15,7 @@ mod release;
 mod renew;
 mod run;
 mod show;
+mod sweep;
 mod ticket;
 mod topics;
 mod update;
@@ -66,6 +67,7 @@ fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::History(args) => on(small_runtime(), history::history(context, args)),
         Verb::Wait(args) => on(small_runtime(), wait::wait(context, args)),
         Verb::Break(args) => on(small_runtime(), break_::break_(context, args)),
+        Verb::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
         Verb::Update(args) => on(small_runtime(), update::update(context, args)),
         Verb::Put(args) => on(small_runtime(), put::put(context, args)),
         Verb::Init => on(small_runtime(), init::init(context)),

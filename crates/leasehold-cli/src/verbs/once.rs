@@ -7,7 +7,7 @@ use leasehold::{Due, OncePer};
 use crate::acquiring::Request;
 use crate::args::{OnceArgs, duration};
 use crate::config::Settings;
-use crate::context::{self, Context};
+use crate::context::{self, Context, Note};
 use crate::exit::Failure;
 use crate::job::{Afterwards, Job};
 use crate::output::human;
@@ -16,9 +16,9 @@ pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<u8, Failur
     let name = context::lock_name(&args.lock.lock)?;
     let period = period(&context.settings, args.per)?;
     let also_after_failure = Settings::switch(args.count_failures, "count-failures")?;
-    let line = context::line_of(&args.command.command);
+    let note = Note::of(&args.command);
     let words = ("once", " --per ... -- ...");
-    let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, line, words)?;
+    let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, note, words)?;
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
         let mut session = job.begin_at_once().await?;

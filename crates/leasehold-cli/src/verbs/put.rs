@@ -18,10 +18,10 @@ pub(super) async fn put(context: &Context, args: PutArgs) -> Result<u8, Failure>
     let Target { object, shown } = Target::open(&args.object).await?;
     let content = content(&args.file)?;
     if content.is_empty() && is_stdin(&args.file) && !args.allow_empty {
-        return Err(Failure::new(FAILED, "empty", "there is nothing on stdin; the object was left as it is")
-            .with_help(
-                "a pipeline that broke looks like that; say --allow-empty when an empty object is meant",
-            ));
+        let message = format!("there is nothing on stdin; {shown} was left as it is");
+        return Err(Failure::new(FAILED, "empty", message).with_help(
+            "a pipeline that broke looks like that; say --allow-empty when an empty object is meant",
+        ));
     }
     let bytes = content.len();
     object.write_fenced(token, content).await?;

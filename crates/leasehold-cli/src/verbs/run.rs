@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use super::ticket;
 use crate::acquiring::Request;
 use crate::args::{CommandArgs, IN_VARIABLE, RunArgs};
-use crate::context::{self, Context};
+use crate::context::{self, Context, Note};
 use crate::exit::Failure;
 use crate::job::{Afterwards, Job};
 use crate::sharing::Sharing;
@@ -17,9 +17,9 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure>
     }
     let lock = args.lock.ok_or_else(|| Failure::usage("there is no lock to run under"))?;
     let name = context::lock_name(&lock)?;
-    let line = context::line_of(&args.command.command);
+    let note = Note::of(&args.command);
     let words = ("run", " -- ...");
-    let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, line, words)?
+    let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, note, words)?
         .sharing(Sharing::of(&args.sharing));
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use clap::CommandFactory as _;
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory as _, Parser as _};
 use leasehold::stores::SCHEMES;
 
 use crate::args::{Cli, HelpArgs};
@@ -39,8 +40,19 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
         return Ok(0);
     }
     let topics: Vec<&str> = TOPICS.iter().map(|topic| topic.name).collect();
-    Err(Failure::usage(format!("there is no verb or topic {wanted:?}"))
-        .with_help(format!("the topics are: {}; the verbs: leasehold --help", topics.join(", "))))
+    let failure = suggested(wanted, Failure::usage(format!("there is no verb or topic {wanted:?}")));
+    Err(failure.with_help(format!("the topics are: {}; the verbs: leasehold --help", topics.join(", "))))
+}
+
+/// With the verb that is most like `wanted`, as the parser of the command line says.
+pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
+    let error = Cli::try_parse_from(["leasehold", wanted]).err();
+    match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {
+        Some(ContextValue::Strings(verbs)) if !verbs.is_empty() => {
+            failure.with_help(format!("a similar verb: {}", verbs.join(", ")))
+        }
+        _ => failure,
+    }
 }
 
 const EXIT_CODES: &str = "\
@@ -90,11 +102,13 @@ A setting is taken from the flag, else from the environment, else from config.to
   --ttl                  LEASEHOLD_TTL                  ttl
   --wait                 LEASEHOLD_WAIT                 wait
   --try                  LEASEHOLD_TRY                  -
+  --store-timeout        LEASEHOLD_STORE_TIMEOUT        store_timeout
   --conflict-exit-code   LEASEHOLD_CONFLICT_EXIT_CODE   conflict_exit_code
   --owner                LEASEHOLD_OWNER                owner
   --note                 LEASEHOLD_NOTE                 note
   --on-lost              LEASEHOLD_ON_LOST              on_lost
   --grace                LEASEHOLD_GRACE                grace
+  --cgroup               LEASEHOLD_CGROUP               -
   --report               LEASEHOLD_REPORT               -
   --value, --on-exit     LEASEHOLD_VALUE, _ON_EXIT      -
   --per                  LEASEHOLD_PER                  -
@@ -109,6 +123,8 @@ The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.t
 
   store = \"prod\"
   ttl = \"1m\"
+
+  note = \"command-line\"      # show others the whole command line, which may hold secrets, and not the command's name alone
 
   [stores.prod]
   url = \"s3://my-bucket/locks?region=eu-west-1\"

@@ -26,7 +26,7 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
     let made = async |content: Option<&[u8]>| {
         let made = filter::through(&command, content).await?;
         if made.is_empty() && !args.allow_empty {
-            return Err(emptied());
+            return Err(emptied(&command[0].to_string_lossy(), &shown));
         }
         Ok(Some(made.into()))
     };
@@ -46,9 +46,13 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
     Ok(0)
 }
 
-fn emptied() -> Failure {
-    Failure::new(FAILED, "empty", "the command printed nothing; the object was left as it is")
-        .with_help("a pipeline that broke looks like that; say --allow-empty when an empty object is meant")
+fn emptied(command: &str, shown: &str) -> Failure {
+    Failure::new(
+        FAILED,
+        "empty",
+        format!("the command {command:?} printed nothing; {shown} was left as it is"),
+    )
+    .with_help("a pipeline that broke looks like that; say --allow-empty when an empty object is meant")
 }
 
 fn say(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure> {

@@ -1,10 +1,12 @@
 //! `leasehold wait LOCK`: waits until nobody has it, without taking it.
 
+use std::time::Duration;
+
 use leasehold::clock::timeout;
 
 use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
-use crate::exit::{Failure, TIMED_OUT};
+use crate::exit::{FAILED, Failure, TIMED_OUT};
 use crate::output::{human, json, print};
 use crate::waiting::Waiting;
 
@@ -13,12 +15,17 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
     let limit = context.settings.pick(args.wait, "wait", duration)?;
     let locker = context::open(&context.store()?).await?;
     let clock = context::clock(&locker);
-    let waiting = Waiting::new(name.clone(), clock.clone());
+    let waiting = Waiting::new(name.clone(), clock.clone()).within(limit.unwrap_or(Duration::MAX));
     let observer = waiting.observer();
     let free = waiting.show_during(&context.output, locker.wait_free(&name, &observer));
     match limit {
         None => free.await?,
         Some(limit) => timeout(&*clock, limit, free).await.ok_or_else(|| {
+            if waiting.now().is_none() {
+                let message =
+                    format!("lock `{name}`: the store did not answer within {}", human::span(limit));
+                return Failure::new(FAILED, "unavailable", message);
+            }
             let message = format!("lock `{name}` was not free within {}", human::span(limit));
             Failure::new(TIMED_OUT, "timed_out", message)
                 .with_help(format!("see who has it: leasehold show {}", human::quoted(name.as_str())))

@@ -81,6 +81,8 @@ fn bad_options_are_usage_errors() {
         "break x --token abc",
         "break x --token -1",
         "completions tcsh",
+        "sweep",
+        "sweep --older-than 30",
         "help wat",
         "man wat",
     ] {
@@ -94,6 +96,24 @@ fn bad_options_are_usage_errors() {
 }
 
 #[test]
+fn what_is_misspelt_is_answered_with_what_is_most_like_it() {
+    let place = Place::new();
+    for (words, meant) in [
+        ("rum x -- true", "'run'"),
+        ("relase", "'release'"),
+        ("run x --wiat 5s -- true", "'--wait'"),
+        ("elect x --onec -- true", "'--once'"),
+        ("ls --jsn", "'--json'"),
+        ("run x --on-lost trem -- true", "'term'"),
+        ("help swep", "sweep"),
+        ("man exect", "elect"),
+    ] {
+        let outcome = place.run(words).expect(2);
+        assert!(outcome.stderr.contains(meant), "{words}: {outcome:?}");
+    }
+}
+
+#[test]
 fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
     let place = Place::new();
     for (object, named) in
@@ -102,6 +122,7 @@ fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
         for words in [format!("update {object} -- cat"), format!("put {object} - --fence 1")] {
             let outcome = place.run(&words).expect(2);
             assert!(outcome.stderr.contains(named) && outcome.stderr.starts_with("error: "), "{outcome:?}");
+            assert!(object != "counter.json" || outcome.stderr.contains(r#""counter.json""#), "{outcome:?}");
         }
     }
     if cfg!(feature = "s3") {

@@ -283,3 +283,18 @@ fn what_makes_no_sense_is_a_usage_error() {
     place.run("-s nosuch://x elect x -- true").expect(125);
     place.run("elect x -- no-such-command").expect(127);
 }
+
+#[test]
+fn with_once_a_candidate_leads_once_and_an_observer_looks_once() {
+    let place = Place::new();
+    assert_eq!(place.run("elect x --observe --once").expect(0).stdout, "nobody\n");
+    let ended = place.run_script("elect x --once", "echo led; exit 3").expect(3);
+    assert_eq!(ended.stdout, "led\n");
+    // Without it a candidate campaigns again after a loss, whatever --on-exit says.
+    let holder = place.hold("elect x --once --ttl 1s", "echo $LEASEHOLD_TOKEN; exec sleep 1000");
+    let seen = json(&place.run("elect x --observe --once --json").expect(0).stdout);
+    assert_eq!(seen["term"].to_string(), holder.first);
+    place.run(&format!("break x --token {}", holder.first)).expect(0);
+    holder.end().expect(122);
+    place.run("elect x --once --on-exit exit -- true").expect(2);
+}

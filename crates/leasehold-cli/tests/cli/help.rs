@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Place};
 
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 19] = [
     "run",
     "once",
     "elect",
@@ -14,6 +14,7 @@ const VERBS: [&str; 18] = [
     "history",
     "wait",
     "break",
+    "sweep",
     "update",
     "put",
     "init",
@@ -42,6 +43,7 @@ fn every_verb_explains_itself() {
         "ls",
         "wait",
         "break",
+        "sweep",
         "update",
         "put",
         "doctor",
@@ -51,6 +53,59 @@ fn every_verb_explains_itself() {
         assert!(place.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
     }
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");
+}
+
+/// The help of each verb and topic, in `tests/help`: a change of any of these is seen in review.
+#[test]
+#[cfg(all(feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))] // Or `help stores` says otherwise.
+fn every_help_text_is_the_one_that_was_reviewed() {
+    const UPDATE: &str = "UPDATE_HELP";
+    let place = Place::new();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help");
+    let update = std::env::var_os(UPDATE).is_some();
+    let pages = VERBS.iter().chain(&["exit-codes", "environment", "stores"]);
+    let pages = pages.map(|page| ((*page).to_owned(), format!("help {page}")));
+    let mut wrong = String::new();
+    for (page, words) in std::iter::once(("leasehold".to_owned(), "--help".to_owned())).chain(pages) {
+        let file = folder.join(format!("{page}.txt"));
+        let text = place.run(&words).expect(0).stdout;
+        if update {
+            std::fs::write(&file, &text).unwrap();
+        }
+        let reviewed = std::fs::read_to_string(&file).unwrap_or_default();
+        if text != reviewed {
+            wrong += &format!("{}:\n{}", file.display(), difference(&reviewed, &text));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{wrong}\nif this is meant, run the test again with {UPDATE}=1, and commit what it writes"
+    );
+}
+
+/// The lines that only one of two texts has.
+fn difference(old: &str, new: &str) -> String {
+    let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
+    let only = |sign: char, these: &[&str], others: &[&str]| -> String {
+        these.iter().filter(|line| !others.contains(line)).map(|line| format!("{sign} {line}\n")).collect()
+    };
+    only('-', &old, &new) + &only('+', &new, &old)
+}
+
+/// What a verb does stands in front, and not what one of the structs does that its arguments are made of.
+#[test]
+fn each_verb_says_what_it_does_wherever_it_is_described() {
+    let place = Place::new();
+    let top = place.run("--help").expect(0).stdout;
+    for verb in VERBS {
+        let line = top.lines().find(|line| line.split_whitespace().next() == Some(verb)).unwrap();
+        let about = line.trim_start().strip_prefix(verb).unwrap().trim();
+        for words in [format!("{verb} -h"), format!("help {verb}")] {
+            let help = place.run(&words).expect(0).stdout;
+            // The long ones wrap.
+            assert!(help.starts_with(&about[..about.len().min(60)]), "{words}: {help}");
+        }
+    }
 }
 
 #[test]

@@ -100,3 +100,25 @@ fn a_reader_that_goes_away_is_no_panic() {
         assert_eq!(ended.stderr, "", "{words}");
     }
 }
+
+#[test]
+fn sweep_deletes_what_has_been_free_for_long_and_nothing_else() {
+    let place = Place::new();
+    let holder = held(&place, "run deploy/prod");
+    place.run("run deploy/test -- true").expect(0);
+    place.run("run nightly -- true").expect(0);
+    assert_eq!(place.run("sweep --older-than 1h").expect(0).stdout, "deleted 0 of 3 records\n");
+    let dry = documents(&place.run("sweep --older-than 1ms --dry-run --json").expect(0));
+    assert_eq!((dry.len(), &dry[0]["type"], &dry[0]["lock"]), (3, &"swept".into(), &"deploy/test".into()));
+    assert_eq!(
+        (&dry[2]["type"], &dry[2]["deleted"], &dry[2]["looked_at"]),
+        (&"sweep".into(), &2.into(), &3.into())
+    );
+    assert_eq!(dry[2]["dry_run"], true);
+    let swept = place.run("sweep deploy/ --older-than 1ms").expect(0).stdout;
+    assert_eq!(swept, "deleted deploy/test\ndeleted 1 of 2 records\n");
+    let left: Vec<_> = documents(&place.run("ls --json").expect(0));
+    assert_eq!(left.iter().map(|lock| &lock["lock"]).collect::<Vec<_>>(), ["deploy/prod", "nightly"]);
+    holder.signal(rustix::process::Signal::TERM);
+    holder.end().expect(143);
+}

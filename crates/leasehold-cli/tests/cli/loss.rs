@@ -115,7 +115,8 @@ fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
     let script = "echo $$; while :; do if [ -e taken ]; then echo went on > late; fi; done";
     let holder = place.hold("run x --ttl 1s", script);
     let child = holder.first.clone();
-    for pid in [child.parse().unwrap(), holder.guardian(), holder.pid()] {
+    let guardian = holder.guardian();
+    for pid in [child.parse().unwrap(), guardian, holder.pid()] {
         send(pid, Signal::STOP);
         until("it is stopped", || is_stopped(pid));
     }
@@ -125,7 +126,24 @@ fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
     holder.signal(Signal::CONT);
     holder.end().expect(122);
     assert!(!lives(&child));
+    until("nothing of the run is left", || !lives(&guardian.to_string()));
     assert_eq!(place.read("late"), "");
+}
+
+#[test]
+fn a_release_that_hangs_is_not_tried_on_after_the_lease() {
+    let place = Place::new();
+    let mut command = place.scripted("run x --ttl 2s", "echo ready; cat");
+    command.stdin(Stdio::piped());
+    let mut holder = Holder::start(command);
+    let _store = place.cut_off();
+    drop(holder.process.stdin.take());
+    // The store alone would be given ten seconds, and then another message.
+    let ended = holder.end().expect(0);
+    assert!(
+        ended.stderr.contains("it lapses by itself: the store did not answer before the lease ended"),
+        "{ended:?}"
+    );
 }
 
 #[test]

@@ -228,6 +228,82 @@ fn with_on_lost_none_nothing_is_killed() {
     crate::support::send(child.parse().unwrap(), Signal::KILL);
 }
 
+/// As JSON in the row of `x`: the processes without whose end the lock does not end.
+fn processes_of_x(place: &Place) -> Vec<i64> {
+    let store = rusqlite::Connection::open(place.path("state/leasehold/locks.db")).unwrap();
+    let text: String =
+        store.query_row("SELECT process FROM lock WHERE name = 'x'", (), |row| row.get(0)).unwrap();
+    let process: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let others = process["others"].as_array().cloned().unwrap_or_default();
+    std::iter::once(&process).chain(&others).map(|process| process["pid"].as_i64().unwrap()).collect()
+}
+
+#[test]
+fn the_lock_of_a_killed_run_ends_with_its_last_process() {
+    let place = Place::new();
+    let script =
+        "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > daemon; while :; do sleep 0.01; done' &
+        while ! [ -s daemon ]; do sleep 0.01; done; echo $$; while :; do sleep 0.01; done";
+    let holder = place.hold("run x --ttl 1h", script);
+    let (child, guardian) = (holder.first.clone(), holder.guardian());
+    let daemon = place.read("daemon").trim().to_owned();
+    let all = [holder.pid(), guardian, child.parse().unwrap()].map(i64::from);
+    assert_eq!(processes_of_x(&place), all);
+    // As if it were starved: what the command started outlives leasehold for as long as that lasts.
+    crate::support::send(guardian, Signal::STOP);
+    until("the guardian is stopped", || is_stopped(guardian));
+    holder.signal(Signal::KILL);
+    until("leasehold dies", || !lives(&holder.pid().to_string()));
+    until("the command dies", || !lives(&child));
+    let held = place.run("run -n x -- true").expect(123);
+    assert!(lives(&daemon), "{held:?}");
+    crate::support::send(guardian, Signal::CONT);
+    let check = format!("! kill -0 {daemon} 2> /dev/null || grep -q '^State:.Z' /proc/{daemon}/status");
+    place.run_script("run x", &check).expect(0);
+}
+
+#[test]
+fn the_lock_of_a_killed_run_ends_with_its_command() {
+    let place = Place::new();
+    let holder = place.hold("run x --ttl 1h --on-lost none", "echo $$; exec sleep 1000");
+    let child = holder.first.clone();
+    holder.signal(Signal::KILL);
+    until("leasehold dies", || !lives(&holder.pid().to_string()));
+    place.run("run -n x -- true").expect(123);
+    crate::support::send(child.parse().unwrap(), Signal::KILL);
+    place.run("run x -- true").expect(0);
+}
+
+/// Where one may be made: elsewhere it is seen to be refused.
+#[test]
+fn nothing_in_a_cgroup_outlives_its_command() {
+    let place = Place::new();
+    // Neither its group nor its environment tells whose it is, and its parent is gone.
+    let daemon = "setsid env -i sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
+        while ! [ -s daemon ]; do sleep 0.01; done";
+    let first = Outcome::of(place.scripted("run x --cgroup", daemon).output().unwrap());
+    if first.code != 0 {
+        assert!(first.stderr.contains("--cgroup") && first.code == 125, "{first:?}");
+        return;
+    }
+    let pid = place.read("daemon").trim().to_owned();
+    assert!(!lives(&pid), "it outlived its command");
+    std::fs::remove_file(place.path("daemon")).unwrap();
+
+    let holder = place.hold("run x --cgroup --ttl 1h", &format!("{daemon}; echo ready; exec sleep 1000"));
+    let pid = place.read("daemon").trim().to_owned();
+    let group = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let group = group.lines().find_map(|line| line.strip_prefix("0::")).unwrap().to_owned();
+    assert!(group.contains("leasehold-"), "{group}");
+    holder.signal(Signal::KILL);
+    place.run("run x -- true").expect(0);
+    assert!(!lives(&pid), "it outlived its lock");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+    let folder = format!("{}{group}", mount.split(' ').nth(4).unwrap());
+    until("the cgroup is removed", || !std::path::Path::new(&folder).exists());
+}
+
 #[test]
 fn a_release_that_hangs_is_broken_off_by_a_signal() {
     let place = Place::new();

@@ -85,3 +85,22 @@ fn a_flag_about_waiting_overrides_a_variable_about_trying() {
     assert_eq!(run("run -w 10ms x -- true", ("LEASEHOLD_TRY", "1")), 124);
     assert_eq!(run("run -n x -- true", ("LEASEHOLD_WAIT", "1h")), 123);
 }
+
+#[test]
+fn the_note_is_the_name_of_the_command_unless_all_of_it_is_asked_for() {
+    let place = Place::new();
+    let note = |words: &str| {
+        let script = "\"$LEASEHOLD\" show x --json; : hunter2";
+        let mut command = place.scripted(words, script);
+        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+        let shown = Outcome::of(command.output().unwrap()).expect(0).stdout;
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        shown["holder"]["note"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(note("run x"), "sh \u{2026}");
+    assert_eq!(note("run x --note mine"), "mine");
+    assert!(note("run x --note command-line").ends_with(": hunter2"));
+    place.write("config/leasehold/config.toml", "note = \"command-line\"\n");
+    assert!(note("run x").starts_with("sh -c ") && note("run x").ends_with(": hunter2"));
+    assert_eq!(note("run x --note mine"), "mine");
+}

@@ -110,3 +110,25 @@ fn a_store_that_does_not_answer_is_not_said_to_have_a_holder() {
     assert!(late.stderr.contains("nothing was heard of a holder"), "{late:?}");
     assert!(place.read("out.json").contains("\"outcome\": \"failed\""));
 }
+
+#[test]
+fn a_store_that_is_silent_is_told_of_when_asked_for() {
+    let place = Place::new();
+    place.run("run x -- true").expect(0);
+    let _store = place.cut_off();
+    let (second, _stderr, line) = waiting(&place, "run x -v --store-timeout 1h -- true");
+    assert!(line.contains("for x: no answer from the store for 2"), "{line}");
+    assert!(line.contains("trying for another 59m"), "{line}");
+    crate::support::send(i32::try_from(second.id()).unwrap(), rustix::process::Signal::TERM);
+    Outcome::of(second.wait_with_output().unwrap()).expect(143);
+}
+
+#[test]
+fn a_wait_for_a_silent_store_ends_with_its_limit_and_is_not_prolonged() {
+    let place = Place::new();
+    place.run("run x -- true").expect(0);
+    let _store = place.cut_off();
+    // After a shorter limit the store is asked once more; what that hears would be another message.
+    let late = place.run("run -w 2100ms x -- true").expect(125);
+    assert!(late.stderr.contains("within 2.1s, and nothing was heard of a holder"), "{late:?}");
+}

@@ -4,6 +4,7 @@ mod acquire;
 mod examine;
 mod ghosts;
 mod send;
+mod sweep;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lanes::{Lane, POLLS};
 use crate::lease::{
     Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason, Released, Renewal,
-    Status, StoreOptions, Token, Ttl, Verdict, attempt_limit, deadline,
+    Status, StoreOptions, Swept, Token, Ttl, Verdict, attempt_limit, deadline,
 };
 use crate::name::LockName;
 use crate::pacing::{Pacing, Turns};
@@ -430,6 +431,10 @@ impl LeaseStore for RegisterLeases {
             }
             Sight { .. } => Ok(false),
         }
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        self.swept(name, older_than, dry_run).await
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {

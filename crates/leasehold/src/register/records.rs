@@ -17,7 +17,7 @@ use super::{Expect, Version};
 use crate::clock::StoreTime;
 use crate::doctor::{Examination, Examined};
 use crate::env::Env;
-use crate::error::StoreError;
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Capabilities;
 use crate::name::LockName;
 
@@ -85,6 +85,14 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let _ = (name, version);
         Ok(false)
+    }
+
+    /// Deletes the record of a lock that others know of, if it has this version. `false` where it has not. Refused where deletes
+    /// are not known to be conditional.
+    async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        let _ = (name, version);
+        let message = format!("records in {} cannot be swept", self.capabilities().store);
+        Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
     }
 
     /// What only this store can be asked when it is examined.

@@ -205,6 +205,10 @@ impl Records for DynamoDb {
         self.deleted(name, version).await
     }
 
+    async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        self.deleted(name, version).await
+    }
+
     async fn examine(&self, examination: &Examination) -> Examined {
         self.examined(examination.thorough).await
     }

@@ -44,7 +44,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Pace, Released, Renewal, State, Status,
-    StoreOptions, Token, Verdict,
+    StoreOptions, Swept, Token, Verdict,
 };
 use crate::name::LockName;
 use crate::url::StoreUrl;
@@ -204,6 +204,11 @@ impl LeaseStore for EtcdStore {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let status = self.inspect(name).await?;
         Ok(matches!(status.state, State::Free))
+    }
+
+    /// A lock that is free has no key, and a rest ends with its lease: there is nothing to sweep.
+    async fn sweep(&self, _: &LockName, _: Duration, _: bool) -> Result<Swept, StoreError> {
+        Ok(Swept::Kept)
     }
 
     async fn examine(&self, _: &Examination) -> Examined {

@@ -21,6 +21,7 @@ mod queue;
 mod record;
 mod rules;
 mod schema;
+mod sweep;
 #[cfg(test)]
 mod tests;
 
@@ -46,7 +47,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, Pace, Released, Renewal, Status,
-    StoreOptions, Token, Ttl, Verdict, deadline,
+    StoreOptions, Swept, Token, Ttl, Verdict, deadline,
 };
 use crate::name::LockName;
 use crate::pacing::{Pacing, Turns};
@@ -290,6 +291,12 @@ impl LeaseStore for SqliteLeases {
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
 
+    async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
+        let pids = pids.to_vec();
+        let step = move |record, machine: &Machine, _| ((), rules::add_processes(record, &pids, machine));
+        self.change(name, PATIENCE, Purpose::Hold, Durability::System, step).await
+    }
+
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, now);
         self.change(name, PATIENCE, Purpose::Write, Durability::System, step).await
@@ -357,6 +364,10 @@ impl LeaseStore for SqliteLeases {
 
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         self.deleted(name).await
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        self.swept(name, older_than, dry_run).await
     }
 
     async fn examine(&self, _: &Examination) -> Examined {

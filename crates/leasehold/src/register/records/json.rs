@@ -77,6 +77,10 @@ impl Records for JsonRecords {
         Ok(self.register.delete_unexamined(&key(name), version).await? == Deleted::Deleted)
     }
 
+    async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        Ok(self.register.delete(&key(name), version).await? == Deleted::Deleted)
+    }
+
     async fn examine(&self, examination: &Examination) -> Examined {
         examine_all(&self.register, false, examination).await
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row};
 
-use super::machine::Process;
+use super::machine::{Other, Process};
 use super::record::{Counter, Hold, Record, Rest, State, load, store};
 use super::schema;
 use crate::golden::{assert_written, golden, golden_record};
@@ -26,7 +26,12 @@ fn rows() -> Vec<(LockName, Record)> {
         granted_ns: 86_400_000_000_000,
         renewed_ns: 86_410_000_000_000,
         died_ns: None,
-        process: Some(Process { namespace: "pid:[4026531836]".to_owned(), pid: 4121, start: 77 }),
+        process: Some(Process {
+            namespace: "pid:[4026531836]".to_owned(),
+            pid: 4121,
+            start: 77,
+            others: Vec::new(),
+        }),
     };
     let died = Hold { died_ns: Some(86_411_000_000_000), ..hold.clone() };
     let rest = Rest { boot: BOOT.to_owned(), until_ns: 86_500_000_000_000, until_us: 1_763_654_500_000_000 };
@@ -93,4 +98,12 @@ fn the_golden_file_is_read_and_written() {
     for (name, record) in rows() {
         assert_eq!(load(&old, &name).unwrap().unwrap(), record, "{name}");
     }
+}
+
+#[test]
+fn several_processes_of_a_holder_are_read_and_written() {
+    let others = vec![Other { pid: 4122, start: 78 }, Other { pid: 4123, start: 79 }];
+    let process = Process { namespace: "pid:[4026531836]".to_owned(), pid: 4121, start: 77, others };
+    assert_written("1-sqlite-processes.json", &serde_json::to_string(&process).unwrap());
+    assert_eq!(serde_json::from_str::<Process>(&golden("1-sqlite-processes.json")).unwrap(), process);
 }

@@ -34,6 +34,25 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// When it started, in clock ticks since boot.
     pub(super) start: u64,
+    /// Other processes of the same namespace that work for it: it counts as dead only when these have ended too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) others: Vec<Other>,
+}
+
+/// A process that works for the holder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Other {
+    /// The process id.
+    pub(super) pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub(super) start: u64,
+}
+
+impl Process {
+    /// Whether it is the process `other`, whatever works for either.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        (&self.namespace, self.pid, self.start) == (&other.namespace, other.pid, other.start)
+    }
 }
 
 impl Machine {
@@ -71,17 +90,34 @@ impl Machine {
         if self.me.as_ref().is_none_or(|me| me.namespace != process.namespace) {
             return false;
         }
-        has_ended(process, stat(process.pid), exists)
+        let others = process.others.iter().map(|other| (other.pid, other.start));
+        std::iter::once((process.pid, process.start))
+            .chain(others)
+            .all(|(pid, start)| has_ended(pid, start, stat(pid), exists))
+    }
+
+    /// Whether `process` is this one.
+    pub(super) fn is_me(&self, process: &Process) -> bool {
+        self.me.as_ref().is_some_and(|me| me.is(process))
+    }
+
+    /// Those of `pids` that run, as others can recognise them. What this process cannot see, others cannot either.
+    pub(super) fn running(&self, pids: &[u32]) -> Vec<Other> {
+        let running = |pid: &u32| {
+            let stat = stat(*pid).ok()??;
+            Some(Other { pid: *pid, start: stat.start }).filter(|_| !stat.ended())
+        };
+        pids.iter().filter_map(running).collect()
     }
 }
 
 /// By what /proc says about its id, and whether the id is in use.
-fn has_ended(process: &Process, seen: io::Result<Option<Stat>>, exists: impl Fn(u32) -> bool) -> bool {
+fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl Fn(u32) -> bool) -> bool {
     match seen {
-        Ok(Some(stat)) => stat.start != process.start || stat.ended(),
+        Ok(Some(stat)) => stat.start != start || stat.ended(),
         Ok(None) => false,
         // /proc may hide the processes of other users (hidepid): then only the kernel's own word counts.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(process.pid),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(pid),
         Err(_) => false,
     }
 }
@@ -132,7 +168,7 @@ fn this_process() -> Option<Process> {
     }
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?.to_str()?.to_owned();
     let start = stat(pid).ok()??.start;
-    Some(Process { namespace, pid, start })
+    Some(Process { namespace, pid, start, others: Vec::new() })
 }
 
 /// What `/proc/PID/stat` says.
@@ -238,12 +274,29 @@ pub(super) mod tests {
     #[test]
     fn a_process_that_cannot_be_seen_counts_as_running() {
         let process = Machine::this().unwrap().me.unwrap();
+        let ended = |seen, exists: bool| has_ended(process.pid, process.start, seen, |_| exists);
         let error = |kind: io::ErrorKind| Err(io::Error::from(kind));
-        assert!(!has_ended(&process, error(io::ErrorKind::NotFound), |_| true), "hidden by hidepid");
-        assert!(has_ended(&process, error(io::ErrorKind::NotFound), |_| false));
-        assert!(!has_ended(&process, error(io::ErrorKind::PermissionDenied), |_| false));
-        assert!(!has_ended(&process, Ok(None), |_| false));
+        assert!(!ended(error(io::ErrorKind::NotFound), true), "hidden by hidepid");
+        assert!(ended(error(io::ErrorKind::NotFound), false));
+        assert!(!ended(error(io::ErrorKind::PermissionDenied), false));
+        assert!(!ended(Ok(None), false));
         assert!(exists(process.pid) && exists(1) && !exists(i32::MAX as u32));
+    }
+
+    #[test]
+    fn a_holder_is_dead_only_when_all_its_processes_are() {
+        let machine = Machine::this().unwrap();
+        let (mut holder, mut first, mut second) = (Sleeper::start(), Sleeper::start(), Sleeper::start());
+        let others = machine.running(&[first.0.id(), second.0.id(), i32::MAX as u32]);
+        assert_eq!(others.len(), 2, "what does not run is left out");
+        let process = Process { others, ..holder.process() };
+        holder.kill();
+        assert!(!machine.is_dead(&process));
+        first.kill();
+        assert!(!machine.is_dead(&process));
+        second.kill();
+        assert!(machine.is_dead(&process));
+        assert!(machine.running(&[second.0.id()]).is_empty(), "a zombie does nothing more");
     }
 
     #[test]

@@ -216,9 +216,21 @@ pub(super) fn renew(hold: &mut Hold, machine: &Machine, now: Moment) {
     hold.renewed_ns = now_ns;
     hold.died_ns = None;
     // Renewed by another process than the one that was granted it: it has been handed on.
-    if hold.process != machine.me {
-        hold.process = None;
+    hold.process.take_if(|process| !machine.is_me(process));
+}
+
+/// Adds the processes of `pids` that run to the holder, if that is this process: the row then, if it changes.
+pub(super) fn add_processes(record: Option<Record>, pids: &[u32], machine: &Machine) -> Option<Record> {
+    let mut record = record?;
+    let State::Held(hold) = &mut record.state else { return None };
+    let process = hold.process.as_mut().filter(|process| machine.is_me(process))?;
+    let running = machine.running(pids);
+    let new: Vec<_> = running.into_iter().filter(|other| !process.others.contains(other)).collect();
+    if new.is_empty() {
+        return None;
     }
+    process.others.extend(new);
+    Some(record)
 }
 
 /// The hold of `grant`, if it is the one that stands.

@@ -57,6 +57,28 @@ async fn a_dead_holder_is_succeeded_at_once() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
+async fn a_holder_with_several_processes_ends_with_the_last() {
+    let site = Site::new();
+    let (mut sleeper, mut other) = (Sleeper::start(), Sleeper::start());
+    let holder = site.open_as(&sleeper.process()).await;
+    let store = site.open().await;
+    let mut first = grant(&holder).await;
+    store.add_processes(&name(), &[std::process::id()]).await.unwrap();
+    holder.add_processes(&name(), &[other.process().pid]).await.unwrap();
+    holder.add_processes(&name(), &[other.process().pid]).await.unwrap();
+    // A renewal keeps them.
+    assert!(matches!(holder.renew(&mut first).await.unwrap(), Renewal::Renewed));
+    sleeper.kill();
+    let seen = held(&store).await;
+    assert_eq!(seen.token, Some(first.token));
+    other.kill();
+    // What another process adds is not added: this test's own process still runs.
+    store.changed(&name(), &seen).await.unwrap();
+    assert!(grant(&store).await.token > first.token);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
 async fn a_detached_grant_outlives_its_process() {
     for at_once in [true, false] {
         let site = Site::new();

@@ -1,0 +1,103 @@
+//! A cgroup for the command: the kernel keeps all that it starts in it, whoever that runs as and wherever it went.
+//!
+//! Only where it is asked for: to move a process into a cgroup takes the kernel ten milliseconds or more, and the rest of a run
+//! takes a third of that.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use leasehold::lease::Id;
+
+/// A cgroup of version 2, below our own.
+#[derive(Debug)]
+pub(super) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes one for `run`.
+    pub(super) fn make(run: Id) -> io::Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let groups = fs::read_to_string("/proc/self/cgroup")?;
+        let ours = folder(&mounts, &groups)
+            .ok_or_else(|| io::Error::other("no hierarchy of version 2 is mounted that we are in"))?;
+        let made = Self(ours.join(format!("leasehold-{run}")));
+        fs::create_dir(&made.0).map_err(|error| at(&made.0, &error))?;
+        // Linux 5.14.
+        let kill = made.0.join("cgroup.kill");
+        fs::metadata(&kill).map_err(|error| at(&kill, &error))?;
+        Ok(made)
+    }
+
+    /// The one that was made in `folder`, by another process.
+    pub(super) fn made(folder: PathBuf) -> Self {
+        Self(folder)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    /// Moves the process `pid` into it.
+    pub(super) fn add(&self, pid: u32) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).map_err(|error| at(&self.0, &error))
+    }
+
+    /// Kills all that is in it, and what is forked meanwhile.
+    pub(super) fn kill(&self) {
+        // It fails when all has ended and somebody has removed it.
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+    }
+
+    /// Whether nothing in it runs.
+    pub(super) fn is_empty(&self) -> bool {
+        let events = fs::read_to_string(self.0.join("cgroup.events"));
+        events.map_or(true, |events| events.lines().any(|line| line == "populated 0"))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // It stays while something runs in it; whoever drops it last finds it empty.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+fn at(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Where our own cgroup is, by `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn folder(mounts: &str, groups: &str) -> Option<PathBuf> {
+    let ours = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    mounts.lines().find_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        if kind.split(' ').next() != Some("cgroup2") {
+            return None;
+        }
+        // In a container a part of the hierarchy may be mounted.
+        Some(Path::new(point).join(Path::new(ours).strip_prefix(root).ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_cgroup_is_found_where_it_is_mounted() {
+        let whole = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+        let hybrid = "31 30 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+                      32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu";
+        let part = "30 23 0:26 /docker/7 /sys/fs/cgroup ro - cgroup2 cgroup2 rw";
+        let user = "0::/user.slice/session-3.scope\n";
+        let found = |mounts, groups| folder(mounts, groups).map(|path| path.display().to_string());
+        assert_eq!(found(whole, user).unwrap(), "/sys/fs/cgroup/user.slice/session-3.scope");
+        assert_eq!(found(hybrid, "1:cpu:/\n0::/\n").unwrap().trim_end_matches('/'), "/sys/fs/cgroup/unified");
+        assert_eq!(found(part, "0::/docker/7/x\n").unwrap(), "/sys/fs/cgroup/x");
+        assert_eq!(found(part, user), None);
+        assert_eq!(found(whole, "1:cpu:/\n"), None);
+        assert_eq!(found("", user), None);
+    }
+}

@@ -1,0 +1,61 @@
+//! Sweeping: what is deleted, and what is not.
+
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use leasehold::error::StoreError;
+use leasehold::lease::Swept;
+use leasehold::{ErrorKind, LockName};
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+
+/// The pause between two looks at whether the store's clock has gone on.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The record of a lock that has been free for long goes, those of a held one and of one that was free a moment ago stay, and
+/// the token after it is higher. A store that cannot do that refuses.
+pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harness) {
+    const LATE: Duration = Duration::from_secs(1);
+    const NEVER: Duration = Duration::from_secs(3_600);
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    let (old, held) = (name("old"), name("held"));
+    let mut first = one.granted(&old, LONG).await;
+    let mut holder = one.granted(&held, LONG).await;
+    one.release(&mut first).await;
+    let sweep = async |name: &LockName, older_than: Duration, dry_run: bool| {
+        two.within("sweep", two.store.sweep(name, older_than, dry_run)).await
+    };
+    match sweep(&old, Duration::ZERO, false).await {
+        Err(StoreError::NotApplied(fault)) if fault.kind == ErrorKind::Unsupported => {
+            return two.assert_free(&old).await;
+        }
+        swept => _ = swept.unwrap(),
+    }
+    let mut again = one.granted(&old, LONG).await;
+    one.assert_rises(first.token, again.token);
+    one.release(&mut again).await;
+    assert_eq!(sweep(&old, NEVER, false).await.unwrap(), Swept::Kept, "it was free a moment ago");
+    assert_eq!(sweep(&held, Duration::ZERO, false).await.unwrap(), Swept::Kept, "it is held");
+    assert_eq!(sweep(&name("nothing"), Duration::ZERO, false).await.unwrap(), Swept::Kept);
+    let listed = async || {
+        let names: Vec<LockName> = two.within("list", two.store.list("").try_collect()).await.unwrap();
+        names.contains(&old)
+    };
+    // Where a release deletes there is nothing to sweep.
+    if listed().await {
+        let due = async {
+            while sweep(&old, LATE, true).await.unwrap() == Swept::Kept {
+                two.env().sleep(PAUSE).await;
+            }
+        };
+        two.within("until it is old", due).await;
+        assert!(listed().await, "a dry run deletes nothing");
+        assert_eq!(sweep(&old, LATE, false).await.unwrap(), Swept::Deleted);
+        assert!(!listed().await);
+    }
+    assert_eq!(sweep(&old, Duration::ZERO, false).await.unwrap(), Swept::Kept, "there is nothing");
+    let last = one.granted(&old, LONG).await;
+    one.assert_rises(again.token, last.token);
+    one.renewed(&mut holder).await;
+}

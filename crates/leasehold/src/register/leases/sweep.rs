@@ -1,0 +1,103 @@
+//! Sweeping: the records of locks that nobody has used for long are deleted.
+
+use std::time::Duration;
+
+use super::{PATIENCE, RegisterLeases, Sight};
+use crate::clock::StoreTime;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Swept, Ttl};
+use crate::name::LockName;
+use crate::register::known::Sighting;
+use crate::register::record::{Record, RecordState};
+
+impl RegisterLeases {
+    /// Deletes the record that was read, and no other: a grant in between makes another version of it.
+    pub(super) async fn swept(
+        &self,
+        name: &LockName,
+        older_than: Duration,
+        dry_run: bool,
+    ) -> Result<Swept, StoreError> {
+        if !self.rules.store_clock {
+            let message = "with store_clock=off it is not known for how long a lock has been free";
+            return Err(Fault::new(ErrorKind::Unsupported, message)
+                .with_help("sweep without that option, if the store's clock is right")
+                .not_applied());
+        }
+        self.records.trust().await?;
+        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        // Whether a delete was sent that was not answered.
+        let mut unknown = false;
+        loop {
+            let Sight { found, sighting, .. } = self.look(name, &mut effort).await?;
+            let Some(Sighting { record, version, .. }) = sighting else {
+                return Ok(if unknown && found.is_none() { Swept::Deleted } else { Swept::Kept });
+            };
+            if free_for(&record, self.store_time()).is_none_or(|free| free < older_than) {
+                return Ok(Swept::Kept);
+            }
+            if dry_run {
+                return Ok(Swept::Deleted);
+            }
+            match effort.request(self.records.sweep(name, &version)).await {
+                Ok(true) => {
+                    self.known.forget(name);
+                    return Ok(Swept::Deleted);
+                }
+                Ok(false) if unknown => effort.pause_after_conflict().await?,
+                Ok(false) => return Ok(Swept::Kept),
+                Err(error) => {
+                    unknown |= matches!(error, StoreError::MaybeApplied(_));
+                    effort.pause_after(error).await?;
+                }
+            }
+        }
+    }
+}
+
+/// For how long the lock has certainly been free by the store's clock; `None` when it is not free, or that is not known.
+fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
+    let rest_ms = match record.state {
+        RecordState::Held => return None,
+        RecordState::Free => 0,
+        RecordState::Resting => record.rest_ms?,
+    };
+    let free_from_us = record.renewed_at_us?.saturating_add(rest_ms.saturating_mul(1_000));
+    let now_us = store?.lo_us;
+    // The next record's token is the store's time, and has to be higher.
+    if record.token.get() >= now_us {
+        return None;
+    }
+    now_us.checked_sub(free_from_us).map(Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::golden_record;
+    use crate::lease::Token;
+
+    #[test]
+    fn age_counts_from_the_release_and_from_the_end_of_a_rest() {
+        let now = 2_000_000_000_000_000;
+        let free_for =
+            |record: &Record, now| free_for(record, Some(StoreTime { lo_us: now, hi_us: u64::MAX }));
+        let mut record = golden_record("1-free.json");
+        record.renewed_at_us = Some(now - 5_000_000);
+        assert_eq!(free_for(&record, now), Some(Duration::from_secs(5)));
+        assert_eq!(free_for(&record, now - 6_000_000), None, "not from before the release");
+        record.state = RecordState::Resting;
+        record.rest_ms = Some(2_000);
+        assert_eq!(free_for(&record, now), Some(Duration::from_secs(3)));
+        record.rest_ms = Some(6_000);
+        assert_eq!(free_for(&record, now), None);
+        record.state = RecordState::Free;
+        assert_eq!(super::free_for(&record, None), None, "without a clock");
+        let written = Record { renewed_at_us: None, ..record.clone() };
+        assert_eq!(free_for(&written, now), None, "written by a client that does not say when");
+        let ahead = Record { token: Token::new(now).unwrap(), ..record.clone() };
+        assert_eq!(free_for(&ahead, now), None, "the next token would not be higher");
+        record.state = RecordState::Held;
+        assert_eq!(free_for(&record, now), None);
+    }
+}

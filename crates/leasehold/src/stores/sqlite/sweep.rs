@@ -1,0 +1,54 @@
+//! Sweeping: the rows of locks that nobody has used for long are deleted. The counter stays, so tokens go on rising.
+
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+use super::database::{Changed, Durability, Purpose, transact};
+use super::machine::Machine;
+use super::record::{Record, State};
+use super::{PATIENCE, SqliteLeases, record, rules};
+use crate::clock::Moment;
+use crate::error::StoreError;
+use crate::lease::Swept;
+use crate::name::LockName;
+
+impl SqliteLeases {
+    /// In one transaction, so that nobody acquires the lock between the look and the delete.
+    pub(super) async fn swept(
+        &self,
+        name: &LockName,
+        older_than: Duration,
+        dry_run: bool,
+    ) -> Result<Swept, StoreError> {
+        let (name, machine, env) = (name.clone(), self.machine.clone(), self.env.clone());
+        let work = move |connection: &mut Connection| {
+            transact(connection, Durability::System, |transaction| {
+                let record = record::load(transaction, &name)?;
+                let free = record.and_then(|record| free_for(&record, &machine, env.now()));
+                if free.is_none_or(|free| free < older_than) {
+                    return Ok((Swept::Kept, None));
+                }
+                if dry_run {
+                    return Ok((Swept::Deleted, None));
+                }
+                transaction.execute("DELETE FROM lock WHERE name = ?", [name.as_str()])?;
+                Ok((Swept::Deleted, Some(Changed)))
+            })
+        };
+        self.database.run(&self.env, PATIENCE, Purpose::Write, work).await
+    }
+}
+
+/// By the wall clock of this machine, the only one that goes on across boots.
+fn free_for(record: &Record, machine: &Machine, now: Moment) -> Option<Duration> {
+    let free_from_us = match &record.state {
+        State::Held(_) => return None,
+        State::Free => record.history.first()?.until_us?,
+        State::Resting(rest) if rules::standing(record, machine, now) == rules::Standing::Free => {
+            rest.until_us
+        }
+        State::Resting(_) => return None,
+    };
+    now.wall_us().checked_sub(free_from_us).map(Duration::from_micros)
+}

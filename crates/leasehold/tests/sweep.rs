@@ -1,0 +1,102 @@
+//! Sweeping on a register: who acquires meanwhile wins, and lost answers are resolved.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is a failed test"
+)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Client, World, name};
+use leasehold::error::StoreError;
+use leasehold::lease::LeaseStore;
+use leasehold::register::Register as _;
+use leasehold::{ErrorKind, Swept, Token};
+use leasehold_testkit::fault::{Kind, Outcome};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A lock that was released more than a day ago, with its token.
+async fn old(world: &World) -> (Client, Client, Token) {
+    let (user, sweeper) = (world.dated(1), world.dated(2));
+    let mut grant = user.granted().await;
+    user.leases.release(&mut grant, None).await.unwrap();
+    user.env.sleep(DAY * 2).await;
+    (user, sweeper, grant.token)
+}
+
+async fn sweep(client: &Client) -> Swept {
+    client.leases.sweep(&name(), DAY, false).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_acquires_before_the_delete_lands_keeps_the_lock() {
+    let world = World::new();
+    let (user, sweeper, before) = old(&world).await;
+    sweeper.network.next_delete(Outcome::Stalled);
+    let network = sweeper.network.clone();
+    let swept = tokio::spawn(async move { sweep(&sweeper).await });
+    network.until(|counts| counts.deletes == 1).await;
+    let mut grant = user.granted().await;
+    assert!(grant.token > before);
+    network.deliver().await;
+    assert_eq!(swept.await.unwrap(), Swept::Kept);
+    assert_eq!(world.raw().await["token"], grant.token.get());
+    user.leases.renew(&mut grant).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_acquires_before_the_delete_is_sent_keeps_the_lock() {
+    let world = World::new();
+    let (user, sweeper, _) = old(&world).await;
+    sweeper.network.next_read(Outcome::AnswerStalled);
+    let network = sweeper.network.clone();
+    let swept = tokio::spawn(async move { sweep(&sweeper).await });
+    network.until(|counts| counts.reads == 1).await;
+    let mut grant = user.granted().await;
+    network.deliver().await;
+    assert_eq!(swept.await.unwrap(), Swept::Kept);
+    assert_eq!(network.counts().deletes, 1, "of the version that it saw");
+    assert_eq!(world.raw().await["token"], grant.token.get());
+    user.leases.renew(&mut grant).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_whose_answer_is_lost_is_known_to_have_deleted() {
+    for (outcome, deletes) in [(Outcome::AppliedLost, 1), (Outcome::Dropped, 2)] {
+        let world = World::new();
+        let (user, sweeper, before) = old(&world).await;
+        sweeper.network.next_delete(outcome.clone());
+        assert_eq!(sweep(&sweeper).await, Swept::Deleted, "{outcome:?}");
+        assert_eq!(sweeper.network.counts().deletes, deletes, "{outcome:?}");
+        assert_eq!(world.register.read(common::KEY).await.unwrap(), None);
+        assert!(user.granted().await.token > before);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_and_a_young_record_send_no_delete() {
+    let world = World::new();
+    let (_, sweeper, _) = old(&world).await;
+    assert_eq!(sweeper.leases.sweep(&name(), DAY, true).await.unwrap(), Swept::Deleted);
+    assert_eq!(sweeper.leases.sweep(&name(), DAY * 3, false).await.unwrap(), Swept::Kept);
+    assert_eq!(sweeper.network.counts().deletes, 0);
+    assert!(sweeper.network.log().iter().all(|sent| sent.kind == Kind::Read));
+}
+
+#[tokio::test(start_paused = true)]
+async fn age_is_judged_by_the_clock_of_the_store_alone() {
+    let world = World::new();
+    let (_, sweeper, _) = old(&world).await;
+    // This machine's own clocks say that years have passed.
+    sweeper.clock.suspend(DAY * 1_000);
+    sweeper.clock.step_wall(100_000_000);
+    assert_eq!(sweeper.leases.sweep(&name(), DAY * 3, false).await.unwrap(), Swept::Kept);
+    let observer = world.observer(3);
+    let refused = observer.leases.sweep(&name(), DAY, false).await.unwrap_err();
+    let StoreError::NotApplied(fault) = refused else { panic!("{refused:?}") };
+    assert_eq!(fault.kind, ErrorKind::Unsupported, "with store_clock=off");
+}
