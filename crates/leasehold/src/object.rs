@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
+use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::Error;
 use crate::lease::Token;
@@ -16,6 +17,9 @@ use crate::register::probe::trust::Trust;
 use crate::register::{Cell, Change, Limits, Look, Register, Updated, trust};
 use crate::stores;
 use crate::url::StoreUrl;
+
+/// For how long an update waits for those of other clones.
+const TURN: Duration = Duration::from_secs(2);
 
 /// One object of a store, with settings for how it is written. Cheap to clone.
 ///
@@ -154,7 +158,7 @@ impl Object {
     /// # Errors
     /// As [`fence::read`](crate::fence::read).
     pub async fn read_fenced(&self, token: Token) -> Result<Option<Bytes>, Error> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turn().await;
         self.trust().await?;
         self.change(Look::Content, Some(token)).raise().await
     }
@@ -165,9 +169,15 @@ impl Object {
         token: Option<Token>,
         make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Updated, E> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turn().await;
         self.trust().await?;
         self.change(look, token).run(make).await.map(Updated::from)
+    }
+
+    /// The turn among clones, which saves conflicts and is not needed for anything else: it is not waited for behind a future that
+    /// is kept and not polled.
+    async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        timeout(&*self.register.env().clock, TURN, self.turn.lock()).await
     }
 
     fn change(&self, look: Look, token: Option<Token>) -> Change<'_> {

@@ -307,7 +307,8 @@ fn is_secret(key: &str, value: &str) -> bool {
     // Of an endpoint or a proxy.
     let has_login = value.contains("://") && value.contains('@');
     let key = key.to_ascii_lowercase();
-    let sounds_secret = ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word));
+    let sounds_secret =
+        ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word));
     has_login || (!is_plain && sounds_secret)
 }
 

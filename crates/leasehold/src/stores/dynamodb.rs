@@ -27,8 +27,8 @@ use aws_sdk_dynamodb::operation::scan::ScanOutput;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
 use aws_smithy_runtime_api::http::Response;
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt};
-use tokio::sync::OnceCell;
 
 use self::config::{Location, NewTable};
 use self::dialect::Dialect;
@@ -43,6 +43,7 @@ use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, LeaseStore, Pace, StoreOptions};
 use crate::name::LockName;
 use crate::register::effort::persistently;
+use crate::register::probe::trust::Trust;
 use crate::register::record::{Content, Record};
 use crate::register::records::{Found, Records, Refusal, Written};
 use crate::register::{Expect, RegisterLeases, Version};
@@ -74,7 +75,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 }
 
 /// The items below one prefix of a table.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct DynamoDb {
     client: Client,
     place: Place,
@@ -86,9 +87,9 @@ struct DynamoDb {
     /// The name of the partition key that the URL gives.
     given_key: Option<String>,
     /// The name of the partition key, once the table was looked at.
-    key_name: OnceLock<String>,
+    key_name: Arc<OnceLock<String>>,
     /// Whether a store that is not Amazon's own was found to check conditions.
-    probed: OnceCell<()>,
+    probed: Arc<Trust>,
 }
 
 impl DynamoDb {
@@ -101,8 +102,8 @@ impl DynamoDb {
             new_table: location.new_table.clone(),
             requests: Requests::new(env),
             given_key: location.partition_key.clone(),
-            key_name: OnceLock::new(),
-            probed: OnceCell::new(),
+            key_name: Arc::default(),
+            probed: Arc::default(),
         }
     }
 
@@ -190,11 +191,14 @@ impl Records for DynamoDb {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        persistently(self.env(), || self.key_name()).await?;
-        if self.place.endpoint.is_none() {
-            return Ok(());
-        }
-        self.probed.get_or_try_init(|| self.probe()).await.copied()
+        let store = self.clone();
+        let examine = || -> BoxFuture<'static, _> {
+            Box::pin(async move {
+                persistently(store.env(), || store.key_name()).await?;
+                if store.place.endpoint.is_none() { Ok(()) } else { store.probe().await }
+            })
+        };
+        self.probed.settle(self.env(), probe::LIMIT, examine).await
     }
 
     async fn init(&self) -> Result<(), StoreError> {

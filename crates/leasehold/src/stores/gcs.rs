@@ -15,6 +15,7 @@ mod wire_tests;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,7 +23,6 @@ use bytes::Bytes;
 use futures_util::future::join;
 use futures_util::stream::BoxStream;
 use reqwest::{Response, StatusCode};
-use tokio::sync::OnceCell;
 
 use self::config::Location;
 use self::connect::REQUEST_LIMIT;
@@ -94,7 +94,9 @@ pub struct GcsRegister {
     env: Env,
     clock: StoreClock,
     contents: Contents,
-    delete_checked: OnceCell<()>,
+    /// Whether deletes were found to be conditional. Callers that come at the same time each find out: a future that is not polled
+    /// must not keep another from it.
+    delete_checked: AtomicBool,
 }
 
 impl GcsRegister {
@@ -120,7 +122,7 @@ impl GcsRegister {
             env,
             clock: StoreClock::default(),
             contents,
-            delete_checked: OnceCell::new(),
+            delete_checked: AtomicBool::new(false),
         })
     }
 }
@@ -160,8 +162,9 @@ impl Register for GcsRegister {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        if !self.place.is_trusted() {
-            self.delete_checked.get_or_try_init(|| probe_deletes(self)).await?;
+        if !self.place.is_trusted() && !self.delete_checked.load(Ordering::Acquire) {
+            probe_deletes(self).await?;
+            self.delete_checked.store(true, Ordering::Release);
         }
         self.delete_unchecked(key, version).await
     }

@@ -16,6 +16,7 @@ mod wire_tests;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,12 +24,11 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::BoxStream;
-use tokio::sync::OnceCell;
 
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
-use super::aws::access::checked_endpoint;
 use self::settings::Settings;
+use super::aws::access::checked_endpoint;
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
@@ -91,10 +91,14 @@ pub struct S3Register {
     client: Client,
     place: Place,
     settings: Settings,
+    /// Whether endpoints on other machines need no TLS.
+    plaintext: bool,
     keys: Keys,
     requests: Requests,
     contents: Contents,
-    delete_checked: OnceCell<()>,
+    /// Whether deletes were found to be conditional. Callers that come at the same time each find out: a future that is not polled
+    /// must not keep another from it.
+    delete_checked: AtomicBool,
 }
 
 impl S3Register {
@@ -118,10 +122,11 @@ impl S3Register {
             client,
             place,
             settings: location.settings.clone(),
+            plaintext: location.access.plaintext,
             keys: location.protocol.keys(&location.prefix),
             requests: Requests::new(env),
             contents,
-            delete_checked: OnceCell::new(),
+            delete_checked: AtomicBool::new(false),
         }
     }
 }
@@ -178,8 +183,9 @@ impl Register for S3Register {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        if !self.place.is_trusted() {
-            self.delete_checked.get_or_try_init(|| probe_deletes(self)).await?;
+        if !self.place.is_trusted() && !self.delete_checked.load(Ordering::Acquire) {
+            probe_deletes(self).await?;
+            self.delete_checked.store(true, Ordering::Release);
         }
         self.delete_unchecked(key, version).await
     }
@@ -213,16 +219,17 @@ impl Register for S3Register {
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.settings.plaintext)?;
+        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.plaintext)?;
         let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
         Ok(Arc::new(Self {
             client: Client::from_conf(config),
             place: Place { endpoint: Some(endpoint), ..self.place.clone() },
             settings: self.settings.clone(),
+            plaintext: self.plaintext,
             keys: self.keys.clone(),
             requests: Requests::new(self.env().clone()),
             contents: self.contents,
-            delete_checked: OnceCell::new(),
+            delete_checked: AtomicBool::new(false),
         }))
     }
 

@@ -294,7 +294,7 @@ impl LeaseStore for SqliteLeases {
     async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
         let pids = pids.to_vec();
         let step = move |record, machine: &Machine, _| ((), rules::add_processes(record, &pids, machine));
-        self.change(name, PATIENCE, Purpose::Hold, Durability::System, step).await
+        self.change(name, PATIENCE, Purpose::Release, Durability::System, step).await
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {

@@ -80,8 +80,7 @@ mod tests {
     #[test]
     fn age_counts_from_the_release_and_from_the_end_of_a_rest() {
         let now = 2_000_000_000_000_000;
-        let free_for =
-            |record: &Record, now| free_for(record, Some(StoreTime { lo_us: now, hi_us: u64::MAX }));
+        let free_for = |record: &Record, now| free_for(record, Some(StoreTime::between(now, u64::MAX)));
         let mut record = golden_record("1-free.json");
         record.renewed_at_us = Some(now - 5_000_000);
         assert_eq!(free_for(&record, now), Some(Duration::from_secs(5)));

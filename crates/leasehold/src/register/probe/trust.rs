@@ -59,6 +59,12 @@ impl Trust {
         outcome
     }
 
+    /// Takes it for passed.
+    #[cfg(all(test, feature = "dynamodb"))]
+    pub(crate) fn pass(&self) {
+        self.passed.store(true, Ordering::Release);
+    }
+
     /// The examination that is running in `runtime`, or a new one.
     fn joined(
         &self,

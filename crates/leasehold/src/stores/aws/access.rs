@@ -151,7 +151,11 @@ fn checked_profile(profile: String) -> Result<String, Error> {
 }
 
 /// Checks an endpoint that `source` names. With `plaintext` one on another machine needs no TLS.
-pub(in crate::stores) fn checked_endpoint(endpoint: String, source: &str, plaintext: bool) -> Result<String, Error> {
+pub(in crate::stores) fn checked_endpoint(
+    endpoint: String,
+    source: &str,
+    plaintext: bool,
+) -> Result<String, Error> {
     // What stands before `@` may be a password, so the text is shown only without one.
     if endpoint.contains('@') {
         return Err(Error::invalid(format!("{source} contains a login"))

@@ -19,17 +19,17 @@ use crate::env::Env;
 const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
 
 /// Watches every request of one client.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::stores) struct Requests {
     env: Env,
-    clock: StoreClock,
+    clock: Arc<StoreClock>,
     /// Whether credentials were ever loaded: what fails later may pass.
-    signed_once: AtomicBool,
+    signed_once: Arc<AtomicBool>,
 }
 
 impl Requests {
     pub(in crate::stores) fn new(env: Env) -> Self {
-        Self { env, clock: StoreClock::default(), signed_once: AtomicBool::new(false) }
+        Self { env, clock: Arc::default(), signed_once: Arc::default() }
     }
 
     pub(in crate::stores) fn env(&self) -> &Env {

@@ -22,6 +22,9 @@ use crate::register::effort::persistently;
 use crate::register::probe::evidence::{Marker, Standing};
 use crate::register::records::Records;
 
+/// How long an examination may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(120);
+
 /// How many writes race. The attributes of a racing write keep a server that works in two steps between the two for
 /// longer than its threads take to change (moto: 5 ms).
 pub(super) const RACERS: usize = 16;

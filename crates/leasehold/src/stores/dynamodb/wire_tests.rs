@@ -417,7 +417,7 @@ async fn without_the_stores_time_nothing_is_granted_over_another_clients_item() 
     })
     .await;
     let store = server.store();
-    store.probed.set(()).unwrap();
+    store.probed.pass();
     let leases = RegisterLeases::on(Arc::new(store), StoreOptions::default());
     let claim = Claim::new(leases.env(), x(), Ttl::DEFAULT, Holder::default());
     let error = leases.try_acquire(&claim).await.unwrap_err();

@@ -10,7 +10,7 @@ use aws_sdk_s3::types::{
 };
 use aws_smithy_runtime_api::http::Response;
 
-use super::{DELETE_PROBE_KEY, NOBODYS_ETAG, S3Register};
+use super::S3Register;
 use crate::doctor::{Examined, Finding, Verdict};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
@@ -60,8 +60,8 @@ impl S3Register {
 
     /// Amazon does not say what a directory bucket answers when it is asked to delete a version of nothing.
     async fn delete_of_nothing(&self) -> Finding {
-        let nothing = format!("{DELETE_PROBE_KEY}-{}", Id::random(&self.env().random));
-        let version = Version::new(NOBODYS_ETAG);
+        let nothing = format!(".leasehold-probe-nothing-{}", Id::random(&self.env().random));
+        let version = Version::new("\"00000000000000000000000000000000\"");
         let asked = || self.delete_unchecked(&nothing, &version);
         deleted_nothing(persistently(self.env(), asked).await)
     }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use super::database::{Changed, Durability, Purpose, transact};
+use super::database::{Changed, Durability, transact};
 use super::machine::Machine;
+use super::queue::Purpose;
 use super::record::{Record, State};
 use super::{PATIENCE, SqliteLeases, record, rules};
 use crate::clock::Moment;

@@ -34,7 +34,7 @@ async fn good() -> Server {
 
 /// What was sent for a write, a read, a stat, a delete and a listing.
 async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
-    register.delete_checked.set(()).unwrap();
+    register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
     register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
     register.read("x.lock").await.unwrap();
     register.stat("x.lock").await.unwrap();
