@@ -191,13 +191,12 @@ impl Records for DynamoDb {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
+        persistently(self.env(), || self.key_name()).await?;
+        if self.place.endpoint.is_none() {
+            return Ok(());
+        }
         let store = self.clone();
-        let examine = || -> BoxFuture<'static, _> {
-            Box::pin(async move {
-                persistently(store.env(), || store.key_name()).await?;
-                if store.place.endpoint.is_none() { Ok(()) } else { store.probe().await }
-            })
-        };
+        let examine = || -> BoxFuture<'static, _> { Box::pin(async move { store.probe().await }) };
         self.probed.settle(self.env(), probe::LIMIT, examine).await
     }
 
