@@ -1,7 +1,7 @@
 //! The lease protocol of leasehold as a model: every order in which a few clients, their clocks, the network, the store
 //! and an operator can act, within a [`Scope`]. The tests check it exhaustively, with stateright.
 //!
-//! Each of the ten rules of the protocol, and what else keeps the promise, can be taken out: the checker then has to find
+//! Each of the eleven rules of the protocol, and what else keeps the promise, can be taken out: the checker then has to find
 //! a history that breaks it. `docs/model.md` says what is modelled and what is not, and how large the scopes are.
 //!
 //! - [`world`]: the state. [`decide`]: what a client makes of what it reads. [`time`]: ticks, and clocks that are wrong.

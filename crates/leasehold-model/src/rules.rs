@@ -47,7 +47,7 @@ impl Rules {
     };
 }
 
-/// What else keeps the promise, beside the ten rules. `true`: it is there.
+/// What else keeps the promise, beside the eleven rules. `true`: it is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Safeguards {
     /// The distances that make up for clock rates: the holder's span is shorter than the ttl, the contender's longer.

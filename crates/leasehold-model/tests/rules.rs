@@ -1,4 +1,4 @@
-//! The ten rules: with all of them no history breaks a promise, without any one of them some history does.
+//! The eleven rules: with all of them no history breaks a promise, without any one of them some history does.
 //!
 //! Each scope is checked with all rules in, so that it is the removal alone that breaks the promise. `--nocapture` shows the
 //! histories.

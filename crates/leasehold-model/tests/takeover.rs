@@ -1,4 +1,4 @@
-//! What keeps the promise beside the ten rules: clock rates, the store's clock, and records that are deleted by hand.
+//! What keeps the promise beside the eleven rules: clock rates, the store's clock, and records that are deleted by hand.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -23,6 +23,10 @@ use crate::ticket::Ticket;
 /// do is stop a process that is paused between the check and the step: give the [`token`](Self::token) along with every
 /// write, and let the resource refuse lower ones.
 ///
+/// A virtual machine that is paused together with its clocks cannot know it: right after the pause `check()` may pass although
+/// the lease is over, and the next renewal finds out. A copy of a running process (a live snapshot) believes in its lock
+/// until one of the two has renewed. Against both, too, give the token along.
+///
 /// Dropping a guard ends it at once and releases it in the background, without blocking; outside a runtime the lease
 /// lapses by itself. Prefer [`release`](Self::release), which says whether the lock was held until the end.
 ///

@@ -208,7 +208,7 @@ struct Front {
 }
 
 impl Front {
-    fn new(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
+    fn of(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
         Arc::new(Self { store, endpoint: endpoint.to_owned(), turn: Mutex::default() })
     }
 }
@@ -249,7 +249,7 @@ impl Register for Front {
 #[tokio::test(start_paused = true)]
 async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
     let store = Arc::new(store(Flaw::ChecksInTwoSteps));
-    let front = Front::new(store.clone(), "a");
+    let front = Front::of(store.clone(), "a");
     let mut examination = Examination::default();
     let alone = examine_all(&front, false, &examination).await;
     assert!(alone.is_sound(), "{:#?}", alone.findings);
@@ -273,8 +273,7 @@ async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_without_endpoints_says_so() {
-    let mut examination = Examination::default();
-    examination.endpoints = vec!["http://b".to_owned()];
+    let examination = Examination { endpoints: vec!["http://b".to_owned()], ..Examination::default() };
     let register: Arc<dyn Register> = Arc::new(store(Flaw::None));
     let examined = examine_all(&register, false, &examination).await;
     let [finding] = &examined.findings[..] else { panic!("{:#?}", examined.findings) };

@@ -293,7 +293,7 @@ mod tests {
             .refused("https://mirror.example.com/bucket", at(20_400), "two won")
             .examined_by(id(7), HERE);
         let marker = Marker { examiner: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
-        assert_written("2-probe-marker.json", &String::from_utf8(marker.to_bytes().to_vec()).unwrap());
+        assert_written("2-probe-marker.json", std::str::from_utf8(&marker.to_bytes()).unwrap());
         assert_eq!(Marker::read(golden("2-probe-marker.json").as_bytes(), nonce), marker);
         assert_eq!(Marker::read(b"garbage", nonce), Marker::blank(nonce));
     }

@@ -320,7 +320,7 @@ pub(super) mod tests {
         assert_eq!(read("gs://bucket?proxy=env").unwrap().access.transport.proxy, Proxy::Environment);
         assert_eq!(read("gs://bucket").unwrap().access.transport, Transport::default());
         // Shown in messages, and read back from LEASEHOLD_STORE.
-        assert!(StoreUrl::parse(&url).unwrap().to_string().contains(&key[..]));
+        assert!(StoreUrl::parse(&url).unwrap().to_string().contains(key));
     }
 
     #[test]
