@@ -309,6 +309,8 @@ impl Job {
         let pids = ready.prepare()?;
         let added = locker.add_processes(guard, &pids).await;
         added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
+        // That may have taken longer than the lease lasts.
+        guard.check()?;
         ready.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
     }
 

@@ -45,6 +45,9 @@ pub enum Outcome {
     Fine,
     /// Applied; the answer is lost ([`StoreError::MaybeApplied`]).
     AppliedLost,
+    /// Applied, and the answer is that of another copy, which was refused for now ([`StoreError::NotApplied`]): a proxy sends
+    /// requests twice.
+    AppliedRefused,
     /// Never applied, and nobody can tell ([`StoreError::MaybeApplied`]).
     Dropped,
     /// Reported as [`StoreError::MaybeApplied`] at once, applied when the test calls [`FaultyRegister::deliver`].
@@ -342,6 +345,10 @@ impl FaultyRegister {
                 let _ = request.apply(&*self.inner).await;
                 Err(lost("the answer was lost"))
             }
+            Outcome::AppliedRefused => {
+                let _ = request.apply(&*self.inner).await;
+                Err(refusal(&outcome))
+            }
             Outcome::Dropped => Err(lost("the request was lost")),
             Outcome::HeldBack => Err(lost("the request is under way")),
             Outcome::Stalled | Outcome::AnswerStalled => {
@@ -436,7 +443,7 @@ impl Register for FaultyRegister {
         let outcome = self.outcome(Kind::List, prefix, None);
         self.count(Kind::List);
         match outcome {
-            Outcome::NotApplied | Outcome::Throttled(_) | Outcome::Denied => {
+            Outcome::NotApplied | Outcome::AppliedRefused | Outcome::Throttled(_) | Outcome::Denied => {
                 stream::iter([Err(refusal(&outcome))]).boxed()
             }
             Outcome::AppliedLost | Outcome::Dropped | Outcome::HeldBack => {

@@ -116,7 +116,8 @@ impl Answer {
             "204 No Content" => String::new(),
             _ => format!("content-length: {}\r\n", self.body.len()),
         };
-        let head = format!("HTTP/1.1 {}\r\ndate: {date}\r\n{etag}{length}\r\n", self.status);
+        let head =
+            format!("HTTP/1.1 {}\r\ndate: {date}\r\nx-amz-request-id: 1\r\n{etag}{length}\r\n", self.status);
         [head.as_bytes(), &self.body].concat()
     }
 }

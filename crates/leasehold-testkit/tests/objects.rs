@@ -145,6 +145,8 @@ async fn a_write_delayed_past_a_takeover_is_refused() {
         let proxy = Proxy::start(server.address()).await;
         let (late, next) = (through(&url, proxy.address()), Object::open(&url).await.unwrap());
         let late = Object::open(&late).await.unwrap();
+        // The first write examines the server, by each of the two ways.
+        next.write_fenced(token(4), "of 4").await.unwrap();
         late.write_fenced(token(5), "of 5").await.unwrap();
         proxy.reset();
         proxy.next(writes(server), Harm::Delayed(Duration::from_secs(3)));

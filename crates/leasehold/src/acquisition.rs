@@ -210,8 +210,9 @@ impl Contender {
     async fn ask(&mut self, outage: &Outage, pending: &mut bool) -> Next {
         // For itself, and for those to whom it will be passed on.
         self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
-        // In slices: who has gone meanwhile is noticed between them.
-        self.claim.patience = outage.patience().min(Claim::DEFAULT_PATIENCE);
+        // Waiters ask in slices: who has gone meanwhile is noticed between them.
+        let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_PATIENCE };
+        self.claim.patience = outage.patience().min(slice);
         let sent = self.store.env().now();
         let verdict = self.store.try_acquire(&self.claim).await;
         let now = self.store.env().now();

@@ -89,6 +89,11 @@ impl Deadline {
         Self { from, span }
     }
 
+    /// The same, sooner by `by`.
+    pub(crate) const fn sooner(self, by: Duration) -> Self {
+        Self { span: self.span.saturating_sub(by), ..self }
+    }
+
     /// How long until the deadline; zero when it has passed.
     pub fn remaining(self, now: Moment) -> Duration {
         self.span.saturating_sub(now.longest_since(self.from))

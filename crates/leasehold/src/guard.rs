@@ -13,6 +13,7 @@ use crate::keeper::{Command, Hold, Identity, Lease, Opened, bind, keep};
 use crate::lease::{Capabilities, Grant, Loss, LossReason, Released, Token};
 use crate::name::LockName;
 use crate::standby::Kept;
+use crate::task;
 use crate::tenure::Tenure;
 use crate::ticket::Ticket;
 
@@ -166,7 +167,7 @@ impl Guard {
             self.release().await?;
             return Err(error);
         }
-        self.give_up(|reply| Command::Rest(period, reply)).await
+        self.give_up(move |reply| Command::Rest(period, reply)).await
     }
 
     /// Stops the renewals and hands the lock on as a [`Ticket`], for another process to renew and to release.
@@ -181,13 +182,16 @@ impl Guard {
         self.check()?;
         let (ticket, taken) = self.ask(Command::HandOn).await?;
         // From here to the caller nothing is awaited: the ticket cannot be dropped unseen.
-        let _ = taken.send(());
+        if taken.send(()).is_err() {
+            // It was looked at too late: the lock is released, or its lease is over.
+            return Err(Error::lost(self.identity.loss(LossReason::Expired { last_error: None })));
+        }
         Ok(ticket)
     }
 
     async fn give_up(
-        mut self,
-        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
+        self,
+        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command + Send + 'static,
     ) -> Result<Released> {
         // By the clock: a lease whose deadline has passed is lost, not released.
         if self.check().is_err() {
@@ -195,6 +199,23 @@ impl Guard {
         }
         // The belief in all parts, before anything is sent about one.
         self.end();
+        // Several releases, one after the other: in a task, which goes on when the caller stops polling.
+        match self.keeper.as_ref().filter(|_| !self.parts.is_empty()).map(Kept::runtime) {
+            Some(runtime) => {
+                let all = task::answer_in(&runtime, |reply| async move {
+                    drop(reply.send(self.settle_all(command).await));
+                });
+                // None: the runtime that they were acquired in has shut down.
+                all.await.unwrap_or(Ok(Released::AlreadyLost))
+            }
+            None => self.settle_all(command).await,
+        }
+    }
+
+    async fn settle_all(
+        mut self,
+        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command + Send,
+    ) -> Result<Released> {
         // The lock that names the guard comes last: who looks at it alone finds it free when all is.
         let parts = std::mem::take(&mut self.parts).into_iter().map(|part| part.settled(Command::Release));
         let parts = join_all(parts).await;

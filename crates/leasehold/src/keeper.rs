@@ -568,7 +568,13 @@ impl Keeper {
             handed.map(|()| (Ticket::new(&self.grant, self.opened.url.clone()), taken)).map_err(Error::from);
         // Nobody takes it, or it would die with this process: free for others at once. An answer that was sent may still
         // be dropped unread, with its future.
-        if reply.send(ticket).is_err() || is_taken.await.is_err() {
+        // Nor does a caller that stops polling keep it for longer than its lease.
+        let env = self.lease.env.clone();
+        let left = self.grant.deadline.remaining(env.now());
+        let is_taken = async {
+            reply.send(ticket).is_ok() && matches!(timeout(&*env.clock, left, is_taken).await, Some(Ok(())))
+        };
+        if !is_taken.await {
             self.release(None).await;
         }
     }

@@ -118,7 +118,7 @@ impl Slots {
         let mut outage = Outage::new(&self.lock);
         let mut tried = false;
         loop {
-            match self.acquire_in_turn(&turn, seen, tried).await {
+            match self.acquire_in_turn(&turn, seen, tried, &mut outage).await {
                 Ok(Some(guard)) => return Ok(guard),
                 // Perhaps the gate was closed meanwhile, and its holder has them all: cheaper to wait for it alone.
                 Ok(None) => {
@@ -130,8 +130,14 @@ impl Slots {
         }
     }
 
-    async fn acquire_in_turn(&self, turn: &Turn, seen: &Seen, tried: bool) -> Result<Option<Guard>> {
-        let waited = self.pass_gate(turn, seen).await?;
+    async fn acquire_in_turn(
+        &self,
+        turn: &Turn,
+        seen: &Seen,
+        tried: bool,
+        outage: &mut Outage,
+    ) -> Result<Option<Guard>> {
+        let waited = self.pass_gate(turn, seen, outage).await?;
         if tried && !waited {
             return self.first_of_all(turn, seen).await.map(Some);
         }
@@ -144,7 +150,7 @@ impl Slots {
     }
 
     /// Waits until nobody holds the gate; says whether anybody did.
-    async fn pass_gate(&self, turn: &Turn, seen: &Seen) -> Result<bool> {
+    async fn pass_gate(&self, turn: &Turn, seen: &Seen, outage: &mut Outage) -> Result<bool> {
         let (store, mut waited) = (self.lock.locker().store(), false);
         if !self.gated {
             return Ok(false);
@@ -160,7 +166,10 @@ impl Slots {
             {
                 return Err(error.into());
             }
+            // The wait was for the holder, and not for the store.
+            outage.end();
         }
+        outage.end();
         seen.forget(&self.name);
         Ok(waited)
     }

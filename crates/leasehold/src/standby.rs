@@ -177,6 +177,11 @@ impl Kept {
         answer.await.ok()
     }
 
+    /// The runtime that its keeper works in.
+    pub(crate) fn runtime(&self) -> Handle {
+        self.runtime.clone()
+    }
+
     fn take(&self) -> Keeping {
         let keeping = self.post.take();
         if let Keeping::Idle(_) = keeping {

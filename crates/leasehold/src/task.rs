@@ -18,8 +18,16 @@ pub(crate) async fn answer_of<T, F>(work: impl FnOnce(oneshot::Sender<T>) -> F) 
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    answer_in(&Handle::current(), work).await
+}
+
+/// [`answer_of`], in a task of `runtime`.
+pub(crate) async fn answer_in<T, F>(runtime: &Handle, work: impl FnOnce(oneshot::Sender<T>) -> F) -> Option<T>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let (reply, answer) = oneshot::channel();
-    let task = Handle::current().spawn(work(reply));
+    let task = runtime.spawn(work(reply));
     if let Ok(answer) = answer.await {
         return Some(answer);
     }

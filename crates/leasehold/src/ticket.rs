@@ -159,7 +159,7 @@ impl fmt::Debug for Ticket {
             .field("lock", &self.lock)
             .field("token", &self.token)
             .field("ttl", &self.ttl())
-            .field("store", &self.store)
+            .field("store", &self.store.as_deref().and_then(|store| StoreUrl::parse(store).ok()))
             .finish_non_exhaustive()
     }
 }

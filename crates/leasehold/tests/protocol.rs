@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{TTL, World, contender_span, granted, holder_span, name};
-use leasehold::clock::{Clock, TestClock};
+use leasehold::clock::{Clock, TestClock, timeout};
 use leasehold::error::StoreError;
 use leasehold::lease::{Evicted, LeaseStore, Renewal, Verdict};
 use leasehold::{Locker, LossReason, Released, State};
@@ -485,7 +485,7 @@ async fn a_store_clock_that_jumps_ends_no_live_lease() {
 
 /// A virtual machine that is paused does not know it: its clocks stand still too.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_after_the_clocks_stood_still_is_written_again() {
+async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     let world = World::new();
     let (holder, contender) = (world.dated(1), world.dated(2));
     let mut grant = holder.granted().await;
@@ -494,17 +494,64 @@ async fn a_renewal_after_the_clocks_stood_still_is_written_again() {
     holder.clock.resume();
     holder.network.reset_counts();
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-    assert_eq!(
-        holder.network.counts().writes,
-        2,
-        "the answer tells that the first one says too early a time"
+    // The answer tells that the record says too early a time. Others count from that, and so does the holder.
+    let left = grant.deadline.remaining(holder.clock.now());
+    assert!(left > SECOND * 3 && left < SECOND * 7, "{left:?}");
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert!(
+        grant.deadline.remaining(holder.clock.now()) > holder_span() - SECOND,
+        "now its bounds are right"
     );
+    assert_eq!(holder.network.counts().writes, 2);
     // By the store's clock, it seems lapsed after 36 s from the grant.
     world.clock.sleep(SECOND * 14).await;
     contender.held().await;
     holder.network.reset_counts();
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert_eq!(holder.network.counts().writes, 1, "now its clocks agree with the store's");
+}
+
+/// By true time its lease was over.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_stood_still_for_its_ttl_has_lost() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    holder.clock.stand_still();
+    world.clock.sleep(TTL + SECOND * 2).await;
+    holder.clock.resume();
+    assert!(matches!(holder.lost(&mut grant).await.reason, LossReason::Expired { .. }));
+}
+
+/// One copy of a renewal is applied, and the other is refused for now: a proxy sends it twice.
+#[tokio::test(start_paused = true)]
+async fn rule_11_an_own_doubled_renewal_is_not_foreign() {
+    let world = World::new();
+    let holder = world.observer(1);
+    let mut grant = holder.granted().await;
+    holder.network.next_write(Outcome::AppliedRefused);
+    assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    holder.network.next_write(Outcome::AppliedRefused);
+    assert_eq!(holder.leases.release(&mut grant, None).await.unwrap(), Released::Released);
+}
+
+/// A renewal that is dropped half-way leaves the grant what it knew.
+#[tokio::test(start_paused = true)]
+async fn rule_11_a_dropped_renewal_forgets_nothing() {
+    let world = World::new();
+    let holder = world.observer(1);
+    let mut grant = holder.granted().await;
+    holder.network.next_write(Outcome::Stalled);
+    let dropped = timeout(&*holder.env.clock, SECOND, holder.leases.renew(&mut grant)).await;
+    assert!(dropped.is_none());
+    // A copy of the process renews.
+    world
+        .edit(|record| {
+            record["beat"] = (record["beat"].as_u64().unwrap() + 1).into();
+            record["nonce"] = "0123456789abcdef0123456789abcdef".into();
+        })
+        .await;
+    assert_eq!(holder.leases.release(&mut grant, None).await.unwrap(), Released::AlreadyLost);
 }
 
 #[tokio::test(start_paused = true)]

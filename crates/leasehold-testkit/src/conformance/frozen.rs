@@ -17,7 +17,7 @@ pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
     let (two, there) = locker(harness, "two").await;
     let held = two.within("acquire", there.lock("held").ttl(LONG).acquire()).await.unwrap();
     let (one, here) = locker(harness, "one").await;
-    let other = one.within("acquire", here.lock("other").ttl(harness.ttl()).acquire()).await.unwrap();
+    let other = one.within("acquire", here.lock("other").ttl(harness.ttl() * 4).acquire()).await.unwrap();
 
     let mut acquisitions = Vec::new();
     let mut releases = Vec::new();
@@ -41,7 +41,7 @@ pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
     }
     // Long enough for several renewals.
     let again = one.within("acquire", here.lock("again").ttl(LONG).acquire()).await.unwrap();
-    one.env().sleep(harness.ttl() * 3).await;
+    one.env().sleep(harness.ttl() * 5).await;
     other.check().unwrap();
     again.check().unwrap();
     assert_eq!(one.within("release", other.release()).await.unwrap(), Released::Released);

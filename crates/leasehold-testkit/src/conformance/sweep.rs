@@ -26,12 +26,12 @@ pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harn
     let sweep = async |name: &LockName, older_than: Duration, dry_run: bool| {
         two.within("sweep", two.store.sweep(name, older_than, dry_run)).await
     };
-    match sweep(&old, Duration::ZERO, false).await {
-        Err(StoreError::NotApplied(fault)) if fault.kind == ErrorKind::Unsupported => {
-            return two.assert_free(&old).await;
-        }
-        swept => _ = swept.unwrap(),
+    let is_refused = |swept: &Result<Swept, StoreError>| matches!(swept, Err(StoreError::NotApplied(fault)) if fault.kind == ErrorKind::Unsupported);
+    let first_sweep = sweep(&old, Duration::ZERO, false).await;
+    if is_refused(&first_sweep) {
+        return two.assert_free(&old).await;
     }
+    first_sweep.unwrap();
     let mut again = one.granted(&old, LONG).await;
     one.assert_rises(first.token, again.token);
     one.release(&mut again).await;
@@ -51,7 +51,12 @@ pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harn
         };
         two.within("until it is old", due).await;
         assert!(listed().await, "a dry run deletes nothing");
-        assert_eq!(sweep(&old, LATE, false).await.unwrap(), Swept::Deleted);
+        let swept = sweep(&old, LATE, false).await;
+        // Found out before the first delete.
+        if is_refused(&swept) {
+            return two.assert_free(&old).await;
+        }
+        assert_eq!(swept.unwrap(), Swept::Deleted);
         assert!(!listed().await);
     }
     assert_eq!(sweep(&old, Duration::ZERO, false).await.unwrap(), Swept::Kept, "there is nothing");

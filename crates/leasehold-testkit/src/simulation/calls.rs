@@ -115,6 +115,10 @@ impl Calls {
                 let _ = call().await;
                 Err(lost())
             }
+            Outcome::AppliedRefused => {
+                let _ = call().await;
+                Err(Fault::unavailable("injected: refused for now").not_applied())
+            }
             Outcome::Dropped => Err(lost()),
             Outcome::HeldBack => {
                 hold_back(call());

@@ -77,6 +77,8 @@ struct Granted {
     alive_until: Duration,
     /// When the write was sent that it counts from.
     sent: Duration,
+    /// For how long a holder may believe in it without another answer.
+    span: Duration,
     /// To how many guards it was given.
     given: usize,
 }
@@ -123,9 +125,9 @@ impl Checker {
         let grant = lock.grant_of(token).map(|(top, grant)| (top, grant.clone()));
         let evicted = grant.as_ref().is_some_and(|(top, _)| lock.evicted.contains(top));
         let deleted = token <= lock.deleted;
-        // What the holder's clocks have missed since its latest renewal was sent.
-        let missed =
-            grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(&grant.note, grant.sent));
+        // What the holder's clocks have missed since its latest renewal was sent; and before that, as long as the holder may not
+        // have heard of that renewal.
+        let missed = grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(grant, now));
         let excused = deleted || evicted || !missed.is_zero();
         if token < highest && !excused {
             checked.violates("I1", format!("token {token} of {name} is believed in after {highest} was"));
@@ -184,7 +186,7 @@ impl Checker {
             // A renewal.
             let copied = lock.copied.contains(&grant);
             if let Some(grant) = lock.grants.get_mut(&write.token).filter(|grant| grant.id == write.grant) {
-                (grant.alive_until, grant.sent) = (until, sent);
+                (grant.alive_until, grant.sent, grant.span) = (until, sent, until - now);
             }
             if copied {
                 let what = format!("token {} of {name} is renewed after a copy has renewed it", write.token);
@@ -197,7 +199,8 @@ impl Checker {
         if write.token > highest {
             lock.committed = write.token;
             let (id, note) = (write.grant.to_owned(), write.note.unwrap_or_default().to_owned());
-            let grant = Granted { after: highest, id, note, alive_until: until, sent, given: 0 };
+            let grant =
+                Granted { after: highest, id, note, alive_until: until, sent, span: until - now, given: 0 };
             lock.grants.insert(write.token, grant);
         }
         checked.history.grants += 1;
@@ -313,11 +316,15 @@ impl Checked {
         self.locks.entry(name.to_owned()).or_default()
     }
 
-    /// How much true time the clocks of the process that acquires as `note` have missed since `sent`.
-    fn missed(&self, note: &str, sent: Duration) -> Duration {
-        let process = note.split('-').next().unwrap_or_default();
+    /// How much true time the clocks of the process that has `grant` have missed, of which it may not know at `now`.
+    fn missed(&self, grant: &Granted, now: Duration) -> Duration {
+        let process = grant.note.split('-').next().unwrap_or_default();
         let pauses = self.stood_still.get(process).map_or(&[][..], Vec::as_slice);
-        pauses.iter().map(|(from, to)| to.saturating_sub(sent.max(*from))).sum()
+        let missed = pauses.iter().map(|(from, to)| {
+            // What was granted before the pause ends within a span of the holder's own time.
+            if *to + grant.span > now { *to - *from } else { to.saturating_sub(grant.sent.max(*from)) }
+        });
+        missed.sum()
     }
 
     pub(super) fn violates(&mut self, invariant: &'static str, what: String) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::{State, Ttl};
 use leasehold::{LockName, Locker};
+use leasehold_testkit::harness::vouch_for;
 use leasehold_testkit::servers::Server;
 
 use crate::workers::{self, Worker};
@@ -16,6 +17,7 @@ const TTL_OPTION: &[&str] = &["--ttl", "2"];
 /// granted has run out, and without anybody's help.
 pub(crate) async fn is_succeeded_by_observation(server: Server) {
     let url = format!("{}&store_clock=off", server.fresh_url());
+    vouch_for(&url).await;
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     let granted = Deadline::new(SystemClock.now(), Ttl::new(TTL).unwrap().holder_span());
@@ -32,6 +34,7 @@ pub(crate) async fn is_succeeded_by_observation(server: Server) {
 /// store's own clock shows that its lease is over; what inspection says and what a try gets is the same.
 pub(crate) async fn is_succeeded_once_the_clock_of_the_store_says_so(server: Server) {
     let url = format!("{}&margin=0s", server.fresh_url());
+    vouch_for(&url).await;
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     holder.kill().await;

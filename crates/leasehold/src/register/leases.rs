@@ -85,6 +85,26 @@ impl Memo {
     }
 }
 
+/// A grant whose memo is in use. It goes back when this is dropped, with the future that uses it perhaps: what was sent is
+/// listed there.
+struct Lent<'a> {
+    leases: &'a RegisterLeases,
+    grant: &'a mut Grant,
+    memo: Option<Memo>,
+    /// Whether creates that come late have to be looked for.
+    is_over: bool,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let Some(mut memo) = self.memo.take() else { return };
+        if self.is_over {
+            self.leases.look_for_ghosts(&self.grant.name, std::mem::take(&mut memo.ghosts));
+        }
+        self.grant.memo = Some(Box::new(memo));
+    }
+}
+
 /// What was read, and when the answer had arrived.
 struct Sight {
     found: Option<Content>,
@@ -149,6 +169,18 @@ impl RegisterLeases {
         self.records.store_time()
     }
 
+    /// `grant` with its memo, to work on.
+    async fn lent<'a>(
+        &'a self,
+        grant: &'a mut Grant,
+        effort: &mut Effort<'_>,
+    ) -> Result<Result<Lent<'a>, (LossReason, &'a mut Grant)>, StoreError> {
+        Ok(match self.remembered(grant, effort).await? {
+            Ok(memo) => Ok(Lent { leases: self, grant, memo: Some(memo), is_over: false }),
+            Err(reason) => Err((reason, grant)),
+        })
+    }
+
     /// The memo of `grant`; read from the store for a grant that comes from a ticket.
     async fn remembered(
         &self,
@@ -160,8 +192,7 @@ impl RegisterLeases {
                 Ok(memo) => return Ok(Ok(*memo)),
                 Err(other) => {
                     grant.memo = Some(other);
-                    let fault = Fault::new(ErrorKind::Invalid, "this grant comes from another store");
-                    return Err(fault.not_applied());
+                    return Err(not_its_own());
                 }
             }
         }
@@ -230,12 +261,9 @@ impl RegisterLeases {
             if let Some(attempt) = landed {
                 // With the room for them: between renewals there are none.
                 memo.attempts = Vec::new();
-                if self.is_written_too_early(&memo.record, attempt) {
-                    tracing::debug!(lock = %grant.name, "this machine's clocks stood still; renewing once more");
-                    continue;
-                }
-                // Contenders go by the record's ttl. A ticket may say another.
-                let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent);
+                // Contenders go by the record: by its ttl, where a ticket may say another, and by when it says it was written.
+                let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
+                    .sooner(self.written_early(&memo.record, attempt));
                 // An answer later than the lease that it prolongs prolongs nothing (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
@@ -246,9 +274,13 @@ impl RegisterLeases {
         }
     }
 
-    /// Whether others may take over before the lease of `record`, which `attempt` wrote, is over.
-    fn is_written_too_early(&self, record: &Record, attempt: Attempt) -> bool {
-        protocol::is_written_too_early(record, attempt.sent, self.store_time(), self.now())
+    /// How much too early `record`, which `attempt` wrote, says that it was written.
+    fn written_early(&self, record: &Record, attempt: Attempt) -> Duration {
+        let early = protocol::written_early(record, attempt.sent, self.store_time(), self.now());
+        if !early.is_zero() {
+            tracing::debug!(?early, "this machine stood still with its clocks");
+        }
+        early
     }
 
     async fn release_with(
@@ -327,28 +359,25 @@ impl LeaseStore for RegisterLeases {
         }
         // Not until the deadline: the keeper is to hear of trouble before that, and goes on at its own pace.
         let mut effort = self.effort(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
-        let mut memo = match self.remembered(grant, &mut effort).await? {
-            Ok(memo) => memo,
-            Err(reason) => return Ok(lost(grant, reason)),
+        let mut lent = match self.lent(grant, &mut effort).await? {
+            Ok(lent) => lent,
+            Err((reason, grant)) => return Ok(lost(grant, reason)),
         };
-        let outcome = self.renew_with(grant, &mut memo, &mut effort).await;
-        if let Ok(Renewal::Lost(_)) = outcome {
-            // There will be no release, after which to look.
-            self.look_for_ghosts(&grant.name, std::mem::take(&mut memo.ghosts));
-        }
-        grant.memo = Some(Box::new(memo));
+        let Some(memo) = &mut lent.memo else { return Err(not_its_own()) };
+        let outcome = self.renew_with(lent.grant, memo, &mut effort).await;
+        // There will be no release, after which to look for late creates.
+        lent.is_over = matches!(outcome, Ok(Renewal::Lost(_)));
         outcome
     }
 
     async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
         let mut effort = self.effort(PATIENCE, grant.ttl);
-        let Ok(mut memo) = self.remembered(grant, &mut effort).await? else {
+        let Ok(mut lent) = self.lent(grant, &mut effort).await? else {
             return Ok(Released::AlreadyLost);
         };
-        let outcome = self.release_with(grant, &mut memo, rest, &mut effort).await;
-        self.look_for_ghosts(&grant.name, std::mem::take(&mut memo.ghosts));
-        grant.memo = Some(Box::new(memo));
-        outcome
+        lent.is_over = true;
+        let Some(memo) = &mut lent.memo else { return Err(not_its_own()) };
+        self.release_with(lent.grant, memo, rest, &mut effort).await
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
@@ -505,6 +534,10 @@ impl Sight {
 /// claim came late, or twice. Whoever withdraws a claim knows no token, and means whatever has its id.
 fn is_late_grant(record: &Record, grant: &Grant) -> bool {
     grant.token != Token::default() && record.token != grant.token
+}
+
+fn not_its_own() -> StoreError {
+    Fault::new(ErrorKind::Invalid, "this grant comes from another store").not_applied()
 }
 
 fn lost(grant: &Grant, reason: LossReason) -> Renewal {

@@ -397,21 +397,23 @@ pub(super) fn until_store_reads(target_us: u64, store: StoreTime) -> Duration {
     if behind.is_zero() { behind } else { behind.mul_f64(1.0 + 2.0 * RATE_ERROR) + Duration::from_millis(1) }
 }
 
-/// Whether `record`, whose write was first sent at `sent`, certainly says that it was written earlier than that: `store` is the
+/// How much earlier than `sent`, when its write was first sent, `record` says that it was written: at least that much, by the
 /// store's clock at `now`, after the answer.
 ///
 /// What it says was taken from the store's latest answer before the send, and from how long ago that was. A machine that was
-/// paused with all its clocks does not know how long ago that was; the new answer tells. Others go by what the record says, and
-/// would take over too early.
-pub(super) fn is_written_too_early(
+/// paused with all its clocks does not know how long ago that was; the new answer tells. Others go by what the record says.
+/// So its holder counts from then too.
+pub(super) fn written_early(
     record: &Record,
     sent: Moment,
     store: Option<StoreTime>,
     now: Moment,
-) -> bool {
+) -> Duration {
     let since_sent = now.longest_since(sent).mul_f64(1.0 + RATE_ERROR);
     let written_us = store.map(|store| store.lo_us.saturating_sub(micros(since_sent)));
-    written_us.zip(record.renewed_at_us).is_some_and(|(written_us, said_us)| said_us < written_us)
+    let early =
+        written_us.zip(record.renewed_at_us).map(|(written_us, said_us)| written_us.saturating_sub(said_us));
+    Duration::from_micros(early.unwrap_or(0))
 }
 
 /// Whether an answer took so long that a token chosen before the send may not be above all others any more.

@@ -275,19 +275,23 @@ impl LeaseStore for SqliteLeases {
 
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
+        let beats = self.beats.clone();
         let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
             record.as_mut(),
             id,
         ) {
+            Some(hold) if beats.is_foreign(id, hold.renewed_ns) => {
+                (Err(Loss::new(name.clone(), token, LossReason::RenewedElsewhere)), None)
+            }
             Some(hold) => {
                 hold.process = None;
                 (Ok(()), record)
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
+        let detached = self.change(&grant.name, PATIENCE, Purpose::Release, Durability::System, step).await?;
         // Whoever has the ticket may renew from now on.
         self.beats.end(id);
-        let detached = self.change(&grant.name, PATIENCE, Purpose::Release, Durability::System, step).await?;
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
 

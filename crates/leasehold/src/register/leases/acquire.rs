@@ -67,7 +67,7 @@ impl RegisterLeases {
                     None => Next::Look,
                 },
                 Claimed::Grantable { over, floor_from_clock } => {
-                    self.records.trust().await?;
+                    self.trust(&mut effort).await?;
                     let floor_us = match floor_from_clock {
                         true => self.floor(&claim.name, over.is_none(), store, &mut effort).await?,
                         false => None,
@@ -89,6 +89,14 @@ impl RegisterLeases {
                 }
             };
         }
+    }
+
+    /// Waits until the store is known to honour preconditions. That may take an examination, and no patience is meant for it.
+    async fn trust(&self, effort: &mut Effort<'_>) -> Result<(), StoreError> {
+        let began = self.now();
+        self.records.trust().await?;
+        effort.extend(self.now().longest_since(began));
+        Ok(())
     }
 
     /// What to do once a grant was `sent`. `None` when it certainly had no effect.
@@ -131,7 +139,7 @@ impl RegisterLeases {
                 Ok(Next::Look)
             }
             None if self.records.claims() => {
-                self.records.trust().await?;
+                self.trust(effort).await?;
                 let sent = self.now();
                 let record = protocol::unseen_grant(claim, self.store_time(), self.nonce());
                 let sent = self.send(&claim.name, Send::Unseen, &record, sent, attempts, effort).await?;
@@ -167,7 +175,7 @@ impl RegisterLeases {
             let found = Found { content: Content::Record(Box::new(record)), version };
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
-        let stood_still = attempt.created && self.is_written_too_early(&record, attempt);
+        let stood_still = attempt.created && !self.written_early(&record, attempt).is_zero();
         if stood_still || protocol::too_slow_for_create(&attempt, self.now()) {
             // Read back and written once more, with a token from the clock as it reads then.
             return Ok(Next::Look);
@@ -175,8 +183,8 @@ impl RegisterLeases {
         self.granted(claim, attempt, record, version).await
     }
 
-    /// The grant that `attempt` has committed as `record`. When others could take it over too early, it is renewed before anybody
-    /// is told of it.
+    /// The grant that `attempt` has committed as `record`. If the record says too early a time, the grant is renewed before anybody
+    /// learns of it.
     async fn granted(
         &self,
         claim: &Claim,
@@ -184,7 +192,7 @@ impl RegisterLeases {
         record: Record,
         version: Version,
     ) -> Result<Next, StoreError> {
-        let is_too_early = self.is_written_too_early(&record, attempt);
+        let early = self.written_early(&record, attempt);
         let mut grant = Grant {
             name: claim.name.clone(),
             token: record.token,
@@ -194,10 +202,13 @@ impl RegisterLeases {
             deadline: deadline(claim.ttl, attempt.sent),
             memo: Some(Box::new(Memo::new(version, record, true))),
         };
-        if is_too_early && !grant.deadline.passed(self.now()) {
+        if !early.is_zero() && !grant.deadline.passed(self.now()) {
             match self.renew(&mut grant).await {
                 Ok(Renewal::Renewed) => {}
-                Ok(Renewal::Lost(Loss { reason: LossReason::Expired { .. }, .. })) => {}
+                // Others count from what the record says: so does this grant.
+                Ok(Renewal::Lost(Loss { reason: LossReason::Expired { .. }, .. })) => {
+                    grant.deadline = grant.deadline.sooner(early);
+                }
                 Ok(Renewal::Lost(_)) => return Ok(Next::Look),
                 // The grant stands, whatever became of its renewal.
                 Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {

@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::super::Expect;
 use super::super::protocol::{self, Attempt};
 use super::super::record::Content;
@@ -46,8 +48,9 @@ impl RegisterLeases {
 
     /// Looks for records with these nonces for a while, in the background, and deletes them.
     pub(super) fn look_for_ghosts(&self, name: &LockName, ghosts: Vec<Id>) {
-        if !ghosts.is_empty() {
-            tokio::spawn(look(self.records.clone(), name.clone(), ghosts));
+        // None when the runtime shuts down, with a request that is dropped.
+        if let (false, Ok(runtime)) = (ghosts.is_empty(), Handle::try_current()) {
+            runtime.spawn(look(self.records.clone(), name.clone(), ghosts));
         }
     }
 }

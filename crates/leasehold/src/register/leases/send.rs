@@ -103,7 +103,12 @@ impl RegisterLeases {
                 Ok(Sent::Unclear(None))
             }
             Err(error @ StoreError::NotApplied(_)) => {
-                attempts.pop();
+                if created {
+                    attempts.pop();
+                } else {
+                    // The attempt stays listed: another copy of this request may have been applied.
+                    known_fate(attempts);
+                }
                 effort.pause_after(error).await?;
                 Ok(Sent::Again)
             }

@@ -1,6 +1,6 @@
 //! Does a server that only speaks DynamoDB's protocol check conditions, and in one step with the write?
 //!
-//! Asked once per prefix of a table, before the first write; Amazon's own endpoints are not asked, since Amazon documents
+//! Asked once per table, before the first write; Amazon's own endpoints are not asked, since Amazon documents
 //! it. A server that checks and writes in two steps grants one lock twice when two clients ask at the same moment, and
 //! otherwise answers like a good one. So writes race for items of their own, which nobody else knows the keys of.
 //!
@@ -91,7 +91,7 @@ impl DynamoDb {
     /// A write on a condition that cannot hold changes nothing, even where conditions are ignored.
     pub(super) async fn refuses(&self) -> Result<(), StoreError> {
         let never = Id::random(&self.env().random);
-        match self.update(&self.key(PROBE), expression::impossible(never), ReturnValue::None).await? {
+        match self.update(PROBE, expression::impossible(never), ReturnValue::None).await? {
             Updated::Refused(_) => Ok(()),
             Updated::Done(_) => {
                 Err(self.unsafe_server("ignores conditions", "every lock would be granted to everybody"))
@@ -144,7 +144,9 @@ impl DynamoDb {
             (nonce, self.update(key, expression::racing(nonce, seen), ReturnValue::None).await)
         });
         let (mut winners, mut trouble) = (Vec::new(), None);
+        let mut answered = 0;
         for (nonce, outcome) in join_all(writes).await {
+            answered += usize::from(outcome.is_ok());
             match outcome {
                 Ok(Updated::Done(_)) => winners.push(nonce),
                 Ok(Updated::Refused(_)) => {}
@@ -152,6 +154,8 @@ impl DynamoDb {
             }
         }
         match (&winners[..], trouble) {
+            // Those that were not answered were no racers.
+            ([_], Some(error)) if answered < LEAST_RACERS => Err(error),
             ([winner], _) => Ok(*winner),
             // One whose answer was lost may have won.
             ([], Some(error)) => Err(error),
@@ -195,7 +199,7 @@ impl DynamoDb {
 
     /// What is known of this table's server, and the nonce of the item that says so.
     async fn marker(&self) -> Result<(Marker, Option<String>), StoreError> {
-        let found = self.read_item(&self.key(PROBE)).await?.unwrap_or_default();
+        let found = self.read_item(PROBE).await?.unwrap_or_default();
         let text = |found: &Item, name: &str| found.get(name).and_then(|value| value.as_s().ok().cloned());
         let fresh = Id::random(&self.env().random);
         let bytes = text(&found, "marker").unwrap_or_default();
@@ -213,7 +217,7 @@ impl DynamoDb {
             let marker = change(marker, self.requests.store_time(), seen.as_deref().unwrap_or(""));
             let text = String::from_utf8_lossy(&marker.to_bytes()).into_owned();
             let written = expression::marker(text, fresh, seen.as_deref());
-            if let Updated::Done(_) = self.update(&self.key(PROBE), written, ReturnValue::None).await? {
+            if let Updated::Done(_) = self.update(PROBE, written, ReturnValue::None).await? {
                 return Ok(());
             }
         }

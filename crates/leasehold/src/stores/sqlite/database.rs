@@ -61,7 +61,11 @@ impl Database {
                 Err(self.silent(limit).maybe_applied())
             }
             Ok(Err(Failure::TooLate { .. })) => Err(self.silent(limit).not_applied()),
-            Err(_) => Err(Fault::unavailable("the program is ending").not_applied()),
+            // Its runtime shut down, at whatever point.
+            Err(_) => {
+                let fault = Fault::unavailable("the program is ending");
+                Err(if purpose.writes() { fault.maybe_applied() } else { fault.not_applied() })
+            }
         }
     }
 

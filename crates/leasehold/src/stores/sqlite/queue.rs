@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -150,12 +151,13 @@ impl Queue {
             state.add(request);
             (state.file.is_some() && add(&mut state.called, runtime), add(&mut state.watched, runtime))
         };
-        if call {
-            self.start_runner(&caller.runtime);
-        }
+        // First: it starts another runner if this one cannot be started.
         if watch {
             let lookout = Lookout { queue: Arc::downgrade(self), runtime };
             caller.runtime.spawn(lookout.watch(caller.env));
+        }
+        if call {
+            self.start_runner(&caller.runtime);
         }
     }
 
@@ -172,7 +174,24 @@ impl Queue {
 
     fn start_runner(self: &Arc<Self>, runtime: &Handle) {
         let runner = Runner { queue: Arc::clone(self), runtime: runtime.id(), begun: false };
-        runtime.spawn_blocking(move || runner.run());
+        // It panics when the system has no thread for the runtime's first one.
+        let started = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(move || runner.run()))));
+        if started.is_err() {
+            tracing::warn!("no thread for SQLite's requests; trying again");
+            self.state().called.retain(|&called| called != runtime.id());
+        }
+    }
+
+    /// Starts a runner for the requests of `runtime` that wait while the file is idle: one could not be started before.
+    fn start_missing_runner(self: &Arc<Self>, runtime: &Handle) {
+        let missing = {
+            let mut state = self.state();
+            let waits = state.waiting().any(|request| request.runtime() == runtime.id());
+            state.file.is_some() && waits && add(&mut state.called, runtime.id())
+        };
+        if missing {
+            self.start_runner(runtime);
+        }
     }
 }
 
@@ -350,6 +369,9 @@ impl Lookout {
     /// The shortest time that is left to any request; `None` when there is none, and this lookout has ended.
     fn look(&self) -> Option<Duration> {
         let queue = self.queue.upgrade()?;
+        if let Ok(runtime) = Handle::try_current() {
+            queue.start_missing_runner(&runtime);
+        }
         let mut state = queue.state();
         let ours = |caller: &&Caller| caller.runtime.id() == self.runtime && caller.reply.is_awaited();
         let begun = state.served.iter().map(|caller| (caller, true));
