@@ -242,7 +242,7 @@ impl Register for Front {
         self.endpoint.clone()
     }
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        Ok(Self::new(self.store.clone(), endpoint))
+        Ok(Self::of(self.store.clone(), endpoint))
     }
 }
 

@@ -262,10 +262,12 @@ impl Dated {
 
     /// Whether the answer is certainly the store's, and its date with it: an intermediary answers by a clock of its own.
     /// `reason` is that of an error in GCS's JSON. A gateway says of itself that it is one.
-    pub(super) fn is_the_stores(&self, reason: Option<&str>) -> bool {
+    pub(super) fn is_the_stores(&self, reason: Option<&str>, is_emulator: bool) -> bool {
         let is_gateways = matches!(self.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
         let in_its_form = if self.status.is_success() { self.is_json } else { reason.is_some() };
-        !is_gateways && (self.by_headers || in_its_form)
+        // Emulators answer a read of nothing in a form that anything could have.
+        let is_nothing = is_emulator && self.status == StatusCode::NOT_FOUND;
+        !is_gateways && (self.by_headers || in_its_form || is_nothing)
     }
 }
 
