@@ -496,7 +496,7 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     // The answer tells that the record says too early a time. Others count from that, and so does the holder.
     let left = grant.deadline.remaining(holder.clock.now());
-    assert!(left > SECOND * 3 && left < SECOND * 7, "{left:?}");
+    assert!(left > SECOND * 8 && left < SECOND * 12, "all but what the margin of 5 s covers: {left:?}");
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert!(
         grant.deadline.remaining(holder.clock.now()) > holder_span() - SECOND,
@@ -518,7 +518,7 @@ async fn a_holder_that_stood_still_for_its_ttl_has_lost() {
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
     holder.clock.stand_still();
-    world.clock.sleep(TTL + SECOND * 2).await;
+    world.clock.sleep(TTL + SECOND * 7).await;
     holder.clock.resume();
     assert!(matches!(holder.lost(&mut grant).await.reason, LossReason::Expired { .. }));
 }

@@ -263,7 +263,7 @@ impl RegisterLeases {
                 memo.attempts = Vec::new();
                 // Contenders go by the record: by its ttl, where a ticket may say another, and by when it says it was written.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
-                    .sooner(self.written_early(&memo.record, attempt));
+                    .sooner(self.beyond_margin(self.written_early(&memo.record, attempt)));
                 // An answer later than the lease that it prolongs prolongs nothing (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
@@ -272,6 +272,11 @@ impl RegisterLeases {
                 return Ok(Renewal::Renewed);
             }
         }
+    }
+
+    /// What is left of `early` when others have waited for the margin, as they do before they go by the store's clock.
+    fn beyond_margin(&self, early: Duration) -> Duration {
+        early.saturating_sub(self.rules.margin)
     }
 
     /// How much too early `record`, which `attempt` wrote, says that it was written.

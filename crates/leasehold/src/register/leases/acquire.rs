@@ -192,7 +192,7 @@ impl RegisterLeases {
         record: Record,
         version: Version,
     ) -> Result<Next, StoreError> {
-        let early = self.written_early(&record, attempt);
+        let early = self.beyond_margin(self.written_early(&record, attempt));
         let mut grant = Grant {
             name: claim.name.clone(),
             token: record.token,
