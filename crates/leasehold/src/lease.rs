@@ -158,7 +158,7 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// Conditional: who acquires the lock meanwhile has it, and its record stays. A lock whose holder has died is not free.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where deletes are not conditional, or the store's clock is not
+    /// [`ErrorKind::Unsupported`] where deletes are not conditional, or the store's clock is not
     /// to be used; by default. When no answer could be had.
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
         let _ = (name, older_than, dry_run);
