@@ -2,6 +2,7 @@
 
 mod cgroup;
 mod guardian;
+mod processes;
 #[cfg(target_os = "linux")]
 mod shim;
 mod tree;
@@ -205,7 +206,14 @@ impl Ready {
         let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let leader = leader.ok_or_else(|| cannot_start(io::Error::other("it has no process id")))?;
         let spare = guardian.as_ref().and_then(Guardian::pid);
-        let tree = Tree { root: getpid(), leader, leader_ended: false, own_group: !interactive, spare };
+        let tree = Tree {
+            root: getpid(),
+            root_start: None,
+            leader,
+            leader_ended: false,
+            own_group: !interactive,
+            spare,
+        };
         if let Some(guardian) = &mut guardian {
             guardian.watch(&tree);
         }

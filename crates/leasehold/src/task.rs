@@ -46,14 +46,23 @@ where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
-    let answer = answer_of(|mut reply: oneshot::Sender<Result<T>>| async move {
+    output_of(work).await.unwrap_or_else(|| Err(shut_down()))
+}
+
+/// [`run`], for any output: `None` if the runtime shuts down.
+pub(crate) async fn output_of<T, F>(work: F) -> Option<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    answer_of(|mut reply: oneshot::Sender<T>| async move {
         tokio::select! {
             biased;
             () = reply.closed() => {}
             output = work => drop(reply.send(output)),
         }
-    });
-    answer.await.unwrap_or_else(|| Err(shut_down()))
+    })
+    .await
 }
 
 /// The error of an operation whose runtime has shut down.

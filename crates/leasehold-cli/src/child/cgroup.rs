@@ -48,10 +48,16 @@ impl Cgroup {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
-    /// Whether nothing in it runs.
+    /// Whether nothing in it runs, for certain.
     pub(super) fn is_empty(&self) -> bool {
-        let events = fs::read_to_string(self.0.join("cgroup.events"));
-        events.map_or(true, |events| events.lines().any(|line| line == "populated 0"))
+        match fs::read_to_string(self.0.join("cgroup.events")) {
+            Ok(events) => events.lines().any(|line| line == "populated 0"),
+            // Only an empty one can be removed.
+            Err(error) => {
+                error.kind() == io::ErrorKind::NotFound
+                    || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+            }
+        }
     }
 }
 
@@ -84,6 +90,22 @@ fn folder(mounts: &str, groups: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cgroup_is_empty_when_the_kernel_says_so_or_it_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroup = std::mem::ManuallyDrop::new(Cgroup::made(folder.path().to_owned()));
+        let events = folder.path().join("cgroup.events");
+        assert!(cgroup.is_empty());
+        fs::write(&events, "populated 1\nfrozen 0\n").unwrap();
+        assert!(!cgroup.is_empty());
+        fs::write(&events, "populated 0\nfrozen 0\n").unwrap();
+        assert!(cgroup.is_empty());
+        // What cannot be read is not known to be empty.
+        fs::remove_file(&events).unwrap();
+        fs::create_dir(&events).unwrap();
+        assert!(!cgroup.is_empty());
+    }
 
     #[test]
     fn our_cgroup_is_found_where_it_is_mounted() {

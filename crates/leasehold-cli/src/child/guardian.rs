@@ -21,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, getpgid, getpid, setpgid, setsid};
 
 use super::cgroup::Cgroup;
+use super::processes;
 use super::tree::Tree;
 use super::{BURIAL, RUN};
 use crate::exit::FAILED;
@@ -137,6 +138,8 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
     leave_session(root);
+    // It is our parent, or has ended.
+    let root_start = processes::find(root).ok().flatten().map(|root| root.start);
     let mut ear = Ear::default();
     let mut tree = None;
     let mut end: Option<Deadline> = None;
@@ -144,7 +147,14 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         let left = end.map_or(SLICE, |end| end.remaining(SystemClock.now()));
         match ear.listen(left.min(SLICE)) {
             Heard::News(News::Watch { leader, own_group }) => {
-                tree = Some(Tree { root, leader, leader_ended: false, own_group, spare: Some(getpid()) });
+                tree = Some(Tree {
+                    root,
+                    root_start,
+                    leader,
+                    leader_ended: false,
+                    own_group,
+                    spare: Some(getpid()),
+                });
             }
             Heard::News(News::End(moved)) => end = Some(moved),
             Heard::News(News::Done) => return ExitCode::SUCCESS,

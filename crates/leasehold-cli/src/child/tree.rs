@@ -1,5 +1,6 @@
 //! The command and everything that it started.
 
+use std::io;
 use std::time::Duration;
 
 use rustix::event::{Timespec, poll};
@@ -8,7 +9,7 @@ use rustix::process::{
 };
 
 use super::cgroup::Cgroup;
-use super::guardian;
+use super::processes::{self, Process};
 
 /// How often [`Tree::kill`] looks for processes that were forked while it killed: a fork bomb ends some day too.
 const MOST_ROUNDS: usize = 1_000;
@@ -26,6 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Tree {
     /// Whose descendants they are: `leasehold run`.
     pub(crate) root: Pid,
+    /// When it started, where it may have ended since: then its number may be a stranger's.
+    pub(crate) root_start: Option<u64>,
     /// The command itself.
     pub(crate) leader: Pid,
     /// Its end was taken note of: the system may give its number to a process of somebody else.
@@ -52,7 +55,7 @@ impl Tree {
             return;
         }
         // The group is also that of whoever started us, so its members are picked out by descent.
-        for process in self.members_of_shared_group() {
+        for process in self.members_of_shared_group().unwrap_or_default() {
             let _ = kill_process(process, signal);
         }
         self.signal_leader(signal);
@@ -66,7 +69,11 @@ impl Tree {
             return false;
         }
         self.reap_orphans();
-        if self.own_group { self.group_exists() } else { !self.members_of_shared_group().is_empty() }
+        if self.own_group {
+            return self.group_exists();
+        }
+        // Who cannot be seen is not known to have ended.
+        self.members_of_shared_group().map_or(true, |members| !members.is_empty())
     }
 
     fn group_exists(&self) -> bool {
@@ -80,7 +87,11 @@ impl Tree {
         }
         self.signal_leader(Signal::KILL);
         for _ in 0..MOST_ROUNDS {
-            let alive = self.descendants().into_iter().filter(|p| !p.ended && !p.is_guardian());
+            let Ok(all) = processes::all() else {
+                sleep(SHORTEST_PAUSE);
+                continue;
+            };
+            let alive = self.descendants_among(&all).into_iter().filter(|p| !p.ended && !p.is_guardian());
             let alive: Vec<Process> = alive.collect();
             if alive.is_empty() {
                 break;
@@ -104,26 +115,45 @@ impl Tree {
         given_up: impl Fn() -> bool,
     ) {
         self.kill();
-        let group = self.own_group.then_some(self.leader.as_raw_nonzero().get());
+        self.kill_until_ended(mark, cgroup, given_up, processes::all);
+    }
+
+    /// The rounds of [`kill_for_good`](Self::kill_for_good), with the processes that `list` shows.
+    fn kill_until_ended(
+        &self,
+        mark: Option<&[u8]>,
+        cgroup: Option<&Cgroup>,
+        given_up: impl Fn() -> bool,
+        mut list: impl FnMut() -> io::Result<Vec<Process>>,
+    ) {
+        // Their numbers are theirs for as long as one of them is there, be it as a zombie.
+        let mut group = self.own_group.then_some(self.leader.as_raw_nonzero().get());
+        let mut first_look = true;
         let mut pause = SHORTEST_PAUSE;
         // A process that is dying has no environment any more, and perhaps another parent: it is known by having been found.
         let mut found: Vec<Process> = Vec::new();
         loop {
-            let all = processes();
-            let descendants = self.descendants_among(&all);
-            let belongs = |process: &Process| {
-                found.iter().any(|known| known.is(process))
-                    || process.pid == self.leader
-                    || Some(process.group) == group
-                    || descendants.iter().any(|known| known.is(process))
-                    || mark.is_some_and(|mark| process.is_marked(mark))
-            };
-            let alive = all.iter().filter(|p| !p.ended && p.pid != getpid() && belongs(p));
-            found = alive.copied().collect();
             if let Some(cgroup) = cgroup {
                 cgroup.kill();
             }
-            if (found.is_empty() && cgroup.is_none_or(Cgroup::is_empty)) || given_up() {
+            let mut ended = false;
+            // Who cannot be seen is not known to have ended.
+            if let Ok(all) = list() {
+                group = group.filter(|group| all.iter().any(|process| process.group == *group));
+                let descendants = self.descendants_among(&all);
+                let belongs = |process: &Process| {
+                    found.iter().any(|known| known.is(process))
+                        || (first_look && process.pid == self.leader)
+                        || Some(process.group) == group
+                        || descendants.iter().any(|known| known.is(process))
+                        || mark.is_some_and(|mark| process.is_marked(mark))
+                };
+                let alive = all.iter().filter(|p| !p.ended && p.pid != getpid() && belongs(p));
+                found = alive.copied().collect();
+                first_look = false;
+                ended = found.is_empty() && cgroup.is_none_or(Cgroup::is_empty);
+            }
+            if ended || given_up() {
                 return;
             }
             for process in found.iter().filter(|process| !process.is_guardian()) {
@@ -140,7 +170,8 @@ impl Tree {
         if self.root != getpid() {
             return;
         }
-        for process in processes() {
+        // Whoever is missing is reaped the next time.
+        for process in processes::all().unwrap_or_default() {
             let ours = process.ended && process.parent == self.root.as_raw_nonzero().get();
             if ours && process.pid != self.leader && Some(process.pid) != self.spare {
                 let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
@@ -163,17 +194,20 @@ impl Tree {
         children.split_ascii_whitespace().eq([spare.as_raw_nonzero().to_string()])
     }
 
-    fn members_of_shared_group(&self) -> Vec<Pid> {
+    fn members_of_shared_group(&self) -> io::Result<Vec<Pid>> {
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
-        let members = self.descendants().into_iter().filter(|p| !p.ended && p.group == group);
-        members.map(|process| process.pid).collect()
-    }
-
-    fn descendants(&self) -> Vec<Process> {
-        self.descendants_among(&processes())
+        let descendants = self.descendants_among(&processes::all()?);
+        let members = descendants.into_iter().filter(|p| !p.ended && p.group == group);
+        Ok(members.map(|process| process.pid).collect())
     }
 
     fn descendants_among(&self, all: &[Process]) -> Vec<Process> {
+        let is_another = |root: &Process| {
+            root.pid == self.root && self.root_start.is_some_and(|start| start != root.start)
+        };
+        if all.iter().any(is_another) {
+            return Vec::new();
+        }
         let mut found: Vec<Process> = Vec::new();
         let mut parents = vec![self.root.as_raw_nonzero().get()];
         while let Some(parent) = parents.pop() {
@@ -186,63 +220,9 @@ impl Tree {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Process {
-    pid: Pid,
-    parent: i32,
-    group: i32,
-    /// When it started, in clock ticks since boot.
-    start: u64,
-    /// A zombie: it does nothing any more.
-    ended: bool,
-}
-
-impl Process {
-    /// Whether it is the process `other`, and not one that was given its number later.
-    fn is(&self, other: &Self) -> bool {
-        (self.pid, self.start) == (other.pid, other.start)
-    }
-
-    /// Whether it is the guardian of a run within this one: it ends by itself, after all that it has to kill.
-    fn is_guardian(&self) -> bool {
-        let line = std::fs::read(format!("/proc/{}/cmdline", self.pid.as_raw_nonzero()));
-        line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(guardian::VERB.as_bytes()))
-    }
-
-    fn is_marked(&self, mark: &[u8]) -> bool {
-        let environment = std::fs::read(format!("/proc/{}/environ", self.pid.as_raw_nonzero()));
-        environment.is_ok_and(|text| text.split(|byte| *byte == 0).any(|entry| entry == mark))
-    }
-}
-
 /// Without a runtime: the guardian has none.
 fn sleep(pause: Duration) {
     let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() }));
-}
-
-/// All processes that /proc shows; none where there is no /proc.
-fn processes() -> Vec<Process> {
-    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter_map(process).collect()
-}
-
-fn process(pid: i32) -> Option<Process> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    // The second field is the program's name in parentheses, which may hold spaces and parentheses.
-    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
-    // Counted as in proc(5), the state is field 3.
-    let field = |number: usize| fields.get(number - 3).copied();
-    let number = |field: &str| field.parse().ok();
-    // A process whose first thread has ended shows as a zombie while its others still run.
-    let ended = match field(3)? {
-        "X" => true,
-        "Z" => field(20)?.parse::<u64>().ok()? <= 1,
-        _ => false,
-    };
-    let (parent, group) = (number(field(4)?)?, number(field(5)?)?);
-    Some(Process { pid: Pid::from_raw(pid)?, parent, group, start: field(22)?.parse().ok()?, ended })
 }
 
 #[cfg(test)]
@@ -255,11 +235,60 @@ mod tests {
         let leader = Pid::from_raw(i32::try_from(other.id()).unwrap()).unwrap();
         // As if the system had given the number to `other`.
         let root = Pid::from_raw(i32::MAX).unwrap();
-        let tree = Tree { root, leader, leader_ended: true, own_group: false, spare: None };
+        let tree = Tree { root, root_start: None, leader, leader_ended: true, own_group: false, spare: None };
         tree.signal_leader(Signal::KILL);
         tree.signal_group(Signal::KILL);
         assert!(other.try_wait().unwrap().is_none());
         Tree { leader_ended: false, ..tree }.signal_leader(Signal::KILL);
         other.wait().unwrap();
+    }
+
+    #[test]
+    fn processes_that_cannot_be_listed_have_not_ended() {
+        let nobody = Pid::from_raw(i32::MAX).unwrap();
+        let tree = Tree {
+            root: nobody,
+            root_start: None,
+            leader: nobody,
+            leader_ended: true,
+            own_group: true,
+            spare: None,
+        };
+        let mut asked = 0;
+        tree.kill_until_ended(
+            None,
+            None,
+            || false,
+            || {
+                asked += 1;
+                if asked < 3 { Err(io::Error::other("too many open files")) } else { Ok(Vec::new()) }
+            },
+        );
+        assert_eq!(asked, 3);
+    }
+
+    #[test]
+    fn whoever_was_given_a_number_of_ours_later_is_not_killed() {
+        let mut stranger = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = |number: i32| Pid::from_raw(number).unwrap();
+        let number = i32::try_from(stranger.id()).unwrap();
+        let (root, ours) = (i32::MAX, i32::MAX - 1);
+        let tree = Tree {
+            root: pid(root),
+            root_start: Some(1),
+            leader: pid(number),
+            leader_ended: true,
+            own_group: true,
+            spare: None,
+        };
+        let of_ours = Process { pid: pid(ours), parent: root, group: ours, start: 2, ended: false };
+        let new_root = Process { pid: pid(root), parent: 1, group: root, start: 9, ended: false };
+        let new = Process { pid: pid(number), parent: root, group: number, start: 9, ended: false };
+        let mut views = vec![vec![], vec![of_ours, new_root, new], vec![of_ours]];
+        tree.kill_until_ended(None, None, || false, || Ok(views.pop().unwrap()));
+        assert!(stranger.try_wait().unwrap().is_none());
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+        assert!(views.is_empty());
     }
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
-use tokio::sync::oneshot;
 
 use super::effort::Effort;
 use super::known::{Known, Sighting};
@@ -500,18 +499,11 @@ impl RegisterLeases {
     /// not keep its place in the lane.
     async fn poll(&self, name: &LockName) -> Result<(Sight, bool), StoreError> {
         let (leases, name) = (self.clone(), name.clone());
-        let look = task::answer_of(|mut reply: oneshot::Sender<_>| async move {
-            let look = async {
-                let place = leases.polls.place(Deadline::new(leases.now(), Duration::ZERO)).await;
-                let mut effort = leases.effort(PATIENCE, Ttl::DEFAULT);
-                let sight = place.lent_to(leases.records.env(), leases.look(&name, &mut effort)).await;
-                sight.map(|sight| (sight, effort.had_trouble()))
-            };
-            tokio::select! {
-                biased;
-                () = reply.closed() => {}
-                sight = look => drop(reply.send(sight)),
-            }
+        let look = task::output_of(async move {
+            let place = leases.polls.place(Deadline::new(leases.now(), Duration::ZERO)).await;
+            let mut effort = leases.effort(PATIENCE, Ttl::DEFAULT);
+            let sight = place.lent_to(leases.records.env(), leases.look(&name, &mut effort)).await;
+            sight.map(|sight| (sight, effort.had_trouble()))
         });
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }

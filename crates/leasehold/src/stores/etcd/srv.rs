@@ -7,15 +7,17 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use crate::clock::{Clock as _, Deadline, SystemClock};
 use crate::error::{Error, ErrorKind};
 use crate::random::Random;
 
-/// How long one server may take, and how often each is asked.
+/// How long one server may take for one answer, and how often each is asked.
 const LIMIT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 
 const SRV: u16 = 33;
 const INTERNET: u16 = 1;
+const LONGEST_NAME: usize = 253;
 
 /// A record: smaller priorities come first, and greater weights among them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,6 +82,7 @@ fn servers(text: &str) -> Vec<SocketAddr> {
 }
 
 fn ask(server: &SocketAddr, question: &[u8], id: u16) -> io::Result<Vec<Record>> {
+    let deadline = Deadline::new(SystemClock.now(), LIMIT);
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
@@ -93,16 +96,34 @@ fn ask(server: &SocketAddr, question: &[u8], id: u16) -> io::Result<Vec<Record>>
     if !is_truncated(&answer) {
         return records(&answer, id, question);
     }
-    let mut stream = TcpStream::connect_timeout(server, LIMIT)?;
-    stream.set_read_timeout(Some(LIMIT))?;
-    stream.set_write_timeout(Some(LIMIT))?;
+    let mut stream = TcpStream::connect_timeout(server, left(deadline)?)?;
+    stream.set_write_timeout(Some(left(deadline)?))?;
     let length = u16::try_from(question.len()).map_err(|_| bad("the question is too long"))?;
     stream.write_all(&[&length.to_be_bytes(), question].concat())?;
     let mut length = [0; 2];
-    stream.read_exact(&mut length)?;
+    read_until(&mut stream, &mut length, deadline)?;
     let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
-    stream.read_exact(&mut answer)?;
+    read_until(&mut stream, &mut answer, deadline)?;
     records(&answer, id, question)
+}
+
+/// Fills `buffer`. The timeout of a stream is that of one read, and a server may send a byte at a time.
+fn read_until(stream: &mut TcpStream, mut buffer: &mut [u8], deadline: Deadline) -> io::Result<()> {
+    while !buffer.is_empty() {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match stream.read(buffer) {
+            Ok(0) => return Err(bad("the answer ends too early")),
+            Ok(length) => buffer = &mut buffer[length..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn left(deadline: Deadline) -> io::Result<Duration> {
+    let left = deadline.remaining(SystemClock.now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// A question for the SRV records of `name`, with recursion; `None` for what is no name.
@@ -117,7 +138,7 @@ fn question(id: u16, name: &str) -> Option<Vec<u8>> {
     message.push(0);
     message.extend(SRV.to_be_bytes());
     message.extend(INTERNET.to_be_bytes());
-    (name.len() <= 253).then_some(message)
+    (name.len() <= LONGEST_NAME).then_some(message)
 }
 
 fn is_truncated(message: &[u8]) -> bool {
@@ -170,7 +191,10 @@ fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     for _ in 0..256 {
         let length = usize::from(*message.get(at)?);
         match length {
-            0 => return Some((labels.join("."), end.unwrap_or(at + 1))),
+            0 => {
+                let name = labels.join(".");
+                return (name.len() <= LONGEST_NAME).then_some((name, end.unwrap_or(at + 1)));
+            }
             1..64 => {
                 let label = message.get(at + 1..at + 1 + length)?;
                 let fine = label.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b));
@@ -303,6 +327,36 @@ mod tests {
         let turning =
             answer(&asked, FINE, &[record(0, 0, 1, &[0xc0, u8::try_from(asked.len()).unwrap() + 18])]);
         assert!(records_of(&turning).is_err());
+    }
+
+    #[test]
+    fn an_answer_that_comes_a_byte_at_a_time_has_one_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        server.write_all(b"abc").unwrap();
+        let mut buffer = [0; 2];
+        let in_time = Deadline::new(SystemClock.now(), Duration::from_secs(60));
+        read_until(&mut stream, &mut buffer, in_time).unwrap();
+        assert_eq!(&buffer, b"ab");
+        // A byte is there to be read, and the time is up.
+        let passed = Deadline::new(SystemClock.now(), Duration::ZERO);
+        let error = read_until(&mut stream, &mut buffer[..1], passed).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(server);
+        assert_eq!(
+            read_until(&mut stream, &mut buffer, in_time).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_is_not_read() {
+        let name_of = |labels: usize| {
+            name(&[[b"\x3f".as_slice(), &[b'a'; 63]].concat().repeat(labels), vec![0]].concat(), 0)
+        };
+        assert_eq!(name_of(3).unwrap().0.len(), 191);
+        assert_eq!(name_of(4), None);
     }
 
     #[test]

@@ -1,0 +1,146 @@
+//! The processes of this machine, as `/proc` shows them.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::process::Pid;
+
+use super::guardian;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Process {
+    pub(super) pid: Pid,
+    pub(super) parent: i32,
+    pub(super) group: i32,
+    /// When it started, in clock ticks since boot.
+    pub(super) start: u64,
+    /// A zombie: it does nothing any more.
+    pub(super) ended: bool,
+}
+
+impl Process {
+    /// Whether it is the process `other`, and not one that was given its number later.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        (self.pid, self.start) == (other.pid, other.start)
+    }
+
+    /// Whether it is the guardian of a run within this one: it ends by itself, after all that it has to kill. Its name is not
+    /// enough, since every program may choose its arguments.
+    pub(super) fn is_guardian(&self) -> bool {
+        let line = fs::read(self.file("cmdline"));
+        line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(guardian::VERB.as_bytes()))
+            && self.runs_our_program()
+    }
+
+    fn runs_our_program(&self) -> bool {
+        let program = |path: &str| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+        matches!((program(&self.file("exe")), program("/proc/self/exe")), (Ok(its), Ok(ours)) if its == ours)
+    }
+
+    /// Whether `mark`, which is `KEY=value`, stands in its environment.
+    pub(super) fn is_marked(&self, mark: &[u8]) -> bool {
+        let environment = fs::read(self.file("environ"));
+        environment.is_ok_and(|text| text.split(|byte| *byte == 0).any(|entry| entry == mark))
+    }
+
+    fn file(&self, name: &str) -> String {
+        format!("/proc/{}/{name}", self.pid.as_raw_nonzero())
+    }
+}
+
+/// All processes; none where there is no `/proc`. An error says that some may be missing.
+pub(super) fn all() -> io::Result<Vec<Process>> {
+    all_in(Path::new("/proc"))
+}
+
+/// The process `pid`, if it is there.
+pub(super) fn find(pid: Pid) -> io::Result<Option<Process>> {
+    process(Path::new("/proc"), pid.as_raw_nonzero().get())
+}
+
+fn all_in(folder: &Path) -> io::Result<Vec<Process>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
+            found.extend(process(folder, pid)?);
+        }
+    }
+    Ok(found)
+}
+
+fn process(folder: &Path, pid: i32) -> io::Result<Option<Process>> {
+    let stat = match fs::read(folder.join(pid.to_string()).join("stat")) {
+        Ok(stat) => stat,
+        // It has ended; or it is somebody else's, and the mount's `hidepid` hides it.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+            return Ok(None);
+        }
+        // It ended while it was read.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    let unreadable = || io::Error::other(format!("the status of process {pid} cannot be read"));
+    parse(pid, &String::from_utf8_lossy(&stat)).map(Some).ok_or_else(unreadable)
+}
+
+fn parse(pid: i32, stat: &str) -> Option<Process> {
+    // The second field is the program's name in parentheses, which may hold spaces and parentheses.
+    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    // Counted as in proc(5), the state is field 3.
+    let field = |number: usize| fields.get(number - 3).copied();
+    let number = |field: &str| field.parse().ok();
+    // A process whose first thread has ended shows as a zombie while its others still run.
+    let ended = match field(3)? {
+        "X" => true,
+        "Z" => field(20)?.parse::<u64>().ok()? <= 1,
+        _ => false,
+    };
+    let (parent, group) = (number(field(4)?)?, number(field(5)?)?);
+    Some(Process { pid: Pid::from_raw(pid)?, parent, group, start: field(22)?.parse().ok()?, ended })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let stat = |pid: &str| folder.path().join(pid).join("stat");
+        fs::create_dir(folder.path().join("7")).unwrap();
+        fs::create_dir(folder.path().join("8")).unwrap();
+        fs::copy("/proc/self/stat", stat("8")).unwrap();
+        let pids = || {
+            all_in(folder.path())
+                .map(|all| all.iter().map(|process| process.pid.as_raw_nonzero().get()).collect::<Vec<_>>())
+        };
+        assert_eq!(pids().unwrap(), vec![8]);
+        // A folder cannot be read as a file.
+        fs::create_dir(stat("7")).unwrap();
+        assert!(pids().is_err());
+        fs::remove_dir(stat("7")).unwrap();
+        fs::write(stat("7"), "7 (half").unwrap();
+        assert!(pids().is_err());
+        assert!(all_in(&stat("8")).is_err());
+        assert!(all_in(&folder.path().join("missing")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn another_program_is_no_guardian_whatever_its_arguments_are() {
+        let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(other.id()).unwrap()).unwrap();
+        assert!(!find(pid).unwrap().unwrap().runs_our_program());
+        assert!(find(rustix::process::getpid()).unwrap().unwrap().runs_our_program());
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}
