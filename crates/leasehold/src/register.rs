@@ -22,6 +22,7 @@ pub(crate) mod records;
 mod update;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -132,6 +133,17 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
     }
 
+    /// The same objects at each address that the endpoint's name stands for, where those are several: for an examination, which
+    /// asks them in turn. By default there is none.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// When no client can be made for one.
+    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
+        Ok(Vec::new())
+    }
+
     /// What this register is, and how it wants to be treated.
     fn traits(&self) -> RegisterTraits;
 
@@ -182,6 +194,9 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         (**self).through(endpoint)
+    }
+    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
+        (**self).fronts().await
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) async fn examine_all(
     examination: &Examination,
 ) -> Examined {
     const CHECK: &str = "endpoints";
-    let fronts = match Fronts::open(register, &examination.endpoints) {
+    let fronts = match Fronts::open(register, &examination.endpoints).await {
         Ok(fronts) => fronts,
         Err(error) => {
             let finding = Finding::failed(CHECK, error.to_string());
@@ -37,13 +37,12 @@ pub(crate) async fn examine_all(
             return examined;
         }
     };
-    let places: Vec<_> = fronts.all().map(Register::place).collect();
-    if places.len() == 1 {
+    if fronts.shown().len() == 1 {
         return examine(&**register, deletes, examination).await;
     }
     let mut patient = Patient::new(&fronts, deletes, examination).await;
-    patient.pass(CHECK, format!("asked in turn, and raced together: {}", places.join(", ")));
-    patient.run(&fronts.all().collect::<Vec<_>>()).await
+    patient.pass(CHECK, format!("asked in turn, and raced together: {}", fronts.shown().join(", ")));
+    patient.run(&fronts.named()).await
 }
 
 /// Examines `register`; `deletes` tells whether releases delete, so that conditional deletes matter.

@@ -16,35 +16,66 @@ use crate::error::{Error, StoreError};
 #[derive(Debug)]
 pub(super) struct Fronts {
     first: Arc<dyn Register>,
-    others: Vec<Arc<dyn Register>>,
+    /// Each by the name of its endpoint: the verdict is recorded of names.
+    named: Vec<Arc<dyn Register>>,
+    /// Each at every address of its name.
+    asked: Vec<Arc<dyn Register>>,
+    /// What is asked, for people.
+    shown: Vec<String>,
     next: AtomicUsize,
 }
 
 impl Fronts {
     /// `first`, and the same objects through `endpoints`.
-    pub(super) fn open(first: &Arc<dyn Register>, endpoints: &[String]) -> Result<Self, Error> {
-        let mut others: Vec<Arc<dyn Register>> = Vec::new();
+    pub(super) async fn open(first: &Arc<dyn Register>, endpoints: &[String]) -> Result<Self, Error> {
+        let mut named = vec![first.clone()];
         for endpoint in endpoints {
             let other = first.through(endpoint)?;
             // Naming the store's own endpoint too does no harm.
-            if other.place() != first.place() && others.iter().all(|known| known.place() != other.place()) {
-                others.push(other);
+            if named.iter().all(|known| known.place() != other.place()) {
+                named.push(other);
             }
         }
-        Ok(Self { first: first.clone(), others, next: AtomicUsize::new(0) })
+        let (mut asked, mut shown) = (Vec::new(), Vec::new());
+        for front in &named {
+            let fronts = front.fronts().await?;
+            if fronts.is_empty() {
+                asked.push(front.clone());
+                shown.push(front.place());
+            }
+            for (address, front) in fronts {
+                shown.push(format!("{} at {address}", front.place()));
+                asked.push(front);
+            }
+        }
+        Ok(Self { first: first.clone(), named, asked, shown, next: AtomicUsize::new(0) })
     }
 
-    /// Each front end.
-    pub(super) fn all(&self) -> impl Iterator<Item = &dyn Register> {
-        std::iter::once(&self.first).chain(&self.others).map(|front| &**front)
+    /// The addresses of `register`'s own endpoint; `None` where they are not several.
+    pub(super) async fn of(register: &dyn Register) -> Result<Option<Self>, Error> {
+        let asked: Vec<_> = register.fronts().await?.into_iter().map(|(_, front)| front).collect();
+        Ok(asked.first().cloned().map(|first| Self {
+            first,
+            named: Vec::new(),
+            asked,
+            shown: Vec::new(),
+            next: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Each by its name.
+    pub(super) fn named(&self) -> Vec<&dyn Register> {
+        self.named.iter().map(|front| &**front).collect()
+    }
+
+    /// What is asked in turn, for people.
+    pub(super) fn shown(&self) -> &[String] {
+        &self.shown
     }
 
     fn next(&self) -> &dyn Register {
-        let turn = self.next.fetch_add(1, Ordering::Relaxed) % (1 + self.others.len());
-        match turn.checked_sub(1).and_then(|other| self.others.get(other)) {
-            Some(other) => &**other,
-            None => &*self.first,
-        }
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.asked.len().max(1);
+        &**self.asked.get(turn).unwrap_or(&self.first)
     }
 }
 
@@ -91,7 +122,7 @@ impl Register for Fronts {
     }
 
     fn traits(&self) -> RegisterTraits {
-        RegisterTraits { trusted: self.all().all(|front| front.traits().trusted), ..self.first.traits() }
+        RegisterTraits { trusted: self.asked.iter().all(|front| front.traits().trusted), ..self.first.traits() }
     }
 
     fn place(&self) -> String {

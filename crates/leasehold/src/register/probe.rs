@@ -28,6 +28,7 @@ use self::checks::{
 };
 use self::evidence::{Marker, Standing};
 use self::races::{Found, Kind, NO_DELETES_HELP, Plan, no_deletes};
+use super::fronts::Fronts;
 use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
@@ -187,7 +188,12 @@ impl Probe<'_> {
     }
 
     async fn examine(&self) -> Result<(), StoreError> {
-        let (register, key) = (self.register, self.subject.key());
+        let fronts = Fronts::of(self.register).await.map_err(|error| {
+            let fault = Fault::new(error.kind(), error.to_string());
+            fault.with_help(error.help().join("; ")).not_applied()
+        })?;
+        let register = fronts.as_ref().map_or(self.register, |fronts| fronts);
+        let key = self.subject.key();
         let blank = Marker::blank(self.nonce()).examined_by(self.id, &self.place());
         refuses_second_create(register, key, body(&blank)).await?;
         // Of nobody knows what state: the create just now may have been another's.

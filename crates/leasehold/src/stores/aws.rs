@@ -3,7 +3,7 @@
 pub(super) mod access;
 pub(super) mod config;
 mod credentials;
-mod http;
+pub(super) mod http;
 pub(super) mod requests;
 pub(super) mod trouble;
 pub(super) mod watch;

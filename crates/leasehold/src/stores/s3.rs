@@ -2,6 +2,7 @@
 //!
 //! Layout, permissions and limits: `docs/stores/s3.md`.
 
+mod addresses;
 mod bodies;
 mod config;
 mod connect;
@@ -15,6 +16,7 @@ mod settings;
 mod wire_tests;
 
 use std::error::Error as StdError;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,11 +27,13 @@ use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::BoxStream;
 
+use self::addresses::Lookup;
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
 use self::settings::Settings;
-use super::aws::access::checked_endpoint;
+use super::aws::access::{Access, checked_endpoint};
 use super::aws::config::REQUEST_LIMIT;
+use super::aws::http;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
 use super::objects::{Contents, Keys, Page, listing, request_limit};
@@ -91,8 +95,10 @@ pub struct S3Register {
     client: Client,
     place: Place,
     settings: Settings,
-    /// Whether endpoints on other machines need no TLS.
-    plaintext: bool,
+    access: Access,
+    /// Whether the bucket stands in the path of a URL, and not in its host.
+    path_style: bool,
+    lookup: Lookup,
     keys: Keys,
     requests: Requests,
     contents: Contents,
@@ -120,14 +126,32 @@ impl S3Register {
     fn new(client: Client, place: Place, location: &Location, contents: Contents, env: Env) -> Self {
         Self {
             client,
-            place,
             settings: location.settings.clone(),
-            plaintext: location.access.plaintext,
+            access: location.access.clone(),
+            path_style: location.has_path_style(place.endpoint.as_deref()),
+            lookup: addresses::system,
+            place,
             keys: location.protocol.keys(&location.prefix),
             requests: Requests::new(env),
             contents,
             delete_checked: AtomicBool::new(false),
         }
+    }
+
+    /// The same objects by another client.
+    fn elsewhere(&self, client: Client, place: Place) -> Arc<dyn Register> {
+        Arc::new(Self {
+            client,
+            place,
+            settings: self.settings.clone(),
+            access: self.access.clone(),
+            path_style: self.path_style,
+            lookup: self.lookup,
+            keys: self.keys.clone(),
+            requests: Requests::new(self.env().clone()),
+            contents: self.contents,
+            delete_checked: AtomicBool::new(false),
+        })
     }
 }
 
@@ -219,18 +243,31 @@ impl Register for S3Register {
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.plaintext)?;
+        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.access.plaintext)?;
         let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
-        Ok(Arc::new(Self {
-            client: Client::from_conf(config),
-            place: Place { endpoint: Some(endpoint), ..self.place.clone() },
-            settings: self.settings.clone(),
-            plaintext: self.plaintext,
-            keys: self.keys.clone(),
-            requests: Requests::new(self.env().clone()),
-            contents: self.contents,
-            delete_checked: AtomicBool::new(false),
-        }))
+        Ok(self.elsewhere(
+            Client::from_conf(config),
+            Place { endpoint: Some(endpoint), ..self.place.clone() },
+        ))
+    }
+
+    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
+        let Some(endpoint) = &self.place.endpoint else { return Ok(Vec::new()) };
+        // A proxy looks names up by itself, and a single address is no name.
+        if self.access.proxy.is_some() || self.place.address.is_some() {
+            return Ok(Vec::new());
+        }
+        let url = match self.path_style {
+            true => endpoint.clone(),
+            false => endpoint.replacen("://", &format!("://{}.", self.place.bucket), 1),
+        };
+        let front = |address| {
+            let client = http::pinned(self.access.ca.as_deref(), address)?;
+            let config = self.client.config().to_builder().http_client(client).build();
+            let place = Place { address: Some(address), ..self.place.clone() };
+            Ok((address, self.elsewhere(Client::from_conf(config), place)))
+        };
+        addresses::several(&url, self.lookup, self.env()).await.into_iter().map(front).collect()
     }
 
     fn traits(&self) -> RegisterTraits {

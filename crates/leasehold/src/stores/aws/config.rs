@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind};
 pub(in crate::stores) const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// The SDK's own default: a lost SYN is sent again after one second and after three.
-const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
+pub(in crate::stores) const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 
 /// Longer than [`BackgroundCredentials`] ever takes, so that its error is the one that is seen.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(30);

@@ -1,9 +1,14 @@
 //! The SDK's HTTP client with a proxy or certificates of one's own.
 
+#[cfg(feature = "s3")]
+use std::net::IpAddr;
+
 use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use aws_smithy_http_client::{Builder, ConnectorBuilder};
+#[cfg(feature = "s3")]
+use aws_smithy_runtime_api::client::dns::{DnsFuture, ResolveDns, SharedDnsResolver};
 use aws_smithy_runtime_api::client::http::SharedHttpClient;
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
@@ -20,14 +25,7 @@ pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<Sha
     if ca.is_none() && proxy.is_none() {
         return Ok(None);
     }
-    let trusted = match ca {
-        Some(path) => TrustStore::empty().with_pem_certificate(certificates(path)?),
-        None => TrustStore::default(),
-    };
-    let tls = TlsContext::builder()
-        .with_trust_store(trusted)
-        .build()
-        .map_err(|error| Error::invalid(format!("TLS cannot be set up: {error}")))?;
+    let tls = tls(ca)?;
     let proxy = match proxy {
         Some(url) => ProxyConfig::all(url)
             .map_err(|error| Error::invalid(format!("the option `proxy` is {url:?}: {error}")))?
@@ -44,6 +42,37 @@ pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<Sha
         builder.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
         builder.build()
     })))
+}
+
+/// A client that trusts as [`client`] does, and finds every name at `address`: names in requests and certificates stay as they
+/// are. Not for requests through a proxy.
+#[cfg(feature = "s3")]
+pub(in crate::stores) fn pinned(ca: Option<&str>, address: IpAddr) -> Result<SharedHttpClient, Error> {
+    let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(tls(ca)?);
+    Ok(builder.build_with_resolver(SharedDnsResolver::new(Pinned(address))))
+}
+
+#[cfg(feature = "s3")]
+#[derive(Debug)]
+struct Pinned(IpAddr);
+
+#[cfg(feature = "s3")]
+impl ResolveDns for Pinned {
+    fn resolve_dns<'a>(&'a self, _name: &'a str) -> DnsFuture<'a> {
+        DnsFuture::ready(Ok(vec![self.0]))
+    }
+}
+
+/// Trusts only the certificates in the PEM file `ca`; without one, those of the machine.
+fn tls(ca: Option<&str>) -> Result<TlsContext, Error> {
+    let trusted = match ca {
+        Some(path) => TrustStore::empty().with_pem_certificate(certificates(path)?),
+        None => TrustStore::default(),
+    };
+    TlsContext::builder()
+        .with_trust_store(trusted)
+        .build()
+        .map_err(|error| Error::invalid(format!("TLS cannot be set up: {error}")))
 }
 
 /// The contents of the PEM file `path`. The client would panic on one that it cannot read.

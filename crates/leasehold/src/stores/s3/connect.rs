@@ -18,7 +18,12 @@ impl Location {
     pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
         let found = self.access.find(SERVICE, env).await?;
         let client = Client::from_conf(self.client_config(&found.sdk, found.endpoint.as_deref()).build());
-        Ok((client, Place { bucket: self.bucket.clone(), region: found.region, endpoint: found.endpoint }))
+        let bucket = self.bucket.clone();
+        Ok((client, Place { bucket, region: found.region, endpoint: found.endpoint, address: None }))
+    }
+
+    pub(super) fn has_path_style(&self, endpoint: Option<&str>) -> bool {
+        self.path_style.unwrap_or(endpoint.is_some() && !self.bucket.starts_with("arn:"))
     }
 
     pub(super) fn client_config(&self, sdk: &SdkConfig, endpoint: Option<&str>) -> Builder {
@@ -29,9 +34,7 @@ impl Location {
                 false => RequestChecksumCalculation::WhenRequired,
             })
             .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
-            .force_path_style(
-                self.path_style.unwrap_or(endpoint.is_some() && !self.bucket.starts_with("arn:")),
-            );
+            .force_path_style(self.has_path_style(endpoint));
         match endpoint {
             Some(endpoint) => config.endpoint_url(endpoint),
             None => config,

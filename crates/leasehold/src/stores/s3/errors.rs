@@ -1,6 +1,7 @@
 //! What an answer of S3, or the lack of one, means: a pure function, so that every row of it is tested.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
@@ -51,6 +52,8 @@ pub(super) struct Place {
     pub(super) region: String,
     /// `None` for Amazon's own endpoint.
     pub(super) endpoint: Option<String>,
+    /// Which of those that the endpoint's name stands for; `None` leaves it to the client.
+    pub(super) address: Option<IpAddr>,
 }
 
 impl Place {
@@ -91,13 +94,20 @@ impl Place {
         format!("{}{objects}/{key}", self.arn())
     }
 
-    /// The endpoint and the bucket.
+    /// The endpoint and the bucket, the same at each address.
     pub(super) fn shown(&self) -> String {
-        format!("{}/{}", self.endpoint().trim_end_matches('/'), self.bucket)
+        format!("{}/{}", self.name().trim_end_matches('/'), self.bucket)
+    }
+
+    fn name(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
     }
 
     fn endpoint(&self) -> String {
-        self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
+        match self.address {
+            Some(address) => format!("{} at {address}", self.name()),
+            None => self.name(),
+        }
     }
 }
 
@@ -314,11 +324,11 @@ mod tests {
     use super::*;
 
     fn place() -> Place {
-        Place { bucket: "bkt".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
+        Place { endpoint: Some("http://here:9".into()), ..amazons("bkt") }
     }
 
     fn amazons(bucket: &str) -> Place {
-        Place { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None }
+        Place { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None, address: None }
     }
 
     #[test]
