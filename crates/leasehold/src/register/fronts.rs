@@ -122,7 +122,10 @@ impl Register for Fronts {
     }
 
     fn traits(&self) -> RegisterTraits {
-        RegisterTraits { trusted: self.asked.iter().all(|front| front.traits().trusted), ..self.first.traits() }
+        RegisterTraits {
+            trusted: self.asked.iter().all(|front| front.traits().trusted),
+            ..self.first.traits()
+        }
     }
 
     fn place(&self) -> String {

@@ -243,12 +243,11 @@ impl Register for S3Register {
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        let endpoint = checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.access.plaintext)?;
+        let endpoint =
+            checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.access.plaintext)?;
         let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
-        Ok(self.elsewhere(
-            Client::from_conf(config),
-            Place { endpoint: Some(endpoint), ..self.place.clone() },
-        ))
+        let place = Place { endpoint: Some(endpoint), ..self.place.clone() };
+        Ok(self.elsewhere(Client::from_conf(config), place))
     }
 
     async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {

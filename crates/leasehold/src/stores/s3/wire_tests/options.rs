@@ -14,7 +14,8 @@ fn opened(url: &str, endpoint: Option<&str>, amazons: bool) -> S3Register {
         config = config.endpoint_url(endpoint).force_path_style(true);
     }
     let endpoint = endpoint.filter(|_| !amazons).map(str::to_owned);
-    let place = Place { bucket: location.bucket.clone(), region: "eu-west-1".into(), endpoint, address: None };
+    let place =
+        Place { bucket: location.bucket.clone(), region: "eu-west-1".into(), endpoint, address: None };
     S3Register::new(Client::from_conf(config.build()), place, &location, Contents::Records, env)
 }
 
