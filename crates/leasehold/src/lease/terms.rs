@@ -183,6 +183,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ids_of_two_moments_differ_in_the_bits_of_the_moment() {
+        let (id, moment) = (Id(0b1100), Moment::from_raw(5, 7));
+        assert_eq!(id.at(moment).0 ^ id.0, moment.bits());
+        assert_ne!(moment.bits(), 0);
+        assert_eq!(format!("{id:?}"), format!("{id}"));
+    }
+
+    #[test]
     fn the_holder_stops_before_any_contender_may_start_at_opposite_ends_of_the_rate_bound() {
         for ms in [500, 1_000, 30_000, 86_400_000] {
             let ttl = Ttl::from_millis(ms).unwrap();

@@ -423,3 +423,5 @@ pub(super) fn too_slow_for_create(attempt: &Attempt, answered: Moment) -> bool {
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! What the records say, and what is made of a release. The rules themselves are tested in `tests/protocol.rs` and against
+//! the model.
+
+use super::*;
+use crate::LockName;
+use crate::env::Env;
+use crate::lease::{Holder, Ttl};
+
+const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
+const NOW_US: u64 = 1_000_000_000;
+
+fn id(number: u8) -> Id {
+    format!("{number:032x}").parse().unwrap()
+}
+
+fn store() -> StoreTime {
+    StoreTime::between(NOW_US - 1_000, NOW_US)
+}
+
+fn claim() -> Claim {
+    let holder = Holder { value: Some(String::from("a value")), ..Holder::this_process() };
+    Claim { id: id(1), ..Claim::new(&Env::system(), LockName::new("x").unwrap(), Ttl::DEFAULT, holder) }
+}
+
+fn held_record() -> Record {
+    grant(&claim(), None, Some(store()), Some(0), id(2)).unwrap()
+}
+
+#[test]
+fn grants_and_renewals_carry_the_latest_store_time() {
+    let granted = held_record();
+    assert_eq!((granted.granted_at_us, granted.renewed_at_us), (Some(NOW_US), Some(NOW_US)));
+    let unseen = unseen_grant(&claim(), Some(store()), id(2));
+    assert_eq!((unseen.granted_at_us, unseen.renewed_at_us), (Some(NOW_US), Some(NOW_US)));
+    let later = StoreTime::between(NOW_US, NOW_US + 5);
+    let again = renewed(&granted, Some(later), id(3));
+    assert_eq!((again.granted_at_us, again.renewed_at_us), (Some(NOW_US), Some(NOW_US + 5)));
+}
+
+#[test]
+fn a_freed_record_says_when_and_keeps_no_value() {
+    let later = StoreTime::between(NOW_US, NOW_US + 5);
+    let free = freed(&held_record(), End::Released, None, Some(later), id(3));
+    assert_eq!((free.state, free.renewed_at_us), (RecordState::Free, Some(NOW_US + 5)));
+    assert_eq!(free.holder.value, None);
+    let past = free.history.last().unwrap();
+    assert_eq!((past.grant, past.end, past.until_us), (id(1), End::Released, Some(NOW_US + 5)));
+    assert_eq!(past.holder.value, None);
+}
+
+#[test]
+fn a_release_landed_if_the_record_or_its_history_says_so() {
+    let attempt = Attempt {
+        nonce: id(3),
+        sent: Moment::from_raw(0, 0),
+        token: Token::default(),
+        after: None,
+        created: false,
+        unknown: true,
+    };
+    let settle =
+        |record: &Record| settle_release(id(1), &[attempt], Some(&Content::Record(Box::new(record.clone()))));
+    let held = held_record();
+    assert_eq!(settle(&held), Freed::StillOurs);
+    // The bytes that were sent, whatever stands in them.
+    let ours = Record { history: Vec::new(), ..freed(&held, End::Released, None, None, id(3)) };
+    assert_eq!(settle(&ours), Freed::Landed);
+    // Granted to another since.
+    let released = freed(&held, End::Released, None, None, id(4));
+    assert_eq!(settle(&Record { grant: id(5), state: RecordState::Held, ..released.clone() }), Freed::Landed);
+    // Ended by others, or another's release.
+    assert_eq!(settle(&freed(&held, End::Evicted, None, None, id(4))), Freed::Gone);
+    let mut of_another = released;
+    of_another.grant = id(5);
+    of_another.history[0].grant = id(5);
+    assert_eq!(settle(&of_another), Freed::Gone);
+    assert_eq!(settle_release(id(1), &[attempt], None), Freed::Gone);
+}
+
+#[test]
+fn a_resting_lock_has_a_last_holder_and_is_free_afterwards() {
+    let rest = Duration::from_secs(60);
+    let resting = freed(&held_record(), End::Released, Some(rest), Some(store()), id(3));
+    let content = Content::Record(Box::new(resting.clone()));
+    let State::Held(told) = state(Some(&content), Duration::ZERO, Some(store()), RULES) else {
+        panic!("it rests");
+    };
+    assert!(told.resting && told.holder.is_none());
+    assert_eq!(told.last_holder.unwrap().pid, std::process::id());
+    let over = StoreTime::between(NOW_US + 61_000_000, NOW_US + 61_000_000);
+    assert!(matches!(state(Some(&content), Duration::ZERO, Some(over), RULES), State::Free));
+}
+
+#[test]
+fn a_lock_of_a_dead_holder_is_told_as_lapsed() {
+    let held = held_record();
+    let content = Content::Record(Box::new(held.clone()));
+    let State::Held(told) = state(Some(&content), Duration::ZERO, Some(store()), RULES) else {
+        panic!("it is held");
+    };
+    assert!(!told.resting && told.last_holder.is_none());
+    assert_eq!(told.holder, Some(held.holder));
+    assert_eq!(told.held_for, Some(Duration::ZERO));
+    let quiet = Ttl::DEFAULT.contender_span();
+    assert!(matches!(state(Some(&content), quiet, None, RULES), State::Lapsed(_)));
+    let free = Content::Record(Box::new(freed(&held_record(), End::Released, None, None, id(3))));
+    assert!(matches!(state(Some(&free), Duration::ZERO, None, RULES), State::Free));
+}
+
+#[test]
+fn a_record_of_another_client_is_held_by_what_it_says() {
+    let foreign = Content::Foreign(String::from("a JSON of others"));
+    let State::Held(told) = state(Some(&foreign), Duration::MAX, None, RULES) else { panic!("it is held") };
+    assert_eq!(told.foreign.as_deref(), Some("a JSON of others"));
+}
+
+#[test]
+fn a_holder_without_a_grant_time_is_not_told_when_it_began() {
+    let held_since = |record: &Record| held(record, Some(store()), None).held_for;
+    let unknown = Record { granted_at_us: None, ..held_record() };
+    assert_eq!(held_since(&unknown), None);
+    // A rest begins with the write that says so.
+    let resting = Record { state: RecordState::Resting, ..unknown };
+    assert_eq!(held_since(&resting), Some(Duration::ZERO));
+}
