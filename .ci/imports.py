@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Checks that imports run one way: no circle among the modules of one folder, in any crate.
+
+Modules that lie side by side (files, or folders with all that is in them) may not import each other in a circle; a parent and
+its children may know each other. Tests are left out. With --floors, prints each folder's modules from top to bottom.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted(ROOT.glob("crates/*/src"))
+
+# A comment, a string, a character, or anything else.
+LEXEMES = re.compile(
+    r"//[^\n]*|/\*.*?\*/|b?r(#*)\".*?\"\1|b?\"(?:\\.|[^\"\\])*\"|b?'(?:\\.[^']*|[^\\'])'", re.DOTALL
+)
+TEST_ITEM = re.compile(r"#\[cfg\((?:(?:all|any)\()?(?:test|fuzzing)\b[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?")
+MODULE = re.compile(r"\bmod\s+(\w+)\s*;")
+USE = re.compile(r"\b(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);")
+PATH = re.compile(r"(?<![\w:])((?:crate|self|super)(?:::\w+)+)")
+
+
+def end_of_block(text, start):
+    depth = 0
+    for at in range(start, len(text)):
+        if text[at] == "{":
+            depth += 1
+        elif text[at] == "}":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+    return len(text)
+
+
+def without_tests(text):
+    """The code, without comments, strings and what is compiled for tests or fuzzing alone; and the modules that are."""
+    text = LEXEMES.sub(lambda found: " " if found[0].startswith("/") else '""', text)
+    test_modules = set()
+    while found := TEST_ITEM.search(text):
+        rest = text[found.end():]
+        if module := MODULE.match(rest):
+            test_modules.add(module[1])
+        ends = [at for at in (rest.find(";"), rest.find("{")) if at >= 0]
+        end = min(ends, default=len(rest))
+        if end < len(rest) and rest[end] == "{":
+            end = end_of_block(rest, end)
+            # `use a::{b};`
+            if rest[end:end + 1] == ";":
+                end += 1
+        else:
+            end += 1
+        text = text[:found.start()] + rest[end:]
+    return text, test_modules
+
+
+def leaves(tree):
+    """The paths of a use tree: `a::{b, c::d}` gives `a::b` and `a::c::d`."""
+    tree = re.sub(r"\s+as\s+\w+", "", tree).strip()
+    start = tree.find("{")
+    if start < 0:
+        return [tree]
+    prefix, inner = tree[:start], tree[start + 1:tree.rindex("}")]
+    parts, depth, last = [], 0, 0
+    for at, char in enumerate(inner):
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            parts.append(inner[last:at])
+            last = at + 1
+    parts.append(inner[last:])
+    return [prefix + leaf for part in parts if part.strip() for leaf in leaves(part)]
+
+
+class Crate:
+    def __init__(self, source):
+        self.code = {}
+        self.reexports = {}
+        root = next(path for path in (source / "lib.rs", source / "main.rs") if path.exists())
+        self.read(root, (), source)
+
+    def read(self, path, module, folder):
+        text, test_modules = without_tests(path.read_text())
+        self.code[module] = text
+        for name in MODULE.findall(text):
+            below = folder / name
+            inside = next((p for p in (folder / f"{name}.rs", below / "mod.rs") if p.exists()), None)
+            if inside and name not in test_modules:
+                self.read(inside, (*module, name), below)
+
+    def absolute(self, module, path):
+        names = [name.strip() for name in path.split("::")]
+        at = list(module)
+        if names[0] == "crate":
+            at, names = [], names[1:]
+        elif names[0] == "self":
+            names = names[1:]
+        elif names[0] == "super":
+            while names and names[0] == "super":
+                at, names = at[:-1], names[1:]
+        elif (*module, names[0]) not in self.code:
+            return None
+        return (*at, *names)
+
+    def home(self, path):
+        """The module that `path` is in, through re-exports."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.code:
+                if length < len(path):
+                    further = self.reexports.get((path[:length], path[length]))
+                    if further and further != path:
+                        return self.home(further)
+                return path[:length]
+        return ()
+
+    def imports(self):
+        for module, text in self.code.items():
+            for public, tree in USE.findall(text):
+                for leaf in leaves(tree):
+                    path = self.absolute(module, leaf)
+                    if public and path:
+                        self.reexports[module, path[-1]] = path
+        for module, text in self.code.items():
+            paths = [leaf for _, tree in USE.findall(text) for leaf in leaves(tree)]
+            paths += PATH.findall(USE.sub(";", text))
+            for path in paths:
+                if absolute := self.absolute(module, path):
+                    yield module, self.home(absolute), path
+
+
+def circles(arrows):
+    """The strongly connected components of more than one node (Tarjan 1972)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(arrows.get(node, ())):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            component, stack[at:] = stack[at:], []
+            found.append(component)
+
+    for node in sorted(arrows):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def folders(crate):
+    """For each folder, who imports whom in it, and by what."""
+    found = {}
+    for module in crate.code:
+        if module:
+            found.setdefault(module[:-1], {}).setdefault(module[-1], {})
+    for module, home, path in crate.imports():
+        shared = 0
+        while shared < min(len(module), len(home)) and module[shared] == home[shared]:
+            shared += 1
+        if shared < len(module) and shared < len(home):
+            imports = found[module[:shared]][module[shared]]
+            imports.setdefault(home[shared], set()).add(f"{'::'.join(module)} uses {path}")
+    return found
+
+
+def main():
+    show_floors = "--floors" in sys.argv
+    bad = 0
+    for source in SOURCES:
+        crate = Crate(source)
+        for folder, arrows in sorted(folders(crate).items()):
+            place = "/".join([str(source.relative_to(ROOT)), *folder])
+            components = circles(arrows)
+            if show_floors and len(components) > 1:
+                print(f"{place}: {' | '.join(' '.join(sorted(component)) for component in reversed(components))}")
+            for circle in components:
+                if len(circle) > 1:
+                    bad += 1
+                    print(f"{place}: these modules import each other in a circle: {', '.join(sorted(circle))}")
+                    for one in sorted(circle):
+                        for other in sorted(set(circle) & set(arrows[one]) - {one}):
+                            uses = sorted(arrows[one][other])
+                            print(f"  {one} -> {other}: {'; '.join(uses[:6])}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
