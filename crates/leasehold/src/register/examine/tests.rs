@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -204,12 +205,19 @@ async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
 struct Front {
     store: Arc<Flawed>,
     endpoint: String,
+    /// What the endpoint's name stands for.
+    addresses: Vec<IpAddr>,
     turn: Mutex<()>,
 }
 
 impl Front {
     fn of(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
-        Arc::new(Self { store, endpoint: endpoint.to_owned(), turn: Mutex::default() })
+        Self::at(store, endpoint, &[])
+    }
+
+    fn at(store: Arc<Flawed>, endpoint: &str, addresses: &[IpAddr]) -> Arc<dyn Register> {
+        let (endpoint, addresses) = (endpoint.to_owned(), addresses.to_vec());
+        Arc::new(Self { store, endpoint, addresses, turn: Mutex::default() })
     }
 }
 
@@ -244,6 +252,10 @@ impl Register for Front {
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         Ok(Self::of(self.store.clone(), endpoint))
     }
+    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
+        let front = |address: &IpAddr| (*address, Self::of(self.store.clone(), &self.endpoint));
+        Ok(self.addresses.iter().map(front).collect())
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -269,6 +281,24 @@ async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
     for front in [front.clone(), front.through("b").unwrap()] {
         assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
     }
+}
+
+/// Before the first use too, where nobody named an endpoint.
+#[tokio::test(start_paused = true)]
+async fn the_addresses_of_one_name_are_raced_together() {
+    let addresses = [1, 2].map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n)));
+    let alone = Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "name", &addresses[..0]);
+    probe(&*alone).await.unwrap();
+    let together = || Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "name", &addresses);
+    let error = probe(&*together()).await.unwrap_err();
+    assert!(error.to_string().contains("atomically"), "{error:?}");
+    let front = together();
+    let examined = examine_all(&front, false, &Examination::default()).await;
+    let seen = &examined.findings[0].seen;
+    assert!(seen.ends_with(": name at 10.0.0.1, name at 10.0.0.2"), "{seen}");
+    let race = examined.findings.iter().find(|found| found.check == "create-race").unwrap();
+    assert_eq!(race.verdict, Verdict::Failed, "{race:?}");
+    assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
 }
 
 #[tokio::test(start_paused = true)]

@@ -510,6 +510,19 @@ mod tests {
     }
 
     #[test]
+    fn an_error_names_the_address_that_was_asked_and_the_verdict_does_not() {
+        let address = Some([10, 0, 0, 2].into());
+        let place = Place { address, ..place() };
+        let Meaning::Failed(error) =
+            meaning(Operation::Read, "x.lock", &place, answered(500, "InternalError"))
+        else {
+            panic!()
+        };
+        assert!(error.to_string().contains("http://here:9 at 10.0.0.2"), "{error:?}");
+        assert_eq!(place.shown(), "http://here:9/bkt");
+    }
+
+    #[test]
     fn errors_say_what_to_do() {
         use Operation::{Create, Delete, List, Read};
         for (operation, trouble, helps) in [

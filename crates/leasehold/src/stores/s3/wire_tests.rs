@@ -2,6 +2,9 @@
 //!
 //! Inside the crate because credentials can be handed in here, and environment variables cannot be set in a test.
 
+// Only Linux answers at all of 127.0.0.0/8 unasked.
+#[cfg(target_os = "linux")]
+mod addresses;
 mod options;
 
 use std::collections::HashMap;
