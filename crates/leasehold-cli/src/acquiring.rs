@@ -12,7 +12,7 @@ use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, SIGNAL_BASE, TIMED_OUT};
 use crate::output::{Output, human};
-use crate::sharing::Sharing;
+use crate::sharing::{Patience, Sharing};
 use crate::signals::Signals;
 use crate::waiting::{OWN_LOCK, Waiting, is_our_own};
 
@@ -24,14 +24,6 @@ const LAST_LOOK: Duration = Duration::from_secs(2);
 
 /// The note that stands for the command line.
 const COMMAND_LINE: &str = "command-line";
-
-/// How long to wait for a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    Try,
-    Within(Duration),
-    Forever,
-}
 
 /// What is asked for.
 #[derive(Debug)]
@@ -302,13 +294,6 @@ impl Request {
         }
         failure
     }
-}
-
-/// What a signal that came before there was anything to pass it on to means.
-pub(crate) fn interrupted(signal: Signal) -> Failure {
-    let number = signal.as_raw();
-    let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);
-    Failure::new(code, "interrupted", format!("ended by signal {number} while waiting"))
 }
 
 /// What stands nearer wins: a flag over a variable over the file, whichever of the two settings it is.

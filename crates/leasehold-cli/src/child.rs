@@ -32,6 +32,9 @@ use crate::args::OnLost;
 use crate::exit::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND};
 use crate::signals::Signals;
 
+/// The hidden verb of a guardian.
+const GUARDIAN: &str = "__guardian";
+
 /// This very program, also after its file was replaced by another version.
 #[cfg(target_os = "linux")]
 const OURSELVES: &str = "/proc/self/exe";
@@ -107,7 +110,7 @@ pub(crate) fn hidden_verb(arguments: &[OsString]) -> Option<ExitCode> {
     match arguments.get(1)?.to_str()? {
         #[cfg(target_os = "linux")]
         shim::VERB => Some(shim::main(arguments.get(2..)?)),
-        guardian::VERB => Some(guardian::main(arguments.get(2..)?)),
+        GUARDIAN => Some(guardian::main(arguments.get(2..)?)),
         _ => None,
     }
 }

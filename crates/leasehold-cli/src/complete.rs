@@ -3,12 +3,10 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use clap::CommandFactory as _;
 use clap_complete::engine::CompletionCandidate;
 use futures_util::StreamExt as _;
 use leasehold::clock::{SystemClock, timeout};
 
-use crate::args::Cli;
 use crate::config::Settings;
 
 /// The variable in which a shell says that it wants completions. Not clap's own `COMPLETE`: whoever has a variable of so
@@ -18,13 +16,6 @@ pub(crate) const VARIABLE: &str = "LEASEHOLD_COMPLETE";
 const LIMIT: Duration = Duration::from_millis(500);
 /// More names help nobody.
 const MOST: usize = 200;
-
-/// Answers a shell that asks for completions, and ends the process; otherwise does nothing.
-pub(crate) fn answer_shell() {
-    if std::env::var_os(VARIABLE).is_some() {
-        clap_complete::CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
-    }
-}
 
 /// The names of locks that start with `current`; none when the store does not answer soon.
 pub(crate) fn lock_names(current: &OsStr) -> Vec<CompletionCandidate> {

@@ -20,12 +20,23 @@ mod waiting;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::CommandFactory as _;
+
+use crate::args::Cli;
+
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else: `run` starts this program again for its child, and that must cost next to nothing.
     if let Some(code) = child::hidden_verb(&arguments) {
         return code;
     }
-    complete::answer_shell();
+    answer_shell();
     verbs::dispatch(&arguments)
+}
+
+/// Answers a shell that asks for completions, and ends the process; otherwise does nothing.
+fn answer_shell() {
+    if std::env::var_os(complete::VARIABLE).is_some() {
+        clap_complete::CompleteEnv::with_factory(Cli::command).var(complete::VARIABLE).complete();
+    }
 }

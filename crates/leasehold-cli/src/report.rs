@@ -8,7 +8,6 @@ use leasehold::{AlreadyRan, Holder, Loss, LossReason, Token};
 use serde::Serialize;
 
 use crate::exit::{FAILED, Failure};
-use crate::output::json::ms;
 
 /// The document. Field names are stable; a field that does not apply is null.
 #[derive(Debug, Default, Serialize)]
@@ -63,6 +62,11 @@ impl From<AlreadyRan> for Earlier {
             again_within_ms: ran.again_within.map(ms),
         }
     }
+}
+
+/// Whole milliseconds.
+pub(crate) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Report {

@@ -6,8 +6,15 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use leasehold::{Guard, Lock, LockName};
 
-use crate::acquiring::Patience;
 use crate::args::SharingArgs;
+
+/// How long to wait for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Try,
+    Within(Duration),
+    Forever,
+}
 
 /// What is taken of a name. Its text is the flag that asks for it, with a space before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

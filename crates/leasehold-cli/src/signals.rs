@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::acquiring::interrupted;
 use crate::exit::Failure;
+use crate::exit::{FAILED, Failure, SIGNAL_BASE};
 
 /// What ends us while we wait for a lock, and is passed on to a command that runs.
 const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
@@ -108,4 +108,11 @@ fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// What a signal that came before there was anything to pass it on to means.
+pub(crate) fn interrupted(signal: Signal) -> Failure {
+    let number = signal.as_raw();
+    let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);
+    Failure::new(code, "interrupted", format!("ended by signal {number} while waiting"))
 }

@@ -12,14 +12,12 @@ use tokio::sync::oneshot;
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::guard::Guard;
 use crate::hand_off::Terms;
+use crate::keeper::{Hold, Opened, Tenure, keep};
 use crate::lease::{Claim, Grant, Held, Id, LeaseStore, LossReason, State, Verdict, deadline};
-use crate::lock::{Lock, held_error};
 use crate::outage::Outage;
-use crate::queue::{Entry, Queue, Served, Turn};
+use crate::queue::{Entry, OnWait, Queue, Served, Turn};
 use crate::task;
-use crate::tenure::Tenure;
 
 /// So many grants in a row may come too late to be used before an acquisition ends with an error.
 const LATE_GRANTS: u32 = 3;
@@ -44,39 +42,43 @@ impl Wait {
     }
 }
 
-type Reply = oneshot::Sender<Result<Guard>>;
+type Reply = oneshot::Sender<Result<Hold>>;
+
+/// Which lock is wanted, and how.
+pub(crate) struct Request {
+    pub(crate) opened: Arc<Opened>,
+    pub(crate) claim: Claim,
+    /// On these terms it may come from another task of this process; without, from the store alone.
+    pub(crate) terms: Option<Terms>,
+    pub(crate) wait: Wait,
+    /// Called with who has the lock, whenever that is learnt.
+    pub(crate) on_wait: Option<Arc<OnWait>>,
+    /// How long the store may stay silent, where that was set.
+    pub(crate) store_timeout: Option<Duration>,
+}
 
 /// An acquisition that has not yet got its turn.
 pub(crate) struct Acquisition {
-    lock: Lock,
-    claim: Claim,
-    terms: Option<Terms>,
-    queue: Arc<Queue>,
-    entry: Entry,
-    wait: Wait,
+    request: Request,
+    queue: Arc<Queue<Hold>>,
+    entry: Entry<Hold>,
 }
 
 impl Acquisition {
     /// Takes a place in `queue`, or the turn.
-    pub(crate) fn enter(
-        lock: &Lock,
-        claim: Claim,
-        terms: Option<Terms>,
-        queue: Arc<Queue>,
-        wait: Wait,
-    ) -> Self {
-        let entry = queue.enter(terms.as_ref());
-        Self { lock: lock.clone(), claim, terms, queue, entry, wait }
+    pub(crate) fn enter(request: Request, queue: Arc<Queue<Hold>>) -> Self {
+        let entry = queue.enter(request.terms.as_ref());
+        Self { request, queue, entry }
     }
 
     /// With a turn already taken, which `queue` gave.
-    pub(crate) fn in_turn(lock: &Lock, claim: Claim, queue: Arc<Queue>, turn: Turn, wait: Wait) -> Self {
-        Self { lock: lock.clone(), claim, terms: None, queue, entry: Entry::Served(turn), wait }
+    pub(crate) fn in_turn(request: Request, queue: Arc<Queue<Hold>>, turn: Turn<Hold>) -> Self {
+        Self { request, queue, entry: Entry::Served(turn) }
     }
 
     /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store: what was granted
     /// meanwhile is released.
-    pub(crate) async fn outcome(self) -> Result<Guard> {
+    pub(crate) async fn outcome(self) -> Result<Hold> {
         match task::answer_of(|reply| self.queue_up(reply)).await {
             Some(outcome) => outcome,
             None => Err(task::shut_down()),
@@ -85,21 +87,34 @@ impl Acquisition {
 
     /// Waits for the turn, or for the lock itself from another task of this process.
     async fn queue_up(self, mut reply: Reply) {
-        let Self { lock, claim, terms, queue, entry, wait } = self;
+        let Self { request, queue, entry } = self;
         let served = tokio::select! {
             biased;
             () = reply.closed() => return,
-            served = queue.served(entry, terms.as_ref(), lock.on_waiting()) => served,
-            held = queue.rests(), if wait == Wait::UntilItRests => {
-                let _ = reply.send(Err(held_error(&claim.name, held)));
+            served = queue.served(entry, request.terms.as_ref(), request.on_wait.as_deref()) => served,
+            held = queue.rests(), if request.wait == Wait::UntilItRests => {
+                let _ = reply.send(Err(Error::held(&request.claim.name, held)));
                 return;
             }
         };
         match served {
-            Served::Guard(guard) => drop(reply.send(Ok(guard))),
+            Served::Lock(hold) => drop(reply.send(Ok(hold))),
             Served::Turn(turn) => {
-                let store = lock.locker().store().clone();
-                Contender { lock, store, claim, terms, turn, wait, reply, late: 0 }.contend().await;
+                let Request { opened, claim, terms, wait, on_wait, store_timeout } = request;
+                let store = opened.store.clone();
+                let contender = Contender {
+                    opened,
+                    store,
+                    claim,
+                    terms,
+                    turn,
+                    wait,
+                    on_wait,
+                    store_timeout,
+                    reply,
+                    late: 0,
+                };
+                contender.contend().await;
             }
         }
     }
@@ -107,12 +122,14 @@ impl Acquisition {
 
 /// An acquisition that has the turn of its process.
 struct Contender {
-    lock: Lock,
+    opened: Arc<Opened>,
     store: Arc<dyn LeaseStore>,
     claim: Claim,
     terms: Option<Terms>,
-    turn: Turn,
+    turn: Turn<Hold>,
     wait: Wait,
+    on_wait: Option<Arc<OnWait>>,
+    store_timeout: Option<Duration>,
     reply: Reply,
     /// How many grants in a row came too late to be used.
     late: u32,
@@ -156,14 +173,14 @@ impl Contender {
     fn granted(self, grant: Grant) {
         self.turn.stay(|stay, _| stay.granted(&grant, self.store.env().now()));
         let tenure = Tenure::new(self.turn, self.terms, self.claim.holder);
-        // If the caller has gone, the guard is dropped here, and releases.
-        let _ = self.reply.send(Ok(Guard::in_turn(self.lock.locker().opened().clone(), grant, tenure)));
+        // If the caller has gone, the hold is dropped here, and releases.
+        let _ = self.reply.send(Ok(keep(self.opened, grant, Some(tenure))));
     }
 
     /// Asks the store, over and over. Breaks with the grant or the error; with nothing when the caller has gone.
     async fn ask_until_over(&mut self, pending: &mut bool) -> ControlFlow<Option<Next>> {
         let mut seen = if self.wait == Wait::Yes { self.stay_away().await? } else { None };
-        let mut outage = Outage::new(&self.lock);
+        let mut outage = Outage::new(&self.opened, self.claim.name.as_str(), self.store_timeout);
         loop {
             let next = match seen.take() {
                 Some(held) => Next::Wait(held),
@@ -184,7 +201,9 @@ impl Contender {
                     *pending |= self.store.capabilities().fifo && self.claim.waits;
                     self.turn.stay(|stay, _| stay.refused(&held));
                     self.turn.tell(held.clone());
-                    self.lock.tell(&held);
+                    if let Some(on_wait) = &self.on_wait {
+                        on_wait(&held);
+                    }
                     let due = tokio::select! {
                         biased;
                         () = self.reply.closed() => return ControlFlow::Break(None),
@@ -222,7 +241,7 @@ impl Contender {
         match verdict {
             Ok(Verdict::Granted(grant)) => Next::Granted(grant),
             Ok(Verdict::Held(held)) if self.wait.is_over(&held) => {
-                Next::Over(held_error(&self.claim.name, held))
+                Next::Over(Error::held(&self.claim.name, held))
             }
             Ok(Verdict::Held(held)) => Next::Wait(held),
             Ok(Verdict::Lost(loss)) => {
@@ -309,14 +328,14 @@ impl Contender {
 ///
 /// The turn is given up at once: what lands later is told from others by its id. Except where the store keeps a line:
 /// the next task must not find this one's place in it.
-fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn) {
+fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let turn = Some(turn).filter(|_| store.capabilities().fifo);
     tokio::spawn(async move {
         let sent = store.env().now();
         let mut grant = Grant {
             name: claim.name,
             // Of no meaning here: a release goes by the claim's id.
-            token: crate::Token::default(),
+            token: crate::lease::Token::default(),
             after: None,
             id: claim.id,
             ttl: claim.ttl,

@@ -16,7 +16,8 @@ use crate::error::Result;
 use crate::guard::Guard;
 use crate::lease::{Held, Holder, Loss, Released, Token};
 use crate::lock::{Lock, MAX_VALUE};
-use crate::name::LockName;
+use crate::locker::Locker;
+use crate::types::LockName;
 
 /// An election: a handle that is cheap to clone, and the settings to campaign with.
 ///
@@ -48,11 +49,27 @@ pub struct Election {
     lock: Lock,
 }
 
+impl Lock {
+    /// The election with this name and these settings.
+    #[must_use]
+    pub fn election(self) -> Election {
+        Election::new(self)
+    }
+}
+
+impl Locker {
+    /// The election called `name`, which is a lock of that name. Sends nothing; a bad name is reported by what is asked of
+    /// it.
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        self.lock(name).election()
+    }
+}
+
 impl Election {
     /// The longest value that can be advertised, in characters.
     pub const MAX_VALUE: usize = MAX_VALUE;
 
-    pub(crate) fn new(lock: Lock) -> Self {
+    fn new(lock: Lock) -> Self {
         Self { lock: lock.not_handed_on() }
     }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::lease::{Held, Loss, Token, printable};
-use crate::name::is_unprintable;
+pub use crate::types::InvalidValue;
+use crate::types::{Held, LockName, Loss, Token, is_unprintable, printable};
 
 /// A `Result` with leasehold's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -90,8 +90,25 @@ impl Error {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    pub(crate) fn held(message: impl Into<String>, held: Held) -> Self {
+    /// The lock `name` is `held`.
+    pub(crate) fn held(name: &LockName, held: Held) -> Self {
+        Self::held_as(format!("lock `{name}` is held by {held}"), held)
+    }
+
+    /// `message`, and what to do about `held`.
+    pub(crate) fn held_as(message: impl Into<String>, held: Held) -> Self {
         let mut error = Self::new(ErrorKind::Held, message);
+        if held.foreign.is_some() {
+            error = error.with_help("leasehold never takes over what it did not write; find out who did");
+        } else if let Some(left) = held.lapses_within.map(whole_seconds) {
+            error = error.with_help(if held.resting {
+                format!("it may be had again in <= {left}s")
+            } else if held.is_by_ticket() {
+                format!("it is held by a ticket, and ends by itself in <= {left}s unless that is renewed")
+            } else {
+                format!("if that process is dead, the lease ends by itself in <= {left}s")
+            });
+        }
         error.0.held = Some(Box::new(held));
         error
     }
@@ -275,6 +292,10 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
+fn whole_seconds(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+}
+
 /// Errors are shown on terminals, and repeat what others wrote: records, URLs, what a store says.
 fn clean(text: String) -> String {
     if text.contains(is_unprintable) { printable(&text, text.len()) } else { text }
@@ -286,6 +307,16 @@ impl From<StoreError> for Error {
         let mut error = Self::new(fault.kind, fault.message);
         error.0.help.extend(fault.help);
         error
+    }
+}
+
+impl From<InvalidValue> for Error {
+    fn from(invalid: InvalidValue) -> Self {
+        let error = Self::invalid(invalid.to_string());
+        match invalid.help() {
+            Some(help) => error.with_help(help),
+            None => error,
+        }
     }
 }
 

@@ -9,13 +9,11 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::{Command, Hold, Identity, Lease, Opened, bind, keep};
-use crate::lease::{Capabilities, Grant, Loss, LossReason, Released, Token};
-use crate::name::LockName;
-use crate::standby::Kept;
+use crate::keeper::{Command, Hold, Kept, Opened, bind, keep};
+use crate::lease::{Grant, Loss, LossReason, Released, Token};
 use crate::task;
-use crate::tenure::Tenure;
 use crate::ticket::Ticket;
+use crate::types::LockName;
 
 /// A lock that is held, and renewed in the background for as long as this value lives.
 ///
@@ -43,12 +41,9 @@ use crate::ticket::Ticket;
 /// ```
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
-    identity: Identity,
-    capabilities: Capabilities,
-    lease: Arc<Lease>,
-    /// Other locks that are held for this one, and lost with it. Before the keeper: dropped, and so released, before it.
+    /// Other locks that are held for this one, and lost with it. Before its own: dropped, and so released, before it.
     parts: Vec<Guard>,
-    keeper: Option<Kept>,
+    hold: Hold,
 }
 
 impl Guard {
@@ -57,20 +52,14 @@ impl Guard {
         Self::of(keep(opened, grant, None))
     }
 
-    /// Keeps `grant`, which was acquired in turn.
-    pub(crate) fn in_turn(opened: Arc<Opened>, grant: Grant, tenure: Tenure) -> Self {
-        Self::of(keep(opened, grant, Some(tenure)))
-    }
-
     pub(crate) fn of(hold: Hold) -> Self {
-        let Hold { identity, capabilities, lease, keeper } = hold;
-        Self { identity, capabilities, lease, parts: Vec::new(), keeper: Some(keeper) }
+        Self { parts: Vec::new(), hold }
     }
 
     /// This guard, held only for as long as all of `parts` are held too, which it takes over.
     pub(crate) fn bound_to(mut self, parts: Vec<Guard>) -> Self {
         self.parts = parts;
-        bind(self.each().map(|guard| guard.lease.clone()).collect());
+        bind(self.each().map(|guard| guard.hold.lease.clone()).collect());
         self
     }
 
@@ -81,30 +70,30 @@ impl Guard {
 
     /// The names of this guard's own lock, and of those that are held for it.
     pub(crate) fn names(&self) -> impl Iterator<Item = &LockName> {
-        self.each().map(|guard| &guard.identity.name)
+        self.each().map(|guard| &guard.hold.identity.name)
     }
 
     /// The lock's name.
     pub fn name(&self) -> &LockName {
-        &self.identity.name
+        &self.hold.identity.name
     }
 
     /// The fencing token: greater than that of every earlier grant of this lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where the store's protocol carries none ([`Capabilities::tokens`]).
+    /// [`ErrorKind::Unsupported`] where the store's protocol carries none ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
     pub fn token(&self) -> Result<Token> {
-        if self.capabilities.tokens {
-            return Ok(self.identity.token);
+        if self.hold.capabilities.tokens {
+            return Ok(self.hold.identity.token);
         }
-        let message = format!("locks in {} carry no fencing tokens", self.capabilities.store);
+        let message = format!("locks in {} carry no fencing tokens", self.hold.capabilities.store);
         Err(Error::unsupported(message)
             .with_help("see the store's page for which of its protocols have tokens"))
     }
 
     /// How long the lock is certainly still held without another renewal; zero once it was lost. Local, no I/O.
     pub fn remaining(&self) -> Duration {
-        self.each().map(|guard| guard.lease.remaining()).min().unwrap_or_default()
+        self.each().map(|guard| guard.hold.lease.remaining()).min().unwrap_or_default()
     }
 
     /// Whether the lock is still held. Local, no I/O; reads the clock, so it is right also after a suspend.
@@ -112,18 +101,18 @@ impl Guard {
     /// # Errors
     /// [`ErrorKind::Lost`], for good.
     pub fn check(&self) -> Result<()> {
-        let loss = self.each().find_map(|guard| guard.lease.loss(&guard.identity));
+        let loss = self.each().find_map(|guard| guard.hold.lease.loss(&guard.hold.identity));
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
     }
 
     /// Completes when the lock is lost, no later than its deadline. Cancel safe.
     pub async fn lost(&self) -> Loss {
-        select_all(self.each().map(|guard| Box::pin(guard.lease.lost(&guard.identity)))).await.0
+        select_all(self.each().map(|guard| Box::pin(guard.hold.lease.lost(&guard.hold.identity)))).await.0
     }
 
     /// A token that is cancelled as soon as the lock is not held any more: lost, released, or handed on.
     pub fn cancellation(&self) -> CancellationToken {
-        self.lease.over()
+        self.hold.lease.over()
     }
 
     /// Releases the lock and says whether it was held until now.
@@ -145,7 +134,7 @@ impl Guard {
     /// with it in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where locks cannot rest ([`Capabilities::rests`]), and for an exclusive hold of a
+    /// [`ErrorKind::Unsupported`] where locks cannot rest ([`Capabilities::rests`](crate::lease::Capabilities::rests)), and for an exclusive hold of a
     /// [`RwLock`](crate::RwLock), which is more than one lock: it is then released without. What the store says, when it could not be told before the lease ended.
     ///
     /// ```
@@ -158,8 +147,8 @@ impl Guard {
     /// # }).unwrap();
     /// ```
     pub async fn rest(self, period: Duration) -> Result<Released> {
-        if !self.capabilities.rests {
-            let message = format!("locks in {} cannot rest", self.capabilities.store);
+        if !self.hold.capabilities.rests {
+            let message = format!("locks in {} cannot rest", self.hold.capabilities.store);
             self.release().await?;
             return Err(Error::unsupported(message).with_help("see the store's page for what it can"));
         }
@@ -184,7 +173,7 @@ impl Guard {
         // From here to the caller nothing is awaited: the ticket cannot be dropped unseen.
         if taken.send(()).is_err() {
             // It was looked at too late: the lock is released, or its lease is over.
-            return Err(Error::lost(self.identity.loss(LossReason::Expired { last_error: None })));
+            return Err(Error::lost(self.hold.identity.loss(LossReason::Expired { last_error: None })));
         }
         Ok(ticket)
     }
@@ -200,7 +189,7 @@ impl Guard {
         // The belief in all parts, before anything is sent about one.
         self.end();
         // Several releases, one after the other: in a task, which goes on when the caller stops polling.
-        match self.keeper.as_ref().filter(|_| !self.parts.is_empty()).map(Kept::runtime) {
+        match self.hold.keeper.as_ref().filter(|_| !self.parts.is_empty()).map(Kept::runtime) {
             Some(runtime) => {
                 let all = task::answer_in(&runtime, |reply| async move {
                     drop(reply.send(self.settle_all(command).await));
@@ -240,7 +229,7 @@ impl Guard {
     /// The user's belief ends here.
     fn end(&self) {
         for guard in self.each() {
-            guard.lease.end();
+            guard.hold.lease.end();
         }
     }
 
@@ -255,8 +244,8 @@ impl Guard {
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        let lost = self.lease.end();
-        let answer = match self.keeper.take() {
+        let lost = self.hold.lease.end();
+        let answer = match self.hold.keeper.take() {
             Some(keeper) => keeper.tell(command(reply), answer).await,
             None => None,
         };
@@ -264,14 +253,14 @@ impl Guard {
             (Some(answer), _) => answer,
             (None, Some(loss)) => Err(Error::lost(loss)),
             // Settled as lost in the same instant, or the runtime that it was acquired in has shut down.
-            (None, None) => Err(Error::lost(self.identity.loss(LossReason::Ended))),
+            (None, None) => Err(Error::lost(self.hold.identity.loss(LossReason::Ended))),
         }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Dead first; then the keepers, whose commands end here, release.
+        // All are dead before the first is released.
         self.end();
     }
 }
@@ -279,8 +268,8 @@ impl Drop for Guard {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
-            .field("name", &self.identity.name)
-            .field("token", &self.identity.token)
+            .field("name", &self.hold.identity.name)
+            .field("token", &self.hold.identity.token)
             .field("remaining", &self.remaining())
             .finish()
     }

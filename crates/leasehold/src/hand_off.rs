@@ -250,8 +250,8 @@ mod tests {
     use super::*;
     use crate::clock::Deadline;
     use crate::lease::Id;
-    use crate::name::LockName;
     use crate::random::Random;
+    use crate::types::LockName;
 
     const PACE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(2) };
 

@@ -1,13 +1,17 @@
 //! The keeper of one grant: renews the lease, and reports its loss in time whatever the renewal does.
 //!
 //! The *keeper* is the only one who talks to the store about the grant, so that renewal and release are never on the way
-//! at once (rule 6). It also passes the lock on to the next task of this process ([`tenure`](crate::tenure)): each has a
+//! at once (rule 6). It also passes the lock on to the next task of this process ([`tenure`]): each has a
 //! guard of its own, and the one before is dead by then. The *watchdog* of each guard does nothing but wait for the
 //! deadline: a renewal that hangs cannot delay it.
 //!
 //! Both are tasks from shortly before the first renewal is due. Until then there is nothing to do but what the guard asks for,
-//! and whoever asks does that ([`standby`](crate::standby)).
+//! and whoever asks does that ([`standby`]).
 
+mod standby;
+mod tenure;
+
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,24 +19,19 @@ use futures_util::future::select_all;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::standby::Kept;
+use self::standby::Standby;
+pub(crate) use self::tenure::Tenure;
 use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
 use crate::error::{Error, Fault, Result};
-use crate::guard::Guard;
 use crate::lanes::{Lane, RENEWALS};
 use crate::lease::{
     self, Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, attempt_limit,
 };
 use crate::queue::Served;
-use crate::standby::{Kept, Standby};
-use crate::tenure::Tenure;
 use crate::ticket::Ticket;
-
-/// A fresh lease is renewed when this part of the ttl has passed, and one that has less left after that part of it: two more
-/// renewals can fail before the lease is in danger.
-pub(crate) const RENEW_AFTER: f64 = 1.0 / 3.0;
-/// Renewals of many locks taken at once spread out.
-pub(crate) const RENEW_SPREAD: f64 = 0.1;
+use crate::types::{RENEW_AFTER, RENEW_SPREAD};
 
 /// A release that failed is tried again after this, and then ever less often.
 const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
@@ -202,14 +201,32 @@ impl Opened {
     pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
         Self { store, url, renewals: Lane::new(RENEWALS), standby: Arc::default() }
     }
+
+    /// The store, for messages: its URL, or its kind.
+    pub(crate) fn shown(&self) -> String {
+        self.url.clone().unwrap_or_else(|| self.store.capabilities().store.to_owned())
+    }
 }
 
-/// What a guard has of its keeper.
+/// A lock that one task holds, and the way to its keeper. Dropping it releases the lock, or passes it on, in the background.
 pub(crate) struct Hold {
     pub(crate) identity: Identity,
     pub(crate) capabilities: Capabilities,
     pub(crate) lease: Arc<Lease>,
-    pub(crate) keeper: Kept,
+    pub(crate) keeper: Option<Kept>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Dead first; then the keeper, whose commands end here, releases.
+        self.lease.end();
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("identity", &self.identity).finish_non_exhaustive()
+    }
 }
 
 /// Keeps `grant` from now on. Must be called inside a tokio runtime. What `tenure` stands for is given up once the grant is
@@ -266,7 +283,7 @@ async fn watch(lease: Arc<Lease>, identity: Identity) {
     }
 }
 
-/// The keeper of a grant, with a task ([`start`](Keeper::start)) or without one ([`standby`](crate::standby)).
+/// The keeper of a grant, with a task ([`start`](Keeper::start)) or without one ([`standby`]).
 pub(crate) struct Keeper {
     opened: Arc<Opened>,
     grant: Grant,
@@ -303,7 +320,7 @@ impl Keeper {
             identity: self.identity.clone(),
             capabilities: opened.store.capabilities(),
             lease: self.lease.clone(),
-            keeper: opened.standby.keep(opened.store.env(), self),
+            keeper: Some(opened.standby.keep(opened.store.env(), self)),
         }
     }
 
@@ -408,7 +425,7 @@ impl Keeper {
         self.lease = Arc::new(Lease::new(env, self.grant.deadline));
         self.identity.token = token;
         // If that task is gone, the guard is dropped here, and its turn to be passed on comes next.
-        let _ = next.send(Served::Guard(Guard::of(self.held())));
+        let _ = next.send(Served::Lock(self.held()));
         None
     }
 

@@ -4,9 +4,6 @@
 //! store with leases of its own. Renewal loops, loss detection and queues are not its business: see
 //! [`Lock`](crate::Lock) and [`Guard`](crate::Guard).
 
-mod status;
-mod terms;
-
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,13 +12,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-pub use self::status::{End, Held, Holder, Loss, LossReason, Past, State, Status, printable};
-pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
 use crate::clock::Deadline;
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::name::LockName;
+use crate::types::LockName;
+pub use crate::types::{
+    End, Held, Holder, Id, Loss, LossReason, Past, State, Status, Token, Ttl, attempt_limit, deadline,
+    printable,
+};
 
 /// A store that grants leases.
 ///

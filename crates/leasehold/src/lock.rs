@@ -4,25 +4,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::{Acquisition, Wait};
+use crate::acquisition::{Acquisition, Request, Wait};
 use crate::clock::timeout;
-use crate::election::Election;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::hand_off::Terms;
+use crate::keeper::Hold;
 use crate::lease::{Claim, Held, Holder, StoreTrouble, Ttl};
 use crate::locker::Locker;
-use crate::name::{LockName, is_unprintable};
+use crate::outage::{Outage, store_timeout};
 use crate::queue::{OnWait, Queue};
-use crate::rw_lock::RwLock;
-use crate::semaphore::Semaphore;
 use crate::task;
+use crate::types::{LockName, is_unprintable};
 
 /// The longest name and note of a holder that are written into a record, in characters.
 const MAX_TEXT: usize = 200;
-
-/// For how long a waiter keeps trying a store that has answered before and does not any more.
-const OUTAGE: Duration = Duration::from_secs(5 * 60);
 
 /// The longest value that a leader can advertise, in characters.
 pub(crate) const MAX_VALUE: usize = 1_024;
@@ -113,12 +109,6 @@ impl Lock {
         self
     }
 
-    /// For how long an acquisition tries a store that does not answer, or not any more.
-    pub(crate) fn store_timeout(&self, has_answered: bool) -> Duration {
-        let default = if has_answered { OUTAGE } else { Claim::DEFAULT_PATIENCE };
-        self.patience.unwrap_or(default)
-    }
-
     /// For a lock that is to be handed on as a [`Ticket`](crate::Ticket): others are told that no process has to live for
     /// it, and a store that sees processes die takes no notice of this one's end.
     #[must_use]
@@ -132,24 +122,6 @@ impl Lock {
     pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
-    }
-
-    /// The semaphore with this name and these settings, and with `permits` permits.
-    #[must_use]
-    pub fn semaphore(self, permits: usize) -> Semaphore {
-        Semaphore::new(self, permits)
-    }
-
-    /// The readers-writer lock with this name and these settings.
-    #[must_use]
-    pub fn rw_lock(self) -> RwLock {
-        RwLock::new(self)
-    }
-
-    /// The election with this name and these settings.
-    #[must_use]
-    pub fn election(self) -> Election {
-        Election::new(self)
     }
 
     /// Acquires the lock, waiting for as long as it takes.
@@ -167,14 +139,15 @@ impl Lock {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
         let terms = (self.hands_on && !claim.detached).then(|| Terms::of(&claim));
-        Acquisition::enter(self, claim, terms, queue, Wait::Yes).outcome().await
+        let request = Request { terms, ..self.request(claim, Wait::Yes) };
+        Acquisition::enter(request, queue).outcome().await.map(Guard::of)
     }
 
     /// [`acquire`](Self::acquire), but [`ErrorKind::Held`] as soon as the lock is known to rest.
     pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
-        Acquisition::enter(self, claim, None, queue, Wait::UntilItRests).outcome().await
+        Acquisition::enter(self.request(claim, Wait::UntilItRests), queue).outcome().await.map(Guard::of)
     }
 
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
@@ -188,12 +161,15 @@ impl Lock {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
         match queue.try_turn() {
-            Some(turn) => Acquisition::in_turn(self, claim, queue, turn, Wait::No).outcome().await,
+            Some(turn) => {
+                let request = self.request(claim, Wait::No);
+                Acquisition::in_turn(request, queue, turn).outcome().await.map(Guard::of)
+            }
             // A task of this process has it, or is before us.
             None => {
                 let held =
                     queue.seen().unwrap_or_else(|| Held { holder: Some(claim.holder), ..Held::default() });
-                Err(held_error(&claim.name, held))
+                Err(Error::held(&claim.name, held))
             }
         }
     }
@@ -231,7 +207,7 @@ impl Lock {
                 Some(outcome) => outcome,
                 // With the acquisition, the turn is given up, and with it what is known of the holder: not before this.
                 None => match queue.seen() {
-                    Some(held) => Err(held_error(&name, held)),
+                    Some(held) => Err(Error::held(&name, held)),
                     None => Err(lock.unanswered(&name, limit)),
                 },
             }
@@ -297,16 +273,12 @@ impl Lock {
         })
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     pub(crate) fn locker(&self) -> &Locker {
         &self.locker
     }
 
     pub(crate) fn checked_name(&self) -> Result<LockName> {
-        LockName::new(&self.name)
+        Ok(LockName::new(&self.name)?)
     }
 
     /// Whether it can be asked for as it is.
@@ -329,19 +301,35 @@ impl Lock {
         let ttl = Ttl::new(self.ttl)?;
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
-        claim.patience = self.store_timeout(false);
+        claim.patience = store_timeout(self.patience, false);
         claim.trouble = self.trouble.clone();
         claim.detached = self.holder.pid == 0;
         Ok(claim)
     }
 
-    fn queue(&self, name: &LockName) -> Arc<Queue> {
+    fn request(&self, claim: Claim, wait: Wait) -> Request {
+        Request {
+            opened: self.locker.opened().clone(),
+            claim,
+            terms: None,
+            wait,
+            on_wait: self.on_wait.clone(),
+            store_timeout: self.patience,
+        }
+    }
+
+    /// Counts from now for how long the store is silent.
+    pub(crate) fn outage(&self) -> Outage {
+        Outage::new(self.locker.opened(), &self.name, self.patience)
+    }
+
+    fn queue(&self, name: &LockName) -> Arc<Queue<Hold>> {
         self.locker.queues().of(name)
     }
 
     /// The error of an acquisition of `name` that got no answer from the store within `limit`.
     pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
-        let store = self.locker.shown();
+        let store = self.locker.opened().shown();
         let mut message = format!("lock `{name}`: no answer from {store} within {limit:.1?}");
         if let Some(cause) = self.trouble.cause() {
             message.push_str(&format!(": {cause}"));
@@ -361,37 +349,15 @@ impl Lock {
     }
 }
 
-pub(crate) fn held_error(name: &LockName, held: Held) -> Error {
-    refusal(format!("lock `{name}` is held by {held}"), held)
-}
-
-/// An error that says `message`, and what to do about `held`.
-pub(crate) fn refusal(message: String, held: Held) -> Error {
-    let mut error = Error::held(message, held.clone());
-    if held.foreign.is_some() {
-        error = error.with_help("leasehold never takes over what it did not write; find out who did");
-    } else if let Some(left) = held.lapses_within.filter(|_| held.resting) {
-        error = error.with_help(format!("it may be had again in <= {}s", whole_seconds(left)));
-    } else if let Some(left) = held.lapses_within.filter(|_| held.is_by_ticket()) {
-        let left = whole_seconds(left);
-        error = error.with_help(format!(
-            "it is held by a ticket, and ends by itself in <= {left}s unless that is renewed"
-        ));
-    } else if let Some(left) = held.lapses_within {
-        error = error.with_help(format!(
-            "if that process is dead, the lease ends by itself in <= {}s",
-            whole_seconds(left)
-        ));
-    }
-    error
-}
-
-fn whole_seconds(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
-}
-
 fn kept(text: &str) -> String {
     text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(MAX_TEXT).collect()
+}
+
+impl Locker {
+    /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
+    pub fn lock(&self, name: impl Into<String>) -> Lock {
+        Lock::new(self.clone(), name.into())
+    }
 }
 
 impl fmt::Debug for Lock {

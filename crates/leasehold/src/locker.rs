@@ -7,21 +7,17 @@ use std::time::Duration;
 use futures_util::stream::{BoxStream, StreamExt};
 
 use crate::doctor::{self, Examination, Report};
-use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::keeper::Opened;
+use crate::keeper::{Hold, Opened};
 use crate::lease::{
     Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Swept,
     Token,
 };
-use crate::lock::Lock;
-use crate::name::LockName;
 use crate::queue::Queues;
-use crate::rw_lock::RwLock;
-use crate::semaphore::Semaphore;
 use crate::stores;
 use crate::ticket::Ticket;
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// A store, and the locks on it. Cheap to clone; clones share their connections and their queues.
@@ -39,9 +35,9 @@ pub struct Locker(Arc<Shared>);
 
 struct Shared {
     opened: Arc<Opened>,
-    queues: Queues,
+    queues: Queues<Hold>,
     /// The queues in front of what is made of several locks.
-    places: Queues,
+    places: Queues<Hold>,
     /// What this process says of itself in records.
     holder: Holder,
 }
@@ -80,28 +76,6 @@ impl Locker {
             places: Queues::default(),
             holder: Holder::this_process(),
         }))
-    }
-
-    /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
-    pub fn lock(&self, name: impl Into<String>) -> Lock {
-        Lock::new(self.clone(), name.into())
-    }
-
-    /// The election called `name`, which is a lock of that name. Sends nothing; a bad name is reported by what is asked of
-    /// it.
-    pub fn election(&self, name: impl Into<String>) -> Election {
-        self.lock(name).election()
-    }
-
-    /// The semaphore called `name`, with `permits` permits: from 1 to [`Semaphore::MAX_PERMITS`]. Sends nothing; a bad
-    /// name or number is reported by the acquisition.
-    pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
-        self.lock(name).semaphore(permits)
-    }
-
-    /// The readers-writer lock called `name`. Sends nothing; a bad name is reported by the acquisition.
-    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
-        self.lock(name).rw_lock()
     }
 
     /// The state of one lock, now. Cancel safe.
@@ -263,11 +237,6 @@ impl Locker {
         self.0.opened.url.as_deref()
     }
 
-    /// The store, for messages: its URL, or its kind.
-    pub(crate) fn shown(&self) -> String {
-        self.url().map_or_else(|| self.capabilities().store.to_owned(), str::to_owned)
-    }
-
     pub(crate) fn opened(&self) -> &Arc<Opened> {
         &self.0.opened
     }
@@ -276,11 +245,11 @@ impl Locker {
         &self.0.holder
     }
 
-    pub(crate) fn queues(&self) -> &Queues {
+    pub(crate) fn queues(&self) -> &Queues<Hold> {
         &self.0.queues
     }
 
-    pub(crate) fn places(&self) -> &Queues {
+    pub(crate) fn places(&self) -> &Queues<Hold> {
         &self.0.places
     }
 }

@@ -1,33 +1,38 @@
 //! The queue of one process for one lock: tasks take turns in the order of their arrival, so that a hundred waiting
-//! tasks are one contender at the store. Whoever has the turn may also hand the lock itself to the next in line.
+//! tasks are one contender at the store. The task that has the turn may also hand the lock itself (a `T`) to the next in line.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
-use crate::guard::Guard;
 use crate::hand_off::{Stay, Terms};
 use crate::lease::Held;
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// The queues of a [`Locker`](crate::Locker), made when first asked for. Those that nobody uses go some time later: who takes a lock
 /// over and over is known by then.
-#[derive(Debug, Default)]
-pub(crate) struct Queues {
-    queues: Mutex<Registry>,
+#[derive(Debug)]
+pub(crate) struct Queues<T> {
+    queues: Mutex<Registry<T>>,
 }
 
-#[derive(Debug, Default)]
-struct Registry {
-    by_name: HashMap<LockName, Arc<Queue>>,
+#[derive(Debug)]
+struct Registry<T> {
+    by_name: HashMap<LockName, Arc<Queue<T>>>,
     /// At this size those that nobody uses are swept out.
     sweep_at: usize,
 }
 
-impl Queues {
+impl<T> Default for Queues<T> {
+    fn default() -> Self {
+        Self { queues: Mutex::new(Registry { by_name: HashMap::new(), sweep_at: 0 }) }
+    }
+}
+
+impl<T> Queues<T> {
     /// The queue of `name`.
-    pub(crate) fn of(&self, name: &LockName) -> Arc<Queue> {
+    pub(crate) fn of(&self, name: &LockName) -> Arc<Queue<T>> {
         let mut registry = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = registry.by_name.get(name) {
             return queue.clone();
@@ -44,25 +49,31 @@ impl Queues {
 
 /// One lock's queue in this process.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    line: Mutex<Line>,
+pub(crate) struct Queue<T> {
+    line: Mutex<Line<T>>,
     /// Who has the lock, as far as whoever has the turn knows.
     seen: watch::Sender<Option<Held>>,
 }
 
-#[derive(Debug, Default)]
-struct Line {
+#[derive(Debug)]
+struct Line<T> {
     /// Whether somebody has the turn.
     taken: bool,
     /// First come, first served.
-    waiting: VecDeque<Waiter>,
+    waiting: VecDeque<Waiter<T>>,
     /// The number of the next one who waits.
     next: u64,
     /// How long this process has kept the lock to itself.
     stay: Stay,
 }
 
-impl Line {
+impl<T> Default for Line<T> {
+    fn default() -> Self {
+        Self { taken: false, waiting: VecDeque::new(), next: 0, stay: Stay::default() }
+    }
+}
+
+impl<T> Line<T> {
     /// Whether nobody had the turn, which is taken now.
     fn take_turn(&mut self) -> bool {
         !std::mem::replace(&mut self.taken, true)
@@ -71,33 +82,33 @@ impl Line {
 
 /// A task that waits.
 #[derive(Debug)]
-struct Waiter {
+struct Waiter<T> {
     number: u64,
     /// On these terms it takes the lock itself from the task that has it; without, only the turn.
     terms: Option<Terms>,
-    served: oneshot::Sender<Served>,
+    served: oneshot::Sender<Served<T>>,
 }
 
 /// What one who waited for a lock got.
 #[derive(Debug)]
-pub(crate) enum Served {
+pub(crate) enum Served<T> {
     /// The turn to contend for it.
-    Turn(Turn),
+    Turn(Turn<T>),
     /// The lock itself, from the task that had it.
-    Guard(Guard),
+    Lock(T),
 }
 
 /// What those who wait tell their callers.
 pub(crate) type OnWait = dyn Fn(&Held) + Send + Sync;
 
-impl Queue {
-    fn line(&self) -> MutexGuard<'_, Line> {
+impl<T> Queue<T> {
+    fn line(&self) -> MutexGuard<'_, Line<T>> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the turn if it is free, else a place at the end of the line: without waiting, so that tasks are served in the
     /// order in which they called this.
-    pub(crate) fn enter(self: &Arc<Self>, terms: Option<&Terms>) -> Entry {
+    pub(crate) fn enter(self: &Arc<Self>, terms: Option<&Terms>) -> Entry<T> {
         let mut line = self.line();
         if line.take_turn() {
             return Entry::Served(Turn { queue: Some(self.clone()) });
@@ -110,7 +121,7 @@ impl Queue {
     }
 
     /// Waits for the turn, with an `entry` made without terms. Cancel safe: dropping the future gives up the place.
-    pub(crate) async fn turn(self: &Arc<Self>, mut entry: Entry, on_wait: Option<&OnWait>) -> Turn {
+    pub(crate) async fn turn(self: &Arc<Self>, mut entry: Entry<T>, on_wait: Option<&OnWait>) -> Turn<T> {
         loop {
             // Only an entry with terms is served a guard.
             if let Served::Turn(turn) = self.served(entry, None, on_wait).await {
@@ -123,10 +134,10 @@ impl Queue {
     /// Waits until `entry`, made with `terms`, is served. Cancel safe, as [`turn`](Self::turn).
     pub(crate) async fn served(
         self: &Arc<Self>,
-        mut entry: Entry,
+        mut entry: Entry<T>,
         terms: Option<&Terms>,
         on_wait: Option<&OnWait>,
-    ) -> Served {
+    ) -> Served<T> {
         loop {
             let (_place, mut answer) = match entry {
                 Entry::Served(turn) => return Served::Turn(turn),
@@ -164,7 +175,7 @@ impl Queue {
     }
 
     /// The turn, as soon as whoever has it has not been refused; else who is in the way. Cancel safe.
-    pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn, Held> {
+    pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn<T>, Held> {
         let mut seen = self.seen.subscribe();
         tokio::select! {
             biased;
@@ -174,7 +185,7 @@ impl Queue {
     }
 
     /// The turn, if nobody has it.
-    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
+    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn<T>> {
         self.line().take_turn().then(|| Turn { queue: Some(self.clone()) })
     }
 
@@ -196,25 +207,25 @@ impl Queue {
             match next.served.send(Served::Turn(Turn { queue: Some(self.clone()) })) {
                 // Gone in this moment. It is not to pass the turn on a second time.
                 Err(Served::Turn(mut turn)) => turn.queue = None,
-                Err(Served::Guard(_)) | Ok(()) => return,
+                Err(Served::Lock(_)) | Ok(()) => return,
             }
         }
     }
 }
 
 /// Where a task is that wants the turn.
-pub(crate) enum Entry {
-    Served(Turn),
-    Waiting(Place, oneshot::Receiver<Served>),
+pub(crate) enum Entry<T> {
+    Served(Turn<T>),
+    Waiting(Place<T>, oneshot::Receiver<Served<T>>),
 }
 
 /// A place in the line, given up when it is dropped.
-pub(crate) struct Place {
-    queue: Arc<Queue>,
+pub(crate) struct Place<T> {
+    queue: Arc<Queue<T>>,
     number: u64,
 }
 
-impl Drop for Place {
+impl<T> Drop for Place<T> {
     fn drop(&mut self) {
         let mut line = self.queue.line();
         // None once it was served.
@@ -226,12 +237,12 @@ impl Drop for Place {
 
 /// The right to contend for a lock at the store, and then to hold it. Dropping it lets the next task go on.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct Turn<T> {
     /// `None` once somebody else has it.
-    queue: Option<Arc<Queue>>,
+    queue: Option<Arc<Queue<T>>>,
 }
 
-impl Turn {
+impl<T> Turn<T> {
     /// Tells those who wait in this process who has the lock.
     pub(crate) fn tell(&self, held: Held) {
         if let Some(queue) = &self.queue {
@@ -240,7 +251,7 @@ impl Turn {
     }
 
     /// What is known of how long this process has had the lock.
-    pub(crate) fn stay<T>(&self, body: impl FnOnce(&mut Stay, bool) -> T) -> Option<T> {
+    pub(crate) fn stay<O>(&self, body: impl FnOnce(&mut Stay, bool) -> O) -> Option<O> {
         let mut line = self.queue.as_ref()?.line();
         let awaited = !line.waiting.is_empty();
         Some(body(&mut line.stay, awaited))
@@ -256,12 +267,12 @@ impl Turn {
     pub(crate) fn followers(&self, terms: &Terms) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let line = queue.line();
-        let follows = |waiter: &&Waiter| waiter.terms.as_ref() == Some(terms);
+        let follows = |waiter: &&Waiter<T>| waiter.terms.as_ref() == Some(terms);
         line.waiting.iter().take_while(follows).count()
     }
 
     /// The next in line, if it takes the lock on `terms`. It is in the line no more.
-    pub(crate) fn next_on(&self, terms: &Terms) -> Option<oneshot::Sender<Served>> {
+    pub(crate) fn next_on(&self, terms: &Terms) -> Option<oneshot::Sender<Served<T>>> {
         let mut line = self.queue.as_ref()?.line();
         match line.waiting.pop_front()? {
             Waiter { terms: Some(wanted), served, .. } if wanted == *terms => Some(served),
@@ -273,7 +284,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl<T> Drop for Turn<T> {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.take() {
             queue.seen.send_replace(None);
@@ -288,7 +299,7 @@ mod tests {
 
     #[tokio::test]
     async fn turns_are_taken_in_the_order_of_arrival_and_dead_queues_are_swept_out() {
-        let queues = Queues::default();
+        let queues: Queues<()> = Queues::default();
         let name = LockName::new("x").unwrap();
         let first = queues.of(&name).try_turn().unwrap();
         let order = Arc::new(Mutex::new(Vec::new()));

@@ -35,7 +35,7 @@ pub use self::leases::RegisterLeases;
 pub use self::probe::probe;
 pub use self::update::{Updated, update};
 use crate::clock::StoreTime;
-use crate::doctor::Examined;
+use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::Pace;

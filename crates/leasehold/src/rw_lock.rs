@@ -9,7 +9,8 @@ use crate::clock::timeout;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::Held;
-use crate::lock::{Lock, refusal};
+use crate::lock::Lock;
+use crate::locker::Locker;
 use crate::settings::settings;
 use crate::slots::{Seen, Slots};
 use crate::task;
@@ -69,12 +70,27 @@ pub struct RwLock {
     lock: Lock,
 }
 
+impl Lock {
+    /// The readers-writer lock with this name and these settings.
+    #[must_use]
+    pub fn rw_lock(self) -> RwLock {
+        RwLock::new(self)
+    }
+}
+
+impl Locker {
+    /// The readers-writer lock called `name`. Sends nothing; a bad name is reported by the acquisition.
+    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
+        self.lock(name).rw_lock()
+    }
+}
+
 impl RwLock {
     /// How many can hold it shared at once; further ones wait. The same for everybody, and so not a setting: an exclusive
     /// acquisition that took fewer slots would not exclude all others.
     pub const MAX_SHARED: usize = 8;
 
-    pub(crate) fn new(lock: Lock) -> Self {
+    fn new(lock: Lock) -> Self {
         Self { lock }
     }
 
@@ -223,8 +239,8 @@ impl RwLock {
     fn refused(&self, slots: &Slots, seen: &Seen) -> Error {
         let (name, held) = (slots.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {
-            Some(held) => refusal(format!("lock `{name}` is held by {held}"), held),
-            None => refusal(format!("lock `{name}` is held shared: {}", seen.told()), held),
+            Some(held) => Error::held_as(format!("lock `{name}` is held by {held}"), held),
+            None => Error::held_as(format!("lock `{name}` is held shared: {}", seen.told()), held),
         }
     }
 

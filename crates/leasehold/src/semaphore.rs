@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::Held;
 use crate::lock::Lock;
+use crate::locker::Locker;
 use crate::settings::settings;
 use crate::slots::Slots;
 
@@ -51,11 +52,27 @@ pub struct Semaphore {
     permits: usize,
 }
 
+impl Lock {
+    /// The semaphore with this name and these settings, and with `permits` permits.
+    #[must_use]
+    pub fn semaphore(self, permits: usize) -> Semaphore {
+        Semaphore::new(self, permits)
+    }
+}
+
+impl Locker {
+    /// The semaphore called `name`, with `permits` permits: from 1 to [`Semaphore::MAX_PERMITS`]. Sends nothing; a bad
+    /// name or number is reported by the acquisition.
+    pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
+        self.lock(name).semaphore(permits)
+    }
+}
+
 impl Semaphore {
     /// The most permits that a semaphore can have: an acquisition that waits asks for each of them.
     pub const MAX_PERMITS: usize = 64;
 
-    pub(crate) fn new(lock: Lock, permits: usize) -> Self {
+    fn new(lock: Lock, permits: usize) -> Self {
         Self { lock, permits }
     }
 

@@ -13,12 +13,13 @@ use futures_util::future::select_all;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
+use crate::keeper::Hold;
 use crate::lease::{Held, LossReason, State};
-use crate::lock::{Lock, refusal};
-use crate::name::LockName;
+use crate::lock::Lock;
 use crate::outage::Outage;
 use crate::queue::{Entry, Queue, Turn};
 use crate::task;
+use crate::types::LockName;
 
 /// How many holders an error names.
 const MOST_NAMED: usize = 4;
@@ -44,7 +45,7 @@ impl Slots {
     pub(crate) fn new(lock: &Lock, kind: &str, plural: &'static str, count: usize) -> Result<Self> {
         let name = lock.checked()?;
         let slot = |number| LockName::new(format!("{name}/{kind}-{number}"));
-        let slots = (1..=count).map(slot).collect::<Result<Vec<_>>>()?;
+        let slots = (1..=count).map(slot).collect::<std::result::Result<Vec<_>, _>>()?;
         Ok(Self { lock: lock.clone(), name, slots, plural, gated: false })
     }
 
@@ -113,9 +114,9 @@ impl Slots {
         .await
     }
 
-    async fn acquire_seeing(&self, entry: Entry, seen: &Seen) -> Result<Guard> {
+    async fn acquire_seeing(&self, entry: Entry<Hold>, seen: &Seen) -> Result<Guard> {
         let turn = self.queue().turn(entry, self.lock.on_waiting()).await;
-        let mut outage = Outage::new(&self.lock);
+        let mut outage = self.lock.outage();
         let mut tried = false;
         loop {
             match self.acquire_in_turn(&turn, seen, tried, &mut outage).await {
@@ -132,7 +133,7 @@ impl Slots {
 
     async fn acquire_in_turn(
         &self,
-        turn: &Turn,
+        turn: &Turn<Hold>,
         seen: &Seen,
         tried: bool,
         outage: &mut Outage,
@@ -145,12 +146,12 @@ impl Slots {
     }
 
     /// The queue of this process in front of these slots: another for another number of them.
-    fn queue(&self) -> Arc<Queue> {
+    fn queue(&self) -> Arc<Queue<Hold>> {
         self.lock.locker().places().of(self.slots.last().unwrap_or(&self.name))
     }
 
     /// Waits until nobody holds the gate; says whether anybody did.
-    async fn pass_gate(&self, turn: &Turn, seen: &Seen, outage: &mut Outage) -> Result<bool> {
+    async fn pass_gate(&self, turn: &Turn<Hold>, seen: &Seen, outage: &mut Outage) -> Result<bool> {
         let (store, mut waited) = (self.lock.locker().store(), false);
         if !self.gated {
             return Ok(false);
@@ -188,7 +189,7 @@ impl Slots {
     }
 
     /// Waits for all of them at once. What is granted in the same moment as the first goes back as its guard is dropped.
-    async fn first_of_all(&self, turn: &Turn, seen: &Seen) -> Result<Guard> {
+    async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
         turn.tell(seen.soonest().unwrap_or_default());
         let waiting = self.slots.iter().map(|slot| {
             let lock = seen.noting(slot, &self.lock);
@@ -200,17 +201,17 @@ impl Slots {
     /// The error of who found all of them held: by `seen`, or, if that says nothing, by `held` among others.
     fn refused(&self, seen: &Seen, held: Held) -> Error {
         if let Some(held) = seen.of(&self.name) {
-            return refusal(format!("lock `{}` is held by {held}", self.name), held);
+            return Error::held_as(format!("lock `{}` is held by {held}", self.name), held);
         }
         let message = match self.slots.len() {
             1 => format!("the permit of `{}` is held", self.name),
             several => format!("all {several} {} of `{}` are held", self.plural, self.name),
         };
         match seen.soonest() {
-            Some(soonest) => refusal(format!("{message}: {}", seen.told()), soonest),
+            Some(soonest) => Error::held_as(format!("{message}: {}", seen.told()), soonest),
             // Heard in the queue, where it is not said whether the gate was closed.
-            None if self.gated => refusal(format!("lock `{}` is held by {held}", self.name), held),
-            None => refusal(format!("{message}, among others by {held}"), held),
+            None if self.gated => Error::held_as(format!("lock `{}` is held by {held}", self.name), held),
+            None => Error::held_as(format!("{message}, among others by {held}"), held),
         }
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::{Grant, Id, Token, Ttl, deadline};
-use crate::name::LockName;
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// What a ticket's text starts with: its kind and its format.

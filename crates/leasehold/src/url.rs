@@ -366,7 +366,7 @@ mod tests {
         ] {
             let url = StoreUrl::parse(text).unwrap();
             assert_eq!(StoreUrl::parse(&url.to_string()).unwrap(), url, "{url}");
-            assert!(!url.to_string().contains(crate::name::is_unprintable), "{url}");
+            assert!(!url.to_string().contains(crate::types::is_unprintable), "{url}");
         }
     }
 

@@ -23,11 +23,9 @@ use rustix::process::{Pid, getpgid, getpid, setpgid, setsid};
 use super::cgroup::Cgroup;
 use super::processes;
 use super::tree::Tree;
-use super::{BURIAL, RUN};
+use super::{BURIAL, GUARDIAN, RUN};
 use crate::exit::FAILED;
 
-/// The hidden verb.
-pub(super) const VERB: &str = "__guardian";
 /// The farewell.
 const DONE: &str = "done";
 /// Renewals are told to the guardian; smaller movements of the deadline are clock reading, not news.
@@ -47,7 +45,7 @@ impl Guardian {
     pub(super) fn start(run: Id, cgroup: Option<&Cgroup>) -> io::Result<Self> {
         let process = Command::new(super::OURSELVES)
             .arg0("leasehold")
-            .arg(VERB)
+            .arg(GUARDIAN)
             .arg(getpid().as_raw_nonzero().to_string())
             .args(cgroup.map(Cgroup::folder))
             .env(RUN, run.to_string())

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::process::Pid;
 
-use super::guardian;
+use super::GUARDIAN;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Process {
@@ -30,7 +30,7 @@ impl Process {
     /// enough, since every program may choose its arguments.
     pub(super) fn is_guardian(&self) -> bool {
         let line = fs::read(self.file("cmdline"));
-        line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(guardian::VERB.as_bytes()))
+        line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(GUARDIAN.as_bytes()))
             && self.runs_our_program()
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::human;
 use crate::exit::Failure;
-use crate::report::Earlier;
+use crate::report::{Earlier, ms};
 
 /// `{"type":"error","kind","message","help"}`
 pub(crate) fn error(failure: &Failure) -> Value {
@@ -76,11 +76,6 @@ pub(crate) fn history(status: &Status) -> Vec<Value> {
 /// An object of `kind` about lock `name`.
 pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
     Map::from_iter([("type".to_owned(), kind.into()), ("lock".to_owned(), name.as_str().into())])
-}
-
-/// Whole milliseconds.
-pub(crate) fn ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn add_holder(object: &mut Map<String, Value>, held: &Held) {

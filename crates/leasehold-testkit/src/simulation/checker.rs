@@ -7,7 +7,17 @@ use std::time::Duration;
 use leasehold::Guard;
 
 use super::History;
-use super::games::Held;
+
+/// How something is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// By one alone.
+    Alone,
+    /// By any number together.
+    Shared,
+    /// By so many together.
+    Permit(usize),
+}
 
 /// Sees what nobody in the history sees.
 #[derive(Debug, Default)]

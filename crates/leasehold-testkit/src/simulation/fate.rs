@@ -8,9 +8,9 @@ use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
 use super::plan::{Fault, Store};
-use super::player::Player;
+use super::player::{self, Player};
 use super::world::World;
-use super::{LOCK, Plan, process};
+use super::{LOCK, Plan};
 
 /// For how long a create may be on its way, from the look that found nothing: an answer that was a quarter of the longest
 /// ttl late, the wait for a `Date` that is true to a second, and another second until its own answer.
@@ -50,7 +50,7 @@ impl Fate {
         for _ in 0..self.plan().machines {
             self.started += 1;
             let seed = self.plan().seed.wrapping_mul(31).wrapping_add(self.started);
-            self.machines.spawn(process::run(Player::new(&self.world, seed)));
+            self.machines.spawn(player::run(Player::new(&self.world, seed)));
         }
     }
 

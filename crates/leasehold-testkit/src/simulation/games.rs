@@ -1,6 +1,5 @@
 //! What the machines of a simulated history want, and who may have it at once.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,66 +7,13 @@ use leasehold::Guard;
 use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
 
-use super::checker::Checker;
-use super::plan::{Fault, Store};
+use super::checker::{Checker, Held};
+use super::plan::{Fault, Game, LONGEST_POLL, Store};
 use super::player::Player;
-use super::witness::LONGEST_POLL;
 
 /// How long a contender may wait for the store's clock, whose answers are true to a second: before it creates a record,
 /// and again when it finds one that another has just created.
 const CLOCK_WAITS: Duration = Duration::from_millis(2_200);
-
-/// What the machines of a history want.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Game {
-    /// One lock.
-    Lock,
-    /// To be the leader, with observers looking on.
-    Election,
-    /// A permit of a semaphore with so many.
-    Semaphore(usize),
-    /// A shared or an exclusive hold.
-    RwLock,
-}
-
-impl Game {
-    /// Whether there is one lock that one holds at a time, so that its tokens tell all.
-    pub(super) fn is_one_lock(self) -> bool {
-        matches!(self, Self::Lock | Self::Election)
-    }
-
-    /// The game that is printed so.
-    pub(super) fn named(name: &str) -> Option<Self> {
-        match name {
-            "lock" => Some(Self::Lock),
-            "election" => Some(Self::Election),
-            "rw-lock" => Some(Self::RwLock),
-            _ => name.strip_prefix("semaphore:")?.parse().ok().map(Self::Semaphore),
-        }
-    }
-}
-
-impl fmt::Display for Game {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lock => f.write_str("lock"),
-            Self::Election => f.write_str("election"),
-            Self::Semaphore(permits) => write!(f, "semaphore:{permits}"),
-            Self::RwLock => f.write_str("rw-lock"),
-        }
-    }
-}
-
-/// How something is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
-    /// By one alone.
-    Alone,
-    /// By any number together.
-    Shared,
-    /// By so many together.
-    Permit(usize),
-}
 
 impl Player {
     /// One of what there is, and how it is held.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{Due, Released};
 
 use super::checker::Checker;
-use super::games::Held;
+use super::checker::Held;
 use super::plan::Fault;
 use super::player::Player;
 

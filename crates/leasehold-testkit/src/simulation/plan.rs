@@ -3,9 +3,51 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::Game;
-use super::witness::LONGEST_POLL;
 use crate::fault::Chaos;
+
+/// How long a waiter waits between two looks, but for jitter.
+pub(super) const LONGEST_POLL: Duration = Duration::from_millis(800);
+
+/// What the machines of a history want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Game {
+    /// One lock.
+    Lock,
+    /// To be the leader, with observers looking on.
+    Election,
+    /// A permit of a semaphore with so many.
+    Semaphore(usize),
+    /// A shared or an exclusive hold.
+    RwLock,
+}
+
+impl Game {
+    /// Whether there is one lock that one holds at a time, so that its tokens tell all.
+    pub(super) fn is_one_lock(self) -> bool {
+        matches!(self, Self::Lock | Self::Election)
+    }
+
+    /// The game that is printed so.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        match name {
+            "lock" => Some(Self::Lock),
+            "election" => Some(Self::Election),
+            "rw-lock" => Some(Self::RwLock),
+            _ => name.strip_prefix("semaphore:")?.parse().ok().map(Self::Semaphore),
+        }
+    }
+}
+
+impl fmt::Display for Game {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock => f.write_str("lock"),
+            Self::Election => f.write_str("election"),
+            Self::Semaphore(permits) => write!(f, "semaphore:{permits}"),
+            Self::RwLock => f.write_str("rw-lock"),
+        }
+    }
+}
 
 /// What happens in one history.
 #[derive(Clone, Debug, PartialEq)]

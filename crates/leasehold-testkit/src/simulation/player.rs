@@ -1,5 +1,7 @@
 //! A machine and the process on it: what they do, and what befalls them.
 
+mod process;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,10 +9,11 @@ use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::{ErrorKind, Guard, Lock, Locker, Object, Register, Token};
 
-use super::games::Held;
+use self::process::Shared;
+pub(super) use self::process::run;
+use super::checker::Held;
 use super::host::Host;
 use super::plan::{Fault, Store};
-use super::process::Shared;
 use super::world::{Link, World};
 use super::{LOCK, Plan, RESOURCE, copy};
 

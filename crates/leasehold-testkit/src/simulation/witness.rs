@@ -16,6 +16,7 @@ use leasehold::stores::memory::MemoryRegister;
 use serde::Deserialize;
 
 use super::checker::{self, Checker};
+use super::plan::LONGEST_POLL;
 use super::{LOCK, RESOURCE};
 
 /// A register with the checker looking on.
@@ -165,6 +166,3 @@ impl Register for Witness {
         RegisterTraits { pace, ..self.inner.traits() }
     }
 }
-
-/// How long a waiter waits between two looks, but for jitter.
-pub(super) const LONGEST_POLL: Duration = Duration::from_millis(800);

@@ -6,12 +6,13 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 
 use super::measured::RoundTrips;
-use super::{Examination, Finding, UNANSWERED, Verdict};
+use super::{Examination, Finding, Verdict};
+use crate::diagnosis::UNANSWERED;
 use crate::error::{Fault, StoreError};
 use crate::lease::{
     Claim, Evicted, Grant, Holder, LeaseStore, Released, Renewal, State, Token, Ttl, Verdict as Answer,
 };
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// How many claims race for one lock.
 const RACERS: usize = 8;

@@ -5,8 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{Finding, Verdict};
-use crate::keeper::{RENEW_AFTER, RENEW_SPREAD};
-use crate::lease::{Ttl, attempt_limit};
+use crate::types::{RENEW_AFTER, RENEW_SPREAD, Ttl, attempt_limit};
 
 /// How long one operation took, over several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -5,10 +5,13 @@ use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
 
+use std::time::Duration;
+
 use super::*;
 use crate::clock::TestClock;
 use crate::env::Env;
 use crate::error::Fault;
+use crate::error::StoreError;
 use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, Released, Renewal, State, Status, StoreOptions, Token,
     Verdict as Answer,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Leader;
 use crate::error::{Error, Result, StoreError};
 use crate::lease::{Capabilities, LeaseStore, State, Status, Token};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// The pauses after trouble grow from this,
 const FIRST_AFTER_TROUBLE: Duration = Duration::from_secs(1);

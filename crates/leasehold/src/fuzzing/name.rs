@@ -2,8 +2,8 @@
 
 use super::{assert_readable, assert_readable_error};
 use crate::lease::{Held, Holder, printable as shown};
-use crate::name::LockName;
 use crate::stores::fuzzing::assert_is_kept_by_objects;
+use crate::types::LockName;
 
 /// A name that is accepted is accepted in every form in which it comes back, and an error never repeats what could do
 /// harm.
@@ -12,7 +12,7 @@ pub fn lock_name(data: &[u8]) {
     let name = match LockName::new(&text) {
         Ok(name) => name,
         Err(error) => {
-            assert_readable_error(&error);
+            assert_readable_error(&error.clone().into());
             assert!(error.to_string().len() < 800, "{error}");
             return;
         }

@@ -14,7 +14,7 @@ use super::probe::checks::{
     refuses_version_of_nothing, vanished,
 };
 use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
-use crate::doctor::{Examination, Examined, Finding, Verdict};
+use crate::diagnosis::{Examination, Examined, Finding, Verdict};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 

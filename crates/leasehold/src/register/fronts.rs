@@ -8,7 +8,7 @@ use futures_util::stream::BoxStream;
 
 use super::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
 use crate::clock::StoreTime;
-use crate::doctor::Examined;
+use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 

@@ -14,9 +14,9 @@ use crate::env::Env;
 use crate::error::{ErrorKind, StoreError};
 use crate::fuzzing::{NOW_US, StandingClock, assert_readable, assert_readable_fault, seed};
 use crate::lease::{Claim, Holder, LeaseStore, State, StoreOptions, Token, Ttl, Verdict};
-use crate::name::LockName;
 use crate::random::Random;
 use crate::stores::memory::MemoryRegister;
+use crate::types::LockName;
 
 mod careless;
 

@@ -12,7 +12,7 @@ use super::Version;
 use super::record::{Record, RecordState};
 use crate::clock::Moment;
 use crate::lease::{Id, Token};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// How many locks are kept in mind. Those seen longest ago are forgotten first; that costs a read, no more.
 const MOST: usize = 16_384;

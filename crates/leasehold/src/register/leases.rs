@@ -19,7 +19,7 @@ use super::record::{Content, Record, RecordState};
 use super::records::{ExistenceRecords, JsonRecords, Records};
 use super::{Register, Version};
 use crate::clock::{Deadline, Moment, StoreTime};
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lanes::{Lane, POLLS};
@@ -27,9 +27,9 @@ use crate::lease::{
     Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason, Released, Renewal,
     Status, StoreOptions, Swept, Token, Ttl, Verdict, attempt_limit, deadline,
 };
-use crate::name::LockName;
 use crate::pacing::{Pacing, Turns};
 use crate::task;
+use crate::types::LockName;
 
 /// How long the operations without a patience of their own put up with a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -473,7 +473,7 @@ impl LeaseStore for RegisterLeases {
     async fn examine(&self, examination: &Examination) -> Examined {
         let mut examined = self.records.examine(examination).await;
         if examined.is_sound()
-            && let Ok(nobodys) = LockName::new(format!("{}{}", crate::doctor::RESERVED, self.nonce()))
+            && let Ok(nobodys) = LockName::new(format!("{}{}", crate::diagnosis::RESERVED, self.nonce()))
         {
             examined.push(examine::store_clock(&*self.records, self.rules, &nobodys).await);
         }

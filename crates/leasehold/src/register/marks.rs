@@ -255,7 +255,7 @@ fn fingerprint(text: &str) -> Option<Fingerprint> {
 }
 
 fn no_token(text: &str) -> Fault {
-    let text: String = text.chars().filter(|c| !crate::name::is_unprintable(*c)).take(40).collect();
+    let text: String = text.chars().filter(|c| !crate::types::is_unprintable(*c)).take(40).collect();
     Fault::new(
         ErrorKind::Corrupt,
         format!("the object's metadata {TOKEN} is {text:?}, which is no fencing token"),

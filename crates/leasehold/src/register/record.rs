@@ -154,7 +154,7 @@ fn describe(bytes: &[u8]) -> String {
     const MOST: usize = 32;
     let head: String = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)])
         .chars()
-        .map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c })
+        .map(|c| if crate::types::is_unprintable(c) { '\u{fffd}' } else { c })
         .collect();
     let dots = if bytes.len() > MOST { "…" } else { "" };
     format!("an object of {} bytes that leasehold did not write: `{head}{dots}`", bytes.len())

@@ -15,11 +15,11 @@ pub(crate) use self::json::JsonRecords;
 use super::record::{Content, Record};
 use super::{Expect, Version};
 use crate::clock::StoreTime;
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Capabilities;
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// One record for each lock, written conditionally. What holds for a [`Register`](super::Register) holds here.
 #[async_trait]

@@ -37,16 +37,16 @@ use self::expression::Expression;
 use self::item::{Item, VERSION};
 use super::aws::requests::Requests;
 use crate::clock::StoreTime;
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, LeaseStore, Pace, StoreOptions};
-use crate::name::LockName;
 use crate::register::effort::persistently;
 use crate::register::probe::trust::Trust;
 use crate::register::record::{Content, Record};
 use crate::register::records::{Found, Records, Refusal, Written};
 use crate::register::{Expect, RegisterLeases, Version};
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// A read costs $0.125 per million and some 5 ms, so a waiter costs cents a month at any of these.

@@ -12,7 +12,6 @@ mod examine;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod hold;
-mod keep_alive;
 mod keys;
 mod leases;
 mod login;
@@ -39,14 +38,14 @@ use self::config::Location;
 use self::keys::Names;
 use self::leases::EtcdLeases;
 use self::worker::{Job, Worker};
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Pace, Released, Renewal, State, Status,
     StoreOptions, Swept, Token, Verdict,
 };
-use crate::name::LockName;
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// Waiters are told; this is for the case that a watch stalls without a word.

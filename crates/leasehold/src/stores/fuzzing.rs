@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::name::LockName;
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// What a store reads in a URL, as `Debug` shows it.

@@ -31,7 +31,7 @@ use self::errors::{Meaning, Operation, Place, Trouble, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::objects::{Contents, Keys, Page, listing, request_limit};
 use crate::clock::{self, StoreClock, StoreTime};
-use crate::doctor::Examined;
+use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, LeaseStore, Pace, StoreOptions};

@@ -114,7 +114,7 @@ pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, Strin
         Some("names no object")
     } else if key.len() > 1_024 {
         Some("is longer than 1,024 bytes")
-    } else if key.chars().any(crate::name::is_unprintable) {
+    } else if key.chars().any(crate::types::is_unprintable) {
         Some("contains a control or invisible character")
     } else if key.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
         Some("has an empty, `.` or `..` segment")
@@ -137,7 +137,7 @@ pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error>
         None
     } else if prefix.len() > MAX_PREFIX_BYTES {
         Some("is longer than 250 bytes")
-    } else if prefix.chars().any(crate::name::is_unprintable) {
+    } else if prefix.chars().any(crate::types::is_unprintable) {
         Some("contains a control or invisible character")
     } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
         // Clients, proxies and stores disagree on what they mean.

@@ -38,7 +38,7 @@ use super::aws::requests::Requests;
 use super::aws::watch::Watch;
 use super::objects::{Contents, Keys, Page, listing, request_limit};
 use crate::clock::StoreTime;
-use crate::doctor::Examined;
+use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, Pace, StoreOptions};

@@ -42,15 +42,15 @@ use self::queue::Purpose;
 use self::record::{Counter, Record};
 use self::rules::{Decision, Minted, Standing};
 use crate::clock::Moment;
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, Pace, Released, Renewal, Status,
     StoreOptions, Swept, Token, Ttl, Verdict, deadline,
 };
-use crate::name::LockName;
 use crate::pacing::{Pacing, Turns};
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// A question is one indexed read of a local file.

@@ -1,7 +1,7 @@
 //! The doctor's questions to deletes, asked one by one.
 
 use super::{Patient, Step};
-use crate::doctor::{Finding, Verdict};
+use crate::diagnosis::{Finding, Verdict};
 use crate::error::StoreError;
 use crate::register::effort::{Effort, persistently};
 use crate::register::probe::checks::{fresh, refusal, vanished};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Patient;
-use crate::doctor::{Finding, Verdict};
+use crate::diagnosis::{Finding, Verdict};
 use crate::register::Register;
 use crate::register::effort::persistently;
 use crate::register::probe::evidence::{RACERS, RACES_DOCTOR, RACES_THOROUGH, excluded};

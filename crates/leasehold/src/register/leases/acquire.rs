@@ -12,7 +12,7 @@ use super::{Memo, RegisterLeases, Send, Sent, Sight};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
 use crate::lease::{Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, Verdict, deadline};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// A `Date` is true to a second, and its answer took some time.
 const LONGEST_FLOOR_WAIT: Duration = Duration::from_secs(8);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::super::effort::persistently;
 use super::super::protocol::Rules;
 use super::super::records::Records;
-use crate::doctor::Finding;
+use crate::diagnosis::Finding;
 use crate::error::StoreError;
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// How many answers are compared.
 const ANSWERS: usize = 12;
@@ -106,7 +106,7 @@ fn us(difference: i128) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Verdict;
+    use crate::diagnosis::Verdict;
 
     fn reading(lo_s: i128) -> ClockReading {
         ClockReading { lo_us: lo_s * 1_000_000, hi_us: (lo_s + 1) * 1_000_000, wall_us: 1_000_000_000 }

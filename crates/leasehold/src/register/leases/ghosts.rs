@@ -14,7 +14,7 @@ use super::super::records::{Found, Records, Written};
 use super::{Memo, RegisterLeases};
 use crate::error::StoreError;
 use crate::lease::{End, Id, Verdict};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// The pauses before each look, about a minute in all: a request is not on its way for longer.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use super::{RegisterLeases, Send, Sent, Sight};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Token;
-use crate::name::LockName;
+use crate::types::LockName;
 
 impl RegisterLeases {
     /// Reads a lock's record, however often it takes.

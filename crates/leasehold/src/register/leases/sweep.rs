@@ -6,9 +6,9 @@ use super::{PATIENCE, RegisterLeases, Sight};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
-use crate::name::LockName;
 use crate::register::known::Sighting;
 use crate::register::record::{Record, RecordState};
+use crate::types::LockName;
 
 impl RegisterLeases {
     /// Deletes the record that was read, and no other: a grant in between makes another version of it.

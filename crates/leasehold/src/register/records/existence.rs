@@ -28,11 +28,11 @@ use super::super::record::{Content, Record, RecordState, parse, protocol};
 use super::super::{Cell, Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Token};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// What objects of this protocol are marked with, so that nobody takes them for records of the other.
 const PROTOCOL: &str = "existence";

@@ -13,11 +13,11 @@ use super::super::record::{Content, Record, parse, protocol};
 use super::super::{Deleted, Expect, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
-use crate::doctor::{Examination, Examined};
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// A lock's key is its name and this.
 const SUFFIX: &str = ".lock";

@@ -17,7 +17,7 @@ use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, Holder, Id, LeaseStore, Pace, Released, Renewal, StoreOptions,
     Ttl, Verdict,
 };
-use crate::name::LockName;
+use crate::types::LockName;
 use crate::{LossReason, Token};
 
 const TTL: Duration = Duration::from_secs(30);

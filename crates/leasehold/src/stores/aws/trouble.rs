@@ -75,7 +75,7 @@ impl Answer {
             // Another machine's text: one line, no control characters, not without end. What follows the first line of
             // a refused signature are the request's headers, and a session token is one of them.
             let line = part.trim_start().lines().next().unwrap_or_default();
-            let part: String = line.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
+            let part: String = line.chars().filter(|c| !crate::types::is_unprintable(*c)).take(200).collect();
             message.push_str(": ");
             message.push_str(&part);
         }

@@ -4,8 +4,8 @@ use super::dialect::Dialect;
 use super::item::{ATTRIBUTES, KEY};
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::name::LockName;
 use crate::stores::aws::access::{Access, Service, arn};
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 pub(super) const SERVICE: Service = Service {
@@ -119,7 +119,7 @@ fn table_and_path(url: &StoreUrl, access: &mut Access) -> Result<(String, String
 }
 
 fn checked_key(name: String) -> Result<String, Error> {
-    if name.is_empty() || name.len() > 255 || name.chars().any(crate::name::is_unprintable) {
+    if name.is_empty() || name.len() > 255 || name.chars().any(crate::types::is_unprintable) {
         return Err(Error::invalid(format!("{name:?} is no name of a partition key"))
             .with_help("the option `partition_key` is the name of an attribute, of 1 to 255 bytes"));
     }
@@ -176,7 +176,7 @@ fn checked_prefix(path: &str) -> Result<String, Error> {
     }
     let flaw = if prefix.len() > MAX_PREFIX_BYTES {
         "is longer than 1,791 bytes"
-    } else if prefix.chars().any(crate::name::is_unprintable) {
+    } else if prefix.chars().any(crate::types::is_unprintable) {
         "contains a control or invisible character"
     } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
         "has an empty, `.` or `..` segment"

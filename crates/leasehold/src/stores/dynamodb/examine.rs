@@ -5,13 +5,13 @@ use aws_sdk_dynamodb::types::TimeToLiveStatus;
 use super::item;
 use super::probe::{RACERS, ROUNDS_DOCTOR, ROUNDS_THOROUGH};
 use super::{DynamoDb, PROBE, expression};
-use crate::doctor::{Examined, Finding, Verdict};
+use crate::diagnosis::{Examined, Finding, Verdict};
 use crate::error::{ErrorKind, StoreError};
-use crate::name::LockName;
 use crate::register::Version;
 use crate::register::effort::persistently;
 use crate::register::probe::evidence::excluded;
 use crate::register::records::Records;
+use crate::types::LockName;
 
 impl DynamoDb {
     pub(super) async fn examined(&self, thorough: bool) -> Examined {

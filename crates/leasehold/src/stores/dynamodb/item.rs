@@ -162,7 +162,7 @@ fn id_of(version: &str) -> Option<Id> {
 }
 
 fn other_dialect(written_in: Dialect, lease: &str) -> Fault {
-    let lease: String = lease.chars().filter(|c| !crate::name::is_unprintable(*c)).take(40).collect();
+    let lease: String = lease.chars().filter(|c| !crate::types::is_unprintable(*c)).take(40).collect();
     Fault::new(
         ErrorKind::Invalid,
         format!("the lock was written by {}: its leaseDuration is {lease:?}", written_in.client()),

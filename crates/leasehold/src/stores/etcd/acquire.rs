@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::errors::{Effect, Trouble};
-use super::hold::Memo;
+use super::hold::{Memo, deadline};
 use super::keys::Keyspace;
 use super::leases::EtcdLeases;
 use super::requests::{self, Own};
@@ -340,11 +340,4 @@ fn granted_in(session: &Session, claim: &Claim, revision: i64) -> Outcome {
     let create = session.place(claim.id).map_or(revision, |place| place.create);
     session.put(claim.id, Place { create, revision, before: None });
     Outcome::Granted(revision)
-}
-
-/// How long a holder may believe in its grant: from before the keep-alive was sent, and for no longer than etcd promised
-/// then, should that be less than was asked for.
-pub(super) fn deadline(ttl: Ttl, kept: Kept) -> Deadline {
-    let promised = Ttl::new(kept.ttl.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or(ttl);
-    Deadline::new(kept.sent, ttl.min(promised).holder_span())
 }

@@ -1,5 +1,7 @@
 //! Requests to a cluster: the members in turn, the login, and what etcd wants to be told with each request.
 
+mod keep_alive;
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +16,10 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use self::keep_alive::{KeepAlives, Open};
 use super::config::Location;
 use super::connect::{Files, Way};
 use super::errors::{Effect, Link, Trouble, trouble};
-use super::keep_alive::{KeepAlives, Open};
 use super::login::Login;
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse,

@@ -162,7 +162,7 @@ fn prefix(path: &str) -> Result<String, Error> {
     let prefix = path.strip_prefix('/').unwrap_or(path);
     let flaw = if prefix.len() > MAX_PREFIX_BYTES {
         Some("is longer than 250 bytes")
-    } else if prefix.chars().any(crate::name::is_unprintable) {
+    } else if prefix.chars().any(crate::types::is_unprintable) {
         Some("contains a control or invisible character")
     } else if prefix
         .strip_prefix('/')

@@ -236,7 +236,7 @@ fn words(status: &Status) -> String {
 
 /// What another machine said: on one line, without control characters, cut.
 fn one_line(text: &str) -> String {
-    let clean = text.chars().map(|c| if crate::name::is_unprintable(c) { ' ' } else { c });
+    let clean = text.chars().map(|c| if crate::types::is_unprintable(c) { ' ' } else { c });
     clean.take(300).collect()
 }
 

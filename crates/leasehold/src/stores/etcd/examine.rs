@@ -12,7 +12,7 @@ use super::requests;
 use super::session::limited;
 use super::wire::{StatusResponse, TxnRequest};
 use crate::clock::timeout;
-use crate::doctor::{Examined, Finding};
+use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::lease::{Id, Ttl};
 use crate::register::effort::persistently;
@@ -195,7 +195,7 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Verdict;
+    use crate::diagnosis::Verdict;
 
     fn member(version: &str, leader: u64, errors: &[&str]) -> StatusResponse {
         let errors = errors.iter().map(|error| (*error).to_owned()).collect();

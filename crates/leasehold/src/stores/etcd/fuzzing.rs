@@ -7,8 +7,8 @@ use super::value::{Standing, Who, held, read, token};
 use super::wire::KeyValue;
 use crate::fuzzing::assert_readable;
 use crate::lease::{StoreOptions, Token, Ttl};
-use crate::name::LockName;
 use crate::stores::fuzzing::Reading;
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> Reading {

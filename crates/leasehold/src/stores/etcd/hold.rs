@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::acquire::deadline;
 use super::errors::{Effect, Trouble};
 use super::leases::EtcdLeases;
 use super::requests;
@@ -12,9 +11,9 @@ use super::session::{Kept, Session, limited};
 use super::value::{self, Standing, Value, whole_seconds};
 use super::watch::Watch;
 use super::wire::{KeyValue, TxnRequest};
-use crate::clock::Moment;
+use crate::clock::{Deadline, Moment};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, attempt_limit};
+use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Ttl, attempt_limit};
 use crate::register::effort::Effort;
 
 /// What a grant remembers.
@@ -388,4 +387,11 @@ fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal 
 
 fn lost(grant: &Grant, reason: LossReason) -> Renewal {
     Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
+}
+
+/// How long a holder may believe in its grant: from before the keep-alive was sent, and for no longer than etcd promised
+/// then, should that be less than was asked for.
+pub(super) fn deadline(ttl: Ttl, kept: Kept) -> Deadline {
+    let promised = Ttl::new(kept.ttl.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or(ttl);
+    Deadline::new(kept.sent, ttl.min(promised).holder_span())
 }

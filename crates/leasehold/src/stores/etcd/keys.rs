@@ -5,7 +5,7 @@
 //! claims then shares one lease, and a ticket finds its key by its id.
 
 use crate::lease::Id;
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// The longest ending of a lock's key: 32 digits are ours, up to 16 a lease's.
 const MOST_DIGITS: usize = 32;

@@ -15,8 +15,8 @@ use super::{PATIENCE, requests};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Evicted, Held, Id, State, Status, Token, Ttl, attempt_limit};
-use crate::name::LockName;
 use crate::register::effort::Effort;
+use crate::types::LockName;
 
 /// How many keys are read at a time.
 const PAGE: i64 = 1_000;

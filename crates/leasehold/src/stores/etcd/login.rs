@@ -104,7 +104,7 @@ fn checked_variable(name: String) -> Result<String, Error> {
 }
 
 fn checked_file(path: String) -> Result<String, Error> {
-    if path.starts_with('/') && !path.chars().any(crate::name::is_unprintable) {
+    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
         return Ok(path);
     }
     Err(Error::invalid("the option `password_file` is the absolute path of a file")

@@ -5,7 +5,7 @@ use super::value::{self, Standing, Value, Who};
 use super::wire::{Answer, KeyValue, ResponseOp, TxnResponse};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Claim, Held, Id, Loss, LossReason, Token};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// A claim's place in line.
 #[derive(Clone, Debug, PartialEq, Eq)]

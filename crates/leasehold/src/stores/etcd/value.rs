@@ -145,7 +145,7 @@ pub(super) fn read(kv: &KeyValue) -> Who {
 
 fn shown(key: &[u8]) -> String {
     let text = String::from_utf8_lossy(key);
-    text.chars().map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c }).take(300).collect()
+    text.chars().map(|c| if crate::types::is_unprintable(c) { '\u{fffd}' } else { c }).take(300).collect()
 }
 
 /// The token of the grant under `kv`, if it is one, or was one and rests.
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use crate::env::Env;
     use crate::golden::{assert_written, golden, golden_record};
-    use crate::name::LockName;
+    use crate::types::LockName;
 
     /// The golden value of format 1: keys with it must stay readable for ever.
     const GOLDEN: &str = r#"{"leasehold":1,"state":"granted","claim":"000102030405060708090a0b0c0d0e0f","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}}"#;

@@ -12,7 +12,7 @@ use super::wire::KeyValue;
 use super::{EtcdStore, PACE, PATIENCE};
 use crate::error::StoreError;
 use crate::lease::{Claim, Grant, Held, State, Status, Ttl, attempt_limit};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// After a watch that broke: the store is looked at, but not in a storm.
 const AFTER_TROUBLE: Duration = Duration::from_secs(1);

@@ -164,7 +164,7 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
 fn checked_source(text: &str) -> Result<Source, Error> {
     match text {
         "anonymous" => Ok(Source::Anonymous),
-        path if path.starts_with('/') && !path.chars().any(crate::name::is_unprintable) => {
+        path if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) => {
             Ok(Source::File(PathBuf::from(path)))
         }
         // It may be the key itself: not repeated.
@@ -174,7 +174,7 @@ fn checked_source(text: &str) -> Result<Source, Error> {
 }
 
 fn checked_file(option: &str, path: String) -> Result<PathBuf, Error> {
-    if path.starts_with('/') && !path.chars().any(crate::name::is_unprintable) {
+    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
         return Ok(PathBuf::from(path));
     }
     Err(Error::invalid(format!("the option `{option}` is {path:?}, which is no absolute path"))

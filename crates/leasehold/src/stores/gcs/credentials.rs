@@ -278,7 +278,7 @@ fn in_one_line(error: &(dyn StdError + 'static)) -> String {
             let text = ["] error: ", ", body=<"]
                 .iter()
                 .fold(&text[..], |text, words| text.split(words).next().unwrap_or_default());
-            text.chars().filter(|c| !crate::name::is_unprintable(*c)).collect()
+            text.chars().filter(|c| !crate::types::is_unprintable(*c)).collect()
         })
         .collect();
     texts.join(": ").chars().take(400).collect()

@@ -246,7 +246,7 @@ impl Case<'_> {
         let mut message = format!("{self}: {} answered {}", self.place.endpoint, answer.status);
         for part in [&answer.reason, &answer.message].into_iter().flatten() {
             // Another machine's text: one line, no control characters, not without end.
-            let part: String = part.chars().filter(|c| !crate::name::is_unprintable(*c)).take(200).collect();
+            let part: String = part.chars().filter(|c| !crate::types::is_unprintable(*c)).take(200).collect();
             message.push_str(": ");
             message.push_str(&part);
         }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::errors::Meaning;
 use super::errors::Operation;
 use super::{GcsRegister, failed, wire};
-use crate::doctor::{Examined, Finding, Verdict};
+use crate::diagnosis::{Examined, Finding, Verdict};
 use crate::error::ErrorKind;
 
 /// Google takes about one write a second for an object: a renewal that has to be sent again needs room.

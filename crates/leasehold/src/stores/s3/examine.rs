@@ -11,7 +11,7 @@ use aws_sdk_s3::types::{
 use aws_smithy_runtime_api::http::Response;
 
 use super::S3Register;
-use crate::doctor::{Examined, Finding, Verdict};
+use crate::diagnosis::{Examined, Finding, Verdict};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 use crate::register::effort::persistently;

@@ -10,9 +10,9 @@ use super::fault::Trouble;
 use super::location::Location;
 use super::queue::Purpose;
 use super::{PATIENCE, SqliteLeases};
-use crate::doctor::{Examined, Finding, Verdict};
+use crate::diagnosis::{Examined, Finding, Verdict};
 use crate::error::StoreError;
-use crate::name::LockName;
+use crate::types::LockName;
 
 impl SqliteLeases {
     pub(super) async fn examined(&self) -> Examined {

@@ -8,9 +8,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, FileControl, OpenFlags};
 
 use super::fault::Trouble;
-use super::identity::{Companions, FileId, Sharing};
+use super::identity::{Closable, Companions, FileId, Sharing};
 use super::location::Location;
-use super::queue::Queue;
 use super::schema;
 use crate::error::Fault;
 
@@ -34,13 +33,13 @@ const ATTEMPTS: u32 = 4;
 pub(super) struct File {
     location: Location,
     /// That serves this file.
-    queue: Weak<Queue>,
+    queue: Weak<dyn Closable>,
     open: Option<Open>,
 }
 
 impl File {
     /// The file at `location`, which is opened by the first request.
-    pub(super) fn new(location: Location, queue: Weak<Queue>) -> Self {
+    pub(super) fn new(location: Location, queue: Weak<dyn Closable>) -> Self {
         Self { location, queue, open: None }
     }
 

@@ -16,8 +16,8 @@ use crate::env::Env;
 use crate::error::ErrorKind;
 use crate::fuzzing::{StandingClock, assert_readable, assert_readable_fault, seed};
 use crate::lease::{Claim, Holder, Token, Ttl};
-use crate::name::LockName;
 use crate::stores::fuzzing::Reading;
+use crate::types::LockName;
 use crate::url::StoreUrl;
 
 pub(in crate::stores) fn reading(url: &StoreUrl) -> Reading {

@@ -10,7 +10,7 @@ use super::record::{Counter, Hold, Record, Rest, State, load, store};
 use super::schema;
 use crate::golden::{assert_written, golden, golden_record};
 use crate::lease::Ttl;
-use crate::name::LockName;
+use crate::types::LockName;
 
 const BOOT: &str = "3d3b0d5c-6b0e-4b57-8e8f-9a3b1c5f7e21";
 

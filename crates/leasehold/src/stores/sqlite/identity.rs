@@ -12,8 +12,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::queue::Queue;
-
 /// Tells a file from all others, as long as it exists or is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
@@ -52,10 +50,16 @@ impl Companions {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sharing(Arc<Mutex<Shared>>);
 
+/// What has the database open.
+pub(super) trait Closable: Send + Sync {
+    /// Closes the database, unless it is in use now.
+    fn close_if_idle(&self);
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     companions: Weak<Companions>,
-    queues: Vec<Weak<Queue>>,
+    queues: Vec<Weak<dyn Closable>>,
 }
 
 static DATABASES: Mutex<Vec<(FileId, Sharing)>> = Mutex::new(Vec::new());
@@ -102,7 +106,7 @@ impl Shared {
     }
 
     /// The connection of `queue` is one of them.
-    pub(super) fn add(&mut self, queue: &Weak<Queue>) {
+    pub(super) fn add(&mut self, queue: &Weak<dyn Closable>) {
         self.queues.retain(|other| other.strong_count() > 0 && !other.ptr_eq(queue));
         self.queues.push(queue.clone());
     }

@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 
 use super::file::File;
+use super::identity::Closable;
 use crate::clock::Moment;
 use crate::env::Env;
 
@@ -126,6 +127,15 @@ struct State {
     others: u32,
 }
 
+impl Closable for Queue {
+    /// It is opened again when it is needed.
+    fn close_if_idle(&self) {
+        let open = self.state().file.as_mut().and_then(File::take_open);
+        // Closing takes a while.
+        drop(open);
+    }
+}
+
 impl Queue {
     /// A queue for the file that `file` makes, which gets the queue that it is in.
     pub(super) fn new(file: impl FnOnce(Weak<Self>) -> File) -> Arc<Self> {
@@ -159,13 +169,6 @@ impl Queue {
         if call {
             self.start_runner(&caller.runtime);
         }
-    }
-
-    /// Closes the file unless it is in use now: it is opened again when it is needed.
-    pub(super) fn close_if_idle(&self) {
-        let open = self.state().file.as_mut().and_then(File::take_open);
-        // Closing takes a while.
-        drop(open);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

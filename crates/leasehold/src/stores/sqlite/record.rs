@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::fault::Trouble;
 use super::machine::Process;
 use crate::lease::{Holder, Id, Past, Token, Ttl};
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// One lock.
 #[derive(Clone, Debug, PartialEq)]
@@ -184,7 +184,7 @@ fn parse(row: &Row<'_>) -> Result<Record, Trouble> {
 }
 
 fn parse_hold(row: &Row<'_>) -> Result<Hold, Trouble> {
-    let garbled = |error: crate::Error| Trouble::Garbled(error.to_string());
+    let garbled = |error: crate::InvalidValue| Trouble::Garbled(error.to_string());
     Ok(Hold {
         grant: row.get::<_, String>("grant_id")?.parse().map_err(garbled)?,
         holder: from_json(&row.get::<_, String>("holder")?)?,

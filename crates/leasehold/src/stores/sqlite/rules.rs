@@ -14,8 +14,8 @@ use crate::hand_off::MOST_TOKENS;
 use crate::lease::{
     self, Claim, End, Evicted, Held, Id, Loss, LossReason, Pace, Past, Released, Status, Token,
 };
-use crate::name::LockName;
 use crate::pacing::Turns;
+use crate::types::LockName;
 
 /// How many grants that are over a row remembers.
 const HISTORY: usize = 8;

@@ -12,7 +12,7 @@ use super::{PATIENCE, SqliteLeases, record, rules};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Swept;
-use crate::name::LockName;
+use crate::types::LockName;
 
 impl SqliteLeases {
     /// In one transaction, so that nobody acquires the lock between the look and the delete.

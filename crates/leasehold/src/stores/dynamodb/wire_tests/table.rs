@@ -165,7 +165,7 @@ async fn a_table_that_may_not_be_described_is_used() {
     let server = with_table(refused("400 X", "", "AccessDeniedException")).await;
     let examined = unseen(&server, URL).examined(false).await;
     let finding = examined.findings.iter().find(|finding| finding.check == "table").unwrap();
-    assert_eq!(finding.verdict, crate::doctor::Verdict::Warning, "{finding:?}");
+    assert_eq!(finding.verdict, crate::diagnosis::Verdict::Warning, "{finding:?}");
     assert!(finding.help.join(" ").contains("dynamodb:DescribeTable"), "{finding:?}");
 }
 

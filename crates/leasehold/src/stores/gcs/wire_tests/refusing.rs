@@ -1,7 +1,7 @@
 //! What GCS refuses by a policy, and a bucket that is not there.
 
 use super::*;
-use crate::doctor::{Finding, Verdict};
+use crate::diagnosis::{Finding, Verdict};
 
 /// A refusal with a text of GCS.
 fn refused_with(status: &str, reason: &str, message: &str) -> String {

@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-use super::client::Member;
-use super::wire::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
+use super::super::wire::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
+use super::Member;
 
 /// The stream, while nobody uses it.
 #[derive(Debug, Default)]

@@ -12,9 +12,9 @@ use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
+use super::{Command, Keeper};
 use crate::clock::Moment;
 use crate::env::Env;
-use crate::keeper::{Command, Keeper};
 
 /// The caller looks at this interval. Short enough that its sleeps need no lookout: see [`clock`](crate::clock).
 const ROUND: Duration = Duration::from_millis(250);

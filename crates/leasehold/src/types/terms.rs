@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::invalid::InvalidValue;
 use crate::clock::{Deadline, Moment, RATE_ERROR};
-use crate::error::Error;
 use crate::random::Random;
 
 /// A fencing token: strictly greater than that of every earlier grant of the same lock. Below 2^53, so that JSON and
@@ -31,11 +31,11 @@ impl Token {
 }
 
 impl TryFrom<u64> for Token {
-    type Error = Error;
+    type Error = InvalidValue;
 
-    fn try_from(number: u64) -> Result<Self, Error> {
+    fn try_from(number: u64) -> Result<Self, InvalidValue> {
         Self::new(number)
-            .ok_or_else(|| Error::invalid(format!("{number} is no fencing token: it is not below 2^53")))
+            .ok_or_else(|| InvalidValue::new(format!("{number} is no fencing token: it is not below 2^53")))
     }
 }
 
@@ -81,22 +81,22 @@ impl fmt::Debug for Id {
 }
 
 impl std::str::FromStr for Id {
-    type Err = Error;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let digits =
             text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         match u128::from_str_radix(text, 16) {
             Ok(bits) if digits => Ok(Self(bits)),
-            _ => Err(Error::invalid("an id is 32 lower-case hexadecimal digits")),
+            _ => Err(InvalidValue::new("an id is 32 lower-case hexadecimal digits")),
         }
     }
 }
 
 impl TryFrom<String> for Id {
-    type Error = Error;
+    type Error = InvalidValue;
 
-    fn try_from(text: String) -> Result<Self, Error> {
+    fn try_from(text: String) -> Result<Self, InvalidValue> {
         text.parse()
     }
 }
@@ -122,17 +122,17 @@ impl Ttl {
     /// Checks that `ttl` is between [`MIN`](Self::MIN) and [`MAX`](Self::MAX); cut to whole milliseconds.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming the limits.
-    pub fn new(ttl: Duration) -> Result<Self, Error> {
+    /// Names the limits.
+    pub fn new(ttl: Duration) -> Result<Self, InvalidValue> {
         if (Self::MIN..=Self::MAX).contains(&ttl) {
             return Ok(Self(Duration::from_millis(ttl.as_millis() as u64)));
         }
-        Err(Error::invalid(format!("a ttl of {ttl:?} is out of range"))
+        Err(InvalidValue::new(format!("a ttl of {ttl:?} is out of range"))
             .with_help("the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s suits most"))
     }
 
     /// The same, from a record's milliseconds.
-    pub fn from_millis(ms: u64) -> Result<Self, Error> {
+    pub fn from_millis(ms: u64) -> Result<Self, InvalidValue> {
         Self::new(Duration::from_millis(ms))
     }
 
@@ -167,6 +167,12 @@ impl Default for Ttl {
         Self::DEFAULT
     }
 }
+
+/// A fresh lease is renewed when this part of the ttl has passed, and one that has less left after that part of it: two more
+/// renewals can fail before the lease is in danger.
+pub(crate) const RENEW_AFTER: f64 = 1.0 / 3.0;
+/// Renewals of many locks taken at once spread out.
+pub(crate) const RENEW_SPREAD: f64 = 0.1;
 
 /// The limit of one request to a store, so that several fit into a lease.
 pub fn attempt_limit(ttl: Ttl) -> Duration {
@@ -210,7 +216,7 @@ mod tests {
         for bad in
             [Duration::ZERO, Duration::from_millis(499), Duration::from_secs(365 * 86_400), Duration::MAX]
         {
-            assert_eq!(Ttl::new(bad).unwrap_err().kind(), crate::ErrorKind::Invalid);
+            assert!(Ttl::new(bad).is_err());
         }
         assert!(Token::new(Token::LIMIT).is_none());
         assert_eq!(Token::new(Token::LIMIT - 1).unwrap().get(), 9_007_199_254_740_991);

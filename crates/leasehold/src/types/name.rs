@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use super::invalid::InvalidValue;
 
 /// The name of a lock: `/`-separated segments, at most [`LockName::MAX_BYTES`] bytes of UTF-8.
 ///
@@ -30,12 +30,12 @@ impl LockName {
     /// Checks `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming what is wrong with which name.
-    pub fn new(name: impl AsRef<str>) -> Result<Self, Error> {
+    /// Says what is wrong with which name.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidValue> {
         let name = name.as_ref();
         match flaw(name) {
             None => Ok(Self(name.into())),
-            Some(flaw) => Err(Error::invalid(format!("lock name {} {flaw}", shown(name)))
+            Some(flaw) => Err(InvalidValue::new(format!("lock name {} {flaw}", shown(name)))
                 .with_help("a lock name is like deploy/prod: segments separated by `/`, at most 256 bytes")),
         }
     }
@@ -81,17 +81,17 @@ fn shown(name: &str) -> String {
 }
 
 impl FromStr for LockName {
-    type Err = Error;
+    type Err = InvalidValue;
 
-    fn from_str(name: &str) -> Result<Self, Error> {
+    fn from_str(name: &str) -> Result<Self, InvalidValue> {
         Self::new(name)
     }
 }
 
 impl TryFrom<String> for LockName {
-    type Error = Error;
+    type Error = InvalidValue;
 
-    fn try_from(name: String) -> Result<Self, Error> {
+    fn try_from(name: String) -> Result<Self, InvalidValue> {
         Self::new(name)
     }
 }
@@ -148,7 +148,7 @@ mod tests {
             let error = LockName::new(name).unwrap_err();
             assert!(error.to_string().contains(why), "{name:?}: {error}");
             assert!(error.to_string().len() < 400 && !error.to_string().contains('\n'), "{error}");
-            assert!(!error.help().is_empty());
+            assert!(error.help().is_some());
         }
     }
 }

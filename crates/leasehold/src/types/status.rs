@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::name::LockName;
 use super::terms::{Id, Token};
-use crate::name::LockName;
 
 /// Who holds a lock, as the holder said it: for people, never for decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl fmt::Display for Holder {
 /// assert_eq!(leasehold::lease::printable("http://ci-7\u{1b}[2J", 12), "http://ci-7\u{fffd}");
 /// ```
 pub fn printable(text: &str, most: usize) -> String {
-    text.chars().map(|c| if crate::name::is_unprintable(c) { '\u{fffd}' } else { c }).take(most).collect()
+    text.chars().map(|c| if crate::types::is_unprintable(c) { '\u{fffd}' } else { c }).take(most).collect()
 }
 
 /// A lock that somebody has.

@@ -2,6 +2,7 @@
 
 use tokio::sync::oneshot;
 
+use super::Hold;
 use crate::clock::Moment;
 use crate::hand_off::{Terms, Tokens};
 use crate::lease::{Capabilities, Grant, Held, Holder, Token};
@@ -10,7 +11,7 @@ use crate::queue::{Served, Turn};
 /// The turn that a lock was acquired in, and on which terms it goes on to the next task without the store's being asked.
 #[derive(Debug)]
 pub(crate) struct Tenure {
-    turn: Turn,
+    turn: Turn<Hold>,
     /// `None` if it goes on to nobody.
     terms: Option<Terms>,
     holder: Holder,
@@ -18,7 +19,7 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
-    pub(crate) fn new(turn: Turn, terms: Option<Terms>, holder: Holder) -> Self {
+    pub(crate) fn new(turn: Turn<Hold>, terms: Option<Terms>, holder: Holder) -> Self {
         Self { turn, terms, holder, tokens: None }
     }
 
@@ -45,7 +46,7 @@ impl Tenure {
         grant: &Grant,
         now: Moment,
         capabilities: &Capabilities,
-    ) -> Option<(oneshot::Sender<Served>, Token)> {
+    ) -> Option<(oneshot::Sender<Served<Hold>>, Token)> {
         if !self.has_successor(grant, now, capabilities) {
             return None;
         }

@@ -7,17 +7,17 @@ use std::time::Duration;
 use leasehold::{Guard, Token};
 use tokio::task::JoinSet;
 
-use super::player::Player;
+use super::Player;
 
 /// What the tasks of a process share, beside their machine.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(in crate::simulation) struct Shared {
     /// Whether the guard that one of them was given last is dead.
     latest: Mutex<Option<Box<dyn Fn() -> bool + Send>>>,
 }
 
 /// Runs the process of `first`, with as many tasks as it is to have, and whatever is started in its place, for ever.
-pub(super) async fn run(mut first: Player) {
+pub(in crate::simulation) async fn run(mut first: Player) {
     loop {
         let world = first.world.clone();
         let mut tasks = JoinSet::new();
@@ -56,13 +56,13 @@ impl Player {
     }
 
     /// Whether its process has other tasks.
-    pub(super) fn has_company(&self) -> bool {
+    pub(in crate::simulation) fn has_company(&self) -> bool {
         self.plan().tasks > 1
     }
 
     /// In how many steps it holds the lock, of how many milliseconds at most. In company, mostly for so short that others
     /// get it by the same grant.
-    pub(super) fn pace(&mut self) -> (u32, u64) {
+    pub(in crate::simulation) fn pace(&mut self) -> (u32, u64) {
         if self.has_company() && (self.plan().is_rush() || self.random.u8(..10) > 0) {
             (self.random.u32(1..4), 40)
         } else {
@@ -71,7 +71,7 @@ impl Player {
     }
 
     /// Until it wants the lock again.
-    pub(super) async fn rest_between(&mut self) {
+    pub(in crate::simulation) async fn rest_between(&mut self) {
         if self.plan().is_rush() {
             return;
         }
@@ -80,7 +80,7 @@ impl Player {
     }
 
     /// This task was given `guard`.
-    pub(super) fn given(&self, guard: &Guard) {
+    pub(in crate::simulation) fn given(&self, guard: &Guard) {
         if !self.plan().game.is_one_lock() {
             return;
         }

@@ -1,0 +1,13 @@
+//! The values that every layer speaks of: names, ids, tokens, times to live, and who holds what.
+
+mod invalid;
+mod name;
+mod status;
+mod terms;
+
+pub use self::invalid::InvalidValue;
+pub use self::name::LockName;
+pub(crate) use self::name::is_unprintable;
+pub use self::status::{End, Held, Holder, Loss, LossReason, Past, State, Status, printable};
+pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
+pub(crate) use self::terms::{RENEW_AFTER, RENEW_SPREAD};

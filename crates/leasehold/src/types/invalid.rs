@@ -1,0 +1,42 @@
+//! [`InvalidValue`]: why a name, an id, a token or a time to live is refused.
+
+use std::fmt;
+
+/// Why a value is not what it should be: the message quotes it.
+///
+/// Converts into an [`Error`](crate::Error) of kind [`ErrorKind::Invalid`](crate::ErrorKind::Invalid).
+///
+/// ```
+/// let error = leasehold::LockName::new("a//b").unwrap_err();
+/// assert!(error.to_string().contains("a//b"));
+/// assert_eq!(leasehold::Error::from(error).kind(), leasehold::ErrorKind::Invalid);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidValue {
+    message: String,
+    help: Option<&'static str>,
+}
+
+impl InvalidValue {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), help: None }
+    }
+
+    pub(crate) fn with_help(mut self, help: &'static str) -> Self {
+        self.help = Some(help);
+        self
+    }
+
+    /// What a valid value looks like, where the message does not say it.
+    pub fn help(&self) -> Option<&'static str> {
+        self.help
+    }
+}
+
+impl fmt::Display for InvalidValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for InvalidValue {}
