@@ -5,15 +5,14 @@ use std::time::Duration;
 use leasehold::clock::timeout;
 use leasehold::lease::{Claim, State, Ttl};
 use leasehold::{Due, Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
-use rustix::process::Signal;
 
 use crate::args::{ClaimArgs, duration};
 use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
-use crate::exit::{FAILED, Failure, HELD, SIGNAL_BASE, TIMED_OUT};
+use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
 use crate::output::{Output, human};
 use crate::sharing::{Patience, Sharing};
-use crate::signals::Signals;
+use crate::signals::{Signals, interrupted};
 use crate::waiting::{OWN_LOCK, Waiting, is_our_own};
 
 /// How long an acquisition that a signal broke off is given to take back what it asked for; otherwise the lease lapses.
@@ -54,7 +53,7 @@ impl Request {
     ) -> Result<Self, Failure> {
         let text = |text: &str| Ok(text.to_owned());
         let ttl = settings.pick(ttl, "ttl", duration)?.unwrap_or(Ttl::DEFAULT.get());
-        Ttl::new(ttl).map_err(|error| Failure::bad_argument(&error))?;
+        Ttl::new(ttl).map_err(Failure::bad_argument)?;
         let code = |text: &str| text.parse::<u8>().map_err(|_| "an exit code is from 0 to 255".to_owned());
         Ok(Self {
             name,

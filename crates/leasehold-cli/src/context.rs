@@ -68,7 +68,7 @@ pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
         return Err(Failure::usage(format!("lock name {:?} is not UTF-8", given.to_string_lossy()))
             .with_help("a lock name is like deploy/prod: segments separated by `/`, at most 256 bytes"));
     };
-    LockName::new(text).map_err(|error| Failure::bad_argument(&error))
+    LockName::new(text).map_err(Failure::bad_argument)
 }
 
 /// A prefix of names as given on the command line.

@@ -44,7 +44,8 @@ impl Failure {
     }
 
     /// What the library says about an argument.
-    pub(crate) fn bad_argument(error: &Error) -> Self {
+    pub(crate) fn bad_argument(error: impl Into<Error>) -> Self {
+        let error = error.into();
         Self { help: error.help().to_vec(), ..Self::usage(error.to_string()) }
     }
 

@@ -18,8 +18,8 @@ use crate::child::{self, Dismissed, Ended, Hold, Plan, Ready};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, LOST, of_child};
-use crate::output::json::ms;
 use crate::output::{human, json};
+use crate::report::ms;
 use crate::report::{self, Earlier, Report};
 use crate::signals::Signals;
 

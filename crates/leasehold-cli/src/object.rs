@@ -26,7 +26,7 @@ impl Target {
                 .with_help("like s3://my-bucket/path/counter.json or gs://my-bucket/counter.json")
         })?;
         let object = Object::open(url).await.map_err(|error| match error.kind() {
-            ErrorKind::Invalid | ErrorKind::Unsupported => Failure::bad_argument(&error),
+            ErrorKind::Invalid | ErrorKind::Unsupported => Failure::bad_argument(error),
             _ => error.into(),
         })?;
         let object = match &args.content_type {
@@ -39,5 +39,5 @@ impl Target {
 
 /// A token as given on the command line.
 pub(crate) fn token(number: u64) -> Result<Token, Failure> {
-    Token::try_from(number).map_err(|error| Failure::bad_argument(&error))
+    Token::try_from(number).map_err(|error| Failure::bad_argument(error))
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use leasehold::{AlreadyRan, Holder, Loss, LossReason, Token};
 use serde::Serialize;

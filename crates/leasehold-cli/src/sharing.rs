@@ -1,6 +1,7 @@
 //! With whom a lock is held: alone, as one of so many permits, or shared.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;

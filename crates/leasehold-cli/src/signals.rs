@@ -6,7 +6,6 @@ use std::task::{Context, Poll};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::exit::Failure;
 use crate::exit::{FAILED, Failure, SIGNAL_BASE};
 
 /// What ends us while we wait for a lock, and is passed on to a command that runs.

@@ -1,6 +1,6 @@
 //! The rules of the protocol, each of which can be taken out.
 
-/// The rules of the lease protocol (`ARCHITECTURE.md`), two of them in their halves. `true`: it is followed.
+/// The rules of the lease protocol (`docs/protocol.md`), two of them in their halves. `true`: it is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Rule 1, the holder. Without it: its time counts from the answer.

@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::{Command, Hold, Kept, Opened, bind, keep};
 use crate::lease::{Grant, Loss, LossReason, Released, Token};
-use crate::task;
+use crate::runtime::keeper::{Command, Hold, Kept, Opened, bind, keep};
+use crate::runtime::task;
 use crate::ticket::Ticket;
 use crate::types::LockName;
 

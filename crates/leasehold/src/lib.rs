@@ -45,11 +45,9 @@
 //! writes one with a guard's token; [`Object`] opens one by its URL.
 //! Everything needs a tokio runtime with time enabled.
 
-mod acquisition;
 pub mod clock;
 mod diagnosis;
 pub mod doctor;
-mod election;
 pub mod env;
 pub mod error;
 #[cfg(any(test, fuzzing))]
@@ -61,39 +59,27 @@ mod golden;
 mod guard;
 #[cfg(doctest)]
 mod guides;
-mod hand_off;
-mod keeper;
-mod lanes;
 pub mod lease;
 mod lock;
 mod locker;
-mod object;
-mod once;
-mod outage;
-mod pacing;
-mod queue;
+mod objects;
+mod primitives;
 pub mod random;
 pub mod register;
-mod rw_lock;
-mod semaphore;
+mod runtime;
 mod settings;
-mod slots;
 pub mod stores;
-mod task;
 mod ticket;
 mod types;
 pub mod url;
 
-pub use self::election::{Election, Leader, Leadership};
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;
 pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, State, Status, Swept, Token};
 pub use self::lock::Lock;
 pub use self::locker::Locker;
-pub use self::object::Object;
-pub use self::once::{AlreadyRan, Due, Once, OncePer};
-pub use self::register::{Register, RegisterLeases, Updated, fence, update};
-pub use self::rw_lock::RwLock;
-pub use self::semaphore::Semaphore;
+pub use self::objects::{Object, Updated, fence, update};
+pub use self::primitives::{AlreadyRan, Due, Election, Leader, Leadership, Once, OncePer, RwLock, Semaphore};
+pub use self::register::{Register, RegisterLeases};
 pub use self::ticket::Ticket;
 pub use self::types::{InvalidValue, LockName};

@@ -4,17 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::{Acquisition, Request, Wait};
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::hand_off::Terms;
-use crate::keeper::Hold;
 use crate::lease::{Claim, Held, Holder, StoreTrouble, Ttl};
 use crate::locker::Locker;
-use crate::outage::{Outage, store_timeout};
-use crate::queue::{OnWait, Queue};
-use crate::task;
+use crate::runtime::acquisition::{Acquisition, Request, Wait};
+use crate::runtime::hand_off::Terms;
+use crate::runtime::keeper::Hold;
+use crate::runtime::outage::{Outage, store_timeout};
+use crate::runtime::queue::{OnWait, Queue};
+use crate::runtime::task;
 use crate::types::{LockName, is_unprintable};
 
 /// The longest name and note of a holder that are written into a record, in characters.

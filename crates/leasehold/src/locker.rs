@@ -9,12 +9,12 @@ use futures_util::stream::{BoxStream, StreamExt};
 use crate::doctor::{self, Examination, Report};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::keeper::{Hold, Opened};
 use crate::lease::{
     Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Swept,
     Token,
 };
-use crate::queue::Queues;
+use crate::runtime::keeper::{Hold, Opened};
+use crate::runtime::queue::Queues;
 use crate::stores;
 use crate::ticket::Ticket;
 use crate::types::LockName;

@@ -3,10 +3,8 @@
 //! [`Register`] is the trait that a store implements; [`RegisterLeases`] runs the lease protocol on it.
 
 mod body;
-mod change;
 pub(crate) mod effort;
 pub(crate) mod examine;
-pub mod fence;
 #[cfg(test)]
 pub(crate) mod flawed;
 mod fronts;
@@ -14,12 +12,10 @@ mod fronts;
 pub(crate) mod fuzzing;
 mod known;
 mod leases;
-mod marks;
 pub(crate) mod probe;
 mod protocol;
 pub(crate) mod record;
 pub(crate) mod records;
-mod update;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -30,10 +26,8 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 pub use self::body::{Body, Metadata, Stat};
-pub(crate) use self::change::{Change, Limits, Look, trust};
 pub use self::leases::RegisterLeases;
 pub use self::probe::probe;
-pub use self::update::{Updated, update};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;

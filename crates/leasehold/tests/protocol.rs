@@ -1,4 +1,4 @@
-//! The rules of the lease protocol (see `ARCHITECTURE.md`), one test or more for each: take the rule out, and its
+//! The rules of the lease protocol (see `docs/protocol.md`), one test or more for each: take the rule out, and its
 //! test is red.
 #![allow(
     clippy::unwrap_used,

@@ -6,8 +6,9 @@ use crate::acquiring::Request;
 use crate::args::AcquireArgs;
 use crate::context::{self, Context, Note};
 use crate::exit::{FAILED, Failure};
-use crate::output::json::{ms, object};
+use crate::output::json::object;
 use crate::output::{human, print_all};
+use crate::report::ms;
 use crate::sharing::Sharing;
 use crate::signals::Signals;
 

@@ -11,7 +11,7 @@ use crate::output::{human, print};
 
 pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
-    let token = Token::try_from(args.token).map_err(|error| Failure::bad_argument(&error))?;
+    let token = Token::try_from(args.token).map_err(Failure::bad_argument)?;
     let store = context.store()?;
     let locker = context::open(&store).await?;
     if locker.evict(&name, token).await? == Evicted::Changed {

@@ -36,5 +36,5 @@ pub(super) async fn doctor(context: &Context, args: &DoctorArgs) -> Result<u8, F
 }
 
 fn ttl_of(ttl: Option<Duration>) -> Result<Ttl, Failure> {
-    ttl.map_or(Ok(Ttl::DEFAULT), Ttl::new).map_err(|error| Failure::bad_argument(&error))
+    ttl.map_or(Ok(Ttl::DEFAULT), Ttl::new).map_err(Failure::bad_argument)
 }

@@ -7,12 +7,13 @@ use futures_util::StreamExt as _;
 use leasehold::Election;
 use rustix::process::Signal;
 
-use crate::acquiring::{Request, interrupted};
+use crate::acquiring::Request;
 use crate::args::{ClaimArgs, ElectArgs, OnExit};
 use crate::context::{self, Context, Note};
 use crate::exit::{Failure, SIGNAL_BASE};
 use crate::job::{Afterwards, Job, Session};
 use crate::output::{human, json, tell};
+use crate::signals::interrupted;
 
 /// The pause between the end of a command and the next campaign, or after trouble of the store: from this,
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

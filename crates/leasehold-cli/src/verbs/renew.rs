@@ -6,8 +6,9 @@ use super::ticket::opened;
 use crate::args::TicketArgs;
 use crate::context::Context;
 use crate::exit::Failure;
-use crate::output::json::{ms, object};
+use crate::output::json::object;
 use crate::output::{human, print};
+use crate::report::ms;
 
 pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
     let (ticket, locker) = opened(context, args).await?;

@@ -25,7 +25,7 @@ pub(super) async fn opened(context: &Context, args: TicketArgs) -> Result<(Ticke
 
 /// The ticket that is `given`, or where it stands, and its store.
 pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
-    let ticket: Ticket = text(given)?.parse().map_err(|error| Failure::bad_argument(&error))?;
+    let ticket: Ticket = text(given)?.parse().map_err(Failure::bad_argument)?;
     match context.named_store()? {
         // It may have another URL here than where the lock was acquired.
         Some(store) => Ok((ticket.without_store(), store)),

@@ -7,13 +7,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::marks::{Nonce, Sight};
 use super::record::{Content, FORMAT, Record, RecordState, parse};
 use super::{Body, Expect, Metadata, Register, RegisterLeases, Version, probe};
 use crate::env::Env;
 use crate::error::{ErrorKind, StoreError};
 use crate::fuzzing::{NOW_US, StandingClock, assert_readable, assert_readable_fault, seed};
 use crate::lease::{Claim, Holder, LeaseStore, State, StoreOptions, Token, Ttl, Verdict};
+use crate::objects::write_log::{Nonce, Sight};
 use crate::random::Random;
 use crate::stores::memory::MemoryRegister;
 use crate::types::LockName;
@@ -222,7 +222,10 @@ fn followed(sight: &Sight, token: Option<Token>, generations: bool, seed: u64) {
     }
     let next = Sight::new(Version::new("2"), metadata).unwrap();
     assert_eq!(next.token, token.or(sight.token));
-    assert_eq!(super::marks::verdict(sight, &[nonce], true, &next, &traits), super::marks::Verdict::Applied);
+    assert_eq!(
+        crate::objects::write_log::verdict(sight, &[nonce], true, &next, &traits),
+        crate::objects::write_log::Verdict::Applied
+    );
     if let Some(token) = next.token {
         assert!(token.get() == 0 || next.refuses(Token::new(token.get() - 1)) == Some(token));
         assert_eq!(next.refuses(Some(token)), None);

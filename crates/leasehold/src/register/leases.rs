@@ -22,13 +22,13 @@ use crate::clock::{Deadline, Moment, StoreTime};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lanes::{Lane, POLLS};
 use crate::lease::{
     Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason, Released, Renewal,
     Status, StoreOptions, Swept, Token, Ttl, Verdict, attempt_limit, deadline,
 };
-use crate::pacing::{Pacing, Turns};
-use crate::task;
+use crate::runtime::lanes::{Lane, POLLS};
+use crate::runtime::pacing::{Pacing, Turns};
+use crate::runtime::task;
 use crate::types::LockName;
 
 /// How long the operations without a patience of their own put up with a store that does not answer.

@@ -104,7 +104,7 @@ async fn examined(register: &dyn Register, subject: Subject) -> Result<(), Store
 }
 
 /// Checks that `register` keeps the metadata of an object, where fences and the nonces of updates stand. 2 requests.
-pub(super) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreError> {
+pub(crate) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreError> {
     patiently(register, || Box::pin(keeps_metadata(register, KEEPSAKE))).await.map_err(explained)
 }
 

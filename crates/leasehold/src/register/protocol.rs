@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::hand_off::MOST_TOKENS;
 use crate::lease::{Claim, End, Held, Id, Loss, LossReason, Past, State, Token};
+use crate::runtime::hand_off::MOST_TOKENS;
 
 /// How this store lets a dead holder's lease lapse.
 #[derive(Clone, Copy, Debug)]

@@ -49,7 +49,7 @@ use crate::lease::{
     Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, Pace, Released, Renewal, Status,
     StoreOptions, Swept, Token, Ttl, Verdict, deadline,
 };
-use crate::pacing::{Pacing, Turns};
+use crate::runtime::pacing::{Pacing, Turns};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 

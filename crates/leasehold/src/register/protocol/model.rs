@@ -12,8 +12,8 @@ use leasehold_model::world as model;
 use super::*;
 use crate::clock::Deadline;
 use crate::env::Env;
-use crate::hand_off::Tokens;
 use crate::lease::{Grant, Holder, Ttl};
+use crate::runtime::hand_off::Tokens;
 
 /// The claim that is judged, and another.
 const OURS: u8 = 1;

@@ -12,9 +12,8 @@ use super::rules::{self, Place, Step};
 use super::session::{Kept, Session, limited};
 use super::value::{self, Standing, Value, whole_seconds};
 use super::wire::{TxnRequest, TxnResponse};
-use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
-use crate::lease::{Claim, Grant, Held, Ttl, Verdict};
+use crate::lease::{Claim, Grant, Held, Verdict};
 use crate::register::effort::Effort;
 
 /// What one claim is asked with.

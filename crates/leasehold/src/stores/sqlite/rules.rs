@@ -10,11 +10,11 @@ use super::machine::Machine;
 use super::record::{Counter, Hold, Record, Rest, State};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::hand_off::MOST_TOKENS;
 use crate::lease::{
     self, Claim, End, Evicted, Held, Id, Loss, LossReason, Pace, Past, Released, Status, Token,
 };
-use crate::pacing::Turns;
+use crate::runtime::hand_off::MOST_TOKENS;
+use crate::runtime::pacing::Turns;
 use crate::types::LockName;
 
 /// How many grants that are over a row remembers.

@@ -29,10 +29,11 @@
 
 use bytes::Bytes;
 
-use super::change::trust;
-use super::{Change, Look, Register, Updated};
+use super::cas_loop::{Change, Look, trust};
+use super::update::Updated;
 use crate::error::Error;
 use crate::lease::Token;
+use crate::register::Register;
 
 /// Writes `bytes` to the object `key`, unless a higher token than `token` wrote it before: one look and one conditional
 /// write. Its own metadata stays as it is.

@@ -27,10 +27,10 @@
 
 use std::fmt;
 
-use super::{Metadata, RegisterTraits, Version};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::Token;
 use crate::random::Random;
+use crate::register::{Metadata, RegisterTraits, Version};
 
 const LOG: &str = "leasehold-log";
 const TOKEN: &str = "leasehold-token";
@@ -49,10 +49,10 @@ const NAME_OVERHEAD: usize = 11;
 
 /// Names one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Nonce(u64);
+pub(crate) struct Nonce(u64);
 
 impl Nonce {
-    pub(super) fn random(random: &Random) -> Self {
+    pub(crate) fn random(random: &Random) -> Self {
         // 64 of the 128 bits.
         Self(random.bits() as u64)
     }
@@ -95,12 +95,12 @@ struct Mark {
 
 /// An object as it was seen.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sight {
+pub(crate) struct Sight {
     /// `None`: it was not there.
-    pub(super) version: Option<Version>,
-    pub(super) metadata: Metadata,
+    pub(crate) version: Option<Version>,
+    pub(crate) metadata: Metadata,
     /// The token of the write that it is of; `None` when it was never fenced.
-    pub(super) token: Option<Token>,
+    pub(crate) token: Option<Token>,
     /// Newest first.
     log: Vec<Mark>,
     seen: Vec<Fingerprint>,
@@ -108,7 +108,7 @@ pub(super) struct Sight {
 
 impl Sight {
     /// What `version` and `metadata` say; fails when there is a token that is none.
-    pub(super) fn new(version: Version, metadata: Metadata) -> Result<Self, Fault> {
+    pub(crate) fn new(version: Version, metadata: Metadata) -> Result<Self, Fault> {
         let user = |name| metadata.user.get(name).map_or("", String::as_str);
         let token = match user(TOKEN) {
             "" => None,
@@ -128,7 +128,7 @@ impl Sight {
     }
 
     /// The metadata of a write over this, by `nonce` and with `token`; a `token` of `None` leaves the one that is there.
-    pub(super) fn followed_by(
+    pub(crate) fn followed_by(
         &self,
         nonce: Nonce,
         token: Option<Token>,
@@ -181,20 +181,20 @@ impl Sight {
 
     /// Whether a write with `token` that gives the object `version` would let through one that was delayed and has a lower
     /// token: it expects that version.
-    pub(super) fn lets_through(&self, token: Option<Token>, version: &Version) -> bool {
+    pub(crate) fn lets_through(&self, token: Option<Token>, version: &Version) -> bool {
         // Never fenced, and not fenced by this write either.
         token.or(self.token).is_some() && self.seen_before(token).contains(&Fingerprint::of(Some(version)))
     }
 
     /// The higher token that refuses a write with `token`.
-    pub(super) fn refuses(&self, token: Option<Token>) -> Option<Token> {
+    pub(crate) fn refuses(&self, token: Option<Token>) -> Option<Token> {
         self.token.filter(|written| token.is_some_and(|token| token < *written))
     }
 }
 
 /// What became of writes over one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Applied.
     Applied,
     /// Not yet; the same may be sent again.
@@ -207,7 +207,7 @@ pub(super) enum Verdict {
 
 /// What became of writes over `base`, given what is there `now`. `own` are the nonces of this update, those of earlier
 /// bases too; `unknown` says whether any of the writes over `base` was left without an answer.
-pub(super) fn verdict(
+pub(crate) fn verdict(
     base: &Sight,
     own: &[Nonce],
     unknown: bool,

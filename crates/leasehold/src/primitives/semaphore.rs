@@ -8,8 +8,8 @@ use crate::guard::Guard;
 use crate::lease::Held;
 use crate::lock::Lock;
 use crate::locker::Locker;
+use crate::primitives::permits::Slots;
 use crate::settings::settings;
-use crate::slots::Slots;
 
 /// At most N holders at once: a handle that is cheap to clone, and the settings to acquire a permit with.
 ///

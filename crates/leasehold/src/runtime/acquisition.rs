@@ -12,12 +12,12 @@ use tokio::sync::oneshot;
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::hand_off::Terms;
-use crate::keeper::{Hold, Opened, Tenure, keep};
 use crate::lease::{Claim, Grant, Held, Id, LeaseStore, LossReason, State, Verdict, deadline};
-use crate::outage::Outage;
-use crate::queue::{Entry, OnWait, Queue, Served, Turn};
-use crate::task;
+use crate::runtime::hand_off::Terms;
+use crate::runtime::keeper::{Hold, Opened, Tenure, keep};
+use crate::runtime::outage::Outage;
+use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn};
+use crate::runtime::task;
 
 /// So many grants in a row may come too late to be used before an acquisition ends with an error.
 const LATE_GRANTS: u32 = 3;

@@ -13,12 +13,12 @@ use futures_util::future::select_all;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::keeper::Hold;
 use crate::lease::{Held, LossReason, State};
 use crate::lock::Lock;
-use crate::outage::Outage;
-use crate::queue::{Entry, Queue, Turn};
-use crate::task;
+use crate::runtime::keeper::Hold;
+use crate::runtime::outage::Outage;
+use crate::runtime::queue::{Entry, Queue, Turn};
+use crate::runtime::task;
 use crate::types::LockName;
 
 /// How many holders an error names.

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::effort::Effort;
-use super::marks::{Nonce, Sight, Verdict, verdict};
-use super::probe::trust::within;
-use super::probe::{LIMIT, probe_metadata};
-use super::{Body, Expect, MAX_OBJECT_BYTES, Register, RegisterTraits, Stat, Write, probe};
+use super::write_log::{Nonce, Sight, Verdict, verdict};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Token;
+use crate::register::effort::Effort;
+use crate::register::probe::trust::within;
+use crate::register::probe::{LIMIT, probe_metadata};
+use crate::register::{Body, Expect, MAX_OBJECT_BYTES, Register, RegisterTraits, Stat, Write, probe};
 
 /// How long a request with a small body may take, and what each second carries of a large one.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -310,7 +310,7 @@ impl Driver<'_> {
     }
 
     /// Whether the store has given the object a version that lets delayed writes with lower tokens through.
-    fn check_version(&self, base: &Sight, version: &super::Version) -> Result<(), Error> {
+    fn check_version(&self, base: &Sight, version: &crate::register::Version) -> Result<(), Error> {
         if !self.traits.generations && base.lets_through(self.change.token, version) {
             let error = repeats(&self.traits, self.change.key);
             return Err(error.with_help("it was written all the same").after_maybe_applied());

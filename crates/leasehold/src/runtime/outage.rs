@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::Opened;
 use crate::lease::Claim;
+use crate::runtime::keeper::Opened;
 
 /// The pause before a waiter asks again: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);

@@ -4,9 +4,9 @@ use tokio::sync::oneshot;
 
 use super::Hold;
 use crate::clock::Moment;
-use crate::hand_off::{Terms, Tokens};
 use crate::lease::{Capabilities, Grant, Held, Holder, Token};
-use crate::queue::{Served, Turn};
+use crate::runtime::hand_off::{Terms, Tokens};
+use crate::runtime::queue::{Served, Turn};
 
 /// The turn that a lock was acquired in, and on which terms it goes on to the next task without the store's being asked.
 #[derive(Debug)]

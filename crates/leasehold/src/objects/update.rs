@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 
-use super::change::{Changed, trust};
-use super::{Change, Look, Register};
+use super::cas_loop::{Change, Changed, Look, trust};
 use crate::error::Error;
+use crate::register::Register;
 
 /// What came of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]

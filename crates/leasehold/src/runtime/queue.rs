@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
-use crate::hand_off::{Stay, Terms};
 use crate::lease::Held;
+use crate::runtime::hand_off::{Stay, Terms};
 use crate::types::LockName;
 
 /// The queues of a [`Locker`](crate::Locker), made when first asked for. Those that nobody uses go some time later: who takes a lock

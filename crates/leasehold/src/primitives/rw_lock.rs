@@ -11,9 +11,9 @@ use crate::guard::Guard;
 use crate::lease::Held;
 use crate::lock::Lock;
 use crate::locker::Locker;
+use crate::primitives::permits::{Seen, Slots};
+use crate::runtime::task;
 use crate::settings::settings;
-use crate::slots::{Seen, Slots};
-use crate::task;
 
 /// A readers-writer lock: up to [eight](Self::MAX_SHARED) hold it shared, or one holds it exclusively. A handle that is
 /// cheap to clone, and the settings to acquire it with.

@@ -8,13 +8,15 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::cas_loop::{Change, Limits, Look, trust};
+use super::update::Updated;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::Error;
 use crate::lease::Token;
 use crate::register::probe::LIMIT;
 use crate::register::probe::trust::Trust;
-use crate::register::{Cell, Change, Limits, Look, Register, Updated, trust};
+use crate::register::{Cell, Register};
 use crate::stores;
 use crate::url::StoreUrl;
 

@@ -25,11 +25,11 @@ pub(crate) use self::tenure::Tenure;
 use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
 use crate::error::{Error, Fault, Result};
-use crate::lanes::{Lane, RENEWALS};
 use crate::lease::{
     self, Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, attempt_limit,
 };
-use crate::queue::Served;
+use crate::runtime::lanes::{Lane, RENEWALS};
+use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
 use crate::types::{RENEW_AFTER, RENEW_SPREAD};
 

@@ -1,0 +1,10 @@
+//! Objects with several writers: updates and fenced writes. No lock is needed for either.
+
+mod cas_loop;
+pub mod fence;
+mod object;
+mod update;
+pub(crate) mod write_log;
+
+pub use self::object::Object;
+pub use self::update::{Updated, update};
