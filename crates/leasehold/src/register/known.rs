@@ -111,6 +111,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn of_those_seen_at_once_as_many_are_forgotten_as_of_others() {
+        let golden = include_bytes!("../../tests/records/1-held.json");
+        let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
+        let name = |n: usize| LockName::new(format!("x{n}")).unwrap();
+        let known = Known::default();
+        for n in 0..=MOST {
+            known.see(&name(n), (*record).clone(), Version::new("1"), Moment::from_raw(0, 0));
+        }
+        assert_eq!(known.locks.lock().unwrap().len(), MOST - FORGOTTEN + 1);
+        let kept = (0..=MOST).map(name).find(|name| known.recall(name).is_some()).unwrap();
+        known.forget(&kept);
+        assert!(known.recall(&kept).is_none());
+    }
+
+    #[test]
     fn those_seen_longest_ago_are_forgotten_and_never_more_than_so_many_are_kept_in_mind() {
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };

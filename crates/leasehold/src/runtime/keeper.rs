@@ -26,7 +26,7 @@ use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
 use crate::error::{Error, Fault, Result};
 use crate::lease::{
-    self, Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, attempt_limit,
+    self, Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, Ttl, attempt_limit,
 };
 use crate::runtime::lanes::{Lane, RENEWALS};
 use crate::runtime::queue::Served;
@@ -496,9 +496,7 @@ impl Keeper {
             Some(Err(error)) => {
                 tracing::debug!(lock = %self.grant.name, %error, "the lease was not renewed");
                 self.lease.note(&error);
-                // Ever more often towards the deadline, but never in a storm.
-                let pause = (self.lease.remaining() / 4).clamp(Duration::from_millis(50), ttl.get() / 10);
-                Deadline::new(env.now(), pause)
+                Deadline::new(env.now(), pause_after_failure(self.lease.remaining(), ttl))
             }
             None => Deadline::new(env.now(), Duration::ZERO),
         };
@@ -574,7 +572,7 @@ impl Keeper {
             return false;
         }
         env.sleep(env.random.jittered(*pause, 0.5)).await;
-        *pause = (*pause * 2).min(self.grant.ttl.get() / 10);
+        *pause = next_release_pause(*pause, self.grant.ttl);
         true
     }
 
@@ -597,9 +595,50 @@ impl Keeper {
     }
 }
 
+/// How long after a renewal that failed the next one is tried, when `left` is left of the lease: ever more often towards the
+/// deadline, but never in a storm.
+fn pause_after_failure(left: Duration, ttl: Ttl) -> Duration {
+    (left / 4).clamp(Duration::from_millis(50), ttl.get() / 10)
+}
+
+/// The pause after the one of `pause`, between tries to release.
+fn next_release_pause(pause: Duration, ttl: Ttl) -> Duration {
+    (pause * 2).min(ttl.get() / 10)
+}
+
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+
+    #[test]
+    fn failed_renewals_are_tried_again_more_often_towards_the_deadline() {
+        let ttl = Ttl::from_millis(10_000).unwrap();
+        let pause = |left| pause_after_failure(Duration::from_millis(left), ttl).as_millis();
+        assert_eq!([pause(9_000), pause(2_000), pause(400), pause(10)], [1_000, 500, 100, 50]);
+    }
+
+    #[test]
+    fn failed_releases_are_tried_again_at_doubling_pauses_up_to_a_tenth_of_the_ttl() {
+        let ttl = Ttl::from_millis(30_000).unwrap();
+        let first = next_release_pause(FIRST_RELEASE_PAUSE, ttl);
+        assert_eq!([first, next_release_pause(first, ttl)], [2, 3].map(Duration::from_secs));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loss_is_told_of_a_lost_lease_and_not_of_a_released_one() {
+        let clock = Arc::new(TestClock::default());
+        let env = Env { clock, ..Env::system() };
+        let grant = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+        let lease = || Lease::new(env.clone(), Deadline::new(env.now(), Duration::from_secs(10)));
+        let released = lease();
+        assert!(released.end().is_none());
+        assert!(released.lost(&grant).now_or_never().is_none());
+        let lost = lease();
+        lost.lose(grant.loss(LossReason::Ended));
+        assert!(lost.lost(&grant).now_or_never().is_some());
+    }
     use crate::clock::{Clock, TestClock};
 
     /// Ten thousand locks that are held are as many of these. What a renewal or a release needs has to stay out of them.

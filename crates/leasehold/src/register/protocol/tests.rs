@@ -38,6 +38,37 @@ fn grants_and_renewals_carry_the_latest_store_time() {
 }
 
 #[test]
+fn a_write_is_early_by_what_the_store_read_when_it_was_sent() {
+    let sent = Moment::from_raw(0, 0);
+    let second = 1_000_000_000;
+    let answered = Moment::from_raw(2 * second, 2 * second.cast_signed());
+    let record = held_record();
+    // The store reads 10 s more than the record says, two of which have passed since the send, on a clock that may be slow.
+    let now = StoreTime::between(NOW_US + 10_000_000, u64::MAX);
+    let early = written_early(&record, sent, Some(now), answered);
+    let since_sent = Duration::from_secs(2).mul_f64(1.0 + RATE_ERROR);
+    assert_eq!(early, Duration::from_secs(10) - since_sent);
+    assert_eq!(written_early(&record, sent, Some(store()), answered), Duration::ZERO);
+    assert_eq!(written_early(&record, sent, None, answered), Duration::ZERO);
+}
+
+#[test]
+fn only_a_create_is_too_slow_and_only_after_a_second() {
+    let at = |us: u64| Moment::from_raw(us * 1_000, (us * 1_000).cast_signed());
+    let attempt = |created| Attempt {
+        nonce: id(3),
+        sent: at(0),
+        token: Token::default(),
+        after: None,
+        created,
+        unknown: false,
+    };
+    assert!(!too_slow_for_create(&attempt(true), at(1_000_000)));
+    assert!(too_slow_for_create(&attempt(true), at(1_000_001)));
+    assert!(!too_slow_for_create(&attempt(false), at(5_000_000)));
+}
+
+#[test]
 fn a_freed_record_says_when_and_keeps_no_value() {
     let later = StoreTime::between(NOW_US, NOW_US + 5);
     let free = freed(&held_record(), End::Released, None, Some(later), id(3));

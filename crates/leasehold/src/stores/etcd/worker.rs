@@ -109,13 +109,15 @@ mod tests {
     #[test]
     fn work_goes_on_while_nobody_polls_for_its_answer() {
         let worker = Worker::start().unwrap();
+        let (go, may_go) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();
         let mut job = worker.run(async move {
-            tokio::task::yield_now().await;
+            may_go.await.unwrap();
             done.send(()).unwrap();
             7
         });
-        let _ = (&mut job).now_or_never();
+        assert!((&mut job).now_or_never().is_none());
+        go.send(()).unwrap();
         runtime().block_on(is_done).unwrap();
         assert_eq!(runtime().block_on(job).unwrap(), 7);
     }
