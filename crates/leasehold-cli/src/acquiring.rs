@@ -179,7 +179,7 @@ impl Request {
     }
 
     fn lock(&self, locker: &Locker) -> Lock {
-        let lock = locker.lock(self.name.as_str()).ttl(self.ttl).patience(self.store_timeout);
+        let lock = locker.lock(self.name.as_str()).ttl(self.ttl).store_timeout(self.store_timeout);
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         match &self.owner {

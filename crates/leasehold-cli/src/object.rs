@@ -39,5 +39,5 @@ impl Target {
 
 /// A token as given on the command line.
 pub(crate) fn token(number: u64) -> Result<Token, Failure> {
-    Token::try_from(number).map_err(|error| Failure::bad_argument(error))
+    Token::try_from(number).map_err(Failure::bad_argument)
 }

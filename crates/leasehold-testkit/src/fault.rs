@@ -31,7 +31,9 @@ use leasehold::ErrorKind;
 use leasehold::clock::{Moment, StoreTime};
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use leasehold::register::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+};
 use tokio::sync::{oneshot, watch};
 
 pub use self::chaos::Chaos;
@@ -407,9 +409,9 @@ fn refusal(outcome: &Outcome) -> StoreError {
 
 #[async_trait]
 impl Register for FaultyRegister {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         match self.send(Request::Read(key.into())).await? {
-            Answer::Cell(cell) => Ok(cell),
+            Answer::VersionedValue(cell) => Ok(cell),
             other => unreachable!("{other:?} answers no read"),
         }
     }
@@ -421,10 +423,10 @@ impl Register for FaultyRegister {
         }
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let expect = match expect {
-            Expect::Absent => None,
-            Expect::Version(version) => Some(version.clone()),
+            Precondition::Absent => None,
+            Precondition::Version(version) => Some(version.clone()),
         };
         match self.send(Request::Write(key.into(), expect, body)).await? {
             Answer::Write(write) => Ok(write),
@@ -473,7 +475,7 @@ impl Register for FaultyRegister {
         self.inner.env()
     }
 
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         self.inner.traits()
     }
 }

@@ -285,7 +285,7 @@ async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str
         );
         let marker: bytes::Bytes = marker.into();
         // Another client of the same case may have written it.
-        let _ = register.write(key, leasehold::register::Expect::Absent, marker.into()).await.unwrap();
+        let _ = register.write(key, leasehold::register::Precondition::Absent, marker.into()).await.unwrap();
     }
 }
 

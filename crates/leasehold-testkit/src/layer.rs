@@ -1,7 +1,7 @@
 //! A register in front of another: it says what it does otherwise, and [`Layered`] forwards the rest.
 //!
 //! ```
-//! # use leasehold::register::RegisterTraits;
+//! # use leasehold::register::RegisterCapabilities;
 //! # use leasehold::stores::memory::MemoryRegister;
 //! # use leasehold::{Register, env::Env};
 //! # use leasehold_testkit::layer::{Layer, Layered};
@@ -13,8 +13,8 @@
 //!     fn inner(&self) -> &dyn Register {
 //!         &self.0
 //!     }
-//!     fn traits(&self) -> RegisterTraits {
-//!         RegisterTraits { trusted: false, ..self.0.traits() }
+//!     fn traits(&self) -> RegisterCapabilities {
+//!         RegisterCapabilities { trusted: false, ..self.0.traits() }
 //!     }
 //! }
 //!
@@ -30,7 +30,9 @@ use leasehold::clock::StoreTime;
 use leasehold::doctor::Examined;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use leasehold::register::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+};
 
 /// What a register in front of [`inner`](Self::inner) does otherwise. Each method is [`Register`]'s, and forwards by default.
 ///
@@ -42,7 +44,7 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
     fn inner(&self) -> &dyn Register;
 
     /// See [`Register::read`].
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.inner().read(key).await
     }
 
@@ -52,7 +54,7 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
     }
 
     /// See [`Register::write`].
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.inner().write(key, expect, body).await
     }
 
@@ -62,7 +64,7 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
     }
 
     /// See [`Register::traits`].
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         self.inner().traits()
     }
 
@@ -83,7 +85,7 @@ pub struct Layered<L>(pub L);
 
 #[async_trait]
 impl<L: Layer> Register for Layered<L> {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.0.read(key).await
     }
 
@@ -91,7 +93,7 @@ impl<L: Layer> Register for Layered<L> {
         self.0.stat(key).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.0.write(key, expect, body).await
     }
 
@@ -123,7 +125,7 @@ impl<L: Layer> Register for Layered<L> {
         self.0.inner().env()
     }
 
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         self.0.traits()
     }
 }

@@ -8,7 +8,9 @@ use futures_util::stream::BoxStream;
 use leasehold::clock::{StoreClock, StoreTime};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use leasehold::register::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+};
 
 /// What a `Date` header is true to.
 const SECOND: Duration = Duration::from_secs(1);
@@ -96,7 +98,7 @@ impl Machine {
 
 #[async_trait]
 impl Register for Machine {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.dated(self.register.read(key)).await
     }
 
@@ -104,7 +106,7 @@ impl Register for Machine {
         self.dated(self.register.stat(key)).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.dated(self.register.write(key, expect, body)).await
     }
 
@@ -128,7 +130,7 @@ impl Register for Machine {
         &self.env
     }
 
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         self.register.traits()
     }
 }

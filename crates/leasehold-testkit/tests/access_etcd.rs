@@ -207,7 +207,7 @@ async fn with_certificates(folder: &Path) -> (Cluster, String) {
 
 async fn refused(url: &str) -> leasehold::Error {
     let locker = Locker::open(url).await.unwrap();
-    let lock = locker.lock("lock").patience(Duration::from_millis(500));
+    let lock = locker.lock("lock").store_timeout(Duration::from_millis(500));
     let error = lock.try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
     assert!(error.to_string().contains("etcd at"), "{url}: {error:?}");

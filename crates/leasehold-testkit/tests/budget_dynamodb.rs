@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use leasehold::lease::{Claim, Grant, Held, Verdict};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, Held};
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName, Locker, lease};
 use leasehold_testkit::harness::dynamodb_client;
@@ -40,14 +40,14 @@ fn claim(locker: &Locker) -> Claim {
 
 async fn granted(locker: &Locker) -> Grant {
     match locker.store().try_acquire(&claim(locker)).await.unwrap() {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("{other:?}"),
     }
 }
 
 async fn refused(locker: &Locker) -> Held {
     match locker.store().try_acquire(&claim(locker)).await.unwrap() {
-        Verdict::Held(held) => held,
+        AcquireOutcome::Held(held) => held,
         other => panic!("{other:?}"),
     }
 }

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 use leasehold::clock::timeout;
-use leasehold::lease::{Claim, Evicted, Grant, LeaseStore, Renewal, Ttl, Verdict};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Renewal, Ttl};
 use leasehold::{Holder, Leader, LockName, Locker, Released};
 use leasehold_testkit::etcd::{Answers, Cluster, Wire};
 use leasehold_testkit::process::within;
@@ -62,7 +62,7 @@ async fn granted_for(store: &dyn LeaseStore, name: &str, ttl: Duration) -> Grant
     let name = LockName::new(name).unwrap();
     let claim = Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process());
     match store.try_acquire(&claim).await.unwrap() {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("{other:?}"),
     }
 }
@@ -85,7 +85,7 @@ async fn each_step_of_a_lock_costs_what_the_documentation_says() {
     counted.expect("a look", &[("Range", 1)]).await;
     let name = first.name.clone();
     let claim = Claim::new(store.env(), name, Ttl::new(LONG).unwrap(), Holder::this_process());
-    assert!(matches!(store.try_acquire(&claim).await.unwrap(), Verdict::Held(_)));
+    assert!(matches!(store.try_acquire(&claim).await.unwrap(), AcquireOutcome::Held(_)));
     counted.expect("a try in vain", &[("Txn", 1)]).await;
 }
 
@@ -258,7 +258,7 @@ async fn an_observer_hears_of_each_change_at_once() {
         }
     };
     let in_time = there.store().env().clock.clone();
-    timeout(&*in_time, there.capabilities().pace.first * 7, handovers).await.expect("ten changes");
+    timeout(&*in_time, there.capabilities().pace.min * 7, handovers).await.expect("ten changes");
     let reads = counted.since().await.into_iter().find(|(kind, _)| kind == "Range").unwrap().1;
     assert!((25..=35).contains(&reads), "{reads} reads for ten changes and a first look");
 }

@@ -32,7 +32,7 @@ fn claim(locker: &Locker, ttl: Duration) -> Claim {
 
 async fn granted(locker: &Locker) -> lease::Grant {
     match locker.store().try_acquire(&claim(locker, Duration::from_secs(60))).await.unwrap() {
-        lease::Verdict::Granted(grant) => grant,
+        lease::AcquireOutcome::Granted(grant) => grant,
         other => panic!("{other:?}"),
     }
 }
@@ -85,7 +85,7 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     let holder = Locker::open(&url).await.unwrap();
     let mut grant = granted(&holder).await;
     let (proxy, locker) = counted(&url).await;
-    let pace = locker.capabilities().pace.first;
+    let pace = locker.capabilities().pace.min;
     let start = SystemClock.now();
     let asking = Arc::new(AtomicUsize::new(0));
     let mut tasks = tokio::task::JoinSet::new();

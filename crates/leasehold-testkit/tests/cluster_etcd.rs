@@ -17,7 +17,7 @@ const TTL: Duration = Duration::from_secs(6);
 async fn acquired(url: &str) -> Guard {
     let locker = Locker::open(url).await.unwrap();
     // On a busy machine, fifteen members that belong to five tests take their time to elect their leaders.
-    let lock = locker.lock("lock").ttl(TTL).patience(TTL * 20);
+    let lock = locker.lock("lock").ttl(TTL).store_timeout(TTL * 20);
     within("a grant", lock.acquire()).await.unwrap()
 }
 

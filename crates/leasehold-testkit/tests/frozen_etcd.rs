@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::StreamExt;
 use leasehold::clock::{Clock, SystemClock, timeout};
-use leasehold::lease::{Claim, Grant, Held, LeaseStore, Released, Renewal, Ttl, Verdict};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, Held, LeaseStore, Released, Renewal, Ttl};
 use leasehold::random::Random;
 use leasehold::{Holder, LockName};
 use leasehold_testkit::etcd::Cluster;
@@ -30,14 +30,14 @@ fn claim(store: &Store, name: &str, ttl: Duration) -> Claim {
 
 async fn granted(store: &Store, name: &str, ttl: Duration) -> Grant {
     match store.try_acquire(&claim(store, name, ttl)).await.unwrap() {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("{name}: {other:?}"),
     }
 }
 
 async fn held(store: &Store, claim: &Claim) -> Held {
     match store.try_acquire(claim).await.unwrap() {
-        Verdict::Held(held) => held,
+        AcquireOutcome::Held(held) => held,
         other => panic!("{other:?}"),
     }
 }

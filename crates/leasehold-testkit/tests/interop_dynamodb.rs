@@ -7,7 +7,7 @@ mod workers;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, Deadline, SystemClock};
-use leasehold::lease::{Claim, Grant, Renewal, Ttl, Verdict};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, Renewal, Ttl};
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Holder, LockName, Locker, LossReason, Token};
 use leasehold_testkit::peers::Program;
@@ -195,9 +195,9 @@ impl Table {
         let granted = async {
             loop {
                 match store.try_acquire(&claim).await.unwrap() {
-                    Verdict::Granted(grant) => return grant,
-                    Verdict::Held(held) => store.changed(&claim.name, &held).await.unwrap(),
-                    Verdict::Lost(loss) => panic!("{loss:?}"),
+                    AcquireOutcome::Granted(grant) => return grant,
+                    AcquireOutcome::Held(held) => store.changed(&claim.name, &held).await.unwrap(),
+                    AcquireOutcome::Lost(loss) => panic!("{loss:?}"),
                 }
             }
         };

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{AttributeDefinition, KeySchemaElement};
 use aws_sdk_dynamodb::types::{AttributeValue, BillingMode, KeyType, ScalarAttributeType};
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::lease::{Claim, Evicted, Id, Renewal, State, Ttl, Verdict};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Id, Renewal, State, Ttl};
 use leasehold::random::Random;
 use leasehold::{ErrorKind, Holder, LockName, Locker, Token};
 use leasehold_testkit::harness::dynamodb_client;
@@ -220,7 +220,8 @@ async fn a_rest_keeps_another_client_waiting(table: &Table) {
     let env = locker.store().env().clone();
     let ttl = leasehold::lease::Ttl::new(Duration::from_secs(2)).unwrap();
     let claim = leasehold::lease::Claim::new(&env, lock(), ttl, leasehold::Holder::this_process());
-    let leasehold::lease::Verdict::Granted(mut grant) = locker.store().try_acquire(&claim).await.unwrap()
+    let leasehold::lease::AcquireOutcome::Granted(mut grant) =
+        locker.store().try_acquire(&claim).await.unwrap()
     else {
         panic!("refused")
     };
@@ -274,7 +275,9 @@ async fn a_request_that_is_delivered_twice_gives_nobody_a_lock_back(table: &Tabl
     let (one, two) = (table.locker().await, table.locker().await);
     let ttl = Ttl::new(Duration::from_secs(60)).unwrap();
     let claim = Claim::new(one.store().env(), lock(), ttl, Holder::this_process());
-    let Verdict::Granted(mut grant) = one.store().try_acquire(&claim).await.unwrap() else { panic!("held") };
+    let AcquireOutcome::Granted(mut grant) = one.store().try_acquire(&claim).await.unwrap() else {
+        panic!("held")
+    };
     let mut again = table.item().await.unwrap();
     assert_eq!(two.evict(&lock(), grant.token).await.unwrap(), Evicted::Evicted);
     let between = table.token().await;

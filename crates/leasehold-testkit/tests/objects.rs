@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::env::Env;
 use leasehold::error::Error;
-use leasehold::register::{Body, Expect, Metadata, Register};
+use leasehold::register::{Body, Metadata, Precondition, Register};
 use leasehold::stores::{gcs::GcsRegister, s3::S3Register};
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Object, Token};
@@ -74,7 +74,7 @@ async fn what_others_say_about_an_object_comes_back_and_stays() {
         };
         metadata.user.insert("owner".into(), "ann, of 3 = 4".into());
         let body = Body { bytes: "stored as it is ".into(), metadata: metadata.clone() };
-        register.write("x.html", Expect::Absent, body).await.unwrap();
+        register.write("x.html", Precondition::Absent, body).await.unwrap();
         let cell = register.read("x.html").await.unwrap().unwrap();
         let stat = register.stat("x.html").await.unwrap().unwrap();
         assert_eq!((&cell.metadata, &stat.metadata, stat.size), (&metadata, &metadata, 16), "{server:?}");

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, Moment, SystemClock, TestClock};
 use leasehold::env::Env;
-use leasehold::lease::{Claim, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl, Verdict};
+use leasehold::lease::{
+    AcquireOutcome, Claim, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl,
+};
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName};
 use leasehold_testkit::etcd::{Answers, Cluster, Wire, etcdctl, in_line};
@@ -48,14 +50,14 @@ impl Client {
 
     async fn granted(&self, claim: &Claim) -> Grant {
         match self.store.try_acquire(claim).await.unwrap() {
-            Verdict::Granted(grant) => grant,
+            AcquireOutcome::Granted(grant) => grant,
             other => panic!("{other:?}"),
         }
     }
 
     async fn held(&self, claim: &Claim) -> leasehold::Held {
         match self.store.try_acquire(claim).await.unwrap() {
-            Verdict::Held(held) => held,
+            AcquireOutcome::Held(held) => held,
             other => panic!("{other:?}"),
         }
     }
@@ -353,7 +355,7 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     };
     let (verdict, ()) = within("the verdict", futures_util::future::join(asked, slept)).await;
     let verdict = verdict.unwrap();
-    assert!(matches!(verdict, Verdict::Lost(_)), "{verdict:?}");
+    assert!(matches!(verdict, AcquireOutcome::Lost(_)), "{verdict:?}");
     assert_eq!(one.store.inspect(&claim.name).await.unwrap().state, State::Free);
 }
 
@@ -384,9 +386,9 @@ async fn a_grant_that_comes_too_late_for_anybody_ends_by_itself() {
         wanted.waits = true;
         loop {
             match two.store.try_acquire(&wanted).await.unwrap() {
-                Verdict::Granted(grant) => return grant,
-                Verdict::Held(held) => two.store.turn(&wanted, &held).await.unwrap(),
-                Verdict::Lost(loss) => panic!("{loss}"),
+                AcquireOutcome::Granted(grant) => return grant,
+                AcquireOutcome::Held(held) => two.store.turn(&wanted, &held).await.unwrap(),
+                AcquireOutcome::Lost(loss) => panic!("{loss}"),
             }
         }
     };

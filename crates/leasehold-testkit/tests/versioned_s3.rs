@@ -3,7 +3,7 @@
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::types::{BucketVersioningStatus, VersioningConfiguration};
-use leasehold::doctor::{Examination, Verdict};
+use leasehold::doctor::{CheckStatus, Examination};
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::{ErrorKind, Locker, LossReason};
@@ -26,9 +26,9 @@ async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
     let url = versioned_bucket(Server::MinIo).await.1;
     let report = Locker::open(&url).await.unwrap().examine(&Examination::default()).await;
     assert!(report.is_safe(), "{report:#?}");
-    assert_eq!(report.finding("delete-marker").unwrap().verdict, Verdict::Passed, "{report:#?}");
+    assert_eq!(report.finding("delete-marker").unwrap().verdict, CheckStatus::Passed, "{report:#?}");
     let versioning = report.finding("versioning").unwrap();
-    assert_eq!((versioning.verdict, versioning.help.len()), (Verdict::Warning, 1), "{versioning:?}");
+    assert_eq!((versioning.verdict, versioning.help.len()), (CheckStatus::Warning, 1), "{versioning:?}");
 }
 
 /// A client for a bucket of its own, and the URL of a store in it.

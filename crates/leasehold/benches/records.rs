@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use leasehold::env::Env;
-use leasehold::lease::{Claim, Grant, Holder, LeaseStore, StoreOptions, Ttl, Verdict};
-use leasehold::register::{Expect, Register};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, Holder, LeaseStore, StoreOptions, Ttl};
+use leasehold::register::{Precondition, Register};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{LockName, RegisterLeases};
 use tokio::runtime::{Builder, Runtime};
@@ -37,7 +37,7 @@ async fn grant(leases: &RegisterLeases, name: &LockName) -> Grant {
     holder.note = Some("make deploy".to_owned());
     let claim = Claim::new(leases.env(), name.clone(), Ttl::DEFAULT, holder);
     match leases.try_acquire(&claim).await.unwrap() {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("{other:?}"),
     }
 }
@@ -62,7 +62,7 @@ fn inspect(c: &mut Criterion) {
         held(&leases, &name("held")).await;
         free(&leases, &name("free")).await;
         let foreign = r#"{"ID":"2b6a6738-5dd5-50d6-c0ae-f6352977666b","Operation":"OperationTypeApply"}"#;
-        register.write("foreign.lock", Expect::Absent, foreign.to_owned().into()).await.unwrap();
+        register.write("foreign.lock", Precondition::Absent, foreign.to_owned().into()).await.unwrap();
     });
     let mut group = c.benchmark_group("inspect");
     for case in ["nothing", "free", "held", "foreign"] {

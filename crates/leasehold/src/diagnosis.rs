@@ -50,7 +50,7 @@ pub struct Finding {
     /// What was asked: a name for programs, which stays the same from release to release.
     pub check: &'static str,
     /// How the store did.
-    pub verdict: Verdict,
+    pub verdict: CheckStatus,
     /// What was seen, for people.
     pub seen: String,
     /// What to do about it, a line each.
@@ -60,7 +60,7 @@ pub struct Finding {
 /// How a store did in one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum CheckStatus {
     /// As it must be.
     Passed,
     /// Locks are safe, and something else is not as it should be.
@@ -73,32 +73,32 @@ pub enum Verdict {
 
 impl Finding {
     /// What was `seen` in `check`.
-    pub fn new(check: &'static str, verdict: Verdict, seen: impl Into<String>) -> Self {
+    pub fn new(check: &'static str, verdict: CheckStatus, seen: impl Into<String>) -> Self {
         Self { check, verdict, seen: seen.into(), help: Vec::new() }
     }
 
     /// As it must be.
     pub fn passed(check: &'static str, seen: impl Into<String>) -> Self {
-        Self::new(check, Verdict::Passed, seen)
+        Self::new(check, CheckStatus::Passed, seen)
     }
 
     /// Safe, and worth a look.
     pub fn warning(check: &'static str, seen: impl Into<String>) -> Self {
-        Self::new(check, Verdict::Warning, seen)
+        Self::new(check, CheckStatus::Warning, seen)
     }
 
     /// Not safe.
     pub fn failed(check: &'static str, seen: impl Into<String>) -> Self {
-        Self::new(check, Verdict::Failed, seen)
+        Self::new(check, CheckStatus::Failed, seen)
     }
 
     /// Not asked.
     pub fn not_applicable(check: &'static str, seen: impl Into<String>) -> Self {
-        Self::new(check, Verdict::NotApplicable, seen)
+        Self::new(check, CheckStatus::NotApplicable, seen)
     }
 
     /// With the words of `error`, and its help.
-    pub fn of_error(check: &'static str, verdict: Verdict, error: &StoreError) -> Self {
+    pub fn of_error(check: &'static str, verdict: CheckStatus, error: &StoreError) -> Self {
         let fault = error.fault();
         Self {
             help: fault.help.iter().cloned().collect(),
@@ -109,7 +109,7 @@ impl Finding {
     /// Of `error`, which came instead of an answer to `check`: one that passes says nothing of what was asked.
     pub(crate) fn stopped(check: &'static str, error: &StoreError) -> Self {
         if !error.is_transient() {
-            return Self::of_error(check, Verdict::Failed, error);
+            return Self::of_error(check, CheckStatus::Failed, error);
         }
         let fault = error.fault();
         let mut finding =
@@ -129,7 +129,7 @@ impl Finding {
 
     /// What nobody foresaw has at least this.
     pub(crate) fn never_without_help(&mut self) {
-        if self.verdict == Verdict::Failed && self.help.is_empty() {
+        if self.verdict == CheckStatus::Failed && self.help.is_empty() {
             self.help.push("try again; if it stays so, do not use this store for locks".to_owned());
         }
     }
@@ -182,11 +182,11 @@ impl Examined {
 
     /// Whether `check` was asked, and passed.
     pub(crate) fn passed(&self, check: &str) -> bool {
-        self.findings.iter().any(|finding| finding.check == check && finding.verdict == Verdict::Passed)
+        self.findings.iter().any(|finding| finding.check == check && finding.verdict == CheckStatus::Passed)
     }
 
     /// Whether nothing failed so far.
     pub fn is_sound(&self) -> bool {
-        !self.findings.iter().any(|finding| finding.verdict == Verdict::Failed)
+        !self.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed)
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use self::cost::Cost;
 pub use self::measured::RoundTrips;
-pub use crate::diagnosis::{Examination, Examined, Finding, RESERVED, Verdict};
+pub use crate::diagnosis::{CheckStatus, Examination, Examined, Finding, RESERVED};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Id, LeaseStore};
 use crate::types::LockName;
@@ -52,7 +52,7 @@ impl Report {
 
     /// Whether nothing failed. Warnings do not count.
     pub fn is_safe(&self) -> bool {
-        !self.findings.iter().any(|finding| finding.verdict == Verdict::Failed)
+        !self.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed)
     }
 
     /// What was found for `check`.
@@ -90,7 +90,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
     } else {
         let mut leases = leases::examine(store, &place, examination).await;
         // Who was told of the permission need not be told again of what it is for.
-        if report.finding("permission-list").is_some_and(|finding| finding.verdict == Verdict::Warning) {
+        if report.finding("permission-list").is_some_and(|finding| finding.verdict == CheckStatus::Warning) {
             leases.findings.retain(|finding| finding.check != "listing");
         }
         report.findings.extend(leases.findings);
@@ -105,7 +105,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
     report.findings.push(cost::finding(kind, report.cost.as_ref(), examined.listed_prices, examination));
     let versioned = report
         .finding("versioning")
-        .is_some_and(|finding| finding.verdict == Verdict::Warning || finding.seen.starts_with("on"));
+        .is_some_and(|finding| finding.verdict == CheckStatus::Warning || finding.seen.starts_with("on"));
     report.findings.push(left_behind(&left, versioned));
     report.findings.iter_mut().for_each(Finding::never_without_help);
     report
@@ -141,7 +141,7 @@ async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
         Err(error) if error.fault().kind == ErrorKind::Denied => {
             (Finding::passed(REACHABLE, "answers, and refuses a read"), true)
         }
-        Err(error) => (Finding::of_error(REACHABLE, Verdict::Failed, &error), false),
+        Err(error) => (Finding::of_error(REACHABLE, CheckStatus::Failed, &error), false),
     }
 }
 
@@ -149,7 +149,7 @@ async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
 fn name_least_permissions(examined: &mut Examined) {
     let least = std::mem::take(&mut examined.least_permissions);
     let missing = |finding: &&mut Finding| {
-        finding.verdict == Verdict::Failed && finding.check.starts_with("permission-")
+        finding.verdict == CheckStatus::Failed && finding.check.starts_with("permission-")
     };
     if let Some(first) = examined.findings.iter_mut().find(missing) {
         first.help.extend(least);

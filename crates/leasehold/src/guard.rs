@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Grant, Loss, LossReason, Released, Token};
-use crate::runtime::keeper::{Command, Hold, Kept, Opened, bind, keep};
+use crate::runtime::renewer::{Command, Hold, Opened, RenewerHandle, bind, keep};
 use crate::runtime::task;
 use crate::ticket::Ticket;
 use crate::types::LockName;
@@ -189,7 +189,7 @@ impl Guard {
         // The belief in all parts, before anything is sent about one.
         self.end();
         // Several releases, one after the other: in a task, which goes on when the caller stops polling.
-        match self.hold.keeper.as_ref().filter(|_| !self.parts.is_empty()).map(Kept::runtime) {
+        match self.hold.renewer.as_ref().filter(|_| !self.parts.is_empty()).map(RenewerHandle::runtime) {
             Some(runtime) => {
                 let all = task::answer_in(&runtime, |reply| async move {
                     drop(reply.send(self.settle_all(command).await));
@@ -245,8 +245,8 @@ impl Guard {
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         let lost = self.hold.lease.end();
-        let answer = match self.hold.keeper.take() {
-            Some(keeper) => keeper.tell(command(reply), answer).await,
+        let answer = match self.hold.renewer.take() {
+            Some(renewer) => renewer.tell(command(reply), answer).await,
             None => None,
         };
         match (answer, lost) {

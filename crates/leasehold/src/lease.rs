@@ -18,7 +18,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::LockName;
 pub use crate::types::{
-    End, Held, Holder, Id, Loss, LossReason, Past, State, Status, Token, Ttl, attempt_limit, deadline,
+    End, Held, Holder, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, attempt_limit, deadline,
     printable,
 };
 
@@ -31,13 +31,13 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// Tries once to be granted the lock. Waits for nobody, but settles what was left unknown by a lost answer.
     ///
     /// Idempotent for one claim: called again with the same claim it never deadlocks on its own earlier attempt. A claim is
-    /// for one acquisition: once what it was granted was evicted or has lapsed, it may hear [`Verdict::Lost`].
+    /// for one acquisition: once what it was granted was evicted or has lapsed, it may hear [`AcquireOutcome::Lost`].
     /// Not cancel safe: a dropped call may still be granted, and ends by [`release`](Self::release) or by lapsing.
     /// [`Lock`](crate::Lock) never drops it.
     ///
     /// # Errors
     /// When the store could not be reached for as long as the claim's patience, or refuses.
-    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError>;
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError>;
 
     /// Prolongs `grant`, whose deadline is updated in place; never takes back what another was granted.
     ///
@@ -103,7 +103,7 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
         self.changed(&claim.name, seen).await
     }
 
-    /// Completes when `grant` may have ended before its time: the keeper then renews at once, to find out. Stores that
+    /// Completes when `grant` may have ended before its time: the renewer then renews at once, to find out. Stores that
     /// watch tell of an eviction by this; by default it never completes. Of a store that says that it
     /// [watches](Capabilities::watches) it is asked from the grant on, of others from shortly before the first renewal.
     ///
@@ -270,7 +270,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The loss of this grant, if its deadline had passed before anybody could be told of it: for [`Verdict::Lost`].
+    /// The loss of this grant, if its deadline had passed before anybody could be told of it: for [`AcquireOutcome::Lost`].
     #[must_use]
     pub fn came_too_late(&self) -> Loss {
         Loss::new(self.name.clone(), self.token, LossReason::Expired { last_error: None })
@@ -291,7 +291,7 @@ impl fmt::Debug for Grant {
 
 /// The answer to [`LeaseStore::try_acquire`].
 #[derive(Debug)]
-pub enum Verdict {
+pub enum AcquireOutcome {
     /// Yours, until the grant's deadline.
     Granted(Grant),
     /// Somebody has it, or it rests.
@@ -341,11 +341,11 @@ pub enum Swept {
 
 /// How often a waiter may ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct PollInterval {
     /// The shortest pause before a question.
-    pub first: Duration,
+    pub min: Duration,
     /// Pauses grow up to this, and no further: whoever leaves a lock free for longer lets all who wait find it so.
-    pub most: Duration,
+    pub max: Duration,
 }
 
 /// What a store can and cannot do; shown to people and used to choose conformance cases.
@@ -367,12 +367,12 @@ pub struct Capabilities {
     /// Whether inspection tells of grants that are over.
     pub history: bool,
     /// How often a waiter asks.
-    pub pace: Pace,
+    pub pace: PollInterval,
 }
 
 impl Capabilities {
     /// A store with tokens, rests and a history, and nothing else.
-    pub const fn new(store: &'static str, pace: Pace) -> Self {
+    pub const fn new(store: &'static str, pace: PollInterval) -> Self {
         Self {
             store,
             tokens: true,

@@ -75,7 +75,9 @@ pub mod url;
 
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;
-pub use self::lease::{Evicted, Held, Holder, Loss, LossReason, Past, Released, State, Status, Swept, Token};
+pub use self::lease::{
+    Evicted, Held, Holder, Loss, LossReason, PastGrant, Released, State, Status, Swept, Token,
+};
 pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::objects::{Object, Updated, fence, update};

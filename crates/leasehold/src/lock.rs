@@ -11,9 +11,9 @@ use crate::lease::{Claim, Held, Holder, StoreTrouble, Ttl};
 use crate::locker::Locker;
 use crate::runtime::acquisition::{Acquisition, Request, Wait};
 use crate::runtime::hand_off::Terms;
-use crate::runtime::keeper::Hold;
 use crate::runtime::outage::{Outage, store_timeout};
 use crate::runtime::queue::{OnWait, Queue};
+use crate::runtime::renewer::Hold;
 use crate::runtime::task;
 use crate::types::{LockName, is_unprintable};
 
@@ -42,7 +42,7 @@ pub struct Lock {
     name: String,
     ttl: Duration,
     lock_delay: Duration,
-    patience: Option<Duration>,
+    store_timeout: Option<Duration>,
     holder: Holder,
     on_wait: Option<Arc<OnWait>>,
     /// Whether tasks of this process may pass the lock on among themselves.
@@ -57,7 +57,7 @@ impl Lock {
             name,
             ttl: Ttl::DEFAULT.get(),
             lock_delay: Duration::ZERO,
-            patience: None,
+            store_timeout: None,
             trouble: StoreTrouble::default(),
             holder: locker.holder().clone(),
             on_wait: None,
@@ -104,8 +104,8 @@ impl Lock {
     /// How long to keep trying a store that does not answer. Unless set, 15 s; and 5 min for an acquisition that waits, once
     /// the store has answered it.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = Some(patience);
+    pub fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.store_timeout = Some(timeout);
         self
     }
 
@@ -301,7 +301,7 @@ impl Lock {
         let ttl = Ttl::new(self.ttl)?;
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
-        claim.patience = store_timeout(self.patience, false);
+        claim.patience = store_timeout(self.store_timeout, false);
         claim.trouble = self.trouble.clone();
         claim.detached = self.holder.pid == 0;
         Ok(claim)
@@ -314,13 +314,13 @@ impl Lock {
             terms: None,
             wait,
             on_wait: self.on_wait.clone(),
-            store_timeout: self.patience,
+            store_timeout: self.store_timeout,
         }
     }
 
     /// Counts from now for how long the store is silent.
     pub(crate) fn outage(&self) -> Outage {
-        Outage::new(self.locker.opened(), &self.name, self.patience)
+        Outage::new(self.locker.opened(), &self.name, self.store_timeout)
     }
 
     fn queue(&self, name: &LockName) -> Arc<Queue<Hold>> {

@@ -13,8 +13,8 @@ use crate::lease::{
     Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Swept,
     Token,
 };
-use crate::runtime::keeper::{Hold, Opened};
 use crate::runtime::queue::Queues;
+use crate::runtime::renewer::{Hold, Opened};
 use crate::stores;
 use crate::ticket::Ticket;
 use crate::types::LockName;

@@ -3,19 +3,19 @@
 //! [`Register`] is the trait that a store implements; [`RegisterLeases`] runs the lease protocol on it.
 
 mod body;
-pub(crate) mod effort;
 pub(crate) mod examine;
 #[cfg(test)]
 pub(crate) mod flawed;
 mod fronts;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod known;
 mod leases;
 pub(crate) mod probe;
 mod protocol;
 pub(crate) mod record;
+mod record_cache;
 pub(crate) mod records;
+pub(crate) mod retry;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, StoreError};
-use crate::lease::Pace;
+use crate::lease::PollInterval;
 
 /// The longest record, in bytes: what registers read that are opened for locks. Lock records are about 1 KiB.
 pub const MAX_VALUE_BYTES: usize = 1 << 20;
@@ -55,7 +55,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When the store did not answer with a value or its absence, or the value is longer than [`MAX_VALUE_BYTES`], or
     /// [`MAX_OBJECT_BYTES`] where the register was opened for objects.
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError>;
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError>;
 
     /// What [`read`](Self::read) tells, without the bytes. By default it reads.
     ///
@@ -77,7 +77,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError::NotApplied`] only when the write certainly has no effect, now or later.
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError>;
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
     /// Deletes `key` if its version is still `version`. For sweeping and probing only; a lock is never released so.
     ///
@@ -139,7 +139,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     }
 
     /// What this register is, and how it wants to be treated.
-    fn traits(&self) -> RegisterTraits;
+    fn traits(&self) -> RegisterCapabilities;
 
     /// The endpoint and the bucket, without secrets: of which place it is recorded that it was [probed](probe). By default a
     /// register names none, and a copy of what is recorded counts wherever it is found.
@@ -150,13 +150,13 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
 
 #[async_trait]
 impl<R: Register + ?Sized> Register for Arc<R> {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         (**self).read(key).await
     }
     async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
         (**self).stat(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         (**self).write(key, expect, body).await
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
@@ -180,7 +180,7 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     fn env(&self) -> &Env {
         (**self).env()
     }
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         (**self).traits()
     }
     fn place(&self) -> String {
@@ -196,17 +196,17 @@ impl<R: Register + ?Sized> Register for Arc<R> {
 
 /// A value and the version it was read at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cell {
+pub struct VersionedValue {
     /// The bytes.
     pub value: Bytes,
     /// What the store calls this state of the key.
     pub version: Version,
-    /// What is said about the bytes, where the register [carries](RegisterTraits::metadata) it.
+    /// What is said about the bytes, where the register [carries](RegisterCapabilities::metadata) it.
     pub metadata: Metadata,
 }
 
 /// An opaque version of a key: an ETag, a generation, a revision. Never equal for two writes of different bytes; for two
-/// writes of the same bytes it may be, but where versions are [generations](RegisterTraits::generations).
+/// writes of the same bytes it may be, but where versions are [generations](RegisterCapabilities::generations).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(Arc<str>);
 
@@ -224,7 +224,7 @@ impl Version {
 
 /// What a conditional write expects to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expect<'a> {
+pub enum Precondition<'a> {
     /// Nothing there.
     Absent,
     /// Exactly this version.
@@ -251,7 +251,7 @@ pub enum Deleted {
 
 /// What a register is, and how it wants to be treated.
 #[derive(Clone, Debug)]
-pub struct RegisterTraits {
+pub struct RegisterCapabilities {
     /// The store's kind, for people: `S3`, `memory`.
     pub store: &'static str,
     /// Whether its preconditions are known to be enforced. Otherwise they are [probed](probe) before the first write.
@@ -262,5 +262,5 @@ pub struct RegisterTraits {
     /// metadata at all.
     pub metadata: Option<usize>,
     /// How often a waiter may read.
-    pub pace: Pace,
+    pub pace: PollInterval,
 }

@@ -4,9 +4,9 @@
 
 pub(crate) mod acquisition;
 pub(crate) mod hand_off;
-pub(crate) mod keeper;
-pub(crate) mod lanes;
+pub(crate) mod limiter;
 pub(crate) mod outage;
 pub(crate) mod pacing;
 pub(crate) mod queue;
+pub(crate) mod renewer;
 pub(crate) mod task;

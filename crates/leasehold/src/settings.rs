@@ -31,10 +31,10 @@ macro_rules! settings {
             self
         }
 
-        /// How long to put up with a store that does not answer, as [`Lock::patience`](crate::Lock::patience).
+        /// How long to put up with a store that does not answer, as [`Lock::store_timeout`](crate::Lock::store_timeout).
         #[must_use]
-        pub fn patience(mut self, patience: Duration) -> Self {
-            self.lock = self.lock.patience(patience);
+        pub fn store_timeout(mut self, timeout: Duration) -> Self {
+            self.lock = self.lock.store_timeout(timeout);
             self
         }
 

@@ -155,7 +155,7 @@ async fn an_observer_asks_at_the_pace_of_the_store_and_backs_off_in_trouble() {
     next(&mut changes).await;
     follower.network.reset_counts();
     assert_silent(&follower, &mut changes, SECOND * 60).await;
-    let most = follower.leases.capabilities().pace.most.as_secs_f64();
+    let most = follower.leases.capabilities().pace.max.as_secs_f64();
     let reads = follower.network.counts().reads as f64;
     assert!((60.0 / most * 0.9..60.0 / most * 1.2 + 10.0).contains(&reads), "{reads} reads");
     follower.network.every(Kind::Read, Outcome::Denied);

@@ -20,7 +20,9 @@ use leasehold::clock::TestClock;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{Evicted, Grant, LeaseStore, Released, Renewal, StoreOptions};
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use leasehold::register::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{ErrorKind, LockName, Locker, LossReason, RegisterLeases, Token};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
@@ -32,13 +34,16 @@ const SECOND: Duration = Duration::from_secs(1);
 const KEY: &str = "x";
 
 impl World {
-    async fn object(&self) -> Option<Cell> {
+    async fn object(&self) -> Option<VersionedValue> {
         self.register.read(KEY).await.unwrap()
     }
 
     /// A plain client creates the object, with nothing in it that leasehold knows.
     async fn foreign(&self, content: &'static str) -> Write {
-        self.register.write(KEY, Expect::Absent, Bytes::from_static(content.as_bytes()).into()).await.unwrap()
+        self.register
+            .write(KEY, Precondition::Absent, Bytes::from_static(content.as_bytes()).into())
+            .await
+            .unwrap()
     }
 
     /// A plain client, or an operator, deletes the object.
@@ -244,7 +249,7 @@ async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
     let world = World::by_existence();
     let one = world.observer(1);
     one.network.every(Kind::Write, Outcome::HeldBack);
-    let lock = Locker::new(one.leases.clone()).lock("x").patience(SECOND * 3);
+    let lock = Locker::new(one.leases.clone()).lock("x").store_timeout(SECOND * 3);
     let error = lock.try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     one.network.heal();
@@ -386,7 +391,7 @@ async fn a_takeover_of_an_object_that_was_brought_back_has_a_higher_token_than_a
     let mut between = two.granted().await;
     two.release(&mut between).await;
     assert!(matches!(
-        world.register.write(KEY, Expect::Absent, old.into()).await.unwrap(),
+        world.register.write(KEY, Precondition::Absent, old.into()).await.unwrap(),
         Write::Committed(_)
     ));
     two.held().await;
@@ -421,8 +426,8 @@ impl Layer for NoGenerations {
     fn inner(&self) -> &dyn Register {
         &*self.0
     }
-    fn traits(&self) -> RegisterTraits {
-        RegisterTraits { generations: false, ..self.0.traits() }
+    fn traits(&self) -> RegisterCapabilities {
+        RegisterCapabilities { generations: false, ..self.0.traits() }
     }
 }
 
@@ -504,7 +509,7 @@ impl Layer for Flawed {
     fn inner(&self) -> &dyn Register {
         &self.inner
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         tokio::task::yield_now().await;
         self.inner.write(key, expect, body).await
     }
@@ -525,9 +530,9 @@ impl Layer for Flawed {
             _ => self.inner.delete(key, version).await,
         }
     }
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         let generations = self.flaw != Flaw::NoGenerations;
-        RegisterTraits { trusted: false, generations, ..self.inner.traits() }
+        RegisterCapabilities { trusted: false, generations, ..self.inner.traits() }
     }
 }
 

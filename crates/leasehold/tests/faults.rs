@@ -143,9 +143,9 @@ async fn fault_32_a_record_of_an_earlier_process_of_the_same_name_is_taken_over_
     let mut waited = Duration::ZERO;
     let new = loop {
         match after.leases.try_acquire(&claim).await.unwrap() {
-            leasehold::lease::Verdict::Granted(grant) => break grant,
-            leasehold::lease::Verdict::Held(_) => assert_eq!(world.raw().await, written),
-            leasehold::lease::Verdict::Lost(loss) => panic!("{loss}"),
+            leasehold::lease::AcquireOutcome::Granted(grant) => break grant,
+            leasehold::lease::AcquireOutcome::Held(_) => assert_eq!(world.raw().await, written),
+            leasehold::lease::AcquireOutcome::Lost(loss) => panic!("{loss}"),
         }
         after.env.sleep(SECOND).await;
         waited += SECOND;
@@ -161,7 +161,7 @@ async fn fault_33_a_throttled_store_is_not_stormed_and_the_lock_is_kept() {
     let (holder, waiter) = (world.observer(1), world.observer(2));
     let guard = locker(&holder).lock("x").ttl(TTL).acquire().await.unwrap();
     let waiting = {
-        let lock = locker(&waiter).lock("x").ttl(TTL).patience(SECOND * 600);
+        let lock = locker(&waiter).lock("x").ttl(TTL).store_timeout(SECOND * 600);
         tokio::spawn(async move { lock.acquire().await })
     };
     waiter.network.until(|counts| counts.reads > 0).await;

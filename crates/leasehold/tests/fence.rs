@@ -9,7 +9,7 @@ use bytes::Bytes;
 use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::error::{Error, StoreError};
-use leasehold::register::{Body, Cell, Expect, Register, Version, Write};
+use leasehold::register::{Body, Precondition, Register, Version, VersionedValue, Write};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{ErrorKind, Object, Token, fence, update};
 use leasehold_testkit::fault::{Chaos, FaultyRegister, Kind, Outcome};
@@ -177,7 +177,7 @@ async fn a_foreign_write_takes_the_fence_away() {
     let register = MemoryRegister::new(env(0));
     write(&register, 7, "a").await.unwrap();
     let version = register.stat(KEY).await.unwrap().unwrap().version;
-    register.write(KEY, Expect::Version(&version), "plain".into()).await.unwrap();
+    register.write(KEY, Precondition::Version(&version), "plain".into()).await.unwrap();
     write(&register, 5, "b").await.unwrap();
 }
 
@@ -301,11 +301,11 @@ impl Layer for Witness {
     fn inner(&self) -> &dyn Register {
         &*self.inner
     }
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.inner.env().sleep(self.reading).await;
         self.inner.read(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let token = body.metadata.user["leasehold-token"].parse().unwrap();
         let written = self.inner.write(key, expect, body).await?;
         if matches!(written, Write::Committed(_)) {

@@ -17,8 +17,8 @@ use common::{TTL, World};
 use futures_util::{FutureExt, StreamExt};
 use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
-use leasehold::lease::{Evicted, Pace, Released, StoreOptions};
-use leasehold::register::{Register, RegisterTraits};
+use leasehold::lease::{Evicted, PollInterval, Released, StoreOptions};
+use leasehold::register::{Register, RegisterCapabilities};
 use leasehold::{ErrorKind, Locker, RegisterLeases, Token};
 use leasehold_testkit::fault::{Kind, Outcome};
 use leasehold_testkit::layer::{Layer, Layered};
@@ -35,9 +35,9 @@ impl Layer for Remote {
     fn inner(&self) -> &dyn Register {
         &*self.0
     }
-    fn traits(&self) -> RegisterTraits {
-        let pace = Pace { first: SECOND / 10, most: SECOND * 2 };
-        RegisterTraits { pace, trusted: false, ..self.0.traits() }
+    fn traits(&self) -> RegisterCapabilities {
+        let pace = PollInterval { min: SECOND / 10, max: SECOND * 2 };
+        RegisterCapabilities { pace, trusted: false, ..self.0.traits() }
     }
 }
 

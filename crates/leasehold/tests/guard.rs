@@ -164,7 +164,7 @@ async fn fault_16_whatever_is_answered_after_a_suspend_that_outlasts_the_lease_i
     client.clock.suspend(TTL);
     client.network.deliver().await;
     match acquisition.await.unwrap() {
-        Ok(leasehold::lease::Verdict::Lost(loss)) => {
+        Ok(leasehold::lease::AcquireOutcome::Lost(loss)) => {
             assert_eq!(loss.reason, LossReason::Expired { last_error: None });
         }
         other => panic!("not lost: {other:?}"),
@@ -321,7 +321,7 @@ fn a_guard_may_be_dropped_and_asked_outside_of_any_runtime() {
     kept.check().unwrap();
     assert!(kept.remaining() > SECOND);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    // Its keeper is gone with its runtime: not released, and it says so.
+    // Its renewer is gone with its runtime: not released, and it says so.
     let _ = runtime.block_on(kept.release());
 }
 
@@ -560,7 +560,7 @@ async fn whoever_hears_of_a_release_or_of_a_refusal_is_not_refused_by_its_own_pr
         let refused = waker.refused.lock().unwrap().clone();
         assert_eq!(refused, [false]);
     };
-    // Their keepers are tasks by then.
+    // Their renewers are tasks by then.
     let guard = lock.acquire().await.unwrap();
     client.env.sleep(TTL / 2).await;
     woken_by(pin!(async { drop(guard.release().await) })).await;
@@ -583,7 +583,7 @@ async fn a_grant_that_was_answered_late_is_renewed_in_time() {
     let world = World::new();
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());
-    let lock = locker.lock("x").ttl(SECOND * 10).patience(SECOND * 30);
+    let lock = locker.lock("x").ttl(SECOND * 10).store_timeout(SECOND * 30);
     lock.acquire().await.unwrap().release().await.unwrap();
     client.network.next_write(Outcome::AppliedLost);
     for _ in 0..3 {

@@ -146,7 +146,7 @@ async fn whoever_had_it_before_is_dead_before_there_is_another_token() {
     watcher.await.unwrap();
     assert!(observed.load(Ordering::SeqCst));
     second.check().unwrap();
-    // A guard that is lost is not passed on, whatever its keeper would have time for.
+    // A guard that is lost is not passed on, whatever its renewer would have time for.
     client.clock.suspend(SECOND * 3_600);
     assert_eq!(second.release().await.unwrap(), Released::AlreadyLost);
     client.network.reset_counts();
@@ -188,7 +188,7 @@ async fn with_less_than_half_of_the_ttl_left_it_is_not_passed_on() {
         let (guards, mut got) = mpsc::unbounded_channel();
         let before = lock.try_acquire().await.unwrap();
         for _ in 0..2 {
-            waiting(&lock.clone().patience(SECOND * 60), &guards).await;
+            waiting(&lock.clone().store_timeout(SECOND * 60), &guards).await;
         }
         // For so long that another stay begins after it.
         client.env.sleep(SECOND).await;
@@ -254,7 +254,7 @@ async fn it_is_passed_on_only_where_others_would_see_no_difference() {
     let plain = lock(&client);
     for (other, passed_on) in [
         (plain.clone(), true),
-        (plain.clone().on_wait(|_| {}).patience(SECOND), true),
+        (plain.clone().on_wait(|_| {}).store_timeout(SECOND), true),
         (plain.clone().ttl(TTL * 2), false),
         (plain.clone().note("another"), false),
         (plain.clone().owner("somebody"), false),

@@ -17,8 +17,8 @@ use common::{Client, TTL, World, contender_span, granted, name};
 use leasehold::clock::{Clock, StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::lease::{Claim, Id, LeaseStore, StoreOptions, Ttl, Verdict};
-use leasehold::register::{Body, Expect, Register, Write};
+use leasehold::lease::{AcquireOutcome, Claim, Id, LeaseStore, StoreOptions, Ttl};
+use leasehold::register::{Body, Precondition, Register, Write};
 use leasehold::{Holder, Locker, LossReason, RegisterLeases};
 use leasehold_testkit::fault::{Kind, Outcome};
 use leasehold_testkit::layer::{Layer, Layered};
@@ -41,7 +41,7 @@ async fn a_claim_granted_again_after_another_is_told_from_its_earlier_grant() {
     let again = granted(holder.leases.try_acquire(&claim).await.unwrap());
     assert!(!again.deadline.passed(holder.clock.now()));
     match contender.leases.try_acquire(&contender.claim()).await.unwrap() {
-        Verdict::Held(_) => {}
+        AcquireOutcome::Held(_) => {}
         other => panic!("DOUBLE GRANT at once: {other:?}"),
     }
 }
@@ -68,7 +68,7 @@ async fn through_lock_a_late_acquirer_is_not_overrun() {
     let mut theirs = None;
     for _ in 0..80 {
         middle.env.sleep(Duration::from_millis(100)).await;
-        if let Verdict::Granted(grant) = middle.leases.try_acquire(&middle.claim()).await.unwrap() {
+        if let AcquireOutcome::Granted(grant) = middle.leases.try_acquire(&middle.claim()).await.unwrap() {
             theirs = Some(grant);
             break;
         }
@@ -79,7 +79,7 @@ async fn through_lock_a_late_acquirer_is_not_overrun() {
     guard.check().unwrap();
     let verdict = contender.leases.try_acquire(&contender.claim()).await.unwrap();
     assert!(guard.check().is_ok());
-    assert!(matches!(verdict, Verdict::Held(_)), "DOUBLE GRANT while check() passes: {verdict:?}");
+    assert!(matches!(verdict, AcquireOutcome::Held(_)), "DOUBLE GRANT while check() passes: {verdict:?}");
 }
 
 /// A register at which the process pauses right after it has asked for the store's time.
@@ -137,7 +137,7 @@ async fn the_time_in_the_record_is_not_from_before_the_holder_counts() {
     while waited < believed {
         let verdict = newcomer.leases.try_acquire(&newcomer.claim()).await.unwrap();
         assert!(
-            !matches!(verdict, Verdict::Granted(_)),
+            !matches!(verdict, AcquireOutcome::Granted(_)),
             "granted to another {waited:?} after the renewal; its holder believes for {believed:?}"
         );
         newcomer.env.sleep(SECOND / 2).await;
@@ -216,7 +216,7 @@ async fn a_short_patience_can_create_a_lock() {
     let world = World::new();
     let client = world.dated(1);
     client.network.every(Kind::Write, Outcome::AnswerDelayed(Duration::from_millis(50)));
-    let lock = Locker::new(client.leases.clone()).lock("x").patience(SECOND);
+    let lock = Locker::new(client.leases.clone()).lock("x").store_timeout(SECOND);
     let _guard = lock.try_acquire().await.expect("a healthy store that answers in 50 ms");
 }
 
@@ -237,7 +237,7 @@ async fn a_waiter_puts_up_with_an_outage_for_as_long_as_it_was_told() {
     let world = World::new();
     let (holder, client): (Client, Client) = (world.observer(1), world.observer(2));
     let guard = Locker::new(holder.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
-    let lock = Locker::new(client.leases.clone()).lock("x").patience(SECOND * 120);
+    let lock = Locker::new(client.leases.clone()).lock("x").store_timeout(SECOND * 120);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     world.clock.sleep(SECOND * 5).await;
     client.network.disconnect();
@@ -254,10 +254,10 @@ async fn a_dropped_into_ticket_releases() {
     let world = World::new();
     let client = world.observer(1);
     let guard = Locker::new(client.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
-    world.clock.sleep(TTL / 2).await; // Its keeper is a task by then.
+    world.clock.sleep(TTL / 2).await; // Its renewer is a task by then.
     let mut handing = Box::pin(guard.into_ticket());
     assert!((&mut handing).now_or_never().is_none());
-    world.clock.sleep(SECOND / 10).await; // The keeper answers.
+    world.clock.sleep(SECOND / 10).await; // The renewer answers.
     drop(handing);
     world.clock.sleep(SECOND).await;
     assert!(client.is_free().await, "held until it lapses, by nobody");
@@ -277,7 +277,7 @@ impl Layer for Contended {
     fn inner(&self) -> &dyn Register {
         &*self.inner
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.inner.env().sleep(Duration::from_millis(100)).await;
         let left = |left: usize| left.checked_sub(1);
         if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left).is_ok() {
@@ -306,6 +306,6 @@ async fn who_waits_goes_on_for_as_long_as_others_get_in_before_and_who_tries_doe
         let mut claim = others.claim();
         claim.waits = waits;
         let outcome = leases.try_acquire(&claim).await;
-        assert_eq!(matches!(outcome, Ok(Verdict::Granted(_))), outlasts, "{outcome:?}");
+        assert_eq!(matches!(outcome, Ok(AcquireOutcome::Granted(_))), outlasts, "{outcome:?}");
     }
 }

@@ -19,7 +19,7 @@ use leasehold::clock::Clock;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Released, Renewal, Status, Verdict,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Released, Renewal, Status,
 };
 use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
@@ -71,18 +71,18 @@ impl Lining {
 
 #[async_trait]
 impl LeaseStore for Lining {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         self.tried.lock().unwrap().push(claim.waits);
         let mut verdict = self.leases.try_acquire(claim).await?;
         self.leave(claim.id);
-        if let Verdict::Granted(grant) = &mut verdict
+        if let AcquireOutcome::Granted(grant) = &mut verdict
             && self.late.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |late| late.checked_sub(1)).is_ok()
         {
             self.env().sleep(TTL).await;
             self.leases.release(grant, None).await?;
-            verdict = Verdict::Lost(grant.came_too_late());
+            verdict = AcquireOutcome::Lost(grant.came_too_late());
         }
-        if claim.waits && matches!(verdict, Verdict::Held(_)) {
+        if claim.waits && matches!(verdict, AcquireOutcome::Held(_)) {
             self.line.lock().unwrap().push(claim.id);
         }
         Ok(verdict)
@@ -173,7 +173,7 @@ async fn a_grant_that_came_too_late_is_acquired_anew() {
     let world = World::new();
     let client = world.observer(1);
     let store = Lining::on(&client);
-    let lock = Locker::new(store.clone()).lock("x").ttl(TTL).patience(TTL * 2);
+    let lock = Locker::new(store.clone()).lock("x").ttl(TTL).store_timeout(TTL * 2);
     for tries in [true, false] {
         store.late.store(1, Ordering::SeqCst);
         let guard = if tries { lock.try_acquire().await } else { lock.acquire().await }.unwrap();

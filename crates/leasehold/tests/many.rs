@@ -16,7 +16,7 @@ use leasehold::clock::{Clock, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::StoreOptions;
-use leasehold::register::{Body, Cell, Expect, Write};
+use leasehold::register::{Body, Precondition, VersionedValue, Write};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{Guard, Locker, Register, RegisterLeases, Released};
 use leasehold_testkit::layer::{Layer, Layered};
@@ -97,11 +97,11 @@ impl Layer for Slow {
         &self.inner
     }
 
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.reads.carry(self.inner.env(), key, self.inner.read(key)).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.writes.carry(self.inner.env(), key, self.inner.write(key, expect, body)).await
     }
 }

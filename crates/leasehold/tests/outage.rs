@@ -29,7 +29,7 @@ async fn waits_through(outage: Duration, patience: Option<Duration>) -> (Result<
     let held = locker(&holder).lock("x").ttl(TTL).acquire().await.unwrap();
     let mut lock = locker(&client).lock("x").ttl(TTL);
     if let Some(patience) = patience {
-        lock = lock.patience(patience);
+        lock = lock.store_timeout(patience);
     }
     let began = client.env.now();
     let waiter = tokio::spawn(async move { lock.acquire().await.map(drop) });
@@ -101,7 +101,7 @@ async fn losing_to_others_is_no_error_for_a_waiter() {
         locker(&other).lock("x").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
     }
     let waiter = tokio::spawn({
-        let lock = locker(&client).lock("x").ttl(TTL).patience(SECOND);
+        let lock = locker(&client).lock("x").ttl(TTL).store_timeout(SECOND);
         async move { lock.acquire().await }
     });
     // Each of its writes meets a record that another process has just changed.
@@ -163,7 +163,7 @@ async fn waiting_for_a_holder_takes_no_patience() {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
     let held = locker(&holder).lock("x").ttl(TTL).acquire().await.unwrap();
-    let lock = locker(&client).lock("x").ttl(TTL).patience(2 * SECOND);
+    let lock = locker(&client).lock("x").ttl(TTL).store_timeout(2 * SECOND);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     client.env.sleep(60 * SECOND).await;
     // The request after the wait fails once.

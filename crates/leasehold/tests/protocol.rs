@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{TTL, World, contender_span, granted, holder_span, name};
 use leasehold::clock::{Clock, TestClock, timeout};
 use leasehold::error::StoreError;
-use leasehold::lease::{Evicted, LeaseStore, Renewal, Verdict};
+use leasehold::lease::{AcquireOutcome, Evicted, LeaseStore, Renewal};
 use leasehold::{Locker, LossReason, Released, State};
 use leasehold_testkit::fault::{Kind, Outcome};
 
@@ -217,13 +217,13 @@ async fn rule_8_edits_by_others_do_not_prolong_a_lease() {
     let began = contender.clock.now();
     while contender.clock.now().longest_since(began) < contender_span() + SECOND {
         match contender.leases.try_acquire(&contender.claim()).await.unwrap() {
-            Verdict::Granted(new) => return assert!(new.token > old.token),
-            Verdict::Held(held) => {
+            AcquireOutcome::Granted(new) => return assert!(new.token > old.token),
+            AcquireOutcome::Held(held) => {
                 // Another version, another ETag, the same (grant, beat).
                 world.edit(|record| record["edited"] = format!("{:?}", contender.clock.now()).into()).await;
                 contender.env.sleep(held.lapses_within.unwrap().min(SECOND)).await;
             }
-            Verdict::Lost(loss) => panic!("{loss}"),
+            AcquireOutcome::Lost(loss) => panic!("{loss}"),
         }
     }
     panic!("the lease was prolonged by edits");
@@ -304,7 +304,9 @@ async fn rule_10_a_grant_that_may_have_been_ours_in_between_is_reported_as_lost(
     let successor = other.granted().await;
     client.network.deliver().await; // Only now do we read.
     match acquisition.await.unwrap().unwrap() {
-        Verdict::Lost(loss) => assert!(loss.token.get() == ours && successor.token.get() > ours, "{loss}"),
+        AcquireOutcome::Lost(loss) => {
+            assert!(loss.token.get() == ours && successor.token.get() > ours, "{loss}")
+        }
         other => panic!("{other:?}"),
     }
     // A race that was simply lost is no loss.
@@ -331,7 +333,9 @@ async fn rule_10_a_conflict_of_a_request_that_came_twice_is_no_proof_that_it_was
     let successor = other.granted().await;
     client.network.deliver().await;
     match acquisition.await.unwrap().unwrap() {
-        Verdict::Lost(loss) => assert!(loss.token.get() == ours && successor.token.get() > ours, "{loss}"),
+        AcquireOutcome::Lost(loss) => {
+            assert!(loss.token.get() == ours && successor.token.get() > ours, "{loss}")
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -417,7 +421,7 @@ async fn the_ttl_of_the_record_rules_and_its_lock_delay() {
     let mut grant = granted(holder.leases.try_acquire(&claim).await.unwrap());
     let mut hasty = contender.claim();
     hasty.ttl = leasehold::lease::Ttl::from_millis(1_000).unwrap();
-    let Verdict::Held(held) = contender.leases.try_acquire(&hasty).await.unwrap() else { panic!() };
+    let AcquireOutcome::Held(held) = contender.leases.try_acquire(&hasty).await.unwrap() else { panic!() };
     assert_eq!(held.lapses_within, Some(contender_span() + SECOND * 7));
     // After a release nobody waits.
     holder.leases.release(&mut grant, None).await.unwrap();
@@ -450,7 +454,7 @@ async fn a_front_end_whose_clock_is_off_by_less_than_the_margin_leads_to_no_earl
     let contender = leasehold::RegisterLeases::new(Arc::new(ahead.with_front_end_skew(4_000_000)), options);
     let claim = world.observer(3).claim();
     holder.env.sleep(holder_span() - SECOND).await;
-    assert!(matches!(contender.try_acquire(&claim).await.unwrap(), Verdict::Held(_)));
+    assert!(matches!(contender.try_acquire(&claim).await.unwrap(), AcquireOutcome::Held(_)));
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
 }
 
@@ -467,17 +471,17 @@ async fn a_store_clock_that_jumps_ends_no_live_lease() {
         options.env = env.clone();
         let contender = leasehold::RegisterLeases::new(machine.clone(), options);
         let claim = || world.observer(3).claim();
-        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), Verdict::Held(_)));
+        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), AcquireOutcome::Held(_)));
         // Forward from the first reading, or forward again after it was set back.
         for skew_us in [jump_us, jump_us + 3_600_000_000] {
             machine.set_front_end_skew(skew_us);
             let verdict = contender.try_acquire(&claim()).await.unwrap();
-            assert!(matches!(verdict, Verdict::Held(_)), "{verdict:?}");
+            assert!(matches!(verdict, AcquireOutcome::Held(_)), "{verdict:?}");
         }
         assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
         // From now on observation decides alone.
         machine.set_front_end_skew(0);
-        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), Verdict::Held(_)));
+        assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), AcquireOutcome::Held(_)));
         env.sleep(contender_span()).await;
         granted(contender.try_acquire(&claim()).await.unwrap());
     }
@@ -732,17 +736,19 @@ async fn a_resting_lock_is_not_granted_before_its_time() {
 
 #[tokio::test(start_paused = true)]
 async fn foreign_newer_and_damaged_records_are_never_taken_over() {
-    use leasehold::register::{Expect, Register};
+    use leasehold::register::{Precondition, Register};
     for (body, held) in
         [("\n", true), ("1", true), ("{\"leasehold\":2}", false), ("{\"leasehold\":1}", false)]
     {
         let world = World::new();
         let client = world.dated(1);
-        world.register.write(common::KEY, Expect::Absent, body.into()).await.unwrap();
+        world.register.write(common::KEY, Precondition::Absent, body.into()).await.unwrap();
         client.env.sleep(contender_span() * 100).await;
         let verdict = client.leases.try_acquire(&client.claim()).await;
         match verdict {
-            Ok(Verdict::Held(who)) if held => assert!(who.foreign.is_some() && who.lapses_within.is_none()),
+            Ok(AcquireOutcome::Held(who)) if held => {
+                assert!(who.foreign.is_some() && who.lapses_within.is_none())
+            }
             Err(StoreError::NotApplied(fault)) if !held => assert!(fault.help.is_some(), "{fault:?}"),
             other => panic!("{body:?}: {other:?}"),
         }

@@ -214,7 +214,7 @@ async fn the_belief_in_all_parts_ends_before_any_is_released_and_the_gate_is_rel
     let client = world.observer(1);
     let guard = index(&client).exclusive().await.unwrap();
     let cancelled = guard.cancellation();
-    client.env.sleep(TTL / 2).await; // The keepers are tasks by then, and the first request is not sent by this one.
+    client.env.sleep(TTL / 2).await; // The renewers are tasks by then, and the first request is not sent by this one.
     client.network.reset_counts();
     client.network.every(Kind::Write, Outcome::Delayed(SECOND));
     let mut release = pin!(guard.release());

@@ -12,7 +12,7 @@ use futures_util::stream::{self, StreamExt};
 use leasehold::ErrorKind;
 use leasehold::env::Env;
 use leasehold::lease::Id;
-use leasehold::register::{Cell, Deleted, Expect, Metadata, Register, Version, Write, probe};
+use leasehold::register::{Deleted, Metadata, Precondition, Register, Version, VersionedValue, Write, probe};
 use leasehold::stores::s3::S3Register;
 use leasehold::url::StoreUrl;
 
@@ -60,12 +60,12 @@ fn body(text: impl Into<String>) -> Bytes {
 }
 
 /// As the store gives it back that was told nothing about the bytes.
-fn cell(text: &str, version: &Version) -> Cell {
+fn cell(text: &str, version: &Version) -> VersionedValue {
     let metadata = Metadata { content_type: Some("application/json".to_owned()), ..Metadata::default() };
-    Cell { value: body(text), version: version.clone(), metadata }
+    VersionedValue { value: body(text), version: version.clone(), metadata }
 }
 
-async fn put(register: &S3Register, key: &str, expect: Expect<'_>, text: &str) -> Option<Version> {
+async fn put(register: &S3Register, key: &str, expect: Precondition<'_>, text: &str) -> Option<Version> {
     match register.write(key, expect, body(text).into()).await.unwrap() {
         Write::Committed(version) => Some(version),
         Write::Conflict => None,
@@ -75,19 +75,21 @@ async fn put(register: &S3Register, key: &str, expect: Expect<'_>, text: &str) -
 async fn a_key_is_created_read_replaced_and_deleted(register: S3Register) {
     let key = "deploy/prod.lock";
     assert_eq!(register.read(key).await.unwrap(), None);
-    let v1 = put(&register, key, Expect::Absent, "1").await.unwrap();
+    let v1 = put(&register, key, Precondition::Absent, "1").await.unwrap();
     assert_eq!(register.read(key).await.unwrap(), Some(cell("1", &v1)));
-    assert_eq!(put(&register, key, Expect::Absent, "2").await, None);
-    let v2 = put(&register, key, Expect::Version(&v1), "2").await.unwrap();
+    assert_eq!(put(&register, key, Precondition::Absent, "2").await, None);
+    let v2 = put(&register, key, Precondition::Version(&v1), "2").await.unwrap();
     assert_ne!(v1, v2);
-    assert_eq!(put(&register, key, Expect::Version(&v1), "3").await, None);
+    assert_eq!(put(&register, key, Precondition::Version(&v1), "3").await, None);
     assert_eq!(register.read(key).await.unwrap(), Some(cell("2", &v2)));
     match register.delete(key, &v1).await {
         Ok(deleted) => {
             assert_eq!(deleted, Deleted::Conflict);
             assert_eq!(register.delete(key, &v2).await.unwrap(), Deleted::Deleted);
             assert_eq!(register.read(key).await.unwrap(), None);
-            put(&register, key, Expect::Absent, "4").await.expect("what was deleted can be created again");
+            put(&register, key, Precondition::Absent, "4")
+                .await
+                .expect("what was deleted can be created again");
         }
         // A store whose deletes are not conditional: then nothing may be deleted at all.
         Err(error) => {
@@ -108,7 +110,7 @@ async fn of_many_creates_exactly_one_wins(register: S3Register) {
 }
 
 async fn of_many_replacements_of_one_version_exactly_one_wins(register: S3Register) {
-    let mut version = put(&register, "x.lock", Expect::Absent, "start").await.unwrap();
+    let mut version = put(&register, "x.lock", Precondition::Absent, "start").await.unwrap();
     for _ in 0..4 {
         let racers = (0..RACERS).map(|n| write_until_answered(&register, "x.lock", Some(&version), n));
         let winners: Vec<_> = join_all(racers).await.into_iter().flatten().collect();
@@ -128,7 +130,7 @@ async fn write_until_answered(
     // Equal bodies have equal ETags: a racer that wrote the current body again would let a second one win.
     let value = body(format!("racer {n} {}", Id::random(&register.env().random)));
     loop {
-        let expect = expect.map_or(Expect::Absent, Expect::Version);
+        let expect = expect.map_or(Precondition::Absent, Precondition::Version);
         match register.write(key, expect, value.clone().into()).await {
             Ok(Write::Committed(version)) => return Some(version),
             Ok(Write::Conflict) => return None,
@@ -138,13 +140,13 @@ async fn write_until_answered(
 }
 
 async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
-    put(&register, "n.lock", Expect::Absent, "0").await.unwrap();
+    put(&register, "n.lock", Precondition::Absent, "0").await.unwrap();
     let count = async |_| {
         for _ in 0..5 {
             loop {
                 let cell = register.read("n.lock").await.unwrap().unwrap();
                 let n: u32 = std::str::from_utf8(&cell.value).unwrap().parse().unwrap();
-                if put(&register, "n.lock", Expect::Version(&cell.version), &(n + 1).to_string())
+                if put(&register, "n.lock", Precondition::Version(&cell.version), &(n + 1).to_string())
                     .await
                     .is_some()
                 {
@@ -158,8 +160,8 @@ async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
 }
 
 async fn a_missing_key_is_a_conflict_for_whoever_expects_a_version(register: S3Register) {
-    let version = put(&register, "x.lock", Expect::Absent, "1").await.unwrap();
-    assert_eq!(put(&register, "gone.lock", Expect::Version(&version), "2").await, None);
+    let version = put(&register, "x.lock", Precondition::Absent, "1").await.unwrap();
+    assert_eq!(put(&register, "gone.lock", Precondition::Version(&version), "2").await, None);
     assert_eq!(register.read("gone.lock").await.unwrap(), None, "the refused write left nothing behind");
     if let Ok(deleted) = register.delete("gone.lock", &version).await {
         assert_eq!(deleted, Deleted::Conflict);
@@ -175,7 +177,7 @@ async fn strange_names_come_back_as_they_were(register: S3Register) {
         "back\\slash.lock",
     ];
     for name in names {
-        put(&register, name, Expect::Absent, name).await.unwrap();
+        put(&register, name, Precondition::Absent, name).await.unwrap();
         assert_eq!(register.read(name).await.unwrap().unwrap().value, body(name));
         assert_eq!(register.list(name).try_collect::<Vec<_>>().await.unwrap(), [name]);
     }
@@ -189,10 +191,10 @@ async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
     let keys: Vec<_> = (0..1_005).map(|n| format!("many/{n:04}.lock")).collect();
     stream::iter(&keys)
         .for_each_concurrent(RACERS, async |key| {
-            drop(put(&register, key, Expect::Absent, "x").await.unwrap())
+            drop(put(&register, key, Precondition::Absent, "x").await.unwrap())
         })
         .await;
-    put(&register, "other.lock", Expect::Absent, "x").await.unwrap();
+    put(&register, "other.lock", Precondition::Absent, "x").await.unwrap();
     assert_eq!(register.list("many/").try_collect::<Vec<_>>().await.unwrap(), keys);
     assert_eq!(register.list("many/100").try_collect::<Vec<_>>().await.unwrap(), keys[1_000..]);
     assert_eq!(register.list("none").try_collect::<Vec<_>>().await.unwrap(), Vec::<String>::new());
@@ -231,7 +233,7 @@ async fn a_missing_bucket_is_named() {
         .await;
         for error in [
             nowhere.read("x.lock").await.unwrap_err(),
-            nowhere.write("x.lock", Expect::Absent, body("x").into()).await.unwrap_err(),
+            nowhere.write("x.lock", Precondition::Absent, body("x").into()).await.unwrap_err(),
             nowhere.list("").try_collect::<Vec<_>>().await.unwrap_err(),
         ] {
             assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");

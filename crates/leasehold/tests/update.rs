@@ -10,7 +10,7 @@ use bytes::Bytes;
 use leasehold::clock::TestClock;
 use leasehold::env::Env;
 use leasehold::error::Error;
-use leasehold::register::{Body, Expect, Metadata, Register, Write};
+use leasehold::register::{Body, Metadata, Precondition, Register, Write};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{ErrorKind, Object, Updated, update};
 use leasehold_testkit::fault::{Chaos, FaultyRegister, Kind, Outcome};
@@ -41,7 +41,7 @@ impl World {
     /// Writes without leasehold, whatever there is.
     async fn overwrite(&self, text: &'static str) {
         let version = self.0.stat(KEY).await.unwrap().map(|stat| stat.version);
-        let expect = version.as_ref().map_or(Expect::Absent, Expect::Version);
+        let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         assert!(matches!(self.0.write(KEY, expect, text.into()).await.unwrap(), Write::Committed(_)));
     }
 }
@@ -283,7 +283,7 @@ async fn what_others_say_about_the_object_stays() {
     metadata.user.insert("owner".into(), "ann".into());
     metadata.cache_control = Some("no-cache".into());
     let body = Body { bytes: "x ".into(), metadata: metadata.clone() };
-    world.0.write(KEY, Expect::Absent, body).await.unwrap();
+    world.0.write(KEY, Precondition::Absent, body).await.unwrap();
     add(&*world.0, "a").await.unwrap();
     let mut now = world.0.read(KEY).await.unwrap().unwrap().metadata;
     assert!(now.user.remove("leasehold-log").is_some());
@@ -291,7 +291,7 @@ async fn what_others_say_about_the_object_stays() {
 
     let object = Object::new(world.0.clone(), "new").content_type("text/plain");
     object.update(async |_| Ok::<_, Error>(Some("x".into()))).await.unwrap();
-    let kind = |cell: leasehold::register::Cell| cell.metadata.content_type;
+    let kind = |cell: leasehold::register::VersionedValue| cell.metadata.content_type;
     assert_eq!(kind(object.read().await.unwrap().unwrap()).as_deref(), Some("text/plain"));
     add(&*world.0, "b").await.unwrap();
     update(&*world.0, "bytes", async |_| Ok::<_, Error>(Some("x".into()))).await.unwrap();

@@ -14,14 +14,14 @@ use std::time::Duration;
 use common::{TTL, World, contender_span, granted, name};
 use leasehold::clock::TestClock;
 use leasehold::env::Env;
-use leasehold::lease::{Claim, LeaseStore, Pace, StoreOptions, Ttl};
-use leasehold::register::{Register, RegisterTraits};
+use leasehold::lease::{Claim, LeaseStore, PollInterval, StoreOptions, Ttl};
+use leasehold::register::{Register, RegisterCapabilities};
 use leasehold::{Holder, Locker, RegisterLeases};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
 use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
 
-const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
+const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A register with the pace of one behind a network.
@@ -32,8 +32,8 @@ impl Layer for Paced {
     fn inner(&self) -> &dyn Register {
         &self.0
     }
-    fn traits(&self) -> RegisterTraits {
-        RegisterTraits { pace: PACE, ..self.0.traits() }
+    fn traits(&self) -> RegisterCapabilities {
+        RegisterCapabilities { pace: PACE, ..self.0.traits() }
     }
 }
 
@@ -77,14 +77,14 @@ async fn a_wait_of_a_minute_costs_a_few_reads_and_then_one_for_each_longest_paus
         let counts = waiter.network.counts();
         assert_eq!(counts.writes, 0, "a waiter reads");
         // A lease that can lapse within the longest pause is looked at when it can.
-        let longest = PACE.most.min(Ttl::new(ttl).unwrap().contender_span() * 2 / 3);
+        let longest = PACE.max.min(Ttl::new(ttl).unwrap().contender_span() * 2 / 3);
         let most = 60.0 / longest.as_secs_f64() * 1.1 + 12.0;
         assert!((30..=most as usize).contains(&counts.reads), "{} reads for a ttl of {ttl:?}", counts.reads);
         guard.check().unwrap();
         let released = waiter.env.now();
         guard.release().await.unwrap();
         drop(waiting.await.unwrap().unwrap());
-        assert!(waiter.env.now().longest_since(released) <= PACE.most);
+        assert!(waiter.env.now().longest_since(released) <= PACE.max);
     }
 }
 
@@ -104,7 +104,7 @@ async fn a_short_hold_is_succeeded_soon_whenever_the_waiter_came() {
             drop(waiting.await.unwrap().unwrap());
             let late = waiter.env.now().longest_since(released);
             // Half of the time that it was held, which may be nearly twice `hold`.
-            assert!(late <= hold.max(PACE.first) + Duration::from_millis(2), "{late:?} after {hold:?}");
+            assert!(late <= hold.max(PACE.min) + Duration::from_millis(2), "{late:?} after {hold:?}");
         }
     }
 }
@@ -125,7 +125,7 @@ async fn sixteen_who_wait_for_a_dead_holder_do_not_all_write_at_once() {
     }
     let guard = waiting.join_next().await.unwrap().unwrap();
     let after = waiters[0].env.now().longest_since(began);
-    let soon = contender_span()..contender_span() + PACE.first;
+    let soon = contender_span()..contender_span() + PACE.min;
     assert!(soon.contains(&after), "{after:?}");
     waiters[0].env.sleep(SECOND).await;
     let writes: usize = waiters.iter().map(|waiter| waiter.network.counts().writes).sum();

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use leasehold::doctor::{Finding, Report, Verdict};
+use leasehold::doctor::{CheckStatus, Finding, Report};
 use leasehold::lease::printable;
 use serde_json::{Value, json};
 
@@ -31,10 +31,10 @@ pub(crate) fn human(store: &str, report: &Report, colors: bool) -> String {
 
 fn line(text: &mut String, finding: &Finding, width: usize, colors: bool) {
     let (mark, color) = match finding.verdict {
-        Verdict::Passed => ("ok", "1;32"),
-        Verdict::Warning => ("warn", "1;33"),
-        Verdict::Failed => ("FAIL", "1;31"),
-        Verdict::NotApplicable => ("-", "2"),
+        CheckStatus::Passed => ("ok", "1;32"),
+        CheckStatus::Warning => ("warn", "1;33"),
+        CheckStatus::Failed => ("FAIL", "1;31"),
+        CheckStatus::NotApplicable => ("-", "2"),
     };
     let (on, off) = if colors { (format!("\u{1b}[{color}m"), "\u{1b}[0m") } else { (String::new(), "") };
     let _ = writeln!(
@@ -51,12 +51,12 @@ fn line(text: &mut String, finding: &Finding, width: usize, colors: bool) {
 
 fn summary(report: &Report) -> String {
     let count = |verdict| report.findings.iter().filter(|finding| finding.verdict == verdict).count();
-    let warnings = match count(Verdict::Warning) {
+    let warnings = match count(CheckStatus::Warning) {
         0 => String::new(),
         1 => "; 1 warning".to_owned(),
         more => format!("; {more} warnings"),
     };
-    match count(Verdict::Failed) {
+    match count(CheckStatus::Failed) {
         0 => format!("safe for locks{warnings}\n"),
         1 => format!("NOT safe for locks: 1 check failed{warnings}\n"),
         more => format!("NOT safe for locks: {more} checks failed{warnings}\n"),

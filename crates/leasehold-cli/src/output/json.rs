@@ -61,7 +61,7 @@ pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
 
 /// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each grant that is over.
 pub(crate) fn history(status: &Status) -> Vec<Value> {
-    let grant = |past: &leasehold::lease::Past| {
+    let grant = |past: &leasehold::lease::PastGrant| {
         let mut object = object("grant", &status.name);
         object.insert("token".into(), json!(past.token));
         object.insert("end".into(), json!(past.end));

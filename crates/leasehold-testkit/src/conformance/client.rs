@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Deadline, timeout};
 use leasehold::env::Env;
-use leasehold::lease::{Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl, Verdict};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl};
 use leasehold::{ErrorKind, Guard, Held, Holder, LockName, Loss, LossReason, Status, Token};
 
 use super::Harness;
@@ -50,7 +50,7 @@ impl Client {
         claim
     }
 
-    pub(super) async fn attempt(&self, claim: &Claim) -> Verdict {
+    pub(super) async fn attempt(&self, claim: &Claim) -> AcquireOutcome {
         self.within("try_acquire", self.store.try_acquire(claim)).await.unwrap()
     }
 
@@ -65,11 +65,11 @@ impl Client {
         const TRIES: usize = 3;
         for _ in 0..TRIES {
             match self.attempt(claim).await {
-                Verdict::Granted(grant) => {
+                AcquireOutcome::Granted(grant) => {
                     assert_eq!((&grant.name, grant.id, grant.ttl), (&claim.name, claim.id, claim.ttl));
                     return grant;
                 }
-                Verdict::Lost(Loss { reason: LossReason::Expired { .. }, .. }) => {}
+                AcquireOutcome::Lost(Loss { reason: LossReason::Expired { .. }, .. }) => {}
                 other => panic!("`{}` is free, and yet {other:?}", claim.name),
             }
         }
@@ -79,7 +79,7 @@ impl Client {
     /// A try that must be refused because somebody has it.
     pub(super) async fn refused(&self, name: &LockName) -> Held {
         match self.attempt(&self.claim(name, LONG)).await {
-            Verdict::Held(held) => held,
+            AcquireOutcome::Held(held) => held,
             other => panic!("`{name}` is held, and yet {other:?}"),
         }
     }
@@ -96,10 +96,10 @@ impl Client {
         claim.waits = true;
         for _ in 0..MOST_TRIES {
             match self.store.try_acquire(&claim).await.unwrap() {
-                Verdict::Granted(grant) => return grant,
-                Verdict::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
+                AcquireOutcome::Granted(grant) => return grant,
+                AcquireOutcome::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
                 // A slow server may have cost us a grant that we never heard of.
-                Verdict::Lost(_) => claim.id = self.claim(name, ttl).id,
+                AcquireOutcome::Lost(_) => claim.id = self.claim(name, ttl).id,
             }
         }
         panic!("`changed` says that `{name}` is free and `try_acquire` that it is not, {MOST_TRIES} times")

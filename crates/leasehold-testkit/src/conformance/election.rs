@@ -13,7 +13,7 @@ use super::client::{Client, LONG, name};
 async fn election(harness: &dyn Harness, who: &str) -> (Client, Election) {
     let client = Client::open(harness, who).await;
     let election = Locker::new(client.store.clone()).election("lock");
-    let election = election.ttl(LONG).patience(harness.limit() / 2).owner(who);
+    let election = election.ttl(LONG).store_timeout(harness.limit() / 2).owner(who);
     (client, election.value(format!("http://{who}.example")))
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
-use leasehold::lease::{Grant, Verdict};
+use leasehold::lease::{AcquireOutcome, Grant};
 use leasehold::{LockName, Token};
 
 use super::Harness;
@@ -26,9 +26,9 @@ async fn race(clients: &[Client], lock: &LockName) -> Vec<Grant> {
     });
     let verdicts = join_all(tasks).await;
     let granted = verdicts.into_iter().filter_map(|verdict| match verdict.unwrap() {
-        Verdict::Granted(grant) => Some(grant),
-        Verdict::Held(_) => None,
-        Verdict::Lost(loss) => panic!("nobody can have lost it: {loss}"),
+        AcquireOutcome::Granted(grant) => Some(grant),
+        AcquireOutcome::Held(_) => None,
+        AcquireOutcome::Lost(loss) => panic!("nobody can have lost it: {loss}"),
     });
     granted.collect()
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use leasehold::error::StoreError;
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, Stat, Version, Write};
+use leasehold::register::{Body, Deleted, Precondition, Register, Stat, Version, VersionedValue, Write};
 use tokio::sync::oneshot;
 
 use super::Kind;
@@ -17,7 +17,7 @@ pub(super) enum Request {
 
 #[derive(Debug)]
 pub(super) enum Answer {
-    Cell(Option<Cell>),
+    VersionedValue(Option<VersionedValue>),
     Stat(Option<Stat>),
     Write(Write),
     Deleted(Deleted),
@@ -49,10 +49,10 @@ impl Request {
 
     pub(super) async fn apply(&self, register: &dyn Register) -> Reply {
         match self {
-            Self::Read(key) => register.read(key).await.map(Answer::Cell),
+            Self::Read(key) => register.read(key).await.map(Answer::VersionedValue),
             Self::Stat(key) => register.stat(key).await.map(Answer::Stat),
             Self::Write(key, expect, body) => {
-                let expect = expect.as_ref().map_or(Expect::Absent, Expect::Version);
+                let expect = expect.as_ref().map_or(Precondition::Absent, Precondition::Version);
                 register.write(key, expect, body.clone()).await.map(Answer::Write)
             }
             Self::Delete(key, version) => register.delete(key, version).await.map(Answer::Deleted),

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use leasehold::clock::TestClock;
-use leasehold::lease::Pace;
+use leasehold::lease::PollInterval;
 use leasehold::register::Metadata;
 
 use super::*;
@@ -22,21 +22,21 @@ impl MapRegister {
 
 #[async_trait]
 impl Register for MapRegister {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         let cells = self.cells.lock().unwrap();
-        Ok(cells.get(key).map(|(version, value)| Cell {
+        Ok(cells.get(key).map(|(version, value)| VersionedValue {
             value: value.clone(),
             version: Version::new(version.to_string()),
             metadata: Metadata::default(),
         }))
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let mut cells = self.cells.lock().unwrap();
         let now = cells.get(key).map(|(version, _)| *version);
         let expected = match expect {
-            Expect::Absent => None,
-            Expect::Version(version) => Some(version.as_str().parse::<u64>().unwrap()),
+            Precondition::Absent => None,
+            Precondition::Version(version) => Some(version.as_str().parse::<u64>().unwrap()),
         };
         if now != expected {
             return Ok(Write::Conflict);
@@ -72,14 +72,14 @@ impl Register for MapRegister {
         &self.env
     }
 
-    fn traits(&self) -> RegisterTraits {
-        let pace = Pace { first: Duration::from_millis(10), most: Duration::from_millis(100) };
-        RegisterTraits { store: "map", trusted: true, generations: true, metadata: None, pace }
+    fn traits(&self) -> RegisterCapabilities {
+        let pace = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
+        RegisterCapabilities { store: "map", trusted: true, generations: true, metadata: None, pace }
     }
 }
 
 async fn create(register: &FaultyRegister, key: &str) -> Result<Write, StoreError> {
-    register.write(key, Expect::Absent, "x".into()).await
+    register.write(key, Precondition::Absent, "x".into()).await
 }
 
 async fn exists(register: &FaultyRegister, key: &str) -> bool {

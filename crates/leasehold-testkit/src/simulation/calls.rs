@@ -12,7 +12,7 @@ use leasehold::clock::{Clock as _, TestClock};
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
 use leasehold::lease::{
-    Capabilities, Claim, Grant, Held, LeaseStore, Renewal, Token, Verdict, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, Grant, Held, LeaseStore, Renewal, Token, attempt_limit,
 };
 use leasehold::{Evicted, LockName, Released, Status};
 
@@ -202,7 +202,7 @@ fn committed(checker: &Checker, grant: &Grant, note: Option<&str>, now: Duration
 
 #[async_trait]
 impl LeaseStore for Calls {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let (store, checker, clock) = (self.store.clone(), self.checker.clone(), self.clock.clone());
         let (claim, patience) = (claim.clone(), claim.patience);
         let id = claim.id.to_string();
@@ -214,7 +214,7 @@ impl LeaseStore for Calls {
             let clock = clock.clone();
             async move {
                 let verdict = store.try_acquire(&claim).await;
-                if let Ok(Verdict::Granted(grant)) = &verdict {
+                if let Ok(AcquireOutcome::Granted(grant)) = &verdict {
                     committed(&checker, grant, claim.holder.note.as_deref(), clock.now().since_boot());
                 }
                 verdict

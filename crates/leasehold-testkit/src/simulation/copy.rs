@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::Register as _;
-use leasehold::register::{Expect, Write};
+use leasehold::register::{Precondition, Write};
 use serde_json::Value;
 
 use super::LOCK;
@@ -46,7 +46,7 @@ async fn live(world: Arc<World>, process: u64, mut random: fastrand::Rng) {
             record["renewed_at_us"] = time.hi_us.into();
         }
         let body = record.to_string();
-        match register.write(&key, Expect::Version(&version), body.into()).await {
+        match register.write(&key, Precondition::Version(&version), body.into()).await {
             Ok(Write::Committed(renewed)) => version = renewed,
             // The other one was first: this one has lost the lock.
             _ => return,

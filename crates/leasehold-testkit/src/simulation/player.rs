@@ -120,7 +120,7 @@ impl Player {
         } else {
             format!("{:x}-{}-{}", self.seed, self.task, self.acquisitions)
         };
-        self.locker.lock(LOCK).ttl(self.ttl).patience(self.ttl).note(&self.note)
+        self.locker.lock(LOCK).ttl(self.ttl).store_timeout(self.ttl).note(&self.note)
     }
 
     async fn acquire_or_give_up(&mut self) -> Option<(Guard, Held)> {

@@ -10,8 +10,10 @@ use futures_util::stream::BoxStream;
 use leasehold::clock::StoreTime;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::lease::Pace;
-use leasehold::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use leasehold::lease::PollInterval;
+use leasehold::register::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+};
 use leasehold::stores::memory::MemoryRegister;
 use serde::Deserialize;
 
@@ -120,7 +122,7 @@ impl Witness {
 
 #[async_trait]
 impl Register for Witness {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.count();
         self.inner.read(key).await
     }
@@ -130,11 +132,11 @@ impl Register for Witness {
         self.inner.stat(key).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.count();
         let written = self.inner.write(key, expect, body.clone()).await;
         if let Ok(Write::Committed(version)) = &written {
-            self.written(key, version, expect == Expect::Absent, &body);
+            self.written(key, version, expect == Precondition::Absent, &body);
         }
         written
     }
@@ -160,9 +162,9 @@ impl Register for Witness {
         self.inner.env()
     }
 
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         // Of a store behind a network: with the memory's own, a history would be polls and little else.
-        let pace = Pace { first: Duration::from_millis(50), most: LONGEST_POLL };
-        RegisterTraits { pace, ..self.inner.traits() }
+        let pace = PollInterval { min: Duration::from_millis(50), max: LONGEST_POLL };
+        RegisterCapabilities { pace, ..self.inner.traits() }
     }
 }

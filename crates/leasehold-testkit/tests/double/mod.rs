@@ -12,8 +12,8 @@ use leasehold::clock::{Moment, TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    Capabilities, Claim, End, Evicted, Grant, Id, LeaseStore, Pace, Past, Released, Renewal, State, Ttl,
-    Verdict, deadline,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Id, LeaseStore, PastGrant, PollInterval,
+    Released, Renewal, State, Ttl, deadline,
 };
 use leasehold::{Held, Holder, LockName, Loss, LossReason, Status, Token};
 use leasehold_testkit::conformance::Harness;
@@ -97,7 +97,7 @@ struct Row {
     live: Option<Live>,
     rested_from: Option<Moment>,
     rest: Duration,
-    history: Vec<Past>,
+    history: Vec<PastGrant>,
 }
 
 #[derive(Clone, Debug)]
@@ -235,7 +235,7 @@ impl Store {
         if self.is(Flaw::NoHistory) {
             return;
         }
-        let past = Past {
+        let past = PastGrant {
             token: Token::new(row.token).unwrap(),
             grant: live.id,
             holder: live.holder.clone(),
@@ -261,13 +261,13 @@ impl Store {
 
 #[async_trait]
 impl LeaseStore for Store {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let key = self.key(&claim.name);
         let seen = self.rows().get(&key).cloned().unwrap_or_default();
         let mine =
             seen.live.as_ref().is_some_and(|live| live.id == claim.id) && !self.is(Flaw::RefusesItsOwnClaim);
         if let (Some(held), false) = (self.held(&seen, Some(claim.ttl)), mine) {
-            return Ok(Verdict::Held(held));
+            return Ok(AcquireOutcome::Held(held));
         }
         let apart = match self.0.flaw {
             Some(Flaw::AsksAndActsApart) => seen.live.is_none(),
@@ -277,7 +277,7 @@ impl LeaseStore for Store {
         if apart {
             tokio::task::yield_now().await;
         }
-        Ok(Verdict::Granted(self.grant(self.rows().entry(key).or_default(), claim)))
+        Ok(AcquireOutcome::Granted(self.grant(self.rows().entry(key).or_default(), claim)))
     }
 
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
@@ -412,7 +412,7 @@ impl LeaseStore for Store {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let pace = Pace { first: Duration::from_millis(10), most: Duration::from_millis(100) };
+        let pace = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
         Capabilities::new("double", pace)
     }
 

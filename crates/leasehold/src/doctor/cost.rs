@@ -69,7 +69,7 @@ pub struct Cost {
 pub(super) fn estimate(store: &str, deletes: bool, examination: &Examination) -> Option<Cost> {
     let prices = PRICES.iter().find(|prices| prices.store == store)?;
     let acquisitions = u64::from(examination.acquisitions_per_day) * DAYS;
-    // A third of the ttl is the keeper's pace.
+    // A third of the ttl is the renewer's pace.
     let renewals = SECONDS / (examination.ttl.get().as_secs_f64() / 3.0) * f64::from(examination.locks);
     let writes_per_acquisition = prices.writes_per_acquisition - u32::from(deletes);
     let writes = renewals as u64 + acquisitions * u64::from(writes_per_acquisition);

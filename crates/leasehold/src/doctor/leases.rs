@@ -6,11 +6,11 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 
 use super::measured::RoundTrips;
-use super::{Examination, Finding, Verdict};
+use super::{CheckStatus, Examination, Finding};
 use crate::diagnosis::UNANSWERED;
 use crate::error::{Fault, StoreError};
 use crate::lease::{
-    Claim, Evicted, Grant, Holder, LeaseStore, Released, Renewal, State, Token, Ttl, Verdict as Answer,
+    AcquireOutcome as Answer, Claim, Evicted, Grant, Holder, LeaseStore, Released, Renewal, State, Token, Ttl,
 };
 use crate::types::LockName;
 
@@ -156,7 +156,7 @@ impl<'a> Patient<'a> {
                 Some(Ok(found)) if found == *name => break Finding::passed(CHECK, "locks are listed"),
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
-                    break Finding::of_error(CHECK, Verdict::Warning, &error)
+                    break Finding::of_error(CHECK, CheckStatus::Warning, &error)
                         .with_help("locks work without it; `leasehold ls` does not");
                 }
                 None => break Finding::warning(CHECK, "a held lock is not in the listing"),
@@ -310,7 +310,7 @@ impl<'a> Patient<'a> {
         ];
         self.trips = measured.into_iter().filter_map(|(what, took)| RoundTrips::of(what, took)).collect();
         outcome.map_err(|stop| match stop.check {
-            UNANSWERED => Finding { check: "round-trips", verdict: Verdict::Warning, ..stop },
+            UNANSWERED => Finding { check: "round-trips", verdict: CheckStatus::Warning, ..stop },
             _ => stop,
         })
     }

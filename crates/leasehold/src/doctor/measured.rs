@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Finding, Verdict};
+use super::{CheckStatus, Finding};
 use crate::types::{RENEW_AFTER, RENEW_SPREAD, Ttl, attempt_limit};
 
 /// How long one operation took, over several.
@@ -89,7 +89,7 @@ pub(super) fn smallest_ttl(
     }
 }
 
-/// Whether a lease of `ttl` lives when the first renewal, sent as late as the keeper ever does, is not answered at all, and
+/// Whether a lease of `ttl` lives when the first renewal, sent as late as the renewer ever does, is not answered at all, and
 /// the next takes `trip`: it must be answered before the holder has to stop.
 fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
     let latest = ttl.get().mul_f64(RENEW_AFTER * (1.0 + RENEW_SPREAD));
@@ -100,7 +100,7 @@ fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
 pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
     const CHECK: &str = "smallest-ttl";
     let Some(found) = found else {
-        return Finding::new(CHECK, Verdict::Warning, "no ttl is safe with renewals that take so long")
+        return Finding::new(CHECK, CheckStatus::Warning, "no ttl is safe with renewals that take so long")
             .with_help("leasehold gives a request 5 s at most: use a store that is nearer, or less busy");
     };
     let because = found.why.map_or_else(
@@ -116,7 +116,7 @@ pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
     if wanted >= found.smallest {
         return Finding::passed(CHECK, seen);
     }
-    Finding::new(CHECK, Verdict::Warning, seen).with_help(format!(
+    Finding::new(CHECK, CheckStatus::Warning, seen).with_help(format!(
         "a ttl of {:?} is too short here: a slow answer would lose the lock; use --ttl {:?} or more",
         wanted.get(),
         found.smallest.get()
@@ -160,7 +160,7 @@ mod tests {
         let found = smallest_ttl(&renewals(Duration::from_millis(1)), floor).unwrap();
         assert_eq!(found.smallest.as_millis(), 10_000);
         assert!(ttl_finding(Some(found), Ttl::DEFAULT).seen.contains("a write a second"));
-        assert_eq!(ttl_finding(None, Ttl::DEFAULT).verdict, Verdict::Warning);
-        assert_eq!(ttl_finding(Some(found), Ttl::from_millis(9_999).unwrap()).verdict, Verdict::Warning);
+        assert_eq!(ttl_finding(None, Ttl::DEFAULT).verdict, CheckStatus::Warning);
+        assert_eq!(ttl_finding(Some(found), Ttl::from_millis(9_999).unwrap()).verdict, CheckStatus::Warning);
     }
 }

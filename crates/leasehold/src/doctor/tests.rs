@@ -13,8 +13,8 @@ use crate::env::Env;
 use crate::error::Fault;
 use crate::error::StoreError;
 use crate::lease::{
-    Capabilities, Claim, Evicted, Grant, Held, Released, Renewal, State, Status, StoreOptions, Token,
-    Verdict as Answer,
+    AcquireOutcome as Answer, Capabilities, Claim, Evicted, Grant, Held, Released, Renewal, State, Status,
+    StoreOptions, Token,
 };
 use crate::locker::Locker;
 use crate::register::RegisterLeases;
@@ -28,7 +28,7 @@ fn memory() -> RegisterLeases {
 }
 
 fn failed(report: &Report) -> Vec<&str> {
-    let failed = report.findings.iter().filter(|finding| finding.verdict == Verdict::Failed);
+    let failed = report.findings.iter().filter(|finding| finding.verdict == CheckStatus::Failed);
     failed.map(|finding| finding.check).collect()
 }
 
@@ -217,18 +217,18 @@ async fn each_wrong_with_leases_fails_its_check() {
         let report = Locker::new(store.clone()).examine(&Examination::default()).await;
         assert_eq!(failed(&report), Vec::from_iter(check), "{wrong:?}: {:#?}", report.findings);
         assert_eq!(report.is_safe(), check.is_none());
-        let silent = |finding: &&Finding| finding.verdict == Verdict::Failed && finding.help.is_empty();
+        let silent = |finding: &&Finding| finding.verdict == CheckStatus::Failed && finding.help.is_empty();
         assert_eq!(report.findings.iter().find(silent), None, "it says what to do");
         let left: Vec<_> = store.good.list("").try_collect().await.unwrap();
         // Those that tell nothing of their locks, or lie, are not cleaned.
         let silent = [Wrong::InspectsLate, Wrong::KeepsWhatIsReleased, Wrong::ForgetsTokens];
         assert!(left.is_empty() || silent.contains(&wrong), "{wrong:?}: {left:?}");
         if wrong == Wrong::IsBusyLater {
-            assert_eq!(report.finding("round-trips").unwrap().verdict, Verdict::Warning);
+            assert_eq!(report.finding("round-trips").unwrap().verdict, CheckStatus::Warning);
             assert!(report.round_trips.iter().any(|trips| trips.operation == "renew"));
         }
         if wrong == Wrong::HidesFromListings {
-            assert_eq!(report.finding("listing").unwrap().verdict, Verdict::Warning);
+            assert_eq!(report.finding("listing").unwrap().verdict, CheckStatus::Warning);
         }
     }
 }
@@ -242,7 +242,7 @@ async fn a_good_store_is_safe_measured_and_left_as_it_was() {
     let measured: Vec<_> = report.round_trips.iter().map(|trips| trips.operation).collect();
     assert_eq!(measured, ["acquire", "renew", "inspect", "release"]);
     assert_eq!(report.smallest_ttl_ms, Some(1_000));
-    assert_eq!(report.finding("clean-up").unwrap().verdict, Verdict::Passed);
+    assert_eq!(report.finding("clean-up").unwrap().verdict, CheckStatus::Passed);
     assert_eq!(store.list("").try_collect::<Vec<_>>().await.unwrap(), []);
 }
 
@@ -253,7 +253,7 @@ async fn leases_are_not_tried_on_a_register_that_failed() {
     let store = RegisterLeases::new(Arc::new(register), StoreOptions::default());
     let report = Locker::new(Arc::new(store)).examine(&Examination::default()).await;
     assert_eq!(failed(&report), ["create-if-absent", "create-race"]);
-    assert_eq!(report.finding("leases").unwrap().verdict, Verdict::NotApplicable);
+    assert_eq!(report.finding("leases").unwrap().verdict, CheckStatus::NotApplicable);
     assert_eq!(report.finding("grant"), None);
 }
 

@@ -9,10 +9,12 @@ use super::write_log::{Nonce, Sight, Verdict, verdict};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Token;
-use crate::register::effort::Effort;
 use crate::register::probe::trust::within;
 use crate::register::probe::{LIMIT, probe_metadata};
-use crate::register::{Body, Expect, MAX_OBJECT_BYTES, Register, RegisterTraits, Stat, Write, probe};
+use crate::register::retry::RetryBudget;
+use crate::register::{
+    Body, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Stat, Write, probe,
+};
 
 /// How long a request with a small body may take, and what each second carries of a large one.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -104,7 +106,7 @@ impl<'a> Change<'a> {
         let mut driver = Driver {
             change: self,
             traits: self.register.traits(),
-            effort: Effort::new(env, self.limits.within, self.limits.within),
+            effort: RetryBudget::new(env, self.limits.within, self.limits.within),
             nonces: Vec::new(),
             size: None,
         };
@@ -212,8 +214,8 @@ struct Seen {
 
 struct Driver<'a> {
     change: Change<'a>,
-    traits: RegisterTraits,
-    effort: Effort<'a>,
+    traits: RegisterCapabilities,
+    effort: RetryBudget<'a>,
     /// Of every write so far.
     nonces: Vec<Nonce>,
     /// How many bytes the object had when it was last read; `None` before any look.
@@ -225,7 +227,7 @@ impl Driver<'_> {
     async fn write(&mut self, seen: &Seen, bytes: Bytes) -> Result<Option<Seen>, Error> {
         let change = self.change;
         let body = self.body(&seen.sight, bytes)?;
-        let expect = seen.sight.version.as_ref().map_or(Expect::Absent, Expect::Version);
+        let expect = seen.sight.version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         let limit = request_limit(body.bytes.len());
         let mut looked = seen.at;
         let mut unknown = false;
@@ -381,7 +383,7 @@ fn refused_without_reason() -> StoreError {
     Fault::unavailable("the store says that the object has changed, and it has not").not_applied()
 }
 
-fn no_metadata(traits: &RegisterTraits) -> Error {
+fn no_metadata(traits: &RegisterCapabilities) -> Error {
     Error::unsupported(format!(
         "{} keeps no metadata beside an object, and a fence is kept there",
         traits.store
@@ -389,7 +391,7 @@ fn no_metadata(traits: &RegisterTraits) -> Error {
     .with_help("objects on s3:// and gs:// can be fenced")
 }
 
-fn repeats(traits: &RegisterTraits, key: &str) -> Error {
+fn repeats(traits: &RegisterCapabilities, key: &str) -> Error {
     Error::unsupported(format!(
         "{key:?} had this very content under a lower token, and {} tells contents apart, not writes: a delayed write with \
          that token would take it for the old one",

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::lease::Token;
 use crate::register::probe::LIMIT;
 use crate::register::probe::trust::Trust;
-use crate::register::{Cell, Register};
+use crate::register::{Register, VersionedValue};
 use crate::stores;
 use crate::url::StoreUrl;
 
@@ -109,7 +109,7 @@ impl Object {
     ///
     /// # Errors
     /// What the store says; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when it is too large.
-    pub async fn read(&self) -> Result<Option<Cell>, Error> {
+    pub async fn read(&self) -> Result<Option<VersionedValue>, Error> {
         Ok(self.register.read(&self.key).await?)
     }
 

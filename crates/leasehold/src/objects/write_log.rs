@@ -30,7 +30,7 @@ use std::fmt;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::Token;
 use crate::random::Random;
-use crate::register::{Metadata, RegisterTraits, Version};
+use crate::register::{Metadata, RegisterCapabilities, Version};
 
 const LOG: &str = "leasehold-log";
 const TOKEN: &str = "leasehold-token";
@@ -132,7 +132,7 @@ impl Sight {
         &self,
         nonce: Nonce,
         token: Option<Token>,
-        traits: &RegisterTraits,
+        traits: &RegisterCapabilities,
     ) -> Result<Metadata, Fault> {
         let mut metadata = self.metadata.clone();
         for name in [LOG, TOKEN, SEEN] {
@@ -212,7 +212,7 @@ pub(crate) fn verdict(
     own: &[Nonce],
     unknown: bool,
     now: &Sight,
-    traits: &RegisterTraits,
+    traits: &RegisterCapabilities,
 ) -> Verdict {
     if now.log.iter().any(|mark| own.contains(&mark.nonce)) {
         return Verdict::Applied;
@@ -280,11 +280,11 @@ mod tests {
 
     use super::*;
     use crate::golden::{assert_written, golden};
-    use crate::lease::Pace;
+    use crate::lease::PollInterval;
 
-    fn traits(generations: bool) -> RegisterTraits {
-        let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
-        RegisterTraits { store: "test", trusted: true, generations, metadata: Some(2_048), pace }
+    fn traits(generations: bool) -> RegisterCapabilities {
+        let pace = PollInterval { min: Duration::ZERO, max: Duration::ZERO };
+        RegisterCapabilities { store: "test", trusted: true, generations, metadata: Some(2_048), pace }
     }
 
     fn nonce(number: u64) -> Nonce {

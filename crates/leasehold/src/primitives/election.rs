@@ -108,8 +108,8 @@ impl Election {
 
     /// How long to put up with a store that does not answer, 15 s unless set.
     #[must_use]
-    pub fn patience(self, patience: Duration) -> Self {
-        Self { lock: self.lock.patience(patience) }
+    pub fn store_timeout(self, timeout: Duration) -> Self {
+        Self { lock: self.lock.store_timeout(timeout) }
     }
 
     /// Calls `tell` whenever a campaign that waits learns who leads: for progress displays and logs.

@@ -1,4 +1,4 @@
-//! Slots: a number of locks of which any one will do. Semaphores and shared holds are made of them.
+//! Permits: a number of locks of which any one will do. Semaphores and shared holds are made of them.
 //!
 //! Safety is that of the locks alone. What is added here is how to find a free one with few requests, and how to wait
 //! for any of them: one contender for each process and each set of slots, in the order in which its tasks arrived.
@@ -15,9 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::lease::{Held, LossReason, State};
 use crate::lock::Lock;
-use crate::runtime::keeper::Hold;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, Queue, Turn};
+use crate::runtime::renewer::Hold;
 use crate::runtime::task;
 use crate::types::LockName;
 
@@ -26,7 +26,7 @@ const MOST_NAMED: usize = 4;
 
 /// `NAME/KIND-1` to `NAME/KIND-N`.
 #[derive(Clone)]
-pub(crate) struct Slots {
+pub(crate) struct Permits {
     /// What every slot is asked for with.
     lock: Lock,
     name: LockName,
@@ -37,7 +37,7 @@ pub(crate) struct Slots {
     gated: bool,
 }
 
-impl Slots {
+impl Permits {
     /// `count` slots below the name of `lock`.
     ///
     /// # Errors

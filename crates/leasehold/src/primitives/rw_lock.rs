@@ -11,7 +11,7 @@ use crate::guard::Guard;
 use crate::lease::Held;
 use crate::lock::Lock;
 use crate::locker::Locker;
-use crate::primitives::permits::{Seen, Slots};
+use crate::primitives::permits::{Permits, Seen};
 use crate::runtime::task;
 use crate::settings::settings;
 
@@ -236,7 +236,7 @@ impl RwLock {
     }
 
     /// The error of who found it held, shared or exclusively.
-    fn refused(&self, slots: &Slots, seen: &Seen) -> Error {
+    fn refused(&self, slots: &Permits, seen: &Seen) -> Error {
         let (name, held) = (slots.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {
             Some(held) => Error::held_as(format!("lock `{name}` is held by {held}"), held),
@@ -244,8 +244,8 @@ impl RwLock {
         }
     }
 
-    fn slots(&self) -> Result<Slots> {
-        Ok(Slots::new(&self.lock, "shared", "shared slots", Self::MAX_SHARED)?.gated())
+    fn slots(&self) -> Result<Permits> {
+        Ok(Permits::new(&self.lock, "shared", "shared slots", Self::MAX_SHARED)?.gated())
     }
 }
 

@@ -8,7 +8,7 @@ use crate::guard::Guard;
 use crate::lease::Held;
 use crate::lock::Lock;
 use crate::locker::Locker;
-use crate::primitives::permits::Slots;
+use crate::primitives::permits::Permits;
 use crate::settings::settings;
 
 /// At most N holders at once: a handle that is cheap to clone, and the settings to acquire a permit with.
@@ -113,13 +113,13 @@ impl Semaphore {
         self.slots()?.acquire_within(limit).await
     }
 
-    fn slots(&self) -> Result<Slots> {
+    fn slots(&self) -> Result<Permits> {
         if !(1..=Self::MAX_PERMITS).contains(&self.permits) {
             let (permits, most) = (self.permits, Self::MAX_PERMITS);
             return Err(Error::invalid(format!("a semaphore with {permits} permits"))
                 .with_help(format!("a semaphore has from 1 to {most} permits")));
         }
-        Slots::new(&self.lock, "permit", "permits", self.permits)
+        Permits::new(&self.lock, "permit", "permits", self.permits)
     }
 }
 

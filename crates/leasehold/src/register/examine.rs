@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 
-use super::effort::{Effort, persistently};
 use super::fronts::Fronts;
 use super::probe::checks::{
     cause_of_conflict, fresh, keeps_metadata, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
 };
-use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
-use crate::diagnosis::{Examination, Examined, Finding, Verdict};
+use super::retry::{RetryBudget, retry};
+use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
+use crate::diagnosis::{CheckStatus, Examination, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 
@@ -113,8 +113,7 @@ impl<'a> Patient<'a> {
         let first = self.permissions().await?;
         let permitted = self.found.is_sound();
         let (register, key) = (self.register, self.key.clone());
-        let asked =
-            persistently(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
+        let asked = retry(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
         self.check("create-if-absent", "a second create is refused", asked)?;
         if !permitted {
             return Err(Finding::not_applicable(
@@ -123,8 +122,7 @@ impl<'a> Patient<'a> {
             ));
         }
         self.new_version(&first).await?;
-        let asked =
-            persistently(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
+        let asked = retry(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
         self.check("stale-version", "a write that expects an outdated version is refused", asked)?;
         let asked = self.version_of_nothing(&first).await;
         self.check("missing-key", "a write that expects a version is refused where nothing is", asked)?;
@@ -147,13 +145,14 @@ impl<'a> Patient<'a> {
     /// Creates a key: another one after each answer that was lost, since that may be there.
     async fn created(&mut self) -> Result<(String, Write), StoreError> {
         let register = self.register;
-        let mut effort = Effort::of_question(register.env());
+        let mut effort = RetryBudget::of_question(register.env());
         let mut key = self.another();
         loop {
-            let error = match effort.request(register.write(&key, Expect::Absent, fresh(register))).await {
-                Ok(write) => return Ok((key, write)),
-                Err(error) => error,
-            };
+            let error =
+                match effort.request(register.write(&key, Precondition::Absent, fresh(register))).await {
+                    Ok(write) => return Ok((key, write)),
+                    Err(error) => error,
+                };
             let unknown = matches!(error, StoreError::MaybeApplied(_));
             if !unknown {
                 self.written.pop();
@@ -166,7 +165,7 @@ impl<'a> Patient<'a> {
     /// What was written by a request whose answer was lost must not answer the next: another key each time.
     async fn version_of_nothing(&mut self, version: &Version) -> Result<(), StoreError> {
         let register = self.register;
-        let mut effort = Effort::of_question(register.env());
+        let mut effort = RetryBudget::of_question(register.env());
         loop {
             let key = self.another();
             match effort.request(refuses_version_of_nothing(register, &key, version)).await {
@@ -188,11 +187,11 @@ impl<'a> Patient<'a> {
         });
         let key = self.key.clone();
         let read = match &written {
-            Ok(Write::Committed(_)) => Some(persistently(env, || register.read(&key)).await),
+            Ok(Write::Committed(_)) => Some(retry(env, || register.read(&key)).await),
             _ => None,
         };
         let nothing = format!("{place}-nothing");
-        let absent = persistently(env, || register.read(&nothing)).await.map(|_| ());
+        let absent = retry(env, || register.read(&nothing)).await.map(|_| ());
         let first = match written {
             Ok(Write::Committed(version)) => {
                 self.pass("permission-write", "objects can be written");
@@ -203,7 +202,7 @@ impl<'a> Patient<'a> {
                     "this store refuses to create what is not there (If-None-Match: *)",
                     "no lock could ever be acquired",
                 );
-                Err(Finding::of_error("create-if-absent", Verdict::Failed, &error))
+                Err(Finding::of_error("create-if-absent", CheckStatus::Failed, &error))
             }
             Err(error) => {
                 // What a store does not know is no permission that is missing.
@@ -230,7 +229,7 @@ impl<'a> Patient<'a> {
     /// Whether what is there can be read; and that it is what was just written.
     fn may_read(
         &mut self,
-        read: Option<Result<Option<Cell>, StoreError>>,
+        read: Option<Result<Option<VersionedValue>, StoreError>>,
         listed: &Result<(), StoreError>,
         absent: &Result<(), StoreError>,
         written: Option<&Version>,
@@ -250,14 +249,14 @@ impl<'a> Patient<'a> {
                     None => Finding::failed("read-after-write", "what was just written is not there"),
                 };
                 self.found.push(match finding.verdict {
-                    Verdict::Passed => finding,
+                    CheckStatus::Passed => finding,
                     _ => finding.with_help("locks need a store whose reads are strongly consistent"),
                 });
                 true
             }
             Some(Err(error)) => {
                 let check = if is_denied(&error) { CHECK } else { "read-after-write" };
-                self.found.push(Finding::of_error(check, Verdict::Failed, &error));
+                self.found.push(Finding::of_error(check, CheckStatus::Failed, &error));
                 false
             }
             // Nothing of ours is there to be read: what is not there has to do.
@@ -267,7 +266,7 @@ impl<'a> Patient<'a> {
                     true
                 }
                 (Err(error), Ok(())) => {
-                    self.found.push(Finding::of_error(CHECK, Verdict::Failed, error));
+                    self.found.push(Finding::of_error(CHECK, CheckStatus::Failed, error));
                     false
                 }
                 (Err(_), Err(_)) => true,
@@ -281,21 +280,21 @@ impl<'a> Patient<'a> {
         let finding = match (listed, absent) {
             // Something else is wrong: no permission helps.
             (Ok(()), Err(error)) if readable && !is_denied(&error) => {
-                Finding::of_error("absence", Verdict::Failed, &error)
+                Finding::of_error("absence", CheckStatus::Failed, &error)
                     .with_help("a lock that nobody has held yet cannot be told free")
             }
             (Err(_), Err(error)) if !is_denied(&error) => {
-                Finding::of_error("absence", Verdict::Failed, &error)
+                Finding::of_error("absence", CheckStatus::Failed, &error)
                     .with_help("a lock that nobody has held yet cannot be told free")
             }
-            (Ok(()), Err(error)) if readable => Finding::of_error(CHECK, Verdict::Failed, &error).with_help(
+            (Ok(()), Err(error)) if readable => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
                 "listing below the prefix is allowed, and asking for what is not there is not: the permission to list must \
                  have no condition on the prefix",
             ),
             (Ok(()), _) => Finding::passed(CHECK, "objects can be listed, and what is not there is told"),
-            (Err(error), Ok(())) => Finding::of_error(CHECK, Verdict::Warning, &error)
+            (Err(error), Ok(())) => Finding::of_error(CHECK, CheckStatus::Warning, &error)
                 .with_help("locks work without it; `leasehold ls` does not"),
-            (Err(error), Err(_)) => Finding::of_error(CHECK, Verdict::Failed, &error).with_help(
+            (Err(error), Err(_)) => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
                 "without it the store answers 403 also for a lock that nobody has held yet, and it cannot be told free",
             ),
         };
@@ -306,7 +305,7 @@ impl<'a> Patient<'a> {
         let finding = match asked {
             Ok(()) => Finding::passed(check, good),
             Err(error) if error.is_transient() => return Err(Finding::stopped(check, &error)),
-            Err(error) => Finding::of_error(check, Verdict::Failed, &error),
+            Err(error) => Finding::of_error(check, CheckStatus::Failed, &error),
         };
         self.found.push(finding);
         Ok(())
@@ -314,9 +313,9 @@ impl<'a> Patient<'a> {
 
     /// The version of what is there now.
     async fn current(&self, check: &'static str, key: &str) -> Step<Version> {
-        match persistently(self.register.env(), || self.register.read(key)).await {
+        match retry(self.register.env(), || self.register.read(key)).await {
             Ok(Some(cell)) => Ok(cell.version),
-            Ok(None) => Err(Finding::of_error(check, Verdict::Failed, &vanished(key)).with_help(
+            Ok(None) => Err(Finding::of_error(check, CheckStatus::Failed, &vanished(key)).with_help(
                 "somebody deletes objects below the prefix, or what is written is read late: try again",
             )),
             Err(error) => Err(Finding::stopped(check, &error)),
@@ -332,7 +331,7 @@ impl<'a> Patient<'a> {
                 "two writes of different contents gave one version",
                 "a stale client could overwrite the lock of another",
             );
-            self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
+            self.found.push(Finding::of_error(CHECK, CheckStatus::Failed, &error));
             return Ok(());
         }
         let (second, third, _) = self.replaced(Some(body)).await?;
@@ -352,23 +351,23 @@ impl<'a> Patient<'a> {
     /// written.
     async fn replaced(&self, body: Option<Body>) -> Step<(Version, Version, Body)> {
         const CHECK: &str = "current-version";
-        let mut effort = Effort::of_question(self.register.env());
+        let mut effort = RetryBudget::of_question(self.register.env());
         loop {
             let current = self.current(CHECK, &self.key).await?;
             let body = body.clone().unwrap_or_else(|| fresh(self.register));
-            let asked = self.register.write(&self.key, Expect::Version(&current), body.clone());
+            let asked = self.register.write(&self.key, Precondition::Version(&current), body.clone());
             match effort.request(asked).await {
                 Ok(Write::Committed(version)) => return Ok((current, version, body)),
                 Ok(Write::Conflict) if self.current(CHECK, &self.key).await? == current => {
                     let error = cause_of_conflict(self.register, &self.key, &current).await;
-                    return Err(Finding::of_error(CHECK, Verdict::Failed, &error));
+                    return Err(Finding::of_error(CHECK, CheckStatus::Failed, &error));
                 }
                 // A write of ours came late.
                 Ok(Write::Conflict) => {
                     effort.pause_after_conflict().await.map_err(|error| Finding::stopped(CHECK, &error))?;
                 }
                 Err(error) if is_denied(&error) => {
-                    return Err(Finding::of_error("permission-replace", Verdict::Failed, &error));
+                    return Err(Finding::of_error("permission-replace", CheckStatus::Failed, &error));
                 }
                 Err(error) => {
                     effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
@@ -381,13 +380,13 @@ impl<'a> Patient<'a> {
     async fn metadata(&mut self) {
         const CHECK: &str = "metadata";
         let (register, key) = (self.register, self.another());
-        let kept = persistently(register.env(), || keeps_metadata(register, &key)).await;
+        let kept = retry(register.env(), || keeps_metadata(register, &key)).await;
         self.found.push(match kept {
             Ok(()) => Finding::passed(CHECK, "metadata is kept: updates and fenced writes work"),
             Err(error) if error.is_transient() => {
                 Finding::warning(CHECK, format!("could not be asked: {error}")).with_help("try again")
             }
-            Err(error) => Finding::of_error(CHECK, Verdict::Warning, &error),
+            Err(error) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
         });
     }
 
@@ -402,7 +401,7 @@ impl<'a> Patient<'a> {
     /// Whether `key` is not there any more.
     async fn erased(&mut self, key: &str) -> bool {
         let register = self.register;
-        let gone = persistently(register.env(), || async {
+        let gone = retry(register.env(), || async {
             Ok(match register.read(key).await? {
                 None => true,
                 Some(cell) => register.delete_unexamined(key, &cell.version).await? == Deleted::Deleted,

@@ -9,11 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use super::{Body, Cell, Deleted, Expect, Metadata, Register, RegisterTraits, Version, Write};
+use super::{
+    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+};
 use crate::clock::{StoreTime, TestClock};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::Pace;
+use crate::lease::PollInterval;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
@@ -53,7 +55,7 @@ pub(crate) enum Flaw {
 #[derive(Debug)]
 pub(crate) struct Flawed {
     pub(crate) flaw: Mutex<Flaw>,
-    pub(crate) cells: Mutex<HashMap<String, Cell>>,
+    pub(crate) cells: Mutex<HashMap<String, VersionedValue>>,
     pub(crate) requests: AtomicUsize,
     /// Whether nothing was read since the latest write.
     pub(crate) fresh: AtomicBool,
@@ -103,11 +105,13 @@ impl Flawed {
     }
 
     /// Notes that a request was accepted; at random, another of the same race will be too.
-    fn accept(&self, key: &str, expect: Expect<'_>) {
+    fn accept(&self, key: &str, expect: Precondition<'_>) {
         let now = self.accepted.fetch_add(1, Ordering::SeqCst) + 1;
         let percent = match (*self.flaw.lock().unwrap(), expect) {
-            (Flaw::DoublesCreates(percent), Expect::Absent) => percent,
-            (Flaw::DoublesReplaces(percent) | Flaw::DoublesDeletes(percent), Expect::Version(_)) => percent,
+            (Flaw::DoublesCreates(percent), Precondition::Absent) => percent,
+            (Flaw::DoublesReplaces(percent) | Flaw::DoublesDeletes(percent), Precondition::Version(_)) => {
+                percent
+            }
             _ => 0,
         };
         if self.env.random.fraction() < f64::from(percent) / 100.0 {
@@ -116,33 +120,33 @@ impl Flawed {
     }
 
     /// Whether a request that began after `began` others were accepted is the second of a race that has two.
-    fn is_doubled(&self, key: &str, expect: Expect<'_>, began: usize) -> bool {
+    fn is_doubled(&self, key: &str, expect: Precondition<'_>, began: usize) -> bool {
         let mut doubled = self.doubled.lock().unwrap();
         let race = (key.to_owned(), label(expect));
         let second = doubled.get(&race).is_some_and(|accepted| *accepted > began);
         second && doubled.remove(&race).is_some()
     }
 
-    fn holds(&self, key: &str, expect: Expect<'_>) -> bool {
+    fn holds(&self, key: &str, expect: Precondition<'_>) -> bool {
         let flaw = *self.flaw.lock().unwrap();
         let cells = self.cells.lock().unwrap();
         match (expect, cells.get(key)) {
-            (Expect::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
-            (Expect::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
-            (Expect::Version(_), _) if flaw == Flaw::NeverMatches => false,
-            (Expect::Version(version), cell) if flaw == Flaw::ComparesWithoutQuotes => {
+            (Precondition::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
+            (Precondition::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
+            (Precondition::Version(_), _) if flaw == Flaw::NeverMatches => false,
+            (Precondition::Version(version), cell) if flaw == Flaw::ComparesWithoutQuotes => {
                 cell.is_some_and(|cell| cell.version.as_str().trim_matches('"') == version.as_str())
             }
-            (Expect::Version(_), None) if flaw == Flaw::IgnoresVersionOfNothing => true,
-            (Expect::Absent, cell) => cell.is_none(),
-            (Expect::Version(version), cell) => cell.is_some_and(|cell| cell.version == *version),
+            (Precondition::Version(_), None) if flaw == Flaw::IgnoresVersionOfNothing => true,
+            (Precondition::Absent, cell) => cell.is_none(),
+            (Precondition::Version(version), cell) => cell.is_some_and(|cell| cell.version == *version),
         }
     }
 }
 
 #[async_trait]
 impl Register for Flawed {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         tokio::task::yield_now().await;
         self.throttle()?;
@@ -155,7 +159,7 @@ impl Register for Flawed {
         }
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let n = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
         let nth = |every: usize| every > 0 && n.is_multiple_of(every);
         let at_once = self.writing.fetch_add(1, Ordering::SeqCst);
@@ -189,7 +193,7 @@ impl Register for Flawed {
             _ => format!("v{n}"),
         });
         let metadata = if flaw == Flaw::DropsMetadata { Metadata::default() } else { body.metadata };
-        let cell = Cell { value: body.bytes, version: version.clone(), metadata };
+        let cell = VersionedValue { value: body.bytes, version: version.clone(), metadata };
         self.cells.lock().unwrap().insert(key.to_owned(), cell);
         self.fresh.store(true, Ordering::SeqCst);
         if nth(self.loses_every) {
@@ -203,8 +207,8 @@ impl Register for Flawed {
         tokio::task::yield_now().await;
         self.throttle()?;
         let flaw = *self.flaw.lock().unwrap();
-        let doubled =
-            matches!(flaw, Flaw::DoublesDeletes(_)) && self.is_doubled(key, Expect::Version(version), began);
+        let doubled = matches!(flaw, Flaw::DoublesDeletes(_))
+            && self.is_doubled(key, Precondition::Version(version), began);
         let mut cells = self.cells.lock().unwrap();
         match (flaw, cells.get(key)) {
             (Flaw::DeniesDeletes, _) => Err(denied()),
@@ -238,9 +242,15 @@ impl Register for Flawed {
         &self.env
     }
 
-    fn traits(&self) -> RegisterTraits {
-        let pace = Pace { first: Duration::ZERO, most: Duration::ZERO };
-        RegisterTraits { store: "flawed", trusted: false, generations: false, metadata: Some(2_048), pace }
+    fn traits(&self) -> RegisterCapabilities {
+        let pace = PollInterval { min: Duration::ZERO, max: Duration::ZERO };
+        RegisterCapabilities {
+            store: "flawed",
+            trusted: false,
+            generations: false,
+            metadata: Some(2_048),
+            pace,
+        }
     }
 
     fn place(&self) -> String {
@@ -248,10 +258,10 @@ impl Register for Flawed {
     }
 }
 
-fn label(expect: Expect<'_>) -> String {
+fn label(expect: Precondition<'_>) -> String {
     match expect {
-        Expect::Absent => String::new(),
-        Expect::Version(version) => version.as_str().to_owned(),
+        Precondition::Absent => String::new(),
+        Precondition::Version(version) => version.as_str().to_owned(),
     }
 }
 

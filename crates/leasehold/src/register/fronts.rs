@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-use super::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use super::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -81,7 +83,7 @@ impl Fronts {
 
 #[async_trait]
 impl Register for Fronts {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.next().read(key).await
     }
 
@@ -89,7 +91,7 @@ impl Register for Fronts {
         self.next().stat(key).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.next().write(key, expect, body).await
     }
 
@@ -121,8 +123,8 @@ impl Register for Fronts {
         self.first.env()
     }
 
-    fn traits(&self) -> RegisterTraits {
-        RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
+        RegisterCapabilities {
             trusted: self.asked.iter().all(|front| front.traits().trusted),
             ..self.first.traits()
         }

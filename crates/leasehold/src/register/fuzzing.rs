@@ -8,11 +8,11 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
 use super::record::{Content, FORMAT, Record, RecordState, parse};
-use super::{Body, Expect, Metadata, Register, RegisterLeases, Version, probe};
+use super::{Body, Metadata, Precondition, Register, RegisterLeases, Version, probe};
 use crate::env::Env;
 use crate::error::{ErrorKind, StoreError};
 use crate::fuzzing::{NOW_US, StandingClock, assert_readable, assert_readable_fault, seed};
-use crate::lease::{Claim, Holder, LeaseStore, State, StoreOptions, Token, Ttl, Verdict};
+use crate::lease::{AcquireOutcome, Claim, Holder, LeaseStore, State, StoreOptions, Token, Ttl};
 use crate::objects::write_log::{Nonce, Sight};
 use crate::random::Random;
 use crate::stores::memory::MemoryRegister;
@@ -118,7 +118,10 @@ fn try_over(
     let name = LockName::new("a").unwrap();
     let claim = Claim::new(&env, name.clone(), Ttl::DEFAULT, Holder::default());
     run(async {
-        register.write(key, Expect::Absent, Body::from(bytes::Bytes::copy_from_slice(data))).await.unwrap();
+        register
+            .write(key, Precondition::Absent, Body::from(bytes::Bytes::copy_from_slice(data)))
+            .await
+            .unwrap();
         let before = register.read(key).await.unwrap();
         let free = plain(data).is_some_and(|plain| free(&plain));
         match leases.inspect(&name).await {
@@ -131,16 +134,16 @@ fn try_over(
             Err(error) => assert_readable_fault(error.fault()),
         }
         match leases.try_acquire(&claim).await {
-            Ok(Verdict::Granted(grant)) => {
+            Ok(AcquireOutcome::Granted(grant)) => {
                 assert!(free, "granted over {:?}", String::from_utf8_lossy(data));
                 let token = plain(data).and_then(|plain| number(&plain.token)).unwrap_or(0);
                 assert!(u128::from(grant.token.get()) > token || by_content, "{}", grant.token);
             }
-            Ok(Verdict::Held(held)) => {
+            Ok(AcquireOutcome::Held(held)) => {
                 assert_readable(&held.to_string());
                 assert_eq!(register.read(key).await.unwrap(), before);
             }
-            Ok(Verdict::Lost(loss)) => panic!("{loss:?}"),
+            Ok(AcquireOutcome::Lost(loss)) => panic!("{loss:?}"),
             Err(error) => {
                 assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
                 assert_readable_fault(error.fault());
@@ -158,7 +161,7 @@ pub fn probe_marker(data: &[u8]) {
     run(async {
         for register in [&good, &careless.0] {
             let marker = Body::from(bytes::Bytes::copy_from_slice(data));
-            register.write(".leasehold-probe", Expect::Absent, marker).await.unwrap();
+            register.write(".leasehold-probe", Precondition::Absent, marker).await.unwrap();
         }
         match probe(&good).await {
             Ok(()) => {}

@@ -2,7 +2,7 @@
 
 mod acquire;
 mod examine;
-mod ghosts;
+mod late_creates;
 mod send;
 mod sweep;
 
@@ -12,21 +12,21 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-use super::effort::Effort;
-use super::known::{Known, Sighting};
 use super::protocol::{self, Attempt, Freed, Rules, Settled};
 use super::record::{Content, Record, RecordState};
+use super::record_cache::{Observation, RecordCache};
 use super::records::{ExistenceRecords, JsonRecords, Records};
+use super::retry::RetryBudget;
 use super::{Register, Version};
 use crate::clock::{Deadline, Moment, StoreTime};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason, Released, Renewal,
-    Status, StoreOptions, Swept, Token, Ttl, Verdict, attempt_limit, deadline,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason,
+    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit, deadline,
 };
-use crate::runtime::lanes::{Lane, POLLS};
+use crate::runtime::limiter::{Limiter, POLLS};
 use crate::runtime::pacing::{Pacing, Turns};
 use crate::runtime::task;
 use crate::types::LockName;
@@ -53,9 +53,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct RegisterLeases {
     records: Arc<dyn Records>,
     rules: Rules,
-    known: Arc<Known>,
+    known: Arc<RecordCache>,
     /// Those who wait ask here, and keep no renewal waiting.
-    polls: Arc<Lane>,
+    polls: Arc<Limiter>,
 }
 
 /// What a grant keeps between calls.
@@ -68,14 +68,14 @@ struct Memo {
     /// Renewals and releases that were sent since `record` and may still land.
     attempts: Vec<Attempt>,
     /// The nonces of creates that were never answered and may land once the record is deleted.
-    ghosts: Vec<Id>,
+    late_creates: Vec<Id>,
     /// Whether others may renew it too: the grant comes from a ticket.
     shared: bool,
 }
 
 impl Memo {
     fn new(version: Version, record: Record, confirmed: bool) -> Self {
-        Self { version, record, confirmed, attempts: Vec::new(), ghosts: Vec::new(), shared: false }
+        Self { version, record, confirmed, attempts: Vec::new(), late_creates: Vec::new(), shared: false }
     }
 
     /// What the record says unless others have renewed it. Rule 11: what is renewed by another, without a ticket, is lost.
@@ -98,7 +98,7 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let Some(mut memo) = self.memo.take() else { return };
         if self.is_over {
-            self.leases.look_for_ghosts(&self.grant.name, std::mem::take(&mut memo.ghosts));
+            self.leases.look_for_ghosts(&self.grant.name, std::mem::take(&mut memo.late_creates));
         }
         self.grant.memo = Some(Box::new(memo));
     }
@@ -107,7 +107,7 @@ impl Drop for Lent<'_> {
 /// What was read, and when the answer had arrived.
 struct Sight {
     found: Option<Content>,
-    sighting: Option<Sighting>,
+    sighting: Option<Observation>,
     at: Moment,
 }
 
@@ -139,7 +139,7 @@ impl RegisterLeases {
     /// exists; a release deletes the object. Objects that leasehold did not write are held by an unknown holder, and
     /// never taken over.
     ///
-    /// Grants carry fencing tokens only where the register's [versions are generations](crate::register::RegisterTraits::generations);
+    /// Grants carry fencing tokens only where the register's [versions are generations](crate::register::RegisterCapabilities::generations);
     /// inspection tells of no grants that are over, and no lock can rest.
     pub fn by_existence(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self::on(Arc::new(ExistenceRecords::new(register)), options)
@@ -148,7 +148,7 @@ impl RegisterLeases {
     /// Leases on `records`.
     pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
         let rules = Rules { store_clock: options.store_clock, margin: options.margin };
-        Self { records, rules, known: Arc::default(), polls: Lane::new(POLLS) }
+        Self { records, rules, known: Arc::default(), polls: Limiter::new(POLLS) }
     }
 
     fn now(&self) -> Moment {
@@ -160,8 +160,8 @@ impl RegisterLeases {
         Id::random(&self.records.env().random).at(self.now())
     }
 
-    fn effort(&self, limit: Duration, ttl: Ttl) -> Effort<'_> {
-        Effort::new(self.records.env(), limit, attempt_limit(ttl))
+    fn effort(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
+        RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
     }
 
     fn store_time(&self) -> Option<StoreTime> {
@@ -172,7 +172,7 @@ impl RegisterLeases {
     async fn lent<'a>(
         &'a self,
         grant: &'a mut Grant,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Result<Lent<'a>, (LossReason, &'a mut Grant)>, StoreError> {
         Ok(match self.remembered(grant, effort).await? {
             Ok(memo) => Ok(Lent { leases: self, grant, memo: Some(memo), is_over: false }),
@@ -184,7 +184,7 @@ impl RegisterLeases {
     async fn remembered(
         &self,
         grant: &mut Grant,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Result<Memo, LossReason>, StoreError> {
         if let Some(memo) = grant.memo.take() {
             match memo.downcast::<Memo>() {
@@ -200,8 +200,8 @@ impl RegisterLeases {
         Ok(match protocol::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.sighting {
-                Some(Sighting { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
-                Some(Sighting { record, version, .. }) => {
+                Some(Observation { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
+                Some(Observation { record, version, .. }) => {
                     Ok(Memo { shared: true, ..Memo::new(version, record, false) })
                 }
                 None => Err(LossReason::Deleted),
@@ -213,7 +213,7 @@ impl RegisterLeases {
         &self,
         grant: &mut Grant,
         memo: &mut Memo,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Renewal, StoreError> {
         loop {
             let sent = self.now();
@@ -234,7 +234,7 @@ impl RegisterLeases {
                     let sight = self.resolve(&grant.name, brought, effort).await?;
                     let (known, found) = (memo.known(), sight.found.as_ref());
                     let settled = protocol::settle_renewal(grant.id, known, &memo.attempts, found);
-                    let is_late = |sighting: &Sighting| is_late_grant(&sighting.record, grant);
+                    let is_late = |sighting: &Observation| is_late_grant(&sighting.record, grant);
                     let landed = match settled {
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
                         // Nothing, and then a request of ours that came late: what was granted is over.
@@ -249,7 +249,7 @@ impl RegisterLeases {
                         // From THAT attempt's send, whichever it was.
                         Settled::Landed(attempt) => Some(attempt),
                     };
-                    if let Some(Sighting { record, version, .. }) = sight.sighting {
+                    if let Some(Observation { record, version, .. }) = sight.sighting {
                         // Of a late create of the same claim nothing is known to be good.
                         memo.confirmed &= record.nonce == memo.record.nonce || landed.is_some();
                         (memo.record, memo.version) = (record, version);
@@ -292,7 +292,7 @@ impl RegisterLeases {
         grant: &Grant,
         memo: &mut Memo,
         rest: Option<Duration>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         loop {
             let sent = self.now();
@@ -314,7 +314,7 @@ impl RegisterLeases {
                         }
                         Freed::Gone => return Ok(Released::AlreadyLost),
                         Freed::StillOurs => {
-                            let Some(Sighting { record, version, .. }) = sight.sighting else { continue };
+                            let Some(Observation { record, version, .. }) = sight.sighting else { continue };
                             // Those who look for it delete it.
                             if self.records.deletes() && is_late_grant(&record, grant) {
                                 let deleted = self.may_have_deleted(&memo.attempts);
@@ -340,7 +340,7 @@ impl RegisterLeases {
 
 #[async_trait]
 impl LeaseStore for RegisterLeases {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let mut attempts = Vec::new();
         let mut outcome = self.contend(claim, &mut attempts).await;
         self.leave_no_ghosts(&claim.name, &attempts, &mut outcome);
@@ -389,7 +389,7 @@ impl LeaseStore for RegisterLeases {
         let mut attempts: Vec<Attempt> = Vec::new();
         self.records.trust().await?;
         loop {
-            let Sighting { record, version, .. } = match self.look(name, &mut effort).await? {
+            let Observation { record, version, .. } = match self.look(name, &mut effort).await? {
                 Sight { sighting: Some(sighting), .. } => sighting,
                 Sight { found: None, .. } if self.may_have_deleted(&attempts) => return Ok(Evicted::Evicted),
                 Sight { found: None, .. } => return Ok(Evicted::Changed),
@@ -419,7 +419,7 @@ impl LeaseStore for RegisterLeases {
         let quiet = sight.quiet(sight.at);
         let state = protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules);
         let mut status = Status::new(name.clone(), state);
-        if let Some(Sighting { record, .. }) = sight.sighting {
+        if let Some(Observation { record, .. }) = sight.sighting {
             status.token = Some(record.token);
             status.history = record.history;
         }
@@ -457,7 +457,7 @@ impl LeaseStore for RegisterLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         match self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await? {
             Sight { found: None, .. } => Ok(true),
-            Sight { sighting: Some(Sighting { record, version, .. }), .. }
+            Sight { sighting: Some(Observation { record, version, .. }), .. }
                 if record.state == RecordState::Free =>
             {
                 self.records.discard(name, &version).await
@@ -509,7 +509,7 @@ impl RegisterLeases {
     }
 
     /// What a record tells those who wait.
-    fn turns(&self, sighting: Option<&Sighting>) -> Turns {
+    fn turns(&self, sighting: Option<&Observation>) -> Turns {
         match sighting.map(|sighting| &sighting.record) {
             Some(record) if record.state == RecordState::Held => {
                 let pace = self.records.capabilities().pace;

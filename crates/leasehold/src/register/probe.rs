@@ -29,7 +29,7 @@ use self::checks::{
 use self::evidence::{Marker, Standing};
 use self::races::{Found, Kind, NO_DELETES_HELP, Plan, no_deletes};
 use super::fronts::Fronts;
-use super::{Body, Cell, Deleted, Expect, Register, Version, Write};
+use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
@@ -149,7 +149,8 @@ impl Probe<'_> {
     async fn run(&self) -> Result<(), StoreError> {
         let env = self.register.env();
         let mut seen: Option<(Version, u32)> = None;
-        while let Some(Cell { value, version, .. }) = self.register.read(self.subject.key()).await? {
+        while let Some(VersionedValue { value, version, .. }) = self.register.read(self.subject.key()).await?
+        {
             let marker = Marker::read(&value, self.nonce());
             match self.standing(&marker, &version) {
                 Standing::Passed { outdated } => {
@@ -197,11 +198,11 @@ impl Probe<'_> {
         let blank = Marker::blank(self.nonce()).examined_by(self.id, &self.place());
         refuses_second_create(register, key, body(&blank)).await?;
         // Of nobody knows what state: the create just now may have been another's.
-        let Some(Cell { value, version: outdated, .. }) = register.read(key).await? else {
+        let Some(VersionedValue { value, version: outdated, .. }) = register.read(key).await? else {
             return Err(vanished(key));
         };
         let claim = Marker::read(&value, self.nonce()).examined_by(self.id, &self.place());
-        if register.write(key, Expect::Version(&outdated), body(&claim)).await? == Write::Conflict {
+        if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
             return Err(match register.read(key).await? {
                 Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
                 // One of them will have passed it soon.
@@ -234,7 +235,7 @@ impl Probe<'_> {
             let cell = match register.read(key).await? {
                 Some(cell) => cell,
                 None => {
-                    register.write(key, Expect::Absent, body(&Marker::blank(self.nonce()))).await?;
+                    register.write(key, Precondition::Absent, body(&Marker::blank(self.nonce()))).await?;
                     continue;
                 }
             };
@@ -245,7 +246,7 @@ impl Probe<'_> {
                 (None, _) => marker.passed(&self.place(), now, cell.version.as_str()),
                 (Some(what), _) => marker.refused(&self.place(), now, what),
             };
-            match register.write(key, Expect::Version(&cell.version), body(&judged)).await {
+            match register.write(key, Precondition::Version(&cell.version), body(&judged)).await {
                 Ok(Write::Committed(_)) => return Ok(()),
                 Ok(Write::Conflict) => {}
                 Err(error) if error.is_transient() => {}
@@ -297,7 +298,7 @@ async fn refuses_outdated_delete(
 
 /// The current version is one to delete. There must be nothing at `key`.
 async fn accepts_delete(register: &dyn Register, key: &str) -> Result<(), StoreError> {
-    let Write::Committed(version) = register.write(key, Expect::Absent, fresh(register)).await? else {
+    let Write::Committed(version) = register.write(key, Precondition::Absent, fresh(register)).await? else {
         return Err(vanished(key));
     };
     match register.delete_unexamined(key, &version).await? {

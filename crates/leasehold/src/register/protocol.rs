@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Claim, End, Held, Id, Loss, LossReason, Past, State, Token};
+use crate::lease::{Claim, End, Held, Id, Loss, LossReason, PastGrant, State, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
 
 /// How this store lets a dead holder's lease lapse.
@@ -144,7 +144,7 @@ pub(super) fn judge<'a>(
             let unheard = attempts.iter().filter(|attempt| attempt.unknown).find(after);
             // Nor is a conflict a proof: the request may have come twice, and the other copy been committed. The
             // history tells, as far as it goes.
-            let ended = |past: &&Past| past.grant == claim.id && past.end != End::Released;
+            let ended = |past: &&PastGrant| past.grant == claim.id && past.end != End::Released;
             let had = record.history.iter().find(ended).map(|past| past.token);
             match unheard.map(|attempt| attempt.token).or(had) {
                 Some(token) => {
@@ -332,8 +332,8 @@ pub(super) fn freed(
     record
 }
 
-fn past(record: &Record, end: End, store: Option<StoreTime>) -> Past {
-    Past {
+fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
+    PastGrant {
         token: record.token,
         grant: record.grant,
         holder: record.holder.of_the_past(),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Holder, Id, Past, Token, Ttl, printable};
+use crate::lease::{Holder, Id, PastGrant, Token, Ttl, printable};
 
 /// The format that this version writes, and the newest that it reads.
 pub(crate) const FORMAT: u64 = 1;
@@ -49,7 +49,7 @@ pub(crate) struct Record {
     pub(crate) newborn: bool,
     /// The latest grants that are over, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) history: Vec<Past>,
+    pub(crate) history: Vec<PastGrant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ impl Record {
     }
 
     /// Puts the current grant on top of the history, and drops what is too old.
-    pub(crate) fn remember(&mut self, past: Past) {
+    pub(crate) fn remember(&mut self, past: PastGrant) {
         self.history.insert(0, past);
         self.history.truncate(HISTORY);
     }

@@ -13,7 +13,7 @@ use futures_util::stream::BoxStream;
 pub(crate) use self::existence::ExistenceRecords;
 pub(crate) use self::json::JsonRecords;
 use super::record::{Content, Record};
-use super::{Expect, Version};
+use super::{Precondition, Version};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -32,7 +32,7 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     async fn write(
         &self,
         name: &LockName,
-        expect: Expect<'_>,
+        expect: Precondition<'_>,
         before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError>;

@@ -12,11 +12,11 @@ use tokio::sync::oneshot;
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::lease::{Claim, Grant, Held, Id, LeaseStore, LossReason, State, Verdict, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, Held, Id, LeaseStore, LossReason, State, deadline};
 use crate::runtime::hand_off::Terms;
-use crate::runtime::keeper::{Hold, Opened, Tenure, keep};
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn};
+use crate::runtime::renewer::{CohortGrant, Hold, Opened, keep};
 use crate::runtime::task;
 
 /// So many grants in a row may come too late to be used before an acquisition ends with an error.
@@ -172,9 +172,9 @@ impl Contender {
 
     fn granted(self, grant: Grant) {
         self.turn.stay(|stay, _| stay.granted(&grant, self.store.env().now()));
-        let tenure = Tenure::new(self.turn, self.terms, self.claim.holder);
+        let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
         // If the caller has gone, the hold is dropped here, and releases.
-        let _ = self.reply.send(Ok(keep(self.opened, grant, Some(tenure))));
+        let _ = self.reply.send(Ok(keep(self.opened, grant, Some(cohort))));
     }
 
     /// Asks the store, over and over. Breaks with the grant or the error; with nothing when the caller has gone.
@@ -231,7 +231,7 @@ impl Contender {
         self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
         // Waiters ask in slices: who has gone meanwhile is noticed between them.
         let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_PATIENCE };
-        self.claim.patience = outage.patience().min(slice);
+        self.claim.patience = outage.left().min(slice);
         let sent = self.store.env().now();
         let verdict = self.store.try_acquire(&self.claim).await;
         let now = self.store.env().now();
@@ -239,12 +239,12 @@ impl Contender {
             self.claim.trouble.clear();
         }
         match verdict {
-            Ok(Verdict::Granted(grant)) => Next::Granted(grant),
-            Ok(Verdict::Held(held)) if self.wait.is_over(&held) => {
+            Ok(AcquireOutcome::Granted(grant)) => Next::Granted(grant),
+            Ok(AcquireOutcome::Held(held)) if self.wait.is_over(&held) => {
                 Next::Over(Error::held(&self.claim.name, held))
             }
-            Ok(Verdict::Held(held)) => Next::Wait(held),
-            Ok(Verdict::Lost(loss)) => {
+            Ok(AcquireOutcome::Held(held)) => Next::Wait(held),
+            Ok(AcquireOutcome::Lost(loss)) => {
                 let too_late = matches!(loss.reason, LossReason::Expired { .. });
                 self.late = if too_late { self.late + 1 } else { 0 };
                 if self.late >= LATE_GRANTS {
@@ -286,17 +286,17 @@ impl Contender {
     }
 
     /// For how long the lock is left to other processes.
-    fn absence(&self) -> Duration {
-        self.turn.stay(|stay, _| stay.absence(self.store.env().now())).unwrap_or_default()
+    fn backoff(&self) -> Duration {
+        self.turn.stay(|stay, _| stay.backoff(self.store.env().now())).unwrap_or_default()
     }
 
     /// Leaves the lock to other processes for a while, if this one has had it for long, or until another has had it: gives
     /// who has it then. Breaks when the caller has gone.
     async fn stay_away(&mut self) -> ControlFlow<Option<Next>, Option<Held>> {
-        let mut pause = self.store.capabilities().pace.first;
+        let mut pause = self.store.capabilities().pace.min;
         loop {
-            let absence = self.absence();
-            if absence.is_zero() {
+            let backoff = self.backoff();
+            if backoff.is_zero() {
                 return ControlFlow::Continue(None);
             }
             self.turn.tell(Held { holder: Some(self.claim.holder.clone()), ..Held::default() });
@@ -308,7 +308,7 @@ impl Contender {
             let status = tokio::select! {
                 biased;
                 () = self.reply.closed() => return ControlFlow::Break(None),
-                status = timeout(&*env.clock, absence, look) => status,
+                status = timeout(&*env.clock, backoff, look) => status,
             };
             // Trouble is the next acquisition's.
             if let Some(Ok(status)) = status

@@ -1,5 +1,5 @@
 //! Local hand-off: on which terms tasks of one process pass a lock on among themselves, and for how long they may before
-//! other processes are let in. The rules alone; the keeper hands over, the queue says to whom.
+//! other processes are let in. The rules alone; the renewer hands over, the queue says to whom.
 //!
 //! After Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012): a cohort passes the global lock on locally, a bounded
 //! number of times. Between processes there is no line to put the cohort at the end of, only polling; so a process that
@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use crate::clock::{Deadline, Moment};
-use crate::lease::{Claim, Grant, Held, Holder, Pace, State, Status, Token, Ttl};
+use crate::lease::{Claim, Grant, Held, Holder, PollInterval, State, Status, Token, Ttl};
 
 /// How many tokens one grant is good for, at most.
 pub(crate) const MOST_TOKENS: u64 = 1_024;
@@ -20,7 +20,7 @@ const PART_OF_TTL: u32 = 4;
 /// pays for the time in which nobody has the lock.
 const SHORTEST: f64 = 2.5;
 
-/// While nobody else has been seen, one stay in so many is followed by an absence: others may be waiting all the same.
+/// While nobody else has been seen, one stay in so many is followed by a backoff: others may be waiting all the same.
 const ALONE: u32 = 8;
 
 /// So many others there are, until it is known better: the first stays of a process are short, and so are the absences
@@ -28,7 +28,7 @@ const ALONE: u32 = 8;
 const EXPECTED: u32 = 3;
 const FIRST_ABSENCE: u32 = 3;
 
-/// An absence is so much longer than the longest pause between two looks of those who wait: those are jittered, and then a
+/// A backoff is so much longer than the longest pause between two looks of those who wait: those are jittered, and then a
 /// request is on its way.
 const ABSENCE: f64 = 1.5;
 
@@ -89,7 +89,7 @@ const LATELY: u32 = 2;
 
 /// How long this process has had a lock while others could not get in.
 #[derive(Debug)]
-pub(crate) struct Stay {
+pub(crate) struct CohortPolicy {
     began: Option<Moment>,
     /// The token of the latest grant.
     latest: Option<Token>,
@@ -113,7 +113,7 @@ pub(crate) struct Stay {
 /// No stay is shorter for more others than that.
 const MOST_OTHERS: usize = 16;
 
-impl Default for Stay {
+impl Default for CohortPolicy {
     fn default() -> Self {
         Self {
             began: None,
@@ -130,7 +130,7 @@ impl Default for Stay {
     }
 }
 
-impl Stay {
+impl CohortPolicy {
     /// The store granted this.
     pub(crate) fn granted(&mut self, grant: &Grant, now: Moment) {
         // Somebody else was granted it in between.
@@ -180,8 +180,8 @@ impl Stay {
     }
 
     /// Whether there is time for another task.
-    pub(crate) fn goes_on(&self, now: Moment, pace: Pace, ttl: Ttl) -> bool {
-        let share = (pace.most / (1 + self.beside)).max(pace.first.mul_f64(SHORTEST)).min(pace.most);
+    pub(crate) fn goes_on(&self, now: Moment, pace: PollInterval, ttl: Ttl) -> bool {
+        let share = (pace.max / (1 + self.beside)).max(pace.min.mul_f64(SHORTEST)).min(pace.max);
         let limit = share.min(ttl.get() / PART_OF_TTL);
         self.began.is_some_and(|began| now.longest_since(began) < limit)
     }
@@ -198,12 +198,12 @@ impl Stay {
     }
 
     /// The store has been told that it is free; `awaited` says whether more tasks of this process wait for it.
-    pub(crate) fn released(&mut self, now: Moment, pace: Pace, ttl: Ttl, awaited: bool) {
+    pub(crate) fn released(&mut self, now: Moment, pace: PollInterval, ttl: Ttl, awaited: bool) {
         if !awaited {
             self.left = Some(now);
         } else if !self.goes_on(now, pace, ttl) {
-            let seldom = pace.most.mul_f64(ABSENCE);
-            self.leave(now, pace, Some(FIRST_ABSENCE * pace.first), seldom);
+            let seldom = pace.max.mul_f64(ABSENCE);
+            self.leave(now, pace, Some(FIRST_ABSENCE * pace.min), seldom);
         }
     }
 
@@ -214,33 +214,33 @@ impl Stay {
 
     /// A task of this process is about to ask for it. Who releases it and is back before anybody else could look has not been
     /// away: a process with one task would keep all others out by that, for as long as it goes on.
-    pub(crate) fn wanted(&mut self, now: Moment, pace: Pace, ttl: Ttl) {
+    pub(crate) fn wanted(&mut self, now: Moment, pace: PollInterval, ttl: Ttl) {
         let Some(left) = self.left.take() else { return };
-        if now.longest_since(left) >= pace.first {
+        if now.longest_since(left) >= pace.min {
             self.began = None;
         } else if !self.goes_on(now, pace, ttl) {
             // Who waits looks again after half a hold or so.
             let hold = self.granted.map_or(Duration::ZERO, |granted| left.longest_since(granted));
-            let seldom = (FIRST_ABSENCE * pace.first).max(hold).min(pace.most.mul_f64(ABSENCE));
+            let seldom = (FIRST_ABSENCE * pace.min).max(hold).min(pace.max.mul_f64(ABSENCE));
             self.leave(now, pace, None, seldom);
         }
     }
 
     /// A stay is over. Beside others that were met lately the lock is left to them until they have had the time to look. If nobody
     /// was ever met, it is for as long as `first` says in the beginning; and now and then it is for as long as `seldom` says.
-    fn leave(&mut self, now: Moment, pace: Pace, first: Option<Duration>, seldom: Duration) {
+    fn leave(&mut self, now: Moment, pace: PollInterval, first: Option<Duration>, seldom: Duration) {
         self.began = None;
         self.alone = self.alone.saturating_add(1);
-        let absence = match self.alone {
-            ..=LATELY if self.met => Some(pace.most.mul_f64(ABSENCE)),
+        let backoff = match self.alone {
+            ..=LATELY if self.met => Some(pace.max.mul_f64(ABSENCE)),
             ..=LATELY => first,
             alone => alone.is_multiple_of(ALONE).then_some(seldom),
         };
-        self.absent = absence.map(|absence| Deadline::new(now, absence));
+        self.absent = backoff.map(|backoff| Deadline::new(now, backoff));
     }
 
     /// For how long the lock is to be left to others.
-    pub(crate) fn absence(&self, now: Moment) -> Duration {
+    pub(crate) fn backoff(&self, now: Moment) -> Duration {
         self.absent.map_or(Duration::ZERO, |until| until.remaining(now))
     }
 }
@@ -253,7 +253,7 @@ mod tests {
     use crate::random::Random;
     use crate::types::LockName;
 
-    const PACE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(2) };
+    const PACE: PollInterval = PollInterval { min: Duration::from_millis(250), max: Duration::from_secs(2) };
 
     fn at(ms: u64) -> Moment {
         Moment::from_raw(ms * 1_000_000, ms as i64 * 1_000_000)
@@ -300,8 +300,8 @@ mod tests {
         assert_eq!(tokens(0, None, true), [0]);
     }
 
-    /// Stays for as long as there is time, one after the other; how long the absence after each is.
-    fn absences(stay: &mut Stay, count: usize, awaited: bool, others_between: bool) -> Vec<u64> {
+    /// Stays for as long as there is time, one after the other; how long the backoff after each is.
+    fn absences(stay: &mut CohortPolicy, count: usize, awaited: bool, others_between: bool) -> Vec<u64> {
         let (mut now, mut token) = (0, 10);
         let mut absences = Vec::new();
         for _ in 0..count {
@@ -312,34 +312,34 @@ mod tests {
                 now += 100;
             }
             stay.released(at(now), PACE, Ttl::DEFAULT, awaited);
-            let absence = stay.absence(at(now)).as_millis() as u64;
-            absences.push(absence);
-            now += absence + 10;
+            let backoff = stay.backoff(at(now)).as_millis() as u64;
+            absences.push(backoff);
+            now += backoff + 10;
         }
         absences
     }
 
     #[test]
     fn a_long_stay_is_followed_by_an_absence_once_others_were_seen_and_now_and_then_else() {
-        let alone = absences(&mut Stay::default(), 20, true, false);
+        let alone = absences(&mut CohortPolicy::default(), 20, true, false);
         assert_eq!(alone[..2], [750, 750], "short ones at first");
-        assert_eq!(alone.iter().filter(|absence| **absence == 3_000).count(), 2, "one in eight: {alone:?}");
-        assert_eq!(alone.iter().filter(|absence| **absence > 0).count(), 4);
-        let among_others = absences(&mut Stay::default(), 20, true, true);
-        assert!(among_others[1..].iter().all(|absence| *absence == 3_000), "{among_others:?}");
-        let unawaited = absences(&mut Stay::default(), 20, false, true);
-        assert!(unawaited.iter().all(|absence| *absence == 0), "nobody waits for it here: {unawaited:?}");
+        assert_eq!(alone.iter().filter(|backoff| **backoff == 3_000).count(), 2, "one in eight: {alone:?}");
+        assert_eq!(alone.iter().filter(|backoff| **backoff > 0).count(), 4);
+        let among_others = absences(&mut CohortPolicy::default(), 20, true, true);
+        assert!(among_others[1..].iter().all(|backoff| *backoff == 3_000), "{among_others:?}");
+        let unawaited = absences(&mut CohortPolicy::default(), 20, false, true);
+        assert!(unawaited.iter().all(|backoff| *backoff == 0), "nobody waits for it here: {unawaited:?}");
     }
 
     /// Of a task that takes the lock again so long after it released it, for 100 stays, holding it for 100 ms: the absences.
-    fn absences_of_one_task(stay: &mut Stay, gap_ms: u64, others_between: bool) -> Vec<u64> {
+    fn absences_of_one_task(stay: &mut CohortPolicy, gap_ms: u64, others_between: bool) -> Vec<u64> {
         let (mut now, mut token) = (0, 10);
         let mut absences = Vec::new();
         while now < 200_000 {
             stay.wanted(at(now), PACE, Ttl::DEFAULT);
-            let absence = stay.absence(at(now)).as_millis() as u64;
-            absences.extend(Some(absence).filter(|absence| *absence > 0));
-            now += absence;
+            let backoff = stay.backoff(at(now)).as_millis() as u64;
+            absences.extend(Some(backoff).filter(|backoff| *backoff > 0));
+            now += backoff;
             let after = if others_between { token + 3 } else { token };
             token += 10;
             stay.granted(&grant(token, Some(after)), at(now));
@@ -351,19 +351,22 @@ mod tests {
 
     #[test]
     fn who_is_back_before_others_could_look_has_stayed() {
-        let alone = absences_of_one_task(&mut Stay::default(), 1, false);
+        let alone = absences_of_one_task(&mut CohortPolicy::default(), 1, false);
         // Of 100 stays one in eight, for as long as who waits behind a short hold needs to look.
-        assert!((11..=13).contains(&alone.len()) && alone.iter().all(|absence| *absence == 750), "{alone:?}");
-        let among_others = absences_of_one_task(&mut Stay::default(), 1, true);
-        assert!(among_others.len() > 30 && among_others.iter().all(|absence| *absence == 3_000));
-        assert!(absences_of_one_task(&mut Stay::default(), 250, true).is_empty(), "others could look");
+        assert!((11..=13).contains(&alone.len()) && alone.iter().all(|backoff| *backoff == 750), "{alone:?}");
+        let among_others = absences_of_one_task(&mut CohortPolicy::default(), 1, true);
+        assert!(among_others.len() > 30 && among_others.iter().all(|backoff| *backoff == 3_000));
+        assert!(
+            absences_of_one_task(&mut CohortPolicy::default(), 250, true).is_empty(),
+            "others could look"
+        );
     }
 
     #[test]
     fn beside_others_a_stay_is_as_much_shorter_as_there_are_of_them() {
         // At first, three are expected; of whom there is no sign afterwards.
         for (others, length_ms) in [(0, 1_000), (1, 1_000), (3, 625), (100, 625)] {
-            let mut stay = Stay::default();
+            let mut stay = CohortPolicy::default();
             stay.granted(&grant(10, Some(9)), at(0));
             stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
             // Who is seen twice is one.
@@ -380,7 +383,7 @@ mod tests {
             }
         }
         // Nobody was seen, but the record tells that somebody was granted it.
-        let mut stay = Stay::default();
+        let mut stay = CohortPolicy::default();
         stay.granted(&grant(10, Some(9)), at(0));
         stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
         stay.granted(&grant(20, Some(15)), at(5_000));
@@ -401,19 +404,19 @@ mod tests {
             (status(State::Free, 11), true),
             (status(State::Held(held(7)), 10), true),
         ] {
-            let mut stay = Stay::default();
+            let mut stay = CohortPolicy::default();
             stay.refused(&held(7));
             stay.granted(&grant(10, Some(9)), at(0));
             stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
-            assert_eq!(stay.absence(at(2_000)), Duration::from_secs(3));
+            assert_eq!(stay.backoff(at(2_000)), Duration::from_secs(3));
             assert_eq!(stay.saw(&seen), others, "{seen:?}");
-            assert_eq!(stay.absence(at(2_000)).is_zero(), others, "{seen:?}");
+            assert_eq!(stay.backoff(at(2_000)).is_zero(), others, "{seen:?}");
         }
     }
 
     #[test]
     fn a_grant_whose_tokens_were_all_used_is_followed_by_one_with_twice_as_many() {
-        let mut stay = Stay::default();
+        let mut stay = CohortPolicy::default();
         assert_eq!((stay.demand(1), stay.demand(8)), (1, 8));
         let mut demanded = Vec::new();
         for used in [8, 16, 32, 5, 5, 1_024, 1_024] {
@@ -434,14 +437,14 @@ mod tests {
 
     #[test]
     fn short_grants_one_after_the_other_are_one_stay() {
-        let mut stay = Stay::default();
+        let mut stay = CohortPolicy::default();
         for ms in [0, 200, 400, 600] {
-            assert!(stay.absence(at(ms)).is_zero());
+            assert!(stay.backoff(at(ms)).is_zero());
             stay.granted(&grant(10 + ms, Some(9)), at(ms));
             assert!(stay.goes_on(at(ms + 20), PACE, Ttl::DEFAULT));
             stay.released(at(ms + 150), PACE, Ttl::DEFAULT, true);
         }
-        assert!(!stay.absence(at(750)).is_zero());
+        assert!(!stay.backoff(at(750)).is_zero());
         // With a short ttl, a stay is a part of that.
         stay.granted(&grant(5_000, Some(4_000)), at(10_000));
         assert!(!stay.goes_on(at(10_300), PACE, Ttl::from_millis(1_000).unwrap()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Claim;
-use crate::runtime::keeper::Opened;
+use crate::runtime::renewer::Opened;
 
 /// The pause before a waiter asks again: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -54,7 +54,7 @@ impl Outage {
     }
 
     /// For how much longer the store may stay silent.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn left(&self) -> Duration {
         let limit = store_timeout(self.wanted, self.has_answered);
         limit.saturating_sub(self.now().longest_since(self.since))
     }
@@ -67,7 +67,7 @@ impl Outage {
         }
         let env = self.opened.store.env();
         let pause = env.random.jittered(self.pause, 0.5);
-        if pause >= self.patience() {
+        if pause >= self.left() {
             return Err(self.gave_up(error));
         }
         tracing::debug!(lock = self.name, %error, "no answer from the store; trying again");

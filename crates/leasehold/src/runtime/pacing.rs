@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use crate::clock::{Moment, StoreTime, micros};
-use crate::lease::{Holder, Pace, Past, Token};
+use crate::lease::{Holder, PastGrant, PollInterval, Token};
 use crate::random::Random;
 
 /// A pause is this part of the time that a hold has lasted, or is expected to.
@@ -42,13 +42,13 @@ impl Turns {
     pub(crate) fn of(
         holder: &Holder,
         granted_us: Option<u64>,
-        history: &[Past],
+        history: &[PastGrant],
         now: Option<StoreTime>,
-        pace: Pace,
+        pace: PollInterval,
     ) -> Self {
         let (Some(granted_us), Some(now)) = (granted_us, now) else { return Self::default() };
         let doubt_us = now.hi_us.saturating_sub(now.lo_us);
-        let longest_gap_us = micros(2 * pace.most).saturating_add(doubt_us);
+        let longest_gap_us = micros(2 * pace.max).saturating_add(doubt_us);
         let (mut from_us, mut turns, mut contenders) = (granted_us, 0, vec![holder]);
         for past in history {
             // Once nobody waited, those before are not waiting now.
@@ -73,7 +73,7 @@ impl Turns {
 /// The pauses of one wait.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacing {
-    pace: Pace,
+    pace: PollInterval,
     began: Moment,
     /// The grant that is waited for, and since when. Renewals change neither.
     hold: (Option<Token>, Moment),
@@ -84,7 +84,7 @@ pub(crate) struct Pacing {
 
 impl Pacing {
     /// A wait that begins now.
-    pub(crate) fn new(pace: Pace, now: Moment) -> Self {
+    pub(crate) fn new(pace: PollInterval, now: Moment) -> Self {
         Self { pace, began: now, hold: (None, now), before: Duration::ZERO, strain: 0 }
     }
 
@@ -106,28 +106,28 @@ impl Pacing {
         if self.hold.0 != token {
             self.hold = (token, now);
         }
-        let Pace { first, most } = self.pace;
-        let next = self.next(now, turns).min(most);
-        let least = self.before.min(next).mul_f64(STEADY).max(first).min(most);
-        let longest = next.max(first.mul_f64(1.25)).min(most);
+        let PollInterval { min, max } = self.pace;
+        let next = self.next(now, turns).min(max);
+        let least = self.before.min(next).mul_f64(STEADY).max(min).min(max);
+        let longest = next.max(min.mul_f64(1.25)).min(max);
         self.before = next;
         let pause = least + longest.saturating_sub(least).mul_f64(random.fraction());
         match lapse {
             // That instant, and not all in the same.
-            Some(lapse) if lapse <= pause => lapse + (first / 2).mul_f64(random.fraction()),
+            Some(lapse) if lapse <= pause => lapse + (min / 2).mul_f64(random.fraction()),
             _ => pause,
         }
     }
 
     fn next(&self, now: Moment, turns: Turns) -> Duration {
         let age = turns.age.max(now.longest_since(self.hold.1)).as_secs_f64();
-        let turn = turns.typical.max(self.pace.first).as_secs_f64();
+        let turn = turns.typical.max(self.pace.min).as_secs_f64();
         let contenders = f64::from(turns.contenders);
         let waited = now.longest_since(self.began).as_secs_f64();
         let turns_left = if turn > 0.0 { contenders - waited / turn } else { 0.0 };
         let expected = turn * turns_left.max(contenders / HASTE).max(1.0);
         let pause = PART * age.max(expected) * 2_f64.powi(self.strain);
-        Duration::try_from_secs_f64(pause).unwrap_or(self.pace.most).max(self.pace.first)
+        Duration::try_from_secs_f64(pause).unwrap_or(self.pace.max).max(self.pace.min)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{oneshot, watch};
 
 use crate::lease::Held;
-use crate::runtime::hand_off::{Stay, Terms};
+use crate::runtime::hand_off::{CohortPolicy, Terms};
 use crate::types::LockName;
 
 /// The queues of a [`Locker`](crate::Locker), made when first asked for. Those that nobody uses go some time later: who takes a lock
@@ -64,12 +64,12 @@ struct Line<T> {
     /// The number of the next one who waits.
     next: u64,
     /// How long this process has kept the lock to itself.
-    stay: Stay,
+    stay: CohortPolicy,
 }
 
 impl<T> Default for Line<T> {
     fn default() -> Self {
-        Self { taken: false, waiting: VecDeque::new(), next: 0, stay: Stay::default() }
+        Self { taken: false, waiting: VecDeque::new(), next: 0, stay: CohortPolicy::default() }
     }
 }
 
@@ -251,7 +251,7 @@ impl<T> Turn<T> {
     }
 
     /// What is known of how long this process has had the lock.
-    pub(crate) fn stay<O>(&self, body: impl FnOnce(&mut Stay, bool) -> O) -> Option<O> {
+    pub(crate) fn stay<O>(&self, body: impl FnOnce(&mut CohortPolicy, bool) -> O) -> Option<O> {
         let mut line = self.queue.as_ref()?.line();
         let awaited = !line.waiting.is_empty();
         Some(body(&mut line.stay, awaited))

@@ -40,17 +40,17 @@ use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, LeaseStore, Pace, StoreOptions};
-use crate::register::effort::persistently;
+use crate::lease::{Capabilities, LeaseStore, PollInterval, StoreOptions};
 use crate::register::probe::trust::Trust;
 use crate::register::record::{Content, Record};
 use crate::register::records::{Found, Records, Refusal, Written};
-use crate::register::{Expect, RegisterLeases, Version};
+use crate::register::retry::retry;
+use crate::register::{Precondition, RegisterLeases, Version};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// A read costs $0.125 per million and some 5 ms, so a waiter costs cents a month at any of these.
-const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(1) };
+const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(1) };
 
 /// What is known of a server that is not Amazon's lies under this name, which is no lock's.
 const PROBE: &str = ".leasehold-probe";
@@ -130,7 +130,7 @@ impl Records for DynamoDb {
     async fn write(
         &self,
         name: &LockName,
-        expect: Expect<'_>,
+        expect: Precondition<'_>,
         before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
@@ -191,7 +191,7 @@ impl Records for DynamoDb {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        persistently(self.env(), || self.key_name()).await?;
+        retry(self.env(), || self.key_name()).await?;
         if self.place.endpoint.is_none() {
             return Ok(());
         }
@@ -330,7 +330,7 @@ impl DynamoDb {
                 Next::None => return Ok(None),
             };
             let page = || self.page(&pages.prefix, start.clone());
-            let output = persistently(self.env(), page).await?;
+            let output = retry(self.env(), page).await?;
             pages.next = match output.last_evaluated_key {
                 None => Next::None,
                 Some(last) if Some(&last) != start.as_ref() => Next::After(last),

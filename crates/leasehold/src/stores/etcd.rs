@@ -42,14 +42,14 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{
-    Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Pace, Released, Renewal, State, Status,
-    StoreOptions, Swept, Token, Verdict,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, PollInterval, Released, Renewal,
+    State, Status, StoreOptions, Swept, Token,
 };
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// Waiters are told; this is for the case that a watch stalls without a word.
-const PACE: Pace = Pace { first: Duration::from_secs(15), most: Duration::from_secs(15) };
+const PACE: PollInterval = PollInterval { min: Duration::from_secs(15), max: Duration::from_secs(15) };
 
 /// How long the operations without a patience of their own put up with a cluster that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ impl EtcdStore {
 
 #[async_trait]
 impl LeaseStore for EtcdStore {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let claim = claim.clone();
         self.run(|leases| async move { leases.acquire(&claim).await }).await?
     }

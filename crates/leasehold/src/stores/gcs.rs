@@ -34,16 +34,17 @@ use crate::clock::{self, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Id, LeaseStore, Pace, StoreOptions};
+use crate::lease::{Id, LeaseStore, PollInterval, StoreOptions};
 use crate::register::probe::probe_deletes;
 use crate::register::{
-    Body, Cell, Deleted, Expect, Metadata, Register, RegisterTraits, Stat, Version, Write,
+    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue,
+    Write,
 };
 use crate::url::StoreUrl;
 
 /// Reads of one object are not limited as its writes are, and cost $0.0004 per 1,000. But since GCS takes about one
 /// write a second for an object, a lock changes hands every two seconds at best, and to ask more often finds nothing.
-const PACE: Pace = Pace { first: Duration::from_millis(500), most: Duration::from_secs(2) };
+const PACE: PollInterval = PollInterval { min: Duration::from_millis(500), max: Duration::from_secs(2) };
 
 /// GCS takes about one write a second for one object, and bursts now and then. What is refused for that is tried again
 /// after about as long, or retries would be what keeps the object busy.
@@ -129,7 +130,7 @@ impl GcsRegister {
 
 #[async_trait]
 impl Register for GcsRegister {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         let object = self.keys.object(key);
         match self.contents {
             Contents::Records => self.content_of(&object, None).await,
@@ -141,11 +142,11 @@ impl Register for GcsRegister {
         self.stat_of(&self.keys.object(key)).await
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let object = self.keys.object(key);
         let (operation, generation) = match expect {
-            Expect::Absent => (Operation::Create, "0"),
-            Expect::Version(version) => (Operation::Replace, known_generation(version)?),
+            Precondition::Absent => (Operation::Create, "0"),
+            Precondition::Version(version) => (Operation::Replace, known_generation(version)?),
         };
         let boundary = Id::random(&self.env.random);
         let request = wire::write(&self.place, &object, generation, body, boundary);
@@ -193,8 +194,8 @@ impl Register for GcsRegister {
         format!("{}/{}", self.place.endpoint, self.place.bucket)
     }
 
-    fn traits(&self) -> RegisterTraits {
-        RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
+        RegisterCapabilities {
             store: "GCS",
             trusted: self.place.is_trusted(),
             generations: true,
@@ -207,7 +208,11 @@ impl Register for GcsRegister {
 
 impl GcsRegister {
     /// The content, without metadata; of `generation`, or the one that is there now.
-    async fn content_of(&self, object: &str, generation: Option<&str>) -> Result<Option<Cell>, StoreError> {
+    async fn content_of(
+        &self,
+        object: &str,
+        generation: Option<&str>,
+    ) -> Result<Option<VersionedValue>, StoreError> {
         let as_stored = self.contents == Contents::Objects;
         let mut request = Request { as_stored, ..wire::read(&self.place, object) };
         if let Some(generation) = generation {
@@ -217,7 +222,7 @@ impl GcsRegister {
         match self.ask(Operation::Read, object, request).await {
             Ok((version, value)) => {
                 let version = self.version(version.as_deref()).map_err(Fault::not_applied)?;
-                Ok(Some(Cell { value, version, metadata: Metadata::default() }))
+                Ok(Some(VersionedValue { value, version, metadata: Metadata::default() }))
             }
             Err(Meaning::Absent) => Ok(None),
             Err(other) => Err(failed(other)),
@@ -241,7 +246,7 @@ impl GcsRegister {
     /// Content and metadata of one generation. The JSON API gives them by two requests, which are sent at once. When the
     /// object was written between them, or a cache had an old content, the content is asked for of the generation that
     /// the metadata is of.
-    async fn whole(&self, object: &str) -> Result<Option<Cell>, StoreError> {
+    async fn whole(&self, object: &str) -> Result<Option<VersionedValue>, StoreError> {
         let (content, stat) = join(self.content_of(object, None), self.stat_of(object)).await;
         let (mut content, mut stat) = (content?, stat?);
         for _ in 1..MOST_READS {
@@ -252,7 +257,7 @@ impl GcsRegister {
             match content {
                 Some(cell) if cell.version == version => {
                     check_size(object, size, cell.value.len())?;
-                    return Ok(Some(Cell { metadata, ..cell }));
+                    return Ok(Some(VersionedValue { metadata, ..cell }));
                 }
                 // It is gone already.
                 _ => stat = self.stat_of(object).await?,

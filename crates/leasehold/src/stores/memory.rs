@@ -12,9 +12,10 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
-use crate::lease::{LeaseStore, Pace, StoreOptions};
+use crate::lease::{LeaseStore, PollInterval, StoreOptions};
 use crate::register::{
-    Body, Cell, Deleted, Expect, Register, RegisterLeases, RegisterTraits, Version, Write,
+    Body, Deleted, Precondition, Register, RegisterCapabilities, RegisterLeases, Version, VersionedValue,
+    Write,
 };
 use crate::url::StoreUrl;
 
@@ -48,7 +49,7 @@ pub struct MemoryRegister {
 
 #[derive(Debug, Default)]
 struct Contents {
-    cells: BTreeMap<String, Cell>,
+    cells: BTreeMap<String, VersionedValue>,
     /// Never repeated, also across deletions.
     writes: u64,
 }
@@ -71,16 +72,16 @@ impl MemoryRegister {
 
 #[async_trait]
 impl Register for MemoryRegister {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         Ok(self.with(|contents| contents.cells.get(key).cloned()))
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         Ok(self.with(|contents| {
             let found = contents.cells.get(key).map(|cell| &cell.version);
             let as_expected = match expect {
-                Expect::Absent => found.is_none(),
-                Expect::Version(version) => found == Some(version),
+                Precondition::Absent => found.is_none(),
+                Precondition::Version(version) => found == Some(version),
             };
             if !as_expected {
                 return Write::Conflict;
@@ -91,7 +92,9 @@ impl Register for MemoryRegister {
             let bytes = Bytes::copy_from_slice(&bytes);
             let counted = Version::new(contents.writes.to_string());
             let version = self.version_of(&bytes).unwrap_or(counted);
-            contents.cells.insert(key.to_owned(), Cell { value: bytes, version: version.clone(), metadata });
+            contents
+                .cells
+                .insert(key.to_owned(), VersionedValue { value: bytes, version: version.clone(), metadata });
             Write::Committed(version)
         }))
     }
@@ -132,9 +135,9 @@ impl Register for MemoryRegister {
         &self.env
     }
 
-    fn traits(&self) -> RegisterTraits {
-        let pace = Pace { first: Duration::from_millis(1), most: Duration::from_millis(20) };
-        RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
+        let pace = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(20) };
+        RegisterCapabilities {
             store: "memory",
             trusted: true,
             generations: !self.by_content,

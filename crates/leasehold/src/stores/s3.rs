@@ -41,14 +41,16 @@ use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{LeaseStore, Pace, StoreOptions};
+use crate::lease::{LeaseStore, PollInterval, StoreOptions};
 use crate::register::probe::probe_deletes;
-use crate::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Stat, Version, Write};
+use crate::register::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+};
 use crate::url::StoreUrl;
 
 /// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on
 /// the bill; beyond two seconds a waiter would save cents a day and make people wait.
-const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
+const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 
 /// All names and values of `x-amz-meta-*` together.
 const METADATA_BYTES: usize = 2_048;
@@ -157,7 +159,7 @@ impl S3Register {
 
 #[async_trait]
 impl Register for S3Register {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
         let request = self.get_object(&object);
@@ -181,14 +183,14 @@ impl Register for S3Register {
         }
     }
 
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
         let limit = request_limit(REQUEST_LIMIT, body.bytes.len());
         let request = self.put_object(&object, body);
         let (operation, request) = match expect {
-            Expect::Absent => (Operation::Create, request.if_none_match("*")),
-            Expect::Version(version) => (Operation::Replace, request.if_match(version.as_str())),
+            Precondition::Absent => (Operation::Create, request.if_none_match("*")),
+            Precondition::Version(version) => (Operation::Replace, request.if_match(version.as_str())),
         };
         let mut request = request.customize().interceptor(watch.clone());
         if limit > REQUEST_LIMIT {
@@ -269,8 +271,8 @@ impl Register for S3Register {
         addresses::several(&url, self.lookup, self.env()).await.into_iter().map(front).collect()
     }
 
-    fn traits(&self) -> RegisterTraits {
-        RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
+        RegisterCapabilities {
             store: "S3",
             trusted: self.place.is_trusted(),
             generations: false,

@@ -46,15 +46,15 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
-    Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, Pace, Released, Renewal, Status,
-    StoreOptions, Swept, Token, Ttl, Verdict, deadline,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, PollInterval,
+    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
 };
 use crate::runtime::pacing::{Pacing, Turns};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// A question is one indexed read of a local file.
-const PACE: Pace = Pace { first: Duration::from_millis(2), most: Duration::from_millis(50) };
+const PACE: PollInterval = PollInterval { min: Duration::from_millis(2), max: Duration::from_millis(50) };
 
 /// How long the operations without a patience of their own put up with a file that is busy.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -169,12 +169,12 @@ impl SqliteLeases {
     }
 
     /// `grant`, unless its deadline passed before it was here. Then it is released.
-    async fn in_time(&self, mut grant: Grant) -> Result<Verdict, StoreError> {
+    async fn in_time(&self, mut grant: Grant) -> Result<AcquireOutcome, StoreError> {
         if !grant.deadline.passed(self.env.now()) {
-            return Ok(Verdict::Granted(grant));
+            return Ok(AcquireOutcome::Granted(grant));
         }
         match self.release(&mut grant, None).await {
-            Ok(_) => Ok(Verdict::Lost(grant.came_too_late())),
+            Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
             // The grant stands: whoever asked must know that there may be one.
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())
@@ -185,12 +185,12 @@ impl SqliteLeases {
 
 #[async_trait]
 impl LeaseStore for SqliteLeases {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
         let beats = Arc::clone(&self.beats);
         let work = move |connection: &mut Connection| acquire(connection, &owned, &machine, &beats, &env);
         match self.database.run(&self.env, claim.patience, Purpose::Write, work).await? {
-            Verdict::Granted(grant) => self.in_time(grant).await,
+            AcquireOutcome::Granted(grant) => self.in_time(grant).await,
             verdict => Ok(verdict),
         }
     }
@@ -396,18 +396,18 @@ fn acquire(
     machine: &Machine,
     beats: &Beats,
     env: &Env,
-) -> Result<Verdict, Trouble> {
+) -> Result<AcquireOutcome, Trouble> {
     for durability in [Durability::System, Durability::Disk] {
         let verdict = transact(connection, durability, |transaction| {
             // Once the write lock is ours: a wait for it costs the lease nothing, and nobody sees it before the commit.
             let now = env.now();
             let record = record::load(transaction, &claim.name)?;
             match rules::judge(claim, record, machine, now) {
-                Decision::Lost(loss) => Ok((Some(Verdict::Lost(loss)), None)),
-                Decision::Held(held, None) => Ok((Some(Verdict::Held(held)), None)),
+                Decision::Lost(loss) => Ok((Some(AcquireOutcome::Lost(loss)), None)),
+                Decision::Held(held, None) => Ok((Some(AcquireOutcome::Held(held)), None)),
                 Decision::Held(held, Some(noted)) => {
                     record::store(transaction, &claim.name, &noted)?;
-                    Ok((Some(Verdict::Held(held)), Some(Changed)))
+                    Ok((Some(AcquireOutcome::Held(held)), Some(Changed)))
                 }
                 Decision::Again(record) => {
                     beats.begin(claim.id, rules::nanos(now.since_boot()));
@@ -436,8 +436,8 @@ fn acquire(
     Err(Fault::unavailable("the token counter cannot be brought to the disk").into())
 }
 
-fn granted(claim: &Claim, token: Token, after: Option<Token>, sent: Moment) -> Verdict {
-    Verdict::Granted(Grant {
+fn granted(claim: &Claim, token: Token, after: Option<Token>, sent: Moment) -> AcquireOutcome {
+    AcquireOutcome::Granted(Grant {
         name: claim.name.clone(),
         token,
         after,

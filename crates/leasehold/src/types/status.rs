@@ -146,7 +146,7 @@ pub struct Status {
     /// The token of the current or latest grant; `None` when there never was one.
     pub token: Option<Token>,
     /// The latest grants that are over, newest first.
-    pub history: Vec<Past>,
+    pub history: Vec<PastGrant>,
 }
 
 impl Status {
@@ -169,7 +169,7 @@ pub enum State {
 
 /// A grant that is over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Past {
+pub struct PastGrant {
     /// Its token.
     pub token: Token,
     /// The id of its claim.

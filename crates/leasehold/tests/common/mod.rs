@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leasehold::clock::TestClock;
 use leasehold::env::Env;
-use leasehold::lease::{Claim, Grant, Held, LeaseStore, Renewal, StoreOptions, Ttl, Verdict};
-use leasehold::register::{Expect, Register};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, Held, LeaseStore, Renewal, StoreOptions, Ttl};
+use leasehold::register::{Precondition, Register};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{Holder, LockName, Loss, RegisterLeases, State};
 use leasehold_testkit::fault::FaultyRegister;
@@ -78,7 +78,7 @@ impl World {
         let mut value = serde_json::from_slice(&cell.value).unwrap();
         edit(&mut value);
         let bytes: bytes::Bytes = serde_json::to_vec(&value).unwrap().into();
-        self.register.write(KEY, Expect::Version(&cell.version), bytes.into()).await.unwrap();
+        self.register.write(KEY, Precondition::Version(&cell.version), bytes.into()).await.unwrap();
     }
 
     /// Deletes the record by hand.
@@ -99,7 +99,7 @@ impl Client {
 
     pub async fn held(&self) -> Held {
         match self.leases.try_acquire(&self.claim()).await.unwrap() {
-            Verdict::Held(held) => held,
+            AcquireOutcome::Held(held) => held,
             other => panic!("not held: {other:?}"),
         }
     }
@@ -116,9 +116,9 @@ impl Client {
     }
 }
 
-pub fn granted(verdict: Verdict) -> Grant {
+pub fn granted(verdict: AcquireOutcome) -> Grant {
     match verdict {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("not granted: {other:?}"),
     }
 }

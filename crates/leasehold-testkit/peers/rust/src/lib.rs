@@ -46,7 +46,7 @@ pub trait Client: Clone + Send + Sync + 'static {
 /// Takes one lock, again and again.
 pub trait Contender: Send + 'static {
     /// Waits for the lock, holds it while `during` goes on, and releases it. Who waits gives up by dropping this.
-    fn tenure<F, D>(&mut self, during: F) -> impl Future<Output = Result<()>> + Send
+    fn cohort<F, D>(&mut self, during: F) -> impl Future<Output = Result<()>> + Send
     where
         F: FnOnce(Lost) -> D + Send + 'static,
         D: Future<Output = ()> + Send + 'static;
@@ -134,7 +134,7 @@ async fn ready<C: Client>(
     let mut lock = client.contender(format!("{}-warm-{}", options.text("lock")?, std::process::id())).await?;
     let began = Instant::now();
     for _ in 0..cycles {
-        lock.tenure(|_| async {}).await?;
+        lock.cohort(|_| async {}).await?;
         if began.elapsed() > WARM_TIME {
             break;
         }
@@ -211,15 +211,15 @@ async fn cycles<C: Contender>(
                 }
                 own.releasing.store(now(), Ordering::Relaxed);
             };
-            let mut tenure = std::pin::pin!(contender.tenure(during));
+            let mut cohort = std::pin::pin!(contender.cohort(during));
             tokio::select! {
                 biased;
-                ended = &mut tenure => ended?,
+                ended = &mut cohort => ended?,
                 () = over(until) => {
                     if event.granted.load(Ordering::Relaxed) == 0 {
                         break;
                     }
-                    tenure.await?;
+                    cohort.await?;
                 }
             }
         }
@@ -239,7 +239,7 @@ async fn over(until: Option<Instant>) {
 async fn hold<C: Client>(client: C, options: Options, mut input: BufReader<Stdin>) -> Result<()> {
     let mut lock = client.contender(options.text("lock")?.to_owned()).await?;
     ready(&client, &options, &mut input, 1).await?;
-    lock.tenure(async move |_| {
+    lock.cohort(async move |_| {
         println!("granted {}", now());
         // An error ends it as the end does.
         let _ = input.read_to_end(&mut Vec::new()).await;
@@ -262,7 +262,7 @@ async fn many<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
         running.spawn(async move {
             let turn = turns.clone().acquire_owned().await?;
             let mut lock = client.holder(name).await?;
-            lock.tenure(async move |lost: Lost| {
+            lock.cohort(async move |lost: Lost| {
                 drop(turn);
                 // Whoever does not listen any more has failed, and ends the program.
                 let lost = Arc::new(lost);

@@ -83,8 +83,8 @@ impl Observer {
     fn after(&self, seen: Status, changed: bool) -> Wait {
         let pace = self.store.capabilities().pace;
         let pause = match &self.wait {
-            Wait::Change { pause, .. } if !changed => (*pause * 2).min(pace.most),
-            _ => pace.first,
+            Wait::Change { pause, .. } if !changed => (*pause * 2).min(pace.max),
+            _ => pace.min,
         };
         Wait::Change { seen: Box::new(seen), pause }
     }

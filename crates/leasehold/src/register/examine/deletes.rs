@@ -1,12 +1,12 @@
 //! The doctor's questions to deletes, asked one by one.
 
 use super::{Patient, Step};
-use crate::diagnosis::{Finding, Verdict};
+use crate::diagnosis::{CheckStatus, Finding};
 use crate::error::StoreError;
-use crate::register::effort::{Effort, persistently};
 use crate::register::probe::checks::{fresh, refusal, vanished};
 use crate::register::probe::races::no_deletes;
-use crate::register::{Deleted, Expect, Register, Version, Write};
+use crate::register::retry::{RetryBudget, retry};
+use crate::register::{Deleted, Precondition, Register, Version, Write};
 
 impl Patient<'_> {
     /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.
@@ -15,13 +15,13 @@ impl Patient<'_> {
         const IGNORED: &str = "this store ignores the precondition of deletes (If-Match on DeleteObject)";
         let (register, key) = (self.register, self.key.clone());
         let current = self.current(CHECK, &key).await?;
-        let mut effort = Effort::of_question(register.env());
+        let mut effort = RetryBudget::of_question(register.env());
         let mut unknown = false;
         let deleted = loop {
             match effort.request(register.delete_unexamined(&key, stale)).await {
                 // It may be the lost one that deleted it.
                 Ok(Deleted::Conflict) if unknown => {
-                    match persistently(register.env(), || register.read(&key)).await {
+                    match retry(register.env(), || register.read(&key)).await {
                         Ok(None) => break Ok(Deleted::Deleted),
                         Ok(Some(_)) => break Ok(Deleted::Conflict),
                         Err(error) => break Err(error),
@@ -44,7 +44,7 @@ impl Patient<'_> {
             Ok(Deleted::Deleted) if self.deletes => {
                 let error = no_deletes(IGNORED);
                 self.unsafe_deletes = Some(IGNORED.to_owned());
-                self.found.push(Finding::of_error(CHECK, Verdict::Failed, &error));
+                self.found.push(Finding::of_error(CHECK, CheckStatus::Failed, &error));
             }
             Ok(Deleted::Deleted) => {
                 self.unsafe_deletes = Some(IGNORED.to_owned());
@@ -69,7 +69,7 @@ impl Patient<'_> {
     /// In a versioned bucket a delete leaves a marker, which counts as nothing.
     async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
         const CHECK: &str = "delete-marker";
-        let mut effort = Effort::of_question(self.register.env());
+        let mut effort = RetryBudget::of_question(self.register.env());
         let mut key = self.key.clone();
         let trouble = loop {
             match trouble_with_deleted(self.register, &key, &current).await {
@@ -88,7 +88,7 @@ impl Patient<'_> {
             None => Finding::passed(CHECK, "what is deleted counts as not there, and can be created again"),
             Some(trouble) => Finding::of_error(
                 CHECK,
-                Verdict::Failed,
+                CheckStatus::Failed,
                 &refusal(trouble, "a record that was deleted by hand would not be safe"),
             ),
         });
@@ -107,10 +107,10 @@ async fn trouble_with_deleted(
     if register.read(key).await?.is_some() {
         return Ok(Some("what was deleted is still read"));
     }
-    let over = register.write(key, Expect::Version(current), fresh(register)).await?;
+    let over = register.write(key, Precondition::Version(current), fresh(register)).await?;
     if over != Write::Conflict {
         return Ok(Some("a write that expects the version before a delete is accepted after it"));
     }
-    let anew = register.write(key, Expect::Absent, fresh(register)).await?;
+    let anew = register.write(key, Precondition::Absent, fresh(register)).await?;
     Ok((anew == Write::Conflict).then_some("what was deleted cannot be created again"))
 }

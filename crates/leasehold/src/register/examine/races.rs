@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::Patient;
-use crate::diagnosis::{Finding, Verdict};
+use crate::diagnosis::{CheckStatus, Finding};
 use crate::register::Register;
-use crate::register::effort::persistently;
 use crate::register::probe::evidence::{RACERS, RACES_DOCTOR, RACES_THOROUGH, excluded};
 use crate::register::probe::races::{self, Found, Kind, Plan, Raced};
 use crate::register::probe::{Subject, record};
+use crate::register::retry::retry;
 
 /// How long the races may take; the thorough ones may take five times as long.
 const RACES_LIMIT: Duration = Duration::from_secs(120);
@@ -71,7 +71,7 @@ impl Patient<'_> {
                     error.fault().message
                 ),
             ),
-            Some(error) => Finding::of_error(check, Verdict::Failed, &error),
+            Some(error) => Finding::of_error(check, CheckStatus::Failed, &error),
             None if counted > 0 => {
                 let seen = format!("of {racers} {} at once, one is accepted, {counted} times", kind.what());
                 Finding::passed(check, format!("{seen}: {}", excluded(counted)))
@@ -93,7 +93,7 @@ impl Patient<'_> {
             .found
             .findings
             .iter()
-            .find(|finding| finding.verdict == Verdict::Failed && UNSAFE.contains(&finding.check));
+            .find(|finding| finding.verdict == CheckStatus::Failed && UNSAFE.contains(&finding.check));
         let unsafe_ = unsafe_.map(|finding| finding.seen.clone());
         let raced = [CREATE_RACE, WRITE_RACE].iter().all(|check| self.found.passed(check));
         let writes = unsafe_.map(Err).or((raced && self.found.is_sound()).then_some(Ok(())));
@@ -104,7 +104,7 @@ impl Patient<'_> {
         for (subject, verdict) in [(Subject::Writes, writes), (Subject::Deletes, deletes)] {
             let Some(verdict) = verdict else { continue };
             let unsafe_ = verdict.as_ref().err().map(String::as_str);
-            let recorded = persistently(front.env(), || record(front, subject, unsafe_)).await;
+            let recorded = retry(front.env(), || record(front, subject, unsafe_)).await;
             if let Err(error) = recorded {
                 let seen = format!("what was found could not be recorded in the store: {error}");
                 let finding = Finding::warning("record", seen);

@@ -12,13 +12,13 @@ use super::*;
 use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::Error;
-use crate::register::RegisterTraits;
+use crate::register::RegisterCapabilities;
 use crate::register::flawed::{Flaw, Flawed, store};
 
-async fn verdicts(register: &dyn Register, deletes: bool, verdict: Verdict) -> BTreeSet<&'static str> {
+async fn verdicts(register: &dyn Register, deletes: bool, verdict: CheckStatus) -> BTreeSet<&'static str> {
     let examined = examine(register, deletes, &Examination::default()).await;
     for finding in &examined.findings {
-        let bad = matches!(finding.verdict, Verdict::Failed | Verdict::Warning);
+        let bad = matches!(finding.verdict, CheckStatus::Failed | CheckStatus::Warning);
         assert!(!bad || !finding.help.is_empty(), "it says what to do: {finding:?}");
     }
     let of = examined.findings.iter().filter(|finding| finding.verdict == verdict);
@@ -30,7 +30,7 @@ async fn a_good_register_passes_every_check_and_is_left_as_it_was() {
     let store = store(Flaw::None);
     let examined = examine(&store, true, &Examination::default()).await;
     assert!(
-        examined.findings.iter().all(|finding| finding.verdict == Verdict::Passed),
+        examined.findings.iter().all(|finding| finding.verdict == CheckStatus::Passed),
         "{:#?}",
         examined.findings
     );
@@ -79,7 +79,7 @@ async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
         (Flaw::DeniesDeletes, &["permission-delete"]),
     ];
     for (flaw, failed) in rows {
-        let found = verdicts(&store(*flaw), true, Verdict::Failed).await;
+        let found = verdicts(&store(*flaw), true, CheckStatus::Failed).await;
         assert_eq!(found, failed.iter().copied().collect(), "{flaw:?}");
     }
 }
@@ -90,9 +90,9 @@ async fn what_is_not_needed_does_not_fail() {
     for flaw in
         [Flaw::IgnoresVersionOfDeletes, Flaw::DoublesDeletes(20), Flaw::DeniesDeletes, Flaw::DropsMetadata]
     {
-        assert_eq!(verdicts(&store(flaw), false, Verdict::Failed).await, BTreeSet::new(), "{flaw:?}");
+        assert_eq!(verdicts(&store(flaw), false, CheckStatus::Failed).await, BTreeSet::new(), "{flaw:?}");
     }
-    let warned = verdicts(&store(Flaw::DropsMetadata), false, Verdict::Warning).await;
+    let warned = verdicts(&store(Flaw::DropsMetadata), false, CheckStatus::Warning).await;
     assert_eq!(warned, BTreeSet::from(["metadata"]));
 }
 
@@ -142,7 +142,7 @@ async fn bad_moments_make_no_good_store_bad_and_no_bad_one_good() {
 #[tokio::test(start_paused = true)]
 async fn races_without_answers_do_not_pass() {
     assert_eq!(
-        verdicts(&store(Flaw::RefusesRacers), false, Verdict::Warning).await,
+        verdicts(&store(Flaw::RefusesRacers), false, CheckStatus::Warning).await,
         BTreeSet::from(["create-race", "atomic-race"])
     );
 }
@@ -196,7 +196,7 @@ fn there(store: &Flawed) -> Vec<String> {
 
 async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
     let examined = examine(busy, false, &Examination::default()).await;
-    let failed = examined.findings.iter().filter(|finding| finding.verdict == Verdict::Failed);
+    let failed = examined.findings.iter().filter(|finding| finding.verdict == CheckStatus::Failed);
     failed.map(|finding| finding.check).collect()
 }
 
@@ -223,10 +223,10 @@ impl Front {
 
 #[async_trait]
 impl Register for Front {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.store.read(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let _turn = self.turn.lock().await;
         self.store.write(key, expect, body).await
     }
@@ -243,7 +243,7 @@ impl Register for Front {
     fn env(&self) -> &Env {
         self.store.env()
     }
-    fn traits(&self) -> RegisterTraits {
+    fn traits(&self) -> RegisterCapabilities {
         self.store.traits()
     }
     fn place(&self) -> String {
@@ -273,7 +273,7 @@ async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
     let failed: Vec<_> = together
         .findings
         .iter()
-        .filter(|found| found.verdict == Verdict::Failed)
+        .filter(|found| found.verdict == CheckStatus::Failed)
         .map(|found| found.check)
         .collect();
     assert_eq!(failed, ["create-race", "atomic-race"]);
@@ -297,7 +297,7 @@ async fn the_addresses_of_one_name_are_raced_together() {
     let seen = &examined.findings[0].seen;
     assert!(seen.ends_with(": name at 10.0.0.1, name at 10.0.0.2"), "{seen}");
     let race = examined.findings.iter().find(|found| found.check == "create-race").unwrap();
-    assert_eq!(race.verdict, Verdict::Failed, "{race:?}");
+    assert_eq!(race.verdict, CheckStatus::Failed, "{race:?}");
     assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
 }
 
@@ -307,6 +307,6 @@ async fn a_store_without_endpoints_says_so() {
     let register: Arc<dyn Register> = Arc::new(store(Flaw::None));
     let examined = examine_all(&register, false, &examination).await;
     let [finding] = &examined.findings[..] else { panic!("{:#?}", examined.findings) };
-    assert_eq!((finding.check, finding.verdict), ("endpoints", Verdict::Failed));
+    assert_eq!((finding.check, finding.verdict), ("endpoints", CheckStatus::Failed));
     assert!(finding.seen.contains("http://b") && !finding.help.is_empty(), "{finding:?}");
 }

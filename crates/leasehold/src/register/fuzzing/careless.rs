@@ -6,7 +6,9 @@ use futures_util::stream::BoxStream;
 use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::StoreError;
-use crate::register::{Body, Cell, Deleted, Expect, Register, RegisterTraits, Version, Write};
+use crate::register::{
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+};
 use crate::stores::memory::MemoryRegister;
 
 #[derive(Debug)]
@@ -14,14 +16,16 @@ pub(super) struct Careless(pub(super) MemoryRegister);
 
 #[async_trait]
 impl Register for Careless {
-    async fn read(&self, key: &str) -> Result<Option<Cell>, StoreError> {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.0.read(key).await
     }
-    async fn write(&self, key: &str, expect: Expect<'_>, body: Body) -> Result<Write, StoreError> {
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         match (expect, self.0.read(key).await?) {
-            (Expect::Version(_), Some(cell)) => self.0.write(key, Expect::Version(&cell.version), body).await,
-            (Expect::Version(_), None) => self.0.write(key, Expect::Absent, body).await,
-            (Expect::Absent, _) => self.0.write(key, expect, body).await,
+            (Precondition::Version(_), Some(cell)) => {
+                self.0.write(key, Precondition::Version(&cell.version), body).await
+            }
+            (Precondition::Version(_), None) => self.0.write(key, Precondition::Absent, body).await,
+            (Precondition::Absent, _) => self.0.write(key, expect, body).await,
         }
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
@@ -36,7 +40,7 @@ impl Register for Careless {
     fn env(&self) -> &Env {
         self.0.env()
     }
-    fn traits(&self) -> RegisterTraits {
-        RegisterTraits { trusted: false, ..self.0.traits() }
+    fn traits(&self) -> RegisterCapabilities {
+        RegisterCapabilities { trusted: false, ..self.0.traits() }
     }
 }

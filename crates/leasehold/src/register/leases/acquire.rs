@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use super::super::Version;
-use super::super::effort::Effort;
-use super::super::known::Sighting;
 use super::super::protocol::{self, Attempt, Availability, Claimed};
 use super::super::record::{Content, Record};
+use super::super::record_cache::Observation;
 use super::super::records::Found;
+use super::super::retry::RetryBudget;
 use super::{Memo, RegisterLeases, Send, Sent, Sight};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
-use crate::lease::{Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, Verdict, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, deadline};
 use crate::types::LockName;
 
 /// A `Date` is true to a second, and its answer took some time.
@@ -36,19 +36,19 @@ impl RegisterLeases {
         &self,
         claim: &Claim,
         attempts: &mut Vec<Attempt>,
-    ) -> Result<Verdict, StoreError> {
+    ) -> Result<AcquireOutcome, StoreError> {
         let mut effort = self.effort(claim.patience, claim.ttl).noting(&claim.trouble);
         let mut next = self.first_step(claim, attempts, &mut effort).await?;
         let mut latest: Option<Id> = None;
         loop {
             let mut sight = match next {
-                Next::Done(grant) => return Ok(Verdict::Granted(grant)),
-                Next::Late(loss) => return Ok(Verdict::Lost(loss)),
+                Next::Done(grant) => return Ok(AcquireOutcome::Granted(grant)),
+                Next::Late(loss) => return Ok(AcquireOutcome::Lost(loss)),
                 Next::Judge(sight) => sight,
                 Next::Look => Box::new(self.look(&claim.name, &mut effort).await?),
             };
             // A waiter goes on for as long as others write in between: the store answers.
-            if let Some(Sighting { record, .. }) = sight.sighting.as_ref().filter(|_| claim.waits)
+            if let Some(Observation { record, .. }) = sight.sighting.as_ref().filter(|_| claim.waits)
                 && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
                 effort.progressed();
@@ -57,11 +57,11 @@ impl RegisterLeases {
             next = match protocol::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
                 Claimed::Taken(held) => {
                     self.stamp(&claim.name, sight.sighting.as_ref(), &effort).await;
-                    return Ok(Verdict::Held(held));
+                    return Ok(AcquireOutcome::Held(held));
                 }
-                Claimed::Lost(loss) => return Ok(Verdict::Lost(loss)),
+                Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
                 Claimed::Ours(attempt) => match sight.sighting.take() {
-                    Some(Sighting { record, version, .. }) => {
+                    Some(Observation { record, version, .. }) => {
                         self.granted(claim, attempt, record, version).await?
                     }
                     None => Next::Look,
@@ -92,7 +92,7 @@ impl RegisterLeases {
     }
 
     /// Waits until the store is known to honour preconditions. That may take an examination, and no patience is meant for it.
-    async fn trust(&self, effort: &mut Effort<'_>) -> Result<(), StoreError> {
+    async fn trust(&self, effort: &mut RetryBudget<'_>) -> Result<(), StoreError> {
         let began = self.now();
         self.records.trust().await?;
         effort.extend(self.now().longest_since(began));
@@ -122,7 +122,7 @@ impl RegisterLeases {
         &self,
         claim: &Claim,
         attempts: &mut Vec<Attempt>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Next, StoreError> {
         let now = self.now();
         match self.known.recall(&claim.name) {
@@ -150,7 +150,7 @@ impl RegisterLeases {
     }
 
     /// Lets others, who only try, tell by the store's clock when a lease lapses that does not say when it was renewed.
-    async fn stamp(&self, name: &LockName, sighting: Option<&Sighting>, effort: &Effort<'_>) {
+    async fn stamp(&self, name: &LockName, sighting: Option<&Observation>, effort: &RetryBudget<'_>) {
         let Some((sighting, store)) = sighting.zip(self.store_time()) else { return };
         if !self.rules.store_clock || sighting.record.renewed_at_us.is_some() {
             return;
@@ -240,7 +240,7 @@ impl RegisterLeases {
         name: &LockName,
         creates: bool,
         since: Option<StoreTime>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Option<u64>, StoreError> {
         if !self.records.counts_tokens() {
             return Ok(Some(0));
@@ -258,7 +258,7 @@ impl RegisterLeases {
         &self,
         name: &LockName,
         since: Option<StoreTime>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Option<u64>, StoreError> {
         let Some(mut since) = since else { return Ok(None) };
         for _ in 0..FLOOR_TRIES {
@@ -278,7 +278,7 @@ impl RegisterLeases {
     }
 
     /// Lets `wait` pass on both clocks. Nobody's patience is meant for that, so the effort gets the time back.
-    async fn pass(&self, wait: Duration, effort: &mut Effort<'_>) {
+    async fn pass(&self, wait: Duration, effort: &mut RetryBudget<'_>) {
         let began = self.now();
         let (mut passed, mut last) = (Duration::ZERO, began);
         // Piece by piece: a wall clock that is set back costs one piece.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::super::effort::persistently;
 use super::super::protocol::Rules;
 use super::super::records::Records;
+use super::super::retry::retry;
 use crate::diagnosis::Finding;
 use crate::error::StoreError;
 use crate::types::LockName;
@@ -49,7 +49,7 @@ async fn readings(records: &dyn Records, name: &LockName) -> Result<Vec<ClockRea
     let start = records.env().now();
     let mut readings = Vec::new();
     for _ in 0..ANSWERS {
-        persistently(records.env(), || records.read(name)).await?;
+        retry(records.env(), || records.read(name)).await?;
         let Some(time) = records.store_time() else { continue };
         let now = records.env().now();
         let passed = now.since_boot().saturating_sub(start.since_boot()).as_micros() as i128;
@@ -106,7 +106,7 @@ fn us(difference: i128) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::Verdict;
+    use crate::diagnosis::CheckStatus;
 
     fn reading(lo_s: i128) -> ClockReading {
         ClockReading { lo_us: lo_s * 1_000_000, hi_us: (lo_s + 1) * 1_000_000, wall_us: 1_000_000_000 }
@@ -116,25 +116,29 @@ mod tests {
     fn clocks_that_disagree_by_more_than_the_margin_fail() {
         let rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
         for (readings, verdict) in [
-            (vec![reading(1_000), reading(1_000)], Verdict::Passed),
+            (vec![reading(1_000), reading(1_000)], CheckStatus::Passed),
             // A second apart can be one clock: a Date is true to a second.
-            (vec![reading(1_000), reading(1_001)], Verdict::Passed),
-            (vec![reading(1_000), reading(1_003), reading(1_000)], Verdict::Warning),
-            (vec![reading(1_000), reading(1_007), reading(1_000)], Verdict::Failed),
-            (vec![reading(1_100), reading(1_100)], Verdict::Warning),
+            (vec![reading(1_000), reading(1_001)], CheckStatus::Passed),
+            (vec![reading(1_000), reading(1_003), reading(1_000)], CheckStatus::Warning),
+            (vec![reading(1_000), reading(1_007), reading(1_000)], CheckStatus::Failed),
+            (vec![reading(1_100), reading(1_100)], CheckStatus::Warning),
         ] {
             let finding = judge(&readings, Duration::ZERO, rules);
             assert_eq!(finding.verdict, verdict, "{finding:?}");
-            assert_eq!(finding.help.is_empty(), verdict == Verdict::Passed, "{finding:?}");
+            assert_eq!(finding.help.is_empty(), verdict == CheckStatus::Passed, "{finding:?}");
         }
         let apart = [reading(1_000), reading(1_007)];
         assert!(judge(&apart, Duration::ZERO, rules).help[0].contains("?margin=13s"));
         let earlier = Duration::from_secs(7);
-        assert_eq!(judge(&[reading(1_000)], earlier, rules).verdict, Verdict::Failed, "it was set meanwhile");
+        assert_eq!(
+            judge(&[reading(1_000)], earlier, rules).verdict,
+            CheckStatus::Failed,
+            "it was set meanwhile"
+        );
         // Nothing goes by a clock that is off.
         assert_eq!(
             judge(&apart, Duration::ZERO, Rules { store_clock: false, ..rules }).verdict,
-            Verdict::Warning
+            CheckStatus::Warning
         );
     }
 }

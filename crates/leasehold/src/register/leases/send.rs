@@ -1,10 +1,10 @@
 //! The requests of the lease protocol: reading a record, and writing it once.
 
-use super::super::Expect;
-use super::super::effort::Effort;
+use super::super::Precondition;
 use super::super::protocol::Attempt;
 use super::super::record::{Content, Record};
 use super::super::records::{Found, Refusal, Written};
+use super::super::retry::RetryBudget;
 use super::{RegisterLeases, Send, Sent, Sight};
 use crate::clock::Moment;
 use crate::error::StoreError;
@@ -13,7 +13,11 @@ use crate::types::LockName;
 
 impl RegisterLeases {
     /// Reads a lock's record, however often it takes.
-    pub(super) async fn look(&self, name: &LockName, effort: &mut Effort<'_>) -> Result<Sight, StoreError> {
+    pub(super) async fn look(
+        &self,
+        name: &LockName,
+        effort: &mut RetryBudget<'_>,
+    ) -> Result<Sight, StoreError> {
         loop {
             match effort.request(self.records.read(name)).await {
                 Ok(found) => return Ok(self.seen(name, found)),
@@ -44,7 +48,7 @@ impl RegisterLeases {
         &self,
         name: &LockName,
         brought: Option<Box<Sight>>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Sight, StoreError> {
         match brought {
             Some(sight) => Ok(*sight),
@@ -63,7 +67,7 @@ impl RegisterLeases {
         record: &Record,
         sent: Moment,
         attempts: &mut Vec<Attempt>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Sent, StoreError> {
         let nonce = record.nonce;
         // Where the store gives the tokens, that of this attempt is not known yet: lower than any, since whoever has the
@@ -75,7 +79,8 @@ impl RegisterLeases {
         attempts.push(Attempt { nonce, sent, token, after: None, created, unknown: true });
         let answer = match how {
             Send::Over(there) => {
-                let expect = there.map_or(Expect::Absent, |(version, _)| Expect::Version(version));
+                let expect =
+                    there.map_or(Precondition::Absent, |(version, _)| Precondition::Version(version));
                 let before = there.map(|(_, before)| before);
                 effort.request(self.records.write(name, expect, before, record)).await
             }

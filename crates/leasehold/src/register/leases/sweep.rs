@@ -6,8 +6,8 @@ use super::{PATIENCE, RegisterLeases, Sight};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
-use crate::register::known::Sighting;
 use crate::register::record::{Record, RecordState};
+use crate::register::record_cache::Observation;
 use crate::types::LockName;
 
 impl RegisterLeases {
@@ -30,7 +30,7 @@ impl RegisterLeases {
         let mut unknown = false;
         loop {
             let Sight { found, sighting, .. } = self.look(name, &mut effort).await?;
-            let Some(Sighting { record, version, .. }) = sighting else {
+            let Some(Observation { record, version, .. }) = sighting else {
                 return Ok(if unknown && found.is_none() { Swept::Deleted } else { Swept::Kept });
             };
             if free_for(&record, self.store_time()).is_none_or(|free| free < older_than) {

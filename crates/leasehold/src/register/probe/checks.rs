@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::super::{Body, Expect, Metadata, Register, Version, Write};
+use super::super::{Body, Metadata, Precondition, Register, Version, Write};
 use super::evidence::Marker;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
@@ -20,7 +20,7 @@ pub(crate) async fn refuses_second_create(
     body: Body,
 ) -> Result<(), StoreError> {
     for _ in 0..2 {
-        if register.write(key, Expect::Absent, body.clone()).await? == Write::Conflict {
+        if register.write(key, Precondition::Absent, body.clone()).await? == Write::Conflict {
             return Ok(());
         }
     }
@@ -37,7 +37,7 @@ pub(crate) async fn refuses_outdated(
     outdated: &Version,
     body: Body,
 ) -> Result<(), StoreError> {
-    match register.write(key, Expect::Version(outdated), body).await? {
+    match register.write(key, Precondition::Version(outdated), body).await? {
         Write::Conflict => Ok(()),
         Write::Committed(_) => Err(refusal(
             "this store ignores the precondition that the version be current (If-Match)",
@@ -53,7 +53,7 @@ pub(crate) async fn refuses_version_of_nothing(
     key: &str,
     version: &Version,
 ) -> Result<(), StoreError> {
-    match register.write(key, Expect::Version(version), fresh(register)).await? {
+    match register.write(key, Precondition::Version(version), fresh(register)).await? {
         Write::Conflict => Ok(()),
         Write::Committed(_) => Err(refusal(
             "this store ignores the precondition that the version be current (If-Match) where there is no object",
@@ -69,7 +69,7 @@ pub(crate) async fn cause_of_conflict(register: &dyn Register, key: &str, curren
     let bare = current.as_str().trim_matches('"');
     if bare != current.as_str()
         && let Ok(Write::Committed(_)) =
-            register.write(key, Expect::Version(&Version::new(bare)), fresh(register)).await
+            register.write(key, Precondition::Version(&Version::new(bare)), fresh(register)).await
     {
         return Fault::new(
             ErrorKind::Unsupported,
@@ -90,7 +90,7 @@ pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result
     let metadata = Metadata { user, ..Metadata::default() };
     // There, now or already: either will do.
     let body = Body { bytes: Bytes::from_static(b"{}"), metadata: metadata.clone() };
-    register.write(key, Expect::Absent, body).await?;
+    register.write(key, Precondition::Absent, body).await?;
     match register.stat(key).await? {
         Some(found) if found.metadata.user == metadata.user => Ok(()),
         Some(_) => Err(Fault::new(

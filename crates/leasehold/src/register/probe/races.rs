@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 
-use super::super::{Deleted, Expect, Register, Version, Write};
+use super::super::{Deleted, Precondition, Register, Version, Write};
 use super::checks::{fresh, refusal};
 use super::evidence::RACERS;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -187,27 +187,27 @@ impl Lane<'_> {
     }
 
     async fn created(&self, key: &str) -> Result<Version, StoreError> {
-        match self.register.write(key, Expect::Absent, fresh(self.register)).await? {
+        match self.register.write(key, Precondition::Absent, fresh(self.register)).await? {
             Write::Committed(version) => Ok(version),
             Write::Conflict => Err(none_accepted(1)),
         }
     }
 
     async fn creates(&self, key: &str) -> (Seen, Option<Version>) {
-        let writes =
-            (0..self.plan.racers).map(|_| self.register.write(key, Expect::Absent, fresh(self.register)));
+        let writes = (0..self.plan.racers)
+            .map(|_| self.register.write(key, Precondition::Absent, fresh(self.register)));
         self.judged(Kind::Creates, join_all(writes).await.into_iter().map(accepted).collect())
     }
 
     async fn replaces(&self, key: &str, version: &Version) -> (Seen, Option<Version>) {
-        let expect = Expect::Version(version);
+        let expect = Precondition::Version(version);
         let writes = (0..self.plan.racers).map(|_| self.register.write(key, expect, fresh(self.register)));
         self.judged(Kind::Replaces, join_all(writes).await.into_iter().map(accepted).collect())
     }
 
     async fn deletes(&self, key: &str, version: &Version) -> (Seen, Option<Version>) {
         let (register, half) = (self.register, self.plan.racers / 2);
-        let expect = Expect::Version(version);
+        let expect = Precondition::Version(version);
         let writes = join_all((0..half).map(|_| register.write(key, expect, fresh(register))));
         let deletes = join_all((0..half).map(|_| register.delete_unexamined(key, version)));
         let (writes, deletes) = join(writes, deletes).await;

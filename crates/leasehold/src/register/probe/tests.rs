@@ -266,8 +266,11 @@ async fn what_stands_at_the_markers_key_is_examined_unless_it_is_a_passed_marker
         r#"{"about":"","passed":1,"outdated":"x","nonce":"00000000000000000000000000000000"}"#,
     ] {
         let store = store(Flaw::None);
-        let cell =
-            Cell { value: Bytes::from(value), version: Version::new("v0"), metadata: Metadata::default() };
+        let cell = VersionedValue {
+            value: Bytes::from(value),
+            version: Version::new("v0"),
+            metadata: Metadata::default(),
+        };
         store.cells.lock().unwrap().insert(MARKER.to_owned(), cell);
         probe(&store).await.unwrap();
         assert!(store.requests() > 2, "{value}");

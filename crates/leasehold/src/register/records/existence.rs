@@ -8,7 +8,7 @@
 //!   ours have a fresh nonce in what they are computed from. So a late renewal, takeover or delete finds the version
 //!   that it expects, and is not late, or has no effect.
 //! - A late create expects nothing, and may find that. What it leaves is an object that nobody believes in: its claim is
-//!   over. Whoever sent it looks for it for a while and deletes it (see `leases/ghosts.rs`); else it lapses.
+//!   over. Whoever sent it looks for it for a while and deletes it (see `leases/late_creates.rs`); else it lapses.
 //! - Nothing tells the second grant of a claim from its first but what is in the record, so the beats of each object
 //!   start at a random number (rule 8).
 
@@ -25,7 +25,7 @@ use super::super::examine::examine_all;
 use super::super::probe::trust::Trust;
 use super::super::probe::{LIMIT, probe_deletes};
 use super::super::record::{Content, Record, RecordState, parse, protocol};
-use super::super::{Cell, Deleted, Expect, Register, Version, Write, probe};
+use super::super::{Deleted, Precondition, Register, Version, VersionedValue, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
@@ -73,7 +73,7 @@ impl ExistenceRecords {
         Token::new(Token::LIMIT / 2 + bits % (Token::LIMIT / 4)).unwrap_or_default()
     }
 
-    fn content(&self, cell: &Cell) -> Result<(Content, Token), Fault> {
+    fn content(&self, cell: &VersionedValue) -> Result<(Content, Token), Fault> {
         let content = match parse(&cell.value)? {
             Content::Record(record)
                 if protocol(&cell.value).as_deref() != Some(PROTOCOL)
@@ -101,7 +101,7 @@ impl ExistenceRecords {
             true => Token::default(),
             false => self.number(),
         };
-        self.put(name, Expect::Absent, record).await
+        self.put(name, Precondition::Absent, record).await
     }
 
     /// Over an object of ours: a renewal, which has its token, or another grant, whose token is counted.
@@ -116,13 +116,13 @@ impl ExistenceRecords {
         if record.token != before && self.has_tokens() {
             record.token = next_token(before, version).map_err(Fault::not_applied)?;
         }
-        self.put(name, Expect::Version(version), record).await
+        self.put(name, Precondition::Version(version), record).await
     }
 
     async fn put(
         &self,
         name: &LockName,
-        expect: Expect<'_>,
+        expect: Precondition<'_>,
         mut record: Record,
     ) -> Result<Written, StoreError> {
         let object = Object { protocol: PROTOCOL, record: &record };
@@ -172,7 +172,7 @@ impl Records for ExistenceRecords {
     async fn write(
         &self,
         name: &LockName,
-        expect: Expect<'_>,
+        expect: Precondition<'_>,
         _before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
@@ -182,9 +182,9 @@ impl Records for ExistenceRecords {
             return Err(Fault::new(ErrorKind::Invalid, message).with_help("use another name").not_applied());
         }
         let known = match expect {
-            Expect::Absent => None,
-            Expect::Version(version) if version.as_str() == GONE => None,
-            Expect::Version(version) => Some(Tagged::from_version(version)?),
+            Precondition::Absent => None,
+            Precondition::Version(version) if version.as_str() == GONE => None,
+            Precondition::Version(version) => Some(Tagged::from_version(version)?),
         };
         match (record.state, known) {
             (RecordState::Held, None) => self.create(name, record).await,
@@ -326,7 +326,7 @@ mod tests {
         let object = Object { protocol: PROTOCOL, record: &record };
         assert_written("1-existence.json", &serde_json::to_string(&object).unwrap());
         let value = Bytes::from(golden("1-existence.json"));
-        let cell = Cell { value, version: Version::new("7"), metadata: Metadata::default() };
+        let cell = VersionedValue { value, version: Version::new("7"), metadata: Metadata::default() };
         let records = ExistenceRecords::new(Arc::new(MemoryRegister::new(Env::system())));
         let (content, token) = records.content(&cell).unwrap();
         assert_eq!((content, token), (Content::Record(Box::new(record.clone())), record.token));

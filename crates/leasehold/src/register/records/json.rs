@@ -10,7 +10,7 @@ use super::super::examine::examine_all;
 use super::super::probe::LIMIT;
 use super::super::probe::trust::Trust;
 use super::super::record::{Content, Record, parse, protocol};
-use super::super::{Deleted, Expect, Register, Version, Write, probe};
+use super::super::{Deleted, Precondition, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
@@ -53,7 +53,7 @@ impl Records for JsonRecords {
     async fn write(
         &self,
         name: &LockName,
-        expect: Expect<'_>,
+        expect: Precondition<'_>,
         _before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {

@@ -8,14 +8,14 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::super::record::{Content, Record, RecordState};
-use super::super::{Expect, RegisterLeases, Version};
+use super::super::{Precondition, RegisterLeases, Version};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::{Clock, StoreClock, StoreTime, TestClock};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    Capabilities, Claim, Evicted, Grant, Held, Holder, Id, LeaseStore, Pace, Released, Renewal, StoreOptions,
-    Ttl, Verdict,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, Holder, Id, LeaseStore, PollInterval,
+    Released, Renewal, StoreOptions, Ttl,
 };
 use crate::types::LockName;
 use crate::{LossReason, Token};
@@ -136,15 +136,15 @@ impl Records for Client {
     async fn write(
         &self,
         name: &LockName,
-        expect: Expect<'_>,
+        expect: Precondition<'_>,
         _before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
         self.change("write", |rows| {
             let row = rows.get(name);
             let as_expected = match expect {
-                Expect::Absent => row.is_none(),
-                Expect::Version(version) => {
+                Precondition::Absent => row.is_none(),
+                Precondition::Version(version) => {
                     row.is_some_and(|row| row.version.to_string() == version.as_str())
                 }
             };
@@ -196,7 +196,10 @@ impl Records for Client {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("table", Pace { first: Duration::from_millis(100), most: Duration::from_secs(1) })
+        Capabilities::new(
+            "table",
+            PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(1) },
+        )
     }
 }
 
@@ -261,20 +264,20 @@ fn claim(client: &RegisterLeases) -> Claim {
     Claim::new(client.env(), name(), Ttl::new(TTL).unwrap(), Holder::this_process())
 }
 
-async fn attempt(client: &RegisterLeases) -> Verdict {
+async fn attempt(client: &RegisterLeases) -> AcquireOutcome {
     client.try_acquire(&claim(client)).await.unwrap()
 }
 
 async fn granted(client: &RegisterLeases) -> Grant {
     match attempt(client).await {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("{other:?}"),
     }
 }
 
 async fn held(client: &RegisterLeases) -> Held {
     match attempt(client).await {
-        Verdict::Held(held) => held,
+        AcquireOutcome::Held(held) => held,
         other => panic!("{other:?}"),
     }
 }
@@ -350,7 +353,7 @@ async fn rule_10_an_unseen_grant_of_unknown_fate_over_which_another_has_the_lock
     let claim = claim(&client);
     let (verdict, taken) = futures_util::future::join(client.try_acquire(&claim), meddled).await;
     match verdict.unwrap() {
-        Verdict::Lost(loss) => {
+        AcquireOutcome::Lost(loss) => {
             let LossReason::TakenOver { by } = loss.reason else { panic!("{loss:?}") };
             assert_eq!(by.token, Some(taken.token));
         }
@@ -414,8 +417,8 @@ async fn tokens_rise_although_another_client_deletes_what_it_releases() {
         world.clock.sleep(Duration::from_millis(500)).await;
         loop {
             match attempt(&two).await {
-                Verdict::Granted(grant) => return grant.token,
-                Verdict::Held(held) => two.changed(&name(), &held).await.unwrap(),
+                AcquireOutcome::Granted(grant) => return grant.token,
+                AcquireOutcome::Held(held) => two.changed(&name(), &held).await.unwrap(),
                 other => panic!("{other:?}"),
             }
         }
@@ -475,5 +478,5 @@ async fn rule_10_also_when_another_client_has_the_lock_now() {
     };
     let claim = claim(&client);
     let (verdict, ()) = futures_util::future::join(client.try_acquire(&claim), meddled).await;
-    assert!(matches!(verdict.unwrap(), Verdict::Lost(_)));
+    assert!(matches!(verdict.unwrap(), AcquireOutcome::Lost(_)));
 }

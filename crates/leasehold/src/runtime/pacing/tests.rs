@@ -3,7 +3,7 @@ mod drain;
 use super::*;
 use crate::lease::{End, Id};
 
-const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
+const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -16,8 +16,8 @@ fn process(pid: u32) -> Holder {
     Holder { name: "ci".into(), host: "build".into(), pid, note: None, value: None }
 }
 
-fn past(pid: u32, from: Duration, until: Duration) -> Past {
-    Past {
+fn past(pid: u32, from: Duration, until: Duration) -> PastGrant {
+    PastGrant {
         token: Token::default(),
         grant: Id::random(&Random::seeded(u64::from(pid))),
         holder: process(pid),
@@ -47,11 +47,11 @@ fn pauses(turns: Turns, count: usize, seed: u64) -> Vec<Duration> {
 fn pauses_grow_with_the_hold_to_the_longest_and_renewals_do_not_shorten_them() {
     for seed in 0..100 {
         let pauses = pauses(Turns::default(), 60, seed);
-        assert!(pauses.iter().all(|pause| (PACE.first..=PACE.most).contains(pause)), "{pauses:?}");
+        assert!(pauses.iter().all(|pause| (PACE.min..=PACE.max).contains(pause)), "{pauses:?}");
         // Half of four seconds is the longest.
         assert!(pauses[..14].iter().sum::<Duration>() >= 4 * SECOND, "{pauses:?}");
-        assert!(pauses[14..].iter().all(|pause| *pause >= PACE.most.mul_f64(0.6)), "{pauses:?}");
-        assert!(pauses[16..].iter().all(|pause| *pause >= PACE.most.mul_f64(STEADY)), "{pauses:?}");
+        assert!(pauses[14..].iter().all(|pause| *pause >= PACE.max.mul_f64(0.6)), "{pauses:?}");
+        assert!(pauses[16..].iter().all(|pause| *pause >= PACE.max.mul_f64(STEADY)), "{pauses:?}");
     }
 }
 
@@ -60,7 +60,7 @@ fn who_comes_late_to_a_long_hold_does_not_begin_with_short_pauses() {
     let turns = Turns { age: 10 * SECOND, contenders: 1, ..Turns::default() };
     for seed in 0..100 {
         // Anywhere in the first of them: those who come together are not to stay together.
-        assert!(pauses(turns, 10, seed)[1..].iter().all(|pause| *pause >= PACE.most.mul_f64(STEADY)));
+        assert!(pauses(turns, 10, seed)[1..].iter().all(|pause| *pause >= PACE.max.mul_f64(STEADY)));
     }
 }
 
@@ -72,11 +72,11 @@ fn the_next_look_is_at_the_lapse_and_not_of_all_at_once() {
         .map(|seed| {
             let random = Random::seeded(seed);
             let mut pacing = Pacing::new(PACE, at(Duration::ZERO));
-            pacing.before = PACE.most;
+            pacing.before = PACE.max;
             pacing.pause(at(100 * SECOND), None, turns, Some(lapse), &random)
         })
         .collect();
-    assert!(looks.iter().all(|look| (lapse..lapse + PACE.first / 2).contains(look)));
+    assert!(looks.iter().all(|look| (lapse..lapse + PACE.min / 2).contains(look)));
     let in_one = |ms| looks.iter().filter(|look| look.as_millis() == ms).count();
     let most = (300..350).map(in_one).max().unwrap();
     assert!(most < 50, "{most} of a thousand in one millisecond of fifty");
@@ -87,16 +87,16 @@ fn a_store_in_trouble_is_asked_less_often_and_then_as_before() {
     let random = Random::seeded(1);
     let mut pacing = Pacing::new(PACE, at(Duration::ZERO));
     let pause = |pacing: &mut Pacing| pacing.pause(at(Duration::ZERO), None, Turns::default(), None, &random);
-    assert!(pause(&mut pacing) <= PACE.first.mul_f64(1.25));
+    assert!(pause(&mut pacing) <= PACE.min.mul_f64(1.25));
     for _ in 0..20 {
         pacing.looked(true);
         pause(&mut pacing);
     }
-    assert!(pause(&mut pacing) >= PACE.most.mul_f64(STEADY));
+    assert!(pause(&mut pacing) >= PACE.max.mul_f64(STEADY));
     for _ in 0..MOST_STRAIN {
         pacing.looked(false);
     }
-    assert!(pause(&mut pacing) <= PACE.first.mul_f64(1.25));
+    assert!(pause(&mut pacing) <= PACE.min.mul_f64(1.25));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn the_more_take_turns_the_less_each_of_them_asks_until_it_should_be_its_turn() 
 #[test]
 fn the_history_tells_who_took_turns_lately_and_how_long_a_turn_is() {
     let ms = Duration::from_millis;
-    let pace = Pace { first: ms(10), most: ms(100) };
+    let pace = PollInterval { min: ms(10), max: ms(100) };
     let exactly = |now: Duration| Some(StoreTime::exactly(micros(now)));
     // Three processes, one of them twice; and a grant of long before.
     let history = [
@@ -145,12 +145,12 @@ fn the_history_tells_who_took_turns_lately_and_how_long_a_turn_is() {
 #[test]
 fn any_pace_will_do() {
     for (first, most) in [(0, 0), (0, 10), (10, 10), (20, 10)] {
-        let pace = Pace { first: Duration::from_millis(first), most: Duration::from_millis(most) };
+        let pace = PollInterval { min: Duration::from_millis(first), max: Duration::from_millis(most) };
         let mut pacing = Pacing::new(pace, at(Duration::ZERO));
         for s in 0..100 {
             let turns = Turns { age: Duration::MAX, typical: Duration::MAX, contenders: u32::MAX };
             let pause = pacing.pause(at(s * SECOND), None, turns, None, &Random::seeded(1));
-            assert!(pause <= pace.most, "{pause:?} of {pace:?}");
+            assert!(pause <= pace.max, "{pause:?} of {pace:?}");
             pacing.looked(true);
         }
     }

@@ -5,12 +5,12 @@ use aws_sdk_dynamodb::types::TimeToLiveStatus;
 use super::item;
 use super::probe::{RACERS, ROUNDS_DOCTOR, ROUNDS_THOROUGH};
 use super::{DynamoDb, PROBE, expression};
-use crate::diagnosis::{Examined, Finding, Verdict};
+use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
 use crate::register::Version;
-use crate::register::effort::persistently;
 use crate::register::probe::evidence::excluded;
 use crate::register::records::Records;
+use crate::register::retry::retry;
 use crate::types::LockName;
 
 impl DynamoDb {
@@ -50,13 +50,13 @@ impl DynamoDb {
         permission(
             "permission-read",
             "items can be read",
-            persistently(self.env(), || self.read(&nobodys)).await.map(|_| ()),
+            retry(self.env(), || self.read(&nobodys)).await.map(|_| ()),
         )
     }
 
     /// A write whose condition never holds: a server that accepts it ignores conditions.
     async fn may_write(&self) -> Finding {
-        let asked = persistently(self.env(), || self.refuses()).await;
+        let asked = retry(self.env(), || self.refuses()).await;
         let ignored = matches!(&asked, Err(error) if error.fault().kind == ErrorKind::Unsupported);
         let check = if ignored { "conditions" } else { "permission-write" };
         permission(check, "items can be written, and a condition that does not hold is refused", asked)
@@ -80,9 +80,9 @@ impl DynamoDb {
 
     async fn may_list(&self) -> Finding {
         let first = self.key(PROBE);
-        match persistently(self.env(), || self.page(&first, None)).await {
+        match retry(self.env(), || self.page(&first, None)).await {
             Ok(_) => Finding::passed("permission-list", "the table can be scanned"),
-            Err(error) => Finding::of_error("permission-list", Verdict::Warning, &error)
+            Err(error) => Finding::of_error("permission-list", CheckStatus::Warning, &error)
                 .with_help("locks work without it; `leasehold ls` does not"),
         }
     }
@@ -95,7 +95,7 @@ impl DynamoDb {
                     let regions = if table.replicas().is_empty() { "it is of one region" } else { "its regions agree" };
                     Finding::passed(CHECK, format!("its key is `{name}`, a string, and {regions}"))
                 }
-                Err(error) => Finding::of_error(CHECK, Verdict::Failed, &error),
+                Err(error) => Finding::of_error(CHECK, CheckStatus::Failed, &error),
             },
             Ok(None) => Finding::failed(CHECK, format!("there is no table {:?}", self.place.table))
                 .with_help("make it: leasehold init"),
@@ -107,7 +107,7 @@ impl DynamoDb {
                 "allow dynamodb:DescribeTable on {}, or make sure that the table has no replicas",
                 self.place.arn()
             )),
-            Err(error) => Finding::of_error(CHECK, Verdict::Warning, &error),
+            Err(error) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
         }
     }
 
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn time_to_live_on_an_attribute_of_locks_is_refused() {
-        assert_eq!(deletes_by(Some("renewedAt")).verdict, Verdict::Failed);
-        assert_eq!(deletes_by(Some("expires")).verdict, Verdict::Passed);
-        assert_eq!(deletes_by(None).verdict, Verdict::Passed);
+        assert_eq!(deletes_by(Some("renewedAt")).verdict, CheckStatus::Failed);
+        assert_eq!(deletes_by(Some("expires")).verdict, CheckStatus::Passed);
+        assert_eq!(deletes_by(None).verdict, CheckStatus::Passed);
     }
 }

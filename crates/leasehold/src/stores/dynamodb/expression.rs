@@ -9,7 +9,7 @@ use super::dialect::Dialect;
 use super::item::{self, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
 use crate::lease::{Id, Token};
 use crate::register::record::{FORMAT, Record};
-use crate::register::{Expect, Version};
+use crate::register::{Precondition, Version};
 
 /// One conditional UpdateItem.
 #[derive(Clone, Debug)]
@@ -44,11 +44,11 @@ const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version =
 pub(super) fn write(
     record: &Record,
     attributes: Attributes,
-    expect: Expect<'_>,
+    expect: Precondition<'_>,
     before: Option<&Record>,
 ) -> Expression {
     // Only a version of ours says that nobody else has changed it.
-    let ours = matches!(expect, Expect::Version(version) if item::expected(version).1.is_some());
+    let ours = matches!(expect, Precondition::Version(version) if item::expected(version).1.is_some());
     let before = before.filter(|_| ours);
     let mut set = attributes;
     set.push((TOKEN, n(record.token.get())));
@@ -64,8 +64,8 @@ pub(super) fn write(
         expression.set_or_remove(history.into_iter().collect(), &[HISTORY]);
     }
     match expect {
-        Expect::Absent => expression.build(ABSENT),
-        Expect::Version(version) => {
+        Precondition::Absent => expression.build(ABSENT),
+        Precondition::Version(version) => {
             let condition = expression.expect(version);
             expression.build(condition)
         }

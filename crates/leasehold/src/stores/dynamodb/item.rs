@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::AttributeValue;
 use super::dialect::Dialect;
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{End, Holder, Id, Past, Token, Ttl};
+use crate::lease::{End, Holder, Id, PastGrant, Token, Ttl};
 use crate::register::Version;
 use crate::register::record::{Content, FORMAT, Record, RecordState};
 use crate::register::records::Found;
@@ -264,7 +264,7 @@ pub(super) fn history_of(record: &Record) -> Option<AttributeValue> {
     (!history.is_empty()).then_some(AttributeValue::L(history))
 }
 
-fn past(past: &Past) -> AttributeValue {
+fn past(past: &PastGrant) -> AttributeValue {
     let end = match past.end {
         End::Released => "released",
         End::Lapsed => "lapsed",
@@ -282,11 +282,11 @@ fn past(past: &Past) -> AttributeValue {
 }
 
 /// `None` when it is damaged.
-fn history(item: &Item) -> Option<Vec<Past>> {
+fn history(item: &Item) -> Option<Vec<PastGrant>> {
     let Some(history) = item.get(HISTORY) else { return Some(Vec::new()) };
     let entry = |value: &AttributeValue| {
         let entry = value.as_m().ok()?;
-        Some(Past {
+        Some(PastGrant {
             token: Token::new(number(entry, "token")?)?,
             grant: text(entry, "grant")?.parse().ok()?,
             holder: json(entry, "holder")?,

@@ -18,9 +18,9 @@ use super::{DynamoDb, PROBE, Updated, expression};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
-use crate::register::effort::persistently;
 use crate::register::probe::evidence::{Marker, Standing};
 use crate::register::records::Records;
+use crate::register::retry::retry;
 
 /// How long an examination may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
@@ -49,8 +49,8 @@ const MARKER_TRIES: usize = 3;
 impl DynamoDb {
     /// Makes sure that this server was examined and passed, or examines it.
     pub(super) async fn probe(&self) -> Result<(), StoreError> {
-        persistently(self.env(), || self.refuses()).await?;
-        let (marker, nonce) = persistently(self.env(), || self.marker()).await?;
+        retry(self.env(), || self.refuses()).await?;
+        let (marker, nonce) = retry(self.env(), || self.marker()).await?;
         let nonce = nonce.as_deref().unwrap_or("");
         match marker.standing(&self.standing_place(), nonce, self.requests.store_time()) {
             Standing::Passed { .. } => Ok(()),

@@ -96,7 +96,7 @@ fn v1() -> Version {
 }
 
 async fn write(store: &DynamoDb) -> Result<Written, StoreError> {
-    store.write(&x(), Expect::Version(&v1()), None, &record()).await
+    store.write(&x(), Precondition::Version(&v1()), None, &record()).await
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn every_operation_is_one_request_with_the_documented_condition() {
     let read = json!({"TableName": "locks", "Key": {"key": {"S": "pre/fix/x"}}, "ConsistentRead": true});
     assert_eq!((get.operation(), get.json()), ("getitem", read));
 
-    store.write(&x(), Expect::Absent, None, &record()).await.unwrap();
+    store.write(&x(), Precondition::Absent, None, &record()).await.unwrap();
     let [create] = &server.requests()[..] else { panic!() };
     assert_eq!(create.operation(), "updateitem", "a PutItem would wipe what others keep in the item");
     assert_eq!(create.json()["ConditionExpression"], "attribute_not_exists(#key)");
@@ -164,7 +164,7 @@ async fn a_history_that_lies_there_already_is_not_sent_again() {
         // Another client's version: what it has left there of ours may be old.
         (&v1(), Some(&before), &before, true, false),
     ] {
-        let done = store.write(&x(), Expect::Version(version), seen, written).await.unwrap();
+        let done = store.write(&x(), Precondition::Version(version), seen, written).await.unwrap();
         let Written::Committed { record, .. } = done else { panic!("{done:?}") };
         assert_eq!(record.history, written.history);
         let [write] = &server.requests()[..] else { panic!() };
@@ -203,7 +203,7 @@ async fn what_a_grant_has_written_is_not_sent_again() {
         // Another client's version: what it has left there of ours may be old.
         (&v1(), Some(&before), renewed.clone(), &all),
     ] {
-        store.write(&x(), Expect::Version(version), seen, &written).await.unwrap();
+        store.write(&x(), Precondition::Version(version), seen, &written).await.unwrap();
         let [write] = &server.requests()[..] else { panic!() };
         let update = write.json()["UpdateExpression"].as_str().unwrap().to_owned();
         let (set, _) = update.split_once(" REMOVE ").unwrap();
@@ -283,7 +283,7 @@ async fn a_conflict_brings_along_what_is_there() {
     // record was deleted, and what hindered a create is there.
     let result = write(&nothing.store()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
-    let result = nothing.store().write(&x(), Expect::Absent, None, &record()).await;
+    let result = nothing.store().write(&x(), Precondition::Absent, None, &record()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
     assert!(!nothing.store().stamp(&x(), &v1(), 7).await.unwrap());
 }

@@ -13,8 +13,8 @@ use super::session::{Kept, Session, limited};
 use super::value::{self, Standing, Value, whole_seconds};
 use super::wire::{TxnRequest, TxnResponse};
 use crate::error::{Fault, StoreError};
-use crate::lease::{Claim, Grant, Held, Verdict};
-use crate::register::effort::Effort;
+use crate::lease::{AcquireOutcome, Claim, Grant, Held};
+use crate::register::retry::RetryBudget;
 
 /// What one claim is asked with.
 struct Contender<'a> {
@@ -44,7 +44,7 @@ impl Contender<'_> {
 }
 
 impl EtcdLeases {
-    pub(super) async fn acquire(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+    pub(super) async fn acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let mut effort = self.effort(claim.patience, claim.ttl);
         loop {
             let key = self.keys.of_claim(&claim.name, claim.id);
@@ -85,12 +85,12 @@ impl EtcdLeases {
                 Outcome::Held(held) if held.resting => {
                     // The first by now, which may be another: that is as good.
                     let first = self.first(&claim.name, &mut effort).await.ok().and_then(|(first, _)| first);
-                    return Ok(Verdict::Held(match first {
+                    return Ok(AcquireOutcome::Held(match first {
                         Some(first) => self.shown(&first, &effort).await,
                         None => held,
                     }));
                 }
-                Outcome::Held(held) => return Ok(Verdict::Held(held)),
+                Outcome::Held(held) => return Ok(AcquireOutcome::Held(held)),
                 Outcome::NoLease => {
                     session.end();
                     effort.pause_after(ended_early()).await?;
@@ -103,7 +103,7 @@ impl EtcdLeases {
     async fn contend(
         &self,
         contender: &mut Contender<'_>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Outcome, StoreError> {
         let (claim, session) = (contender.claim, contender.session);
         loop {
@@ -145,7 +145,7 @@ impl EtcdLeases {
         &self,
         contender: &mut Contender<'_>,
         place: Option<Place>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Option<Outcome>, StoreError> {
         let (claim, session) = (contender.claim, contender.session);
         let place = match place {
@@ -186,7 +186,7 @@ impl EtcdLeases {
         &self,
         contender: &Contender<'_>,
         place: Option<Place>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
         let (claim, session) = (contender.claim, contender.session);
         match place {
@@ -205,7 +205,7 @@ impl EtcdLeases {
         &self,
         request: &TxnRequest,
         contender: &mut Contender<'_>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Option<Result<TxnResponse, ()>>, StoreError> {
         match limited(effort, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
             Ok(answer) => Ok(Some(Ok(answer))),
@@ -224,7 +224,7 @@ impl EtcdLeases {
         &self,
         claim: &Claim,
         key: &[u8],
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<(Arc<Session>, Kept), StoreError> {
         loop {
             let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
@@ -282,7 +282,7 @@ impl EtcdLeases {
     pub(super) async fn grant_lease(
         &self,
         seconds: i64,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<(i64, Kept), StoreError> {
         let (lease, sent) = (self.fresh_lease(), self.env.now());
         loop {
@@ -306,7 +306,7 @@ impl EtcdLeases {
         session: &Arc<Session>,
         kept: Kept,
         revision: i64,
-    ) -> Result<Verdict, StoreError> {
+    ) -> Result<AcquireOutcome, StoreError> {
         // By the beat that was known when the key was written: what came later may not have seen it.
         let mut grant = Grant {
             // Its line goes over all processes.
@@ -319,11 +319,11 @@ impl EtcdLeases {
             memo: Some(Box::new(Memo::new(session.clone(), kept, Value::of(claim, Standing::Granted)))),
         };
         if !grant.deadline.passed(self.env.now()) {
-            return Ok(Verdict::Granted(grant));
+            return Ok(AcquireOutcome::Granted(grant));
         }
         let mut effort = self.effort(super::PATIENCE, claim.ttl);
         match self.give_up(&mut grant, None, &mut effort).await {
-            Ok(_) => Ok(Verdict::Lost(grant.came_too_late())),
+            Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())
             }

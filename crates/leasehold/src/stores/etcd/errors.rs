@@ -217,6 +217,10 @@ fn tls_help(why: &str, link: Link) -> Option<&'static str> {
         _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
             "the members ask clients for a certificate: name it with cert=FILE&key=FILE"
         }
+        // The alert that says so may be lost with the connection.
+        Link::Tls if says(&["connection closed", "roken pipe"]) => {
+            "the member closed the connection: if the members ask clients for a certificate, name it with cert=FILE&key=FILE"
+        }
         Link::Plain if !says(&["refused", "lookup", "unreachable", "timed out"]) => {
             "if the cluster speaks TLS, add tls=on to the store URL (and ca=FILE, for an authority of its own)"
         }

@@ -15,7 +15,7 @@ use crate::clock::timeout;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::lease::{Id, Ttl};
-use crate::register::effort::persistently;
+use crate::register::retry::retry;
 
 /// What it is written for: 1.5 election timeouts of a second, rounded up.
 const LEAST_TTL: (Duration, &str) = (
@@ -80,7 +80,7 @@ impl EtcdLeases {
                 .map(|_| ())
                 .map_err(Trouble::into_error)
         };
-        persistently(&self.env, ask).await
+        retry(&self.env, ask).await
     }
 
     /// A key that stands for no lock, there for a moment.
@@ -105,7 +105,7 @@ impl EtcdLeases {
                 .map(|_| ())
                 .map_err(Trouble::into_error)
         };
-        persistently(&self.env, ask).await
+        retry(&self.env, ask).await
     }
 }
 
@@ -195,7 +195,7 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::Verdict;
+    use crate::diagnosis::CheckStatus;
 
     fn member(version: &str, leader: u64, errors: &[&str]) -> StatusResponse {
         let errors = errors.iter().map(|error| (*error).to_owned()).collect();
@@ -205,34 +205,34 @@ mod tests {
     #[test]
     fn old_versions_are_refused() {
         for (version, verdict) in [
-            ("3.3.27", Verdict::Failed),
-            ("3.4.0", Verdict::Passed),
-            ("3.10.1", Verdict::Passed),
-            ("4.0.0", Verdict::Passed),
-            ("", Verdict::Failed),
+            ("3.3.27", CheckStatus::Failed),
+            ("3.4.0", CheckStatus::Passed),
+            ("3.10.1", CheckStatus::Passed),
+            ("4.0.0", CheckStatus::Passed),
+            ("", CheckStatus::Failed),
         ] {
             assert_eq!(versions(&[&member(version, 1, &[])]).verdict, verdict, "{version}");
         }
-        assert_eq!(versions(&[]).verdict, Verdict::NotApplicable);
+        assert_eq!(versions(&[]).verdict, CheckStatus::NotApplicable);
     }
 
     #[test]
     fn members_that_are_silent_leaderless_or_alarmed_are_told() {
         let well = || Ok(member("3.7.3", 1, &[]));
-        assert_eq!(answering(&[("a:1", well())], Some(1)).verdict, Verdict::Passed);
-        assert_eq!(answering(&[("a:1", well())], Some(3)).verdict, Verdict::Warning);
+        assert_eq!(answering(&[("a:1", well())], Some(1)).verdict, CheckStatus::Passed);
+        assert_eq!(answering(&[("a:1", well())], Some(3)).verdict, CheckStatus::Warning);
         let silent = answering(&[("a:1", well()), ("b:2", Err("refused".into()))], Some(2));
-        assert!(silent.verdict == Verdict::Warning && silent.seen.contains("b:2: refused"), "{silent:?}");
-        assert_eq!(alarms(&[&member("3.7.3", 1, &[])]).verdict, Verdict::Passed);
+        assert!(silent.verdict == CheckStatus::Warning && silent.seen.contains("b:2: refused"), "{silent:?}");
+        assert_eq!(alarms(&[&member("3.7.3", 1, &[])]).verdict, CheckStatus::Passed);
         let (well, alone) = (member("3.7.3", 1, &[]), member("3.7.3", 0, &["etcdserver: no leader"]));
         for (members, verdict) in [
-            (vec![&alone], Verdict::Failed),
-            (vec![&well, &alone], Verdict::Warning),
-            (vec![&well, &alone, &well], Verdict::Warning),
-            (vec![&well, &alone, &alone], Verdict::Failed),
+            (vec![&alone], CheckStatus::Failed),
+            (vec![&well, &alone], CheckStatus::Warning),
+            (vec![&well, &alone, &well], CheckStatus::Warning),
+            (vec![&well, &alone, &alone], CheckStatus::Failed),
         ] {
             assert_eq!(alarms(&members).verdict, verdict, "{members:?}");
         }
-        assert_eq!(alarms(&[&member("3.7.3", 1, &["alarm:NOSPACE"])]).verdict, Verdict::Failed);
+        assert_eq!(alarms(&[&member("3.7.3", 1, &["alarm:NOSPACE"])]).verdict, CheckStatus::Failed);
     }
 }

@@ -14,7 +14,7 @@ use super::wire::{KeyValue, TxnRequest};
 use crate::clock::{Deadline, Moment};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Ttl, attempt_limit};
-use crate::register::effort::Effort;
+use crate::register::retry::RetryBudget;
 
 /// What a grant remembers.
 #[derive(Clone, Debug)]
@@ -121,7 +121,7 @@ impl EtcdLeases {
 
     /// Finds the key of a grant, and the lease that it stands on. `None` when it is not there, or not that grant's any
     /// more.
-    async fn look_up(&self, grant: &Grant, effort: &mut Effort<'_>) -> Result<Option<Memo>, StoreError> {
+    async fn look_up(&self, grant: &Grant, effort: &mut RetryBudget<'_>) -> Result<Option<Memo>, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
         let (Some(kv), _) = self.key(&key, effort).await? else { return Ok(None) };
         let value = rules::own_value(grant.id, &kv)?;
@@ -137,13 +137,13 @@ impl EtcdLeases {
         Ok(Some(Memo::of(session, None, value)))
     }
 
-    async fn lose(&self, grant: &Grant, memo: &Memo, effort: &mut Effort<'_>) -> Renewal {
+    async fn lose(&self, grant: &Grant, memo: &Memo, effort: &mut RetryBudget<'_>) -> Renewal {
         self.forget(memo, grant.id);
         Renewal::Lost(self.loss_of(grant, effort).await)
     }
 
     /// How a grant was lost that certainly is.
-    async fn loss_of(&self, grant: &Grant, effort: &mut Effort<'_>) -> Loss {
+    async fn loss_of(&self, grant: &Grant, effort: &mut RetryBudget<'_>) -> Loss {
         let line = self.keys.line(&grant.name);
         match self.read(requests::post_mortem(&self.keys.mark(grant.id), &line), effort).await {
             Ok(answer) => rules::loss(&self.keys, &grant.name, grant.token, answer),
@@ -164,7 +164,7 @@ impl EtcdLeases {
         &self,
         grant: &mut Grant,
         rest: Option<Duration>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         let mut memo = Self::memo(grant).cloned();
         if let Some(over) = memo.as_ref().and_then(|memo| memo.over) {
@@ -194,7 +194,7 @@ impl EtcdLeases {
         &self,
         grant: &Grant,
         memo: &mut Option<Memo>,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
         let session = memo.as_ref().map(|memo| memo.session.clone());
@@ -242,7 +242,7 @@ impl EtcdLeases {
         grant: &Grant,
         memo: &mut Option<Memo>,
         rest: Duration,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         if memo.is_none() {
             *memo = self.look_up(grant, effort).await?;
@@ -263,7 +263,7 @@ impl EtcdLeases {
         memo: &mut Memo,
         value: &Value,
         lease: i64,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Option<i64>, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
         let value = value.to_bytes()?;
@@ -326,7 +326,7 @@ impl EtcdLeases {
         session: &Session,
         id: Id,
         key: &[u8],
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
         let mut unsure = false;
         while let Some(place) = session.place(id) {
@@ -348,7 +348,7 @@ impl EtcdLeases {
         &self,
         request: &TxnRequest,
         unsure: &mut bool,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Option<Written>, StoreError> {
         match limited(effort, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
             Ok(answer) if answer.succeeded => {

@@ -15,7 +15,7 @@ use super::{PATIENCE, requests};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Evicted, Held, Id, State, Status, Token, Ttl, attempt_limit};
-use crate::register::effort::Effort;
+use crate::register::retry::RetryBudget;
 use crate::types::LockName;
 
 /// How many keys are read at a time.
@@ -41,8 +41,8 @@ impl EtcdLeases {
         Self { client, keys: Keys::new(prefix), env, watcher, sessions, claims }
     }
 
-    pub(super) fn effort(&self, limit: Duration, ttl: Ttl) -> Effort<'_> {
-        Effort::new(&self.env, limit, attempt_limit(ttl))
+    pub(super) fn effort(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
+        RetryBudget::new(&self.env, limit, attempt_limit(ttl))
     }
 
     pub(super) fn sessions(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
@@ -57,7 +57,7 @@ impl EtcdLeases {
     pub(super) async fn read(
         &self,
         request: TxnRequest,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<TxnResponse, StoreError> {
         loop {
             match limited(effort, Effect::None, self.client.txn(Effect::None, &request)).await {
@@ -71,7 +71,7 @@ impl EtcdLeases {
     pub(super) async fn key(
         &self,
         key: &[u8],
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<(Option<KeyValue>, i64), StoreError> {
         loop {
             match limited(effort, Effect::None, self.client.range(requests::exactly(key))).await {
@@ -88,7 +88,7 @@ impl EtcdLeases {
     pub(super) async fn first(
         &self,
         name: &LockName,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<(Option<KeyValue>, i64), StoreError> {
         let line = self.keys.line(name);
         loop {
@@ -120,7 +120,7 @@ impl EtcdLeases {
 
     /// What to show of whoever is first in line; of a rest, also how much of it is left. That is nice to know, and no reason
     /// to fail.
-    pub(super) async fn shown(&self, first: &KeyValue, effort: &Effort<'_>) -> Held {
+    pub(super) async fn shown(&self, first: &KeyValue, effort: &RetryBudget<'_>) -> Held {
         let mut held = value::held(first);
         if held.resting
             && let Ok(answer) = limited(effort, Effect::None, self.client.time_to_live(first.lease)).await
@@ -139,7 +139,7 @@ impl EtcdLeases {
         &self,
         name: &LockName,
         create: i64,
-        effort: &mut Effort<'_>,
+        effort: &mut RetryBudget<'_>,
     ) -> Result<Vec<KeyValue>, StoreError> {
         let line = self.keys.line(name);
         let (mut from, mut found) = (line.key, Vec::new());

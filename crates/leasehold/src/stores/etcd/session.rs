@@ -21,7 +21,7 @@ use crate::clock::Moment;
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::{Id, Ttl, attempt_limit};
-use crate::register::effort::Effort;
+use crate::register::retry::RetryBudget;
 
 /// How many keys that nobody wants any more are deleted after one beat.
 const MOST_SWEPT: usize = 16;
@@ -208,7 +208,7 @@ impl Session {
         env: &Env,
         known: Option<Moment>,
         most: Duration,
-        effort: &Effort<'_>,
+        effort: &RetryBudget<'_>,
     ) -> Result<Result<Kept, Gone>, StoreError> {
         let asked = self.state().begun;
         loop {
@@ -283,8 +283,8 @@ impl Session {
     }
 
     /// What a beat may take in all: after that its lease is over anyway.
-    fn effort<'a>(&self, env: &'a Env) -> Effort<'a> {
-        Effort::new(env, self.lasts(), attempt_limit(self.ttl))
+    fn effort<'a>(&self, env: &'a Env) -> RetryBudget<'a> {
+        RetryBudget::new(env, self.lasts(), attempt_limit(self.ttl))
     }
 
     /// How long the lease lasts without a beat.
@@ -330,7 +330,7 @@ impl Session {
     async fn look(
         &self,
         client: &Client,
-        effort: &Effort<'_>,
+        effort: &RetryBudget<'_>,
         term: u64,
         batch: Vec<Seen>,
     ) -> Result<(), Trouble> {
@@ -418,7 +418,7 @@ struct Seen {
 
 /// Awaits one request for as long as one may take.
 pub(super) async fn limited<T>(
-    effort: &Effort<'_>,
+    effort: &RetryBudget<'_>,
     effect: Effect,
     request: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Trouble> {

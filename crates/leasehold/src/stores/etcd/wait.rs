@@ -37,7 +37,7 @@ impl EtcdLeases {
                 self.calm(fired).await;
             }
             kept = self.stay(claim, &session) => return kept,
-            () = self.env.sleep(self.env.random.jittered(PACE.most, 0.25)) => {}
+            () = self.env.sleep(self.env.random.jittered(PACE.max, 0.25)) => {}
         }
         Ok(())
     }
@@ -84,7 +84,7 @@ impl EtcdLeases {
             tokio::select! {
                 // Its holder writes it when it is laid to rest, and seldom else.
                 fired = self.watcher.touched(&first.key, revision + 1) => self.calm(fired).await,
-                () = self.env.sleep(self.env.random.jittered(PACE.most, 0.25)) => {}
+                () = self.env.sleep(self.env.random.jittered(PACE.max, 0.25)) => {}
             }
         }
     }

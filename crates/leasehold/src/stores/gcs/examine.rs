@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::errors::Meaning;
 use super::errors::Operation;
 use super::{GcsRegister, failed, wire};
-use crate::diagnosis::{Examined, Finding, Verdict};
+use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
 
 /// Google takes about one write a second for an object: a renewal that has to be sent again needs room.
@@ -100,7 +100,7 @@ impl GcsRegister {
                 }
                 // There is no such bucket, or no GCS.
                 error if error.fault().kind == ErrorKind::Invalid => {
-                    Finding::of_error(CHECK, Verdict::Failed, &error)
+                    Finding::of_error(CHECK, CheckStatus::Failed, &error)
                 }
                 error => unasked(error.to_string()),
             }),
@@ -155,14 +155,14 @@ fn lifecycle(bucket: &Bucket, base: &str) -> Finding {
 mod tests {
     use super::*;
 
-    fn verdicts(json: &str) -> Vec<Verdict> {
+    fn verdicts(json: &str) -> Vec<CheckStatus> {
         let bucket: Bucket = serde_json::from_str(json).unwrap();
         settings(&bucket, "locks/").iter().map(|finding| finding.verdict).collect()
     }
 
     #[test]
     fn settings_that_hinder_locks_are_found() {
-        use Verdict::{Failed, Passed, Warning};
+        use CheckStatus::{Failed, Passed, Warning};
         assert_eq!(verdicts("{}"), [Passed; 3]);
         assert_eq!(verdicts(r#"{"retentionPolicy":{"retentionPeriod":"60"}}"#), [Failed, Passed, Passed]);
         assert_eq!(verdicts(r#"{"versioning":{"enabled":true}}"#), [Passed, Warning, Passed]);

@@ -78,7 +78,7 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert!(!get.head.contains("authorization") && !get.head.contains("accept-encoding"), "{get:?}");
 
     assert_eq!(
-        register.write("x.lock", Expect::Absent, value().into()).await.unwrap(),
+        register.write("x.lock", Precondition::Absent, value().into()).await.unwrap(),
         Write::Committed(v1())
     );
     let [create] = &server.requests()[..] else { panic!() };
@@ -91,7 +91,7 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     ));
     assert!(body.contains("\r\n\r\n{\"a\":1}\r\n--"), "{body}");
 
-    register.write("x.lock", Expect::Version(&v1()), value().into()).await.unwrap();
+    register.write("x.lock", Precondition::Version(&v1()), value().into()).await.unwrap();
     let [replace] = &server.requests()[..] else { panic!() };
     assert_eq!(replace.line, format!("{upload}1795234395579324&fields=generation"));
 
@@ -109,7 +109,7 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
 
     for nobodys in ["0", "", "\"etag\"", "1&x=2"] {
         let error = register
-            .write("x.lock", Expect::Version(&Version::new(nobodys)), value().into())
+            .write("x.lock", Precondition::Version(&Version::new(nobodys)), value().into())
             .await
             .unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Invalid, "{nobodys}");
@@ -131,7 +131,8 @@ async fn no_trouble_is_retried_inside() {
     ];
     for (status, headers, reason, maybe, kind, wait) in rows {
         let server = Server::always(refused(status, headers, reason)).await;
-        let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error =
+            register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
         assert_eq!((error.fault().kind, error.fault().retry_after), (kind, wait.map(Duration::from_secs)));
         assert!(error.to_string().contains(reason), "{error:?}");
@@ -145,7 +146,7 @@ async fn what_is_refused_as_too_much_is_tried_again_after_about_a_second() {
     let register = register(&server);
     let mut pauses = Vec::new();
     for _ in 0..20 {
-        let error = register.write("x.lock", Expect::Version(&v1()), value().into()).await.unwrap_err();
+        let error = register.write("x.lock", Precondition::Version(&v1()), value().into()).await.unwrap_err();
         pauses.push(micros(error.fault().retry_after.unwrap()));
     }
     assert!(pauses.iter().all(|pause| (500_000..=1_000_000).contains(pause)), "{pauses:?}");
@@ -160,7 +161,7 @@ async fn conflicts_and_absence_are_values() {
         assert_eq!(register(&server).read("x.lock").await.unwrap(), None);
     }
     let server = Server::always(refused("412 X", "", "conditionNotMet")).await;
-    for expect in [Expect::Absent, Expect::Version(&v1())] {
+    for expect in [Precondition::Absent, Precondition::Version(&v1())] {
         assert_eq!(register(&server).write("x.lock", expect, value().into()).await.unwrap(), Write::Conflict);
     }
 }
@@ -169,7 +170,7 @@ async fn conflicts_and_absence_are_values() {
 async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
     let server = Server::start(|_| Reply::Hang).await;
     let hung = register(&server);
-    let error = hung.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = hung.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
     assert_eq!(server.requests().len(), 1, "neither the client nor its connections send it again");
     let error = hung.delete_unchecked("x.lock", &v1()).await.unwrap_err();
@@ -180,7 +181,7 @@ async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for endpoint in [format!("http://{nobody}"), "http://no-such-host.invalid".to_owned()] {
         let register = register_at(&endpoint, Source::Anonymous);
-        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
         assert!(error.to_string().contains(&endpoint), "{error:?}");
     }
@@ -189,7 +190,7 @@ async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
 #[tokio::test]
 async fn a_silent_store_is_given_up() {
     let server = Server::start(|_| Reply::Silence).await;
-    let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
 }
 
@@ -198,7 +199,7 @@ async fn connections_are_used_again_and_may_be_closed() {
     let server = Server::always(written().replace("200 OK\r\n", "200 OK\r\nConnection: close\r\n")).await;
     let register = register(&server);
     for _ in 0..3 {
-        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+        register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     }
     assert_eq!(server.requests().len(), 3);
 }
@@ -256,7 +257,8 @@ async fn a_huge_or_broken_body_is_an_error() {
         let server = Server::always(cut).await;
         let error = register(&server).read("x.lock").await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-        let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error =
+            register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
     }
 }
@@ -277,7 +279,8 @@ async fn answers_that_are_not_of_gcs_are_never_taken_for_an_absent_lock() {
     }
     for body in ["{}", "{\"generation\":\"0\"}", "<html>"] {
         let server = Server::always(answer("200 OK", "", body)).await;
-        let error = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error =
+            register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)), "it may be there: {error:?}");
         assert_eq!(error.fault().kind, ErrorKind::Unsupported);
     }
@@ -350,7 +353,7 @@ async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_fr
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     }
     server.requests();
-    register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     let error = register.delete("x.lock", &v1()).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     let deletes = server.requests().into_iter().filter(|seen| seen.line.starts_with("DELETE"));

@@ -9,7 +9,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use super::Keys;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::register::effort::persistently;
+use crate::register::retry::retry;
 
 /// A page of object keys.
 pub(in crate::stores) struct Page {
@@ -68,7 +68,7 @@ where
             Next::After(token) => Some(token),
             Next::None => return Ok(None),
         };
-        let Page { objects, next } = persistently(env, || fetch(pages.prefix.clone(), token.clone())).await?;
+        let Page { objects, next } = retry(env, || fetch(pages.prefix.clone(), token.clone())).await?;
         pages.next = match next {
             None => Next::None,
             // To ask again would list the same page for ever.

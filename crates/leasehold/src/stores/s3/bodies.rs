@@ -15,7 +15,7 @@ use super::super::objects::{Contents, request_limit};
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::register::{Cell, Metadata, Stat, Version};
+use crate::register::{Metadata, Stat, Version, VersionedValue};
 
 /// What a read answered.
 pub(super) async fn cell(
@@ -23,7 +23,7 @@ pub(super) async fn cell(
     output: GetObjectOutput,
     contents: Contents,
     env: &Env,
-) -> Result<Cell, StoreError> {
+) -> Result<VersionedValue, StoreError> {
     let version = version(output.e_tag()).map_err(Fault::not_applied)?;
     let announced = output.content_length().and_then(|length| usize::try_from(length).ok());
     if announced.is_some_and(|length| length > contents.most_bytes()) {
@@ -45,9 +45,9 @@ pub(super) async fn cell(
     match clock::timeout(&*env.clock, limit, collected(object, output.body, contents)).await {
         // Of records nobody asks what is said about them.
         Some(value) if contents == Contents::Records => {
-            Ok(Cell { value: value?, version, metadata: metadata.unwrap_or_default() })
+            Ok(VersionedValue { value: value?, version, metadata: metadata.unwrap_or_default() })
         }
-        Some(value) => Ok(Cell { value: value?, version, metadata: metadata? }),
+        Some(value) => Ok(VersionedValue { value: value?, version, metadata: metadata? }),
         None => Err(broken_off(object, "it stalled")),
     }
 }

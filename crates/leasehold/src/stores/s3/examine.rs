@@ -11,10 +11,10 @@ use aws_sdk_s3::types::{
 use aws_smithy_runtime_api::http::Response;
 
 use super::S3Register;
-use crate::diagnosis::{Examined, Finding, Verdict};
+use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
-use crate::register::effort::persistently;
+use crate::register::retry::retry;
 use crate::register::{Deleted, Register, Version};
 use crate::stores::aws::trouble::Trouble;
 use crate::stores::aws::watch::Watch;
@@ -63,7 +63,7 @@ impl S3Register {
         let nothing = format!(".leasehold-probe-nothing-{}", Id::random(&self.env().random));
         let version = Version::new("\"00000000000000000000000000000000\"");
         let asked = || self.delete_unchecked(&nothing, &version);
-        deleted_nothing(persistently(self.env(), asked).await)
+        deleted_nothing(retry(self.env(), asked).await)
     }
 
     async fn rules(&self) -> Result<Vec<LifecycleRule>, String> {
@@ -142,7 +142,7 @@ fn deleted_nothing(answer: Result<Deleted, StoreError>) -> Finding {
         Err(error) if error.fault().kind == ErrorKind::Denied => {
             Finding::not_applicable(CHECK, "not asked: that needs s3:DeleteObject, which locks do not")
         }
-        Err(error) => Finding::of_error(CHECK, Verdict::Warning, &error),
+        Err(error) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
     }
 }
 
@@ -276,19 +276,19 @@ mod tests {
         let date = LifecycleExpiration::builder().date(DateTime::from_secs(0)).build();
         let markers = LifecycleExpiration::builder().expired_object_delete_marker(true).build();
         for (prefix, expiration, verdict) in [
-            ("", days.clone(), Verdict::Warning),
-            ("locks/", days.clone(), Verdict::Warning),
-            ("locks/team/", days.clone(), Verdict::Warning),
-            ("logs/", days.clone(), Verdict::Passed),
-            ("", date, Verdict::Failed),
-            ("", markers, Verdict::Passed),
+            ("", days.clone(), CheckStatus::Warning),
+            ("locks/", days.clone(), CheckStatus::Warning),
+            ("locks/team/", days.clone(), CheckStatus::Warning),
+            ("logs/", days.clone(), CheckStatus::Passed),
+            ("", date, CheckStatus::Failed),
+            ("", markers, CheckStatus::Passed),
         ] {
             let rules = [rule(prefix).expiration(expiration).build().unwrap()];
             let finding = super::expiration(&rules, "locks/");
             assert_eq!(finding.verdict, verdict, "{prefix:?}: {finding:?}");
         }
         let off = rule("").expiration(days).status(ExpirationStatus::Disabled).build().unwrap();
-        assert_eq!(super::expiration(&[off], "locks/").verdict, Verdict::Passed);
+        assert_eq!(super::expiration(&[off], "locks/").verdict, CheckStatus::Passed);
     }
 
     #[test]
@@ -299,18 +299,18 @@ mod tests {
             rule("").expiration(days).build().unwrap(),
             rule("locks/").expiration(date.clone()).build().unwrap(),
         ];
-        assert_eq!(super::expiration(&both, "locks/").verdict, Verdict::Failed);
+        assert_eq!(super::expiration(&both, "locks/").verdict, CheckStatus::Failed);
         let below = rule("locks/team/").expiration(date.clone()).build().unwrap();
-        assert_eq!(super::expiration(&[below], "locks/").verdict, Verdict::Warning);
+        assert_eq!(super::expiration(&[below], "locks/").verdict, CheckStatus::Warning);
         let and = |prefix: &str| LifecycleRuleAndOperator::builder().prefix(prefix);
         let tag = Tag::builder().key("a").value("b").build().unwrap();
         for (and, verdict) in [
-            (and("locks/").object_size_greater_than(100), Verdict::Failed),
-            (and("locks/").object_size_less_than(1 << 20), Verdict::Failed),
-            (and("locks/").object_size_greater_than(64 << 10), Verdict::Passed),
-            (and("locks/").object_size_less_than(200), Verdict::Passed),
-            (and("logs/").object_size_greater_than(100), Verdict::Passed),
-            (and("locks/").tags(tag), Verdict::Passed),
+            (and("locks/").object_size_greater_than(100), CheckStatus::Failed),
+            (and("locks/").object_size_less_than(1 << 20), CheckStatus::Failed),
+            (and("locks/").object_size_greater_than(64 << 10), CheckStatus::Passed),
+            (and("locks/").object_size_less_than(200), CheckStatus::Passed),
+            (and("logs/").object_size_greater_than(100), CheckStatus::Passed),
+            (and("locks/").tags(tag), CheckStatus::Passed),
         ] {
             let filter = LifecycleRuleFilter::builder().and(and.build()).build();
             let rule = LifecycleRule::builder().status(ExpirationStatus::Enabled).filter(filter);
@@ -324,19 +324,19 @@ mod tests {
     fn a_default_retention_is_no_place_for_locks() {
         let on = ObjectLockConfiguration::builder().object_lock_enabled(ObjectLockEnabled::Enabled);
         let kept = ObjectLockRule::builder().default_retention(DefaultRetention::builder().days(1).build());
-        assert_eq!(retention(None).verdict, Verdict::Passed);
-        assert_eq!(retention(Some(&on.clone().build())).verdict, Verdict::Warning);
-        assert_eq!(retention(Some(&on.rule(kept.build()).build())).verdict, Verdict::Failed);
+        assert_eq!(retention(None).verdict, CheckStatus::Passed);
+        assert_eq!(retention(Some(&on.clone().build())).verdict, CheckStatus::Warning);
+        assert_eq!(retention(Some(&on.rule(kept.build()).build())).verdict, CheckStatus::Failed);
     }
 
     #[test]
     fn a_delete_of_nothing_that_succeeds_is_a_warning() {
         let denied = Fault::new(ErrorKind::Denied, "no").not_applied();
         for (answer, verdict) in [
-            (Ok(Deleted::Conflict), Verdict::Passed),
-            (Ok(Deleted::Deleted), Verdict::Warning),
-            (Err(denied), Verdict::NotApplicable),
-            (Err(Fault::unavailable("busy").not_applied()), Verdict::Warning),
+            (Ok(Deleted::Conflict), CheckStatus::Passed),
+            (Ok(Deleted::Deleted), CheckStatus::Warning),
+            (Err(denied), CheckStatus::NotApplicable),
+            (Err(Fault::unavailable("busy").not_applied()), CheckStatus::Warning),
         ] {
             assert_eq!(deleted_nothing(answer).verdict, verdict);
         }
@@ -347,9 +347,9 @@ mod tests {
         let old = NoncurrentVersionExpiration::builder().noncurrent_days(1).build();
         let rules = [rule("locks/").noncurrent_version_expiration(old).build().unwrap()];
         for (on, rules, verdict) in [
-            (false, &rules[..0], Verdict::Passed),
-            (true, &rules[..], Verdict::Passed),
-            (true, &rules[..0], Verdict::Warning),
+            (false, &rules[..0], CheckStatus::Passed),
+            (true, &rules[..], CheckStatus::Passed),
+            (true, &rules[..0], CheckStatus::Warning),
         ] {
             assert_eq!(versions(on, rules, "locks/").verdict, verdict);
         }

@@ -77,7 +77,7 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert!(get.head.contains("authorization: aws4-hmac-sha256"), "{get:?}");
 
     assert_eq!(
-        register.write("x.lock", Expect::Absent, value().into()).await.unwrap(),
+        register.write("x.lock", Precondition::Absent, value().into()).await.unwrap(),
         Write::Committed(v1())
     );
     let [create] = &server.requests()[..] else { panic!() };
@@ -86,7 +86,7 @@ async fn every_operation_is_one_request_with_the_documented_preconditions() {
     assert!(create.has("content-type: application/json") && create.body == value(), "{create:?}");
     assert!(!create.head.contains("checksum") && !create.head.contains("aws-chunked"), "{create:?}");
 
-    register.write("x.lock", Expect::Version(&v1()), value().into()).await.unwrap();
+    register.write("x.lock", Precondition::Version(&v1()), value().into()).await.unwrap();
     let [replace] = &server.requests()[..] else { panic!() };
     assert!(replace.has("if-match: \"d41d8-7\"") && !replace.head.contains("if-none-match"), "{replace:?}");
 
@@ -112,7 +112,8 @@ async fn no_trouble_is_retried_inside() {
     ];
     for (status, headers, code, maybe, kind, wait) in rows {
         let server = Server::always(refused(status, headers, code)).await;
-        let error = server.register().write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error =
+            server.register().write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
         assert_eq!((error.fault().kind, error.fault().retry_after), (kind, wait.map(Duration::from_secs)));
         assert!(error.to_string().contains(code), "{error:?}");
@@ -125,14 +126,14 @@ async fn conflicts_and_absence_are_values() {
     let gone = Server::always(refused("404 Not Found", "", "NoSuchKey")).await;
     assert_eq!(gone.register().read("x.lock").await.unwrap(), None);
     assert_eq!(
-        gone.register().write("x.lock", Expect::Version(&v1()), value().into()).await.unwrap(),
+        gone.register().write("x.lock", Precondition::Version(&v1()), value().into()).await.unwrap(),
         Write::Conflict
     );
     let deleted =
         Server::always(refused("404 Not Found", "x-amz-delete-marker: true\r\n", "NoSuchKey")).await;
     assert_eq!(deleted.register().read("x.lock").await.unwrap(), None);
     let failed = Server::always(refused("412 Precondition Failed", "", "PreconditionFailed")).await;
-    for expect in [Expect::Absent, Expect::Version(&v1())] {
+    for expect in [Precondition::Absent, Precondition::Version(&v1())] {
         assert_eq!(failed.register().write("x.lock", expect, value().into()).await.unwrap(), Write::Conflict);
     }
 }
@@ -141,7 +142,7 @@ async fn conflicts_and_absence_are_values() {
 async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
     let server = Server::start(|_| Reply::Hang).await;
     let register = server.register();
-    let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
     assert_eq!(server.requests().len(), 1, "neither the SDK nor its HTTP client sends it again");
     let error = register.read("x.lock").await.unwrap_err();
@@ -149,12 +150,12 @@ async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
 
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let register = self::register(&format!("http://{nobody}"), test_credentials());
-    let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     assert!(error.to_string().contains(&nobody.to_string()), "{error:?}");
 
     let register = self::register("http://no-such-host.invalid", test_credentials());
-    let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("no-such-host.invalid"), "{error:?}");
 }
@@ -162,7 +163,7 @@ async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
 #[tokio::test]
 async fn a_silent_store_is_given_up() {
     let server = Server::start(|_| Reply::Silence).await;
-    let error = server.register().write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = server.register().write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
 }
 
@@ -173,7 +174,7 @@ async fn connections_that_the_store_closes_cost_no_second_request() {
         Server::start(|_| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\nConnection: close\r\n", ""))).await;
     let register = server.register();
     for _ in 0..3 {
-        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+        register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     }
     assert_eq!(server.requests().len(), 3);
 }
@@ -222,7 +223,7 @@ async fn only_an_answer_of_the_store_tells_its_time() {
 async fn signatures_follow_the_stores_clock_once_it_has_refused_ours() {
     let server = Server::always(refused("403 Forbidden", DATE, "RequestTimeTooSkewed")).await;
     let register = server.register();
-    let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     drop(register.read("x.lock").await);
     let [first, second] = &server.requests()[..] else { panic!() };
@@ -283,7 +284,7 @@ async fn answers_that_are_not_s3s_are_never_taken_for_an_absent_lock() {
 async fn an_answer_without_a_usable_version_is_refused() {
     for headers in ["", "ETag: W/\"a\"\r\n"] {
         let register = Server::always(answer("200 OK", headers, "")).await.register();
-        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)), "it may be there: {error:?}");
         assert_eq!(error.fault().kind, ErrorKind::Unsupported);
         let error = register.read("x.lock").await.unwrap_err();
@@ -352,7 +353,7 @@ async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_fr
         let error = probe(&register).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     }
-    register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     let error = register.delete("x.lock", &v1()).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     assert!(register.read("x.lock").await.unwrap().is_some());
@@ -374,7 +375,7 @@ async fn without_credentials_nothing_is_sent() {
     }
     let server = Server::always("").await;
     let register = register(&server.url, SharedCredentialsProvider::new(Nobody));
-    let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
     assert!(error.to_string().contains("nobody home"), "{error:?}");
@@ -394,7 +395,7 @@ async fn an_objects_metadata_goes_both_ways() {
     assert_eq!((content_type.as_deref(), user["owner"].as_str(), user.len()), (Some("text/plain"), "ann", 2));
     server.requests();
     let body = Body { bytes: value(), metadata: cell.metadata };
-    register.write("x", Expect::Version(&v1()), body).await.unwrap();
+    register.write("x", Precondition::Version(&v1()), body).await.unwrap();
     let [put] = &server.requests()[..] else { panic!() };
     for line in headers.lines().filter(|line| !line.starts_with("ETag")) {
         assert!(put.has(&line.to_lowercase()), "{line}: {put:?}");
@@ -415,7 +416,7 @@ async fn an_object_may_be_larger_than_a_record_and_not_larger_than_memory() {
     let cell = register.read("x").await.unwrap().unwrap();
     assert_eq!(cell.value.len(), large.len());
     let body = Body { bytes: cell.value, metadata: cell.metadata };
-    assert_eq!(register.write("x", Expect::Absent, body).await.unwrap(), Write::Committed(v1()));
+    assert_eq!(register.write("x", Precondition::Absent, body).await.unwrap(), Write::Committed(v1()));
     let huge = format!("HTTP/1.1 200 OK\r\nETag: \"d41d8-7\"\r\nContent-Length: {}\r\n\r\n", 300 << 20);
     let register = S3Register { contents: Contents::Objects, ..Server::always(huge).await.register() };
     let error = register.read("x").await.unwrap_err();

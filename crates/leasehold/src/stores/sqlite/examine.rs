@@ -10,7 +10,7 @@ use super::fault::Trouble;
 use super::location::Location;
 use super::queue::Purpose;
 use super::{PATIENCE, SqliteLeases};
-use crate::diagnosis::{Examined, Finding, Verdict};
+use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;
 use crate::types::LockName;
 
@@ -32,7 +32,7 @@ impl SqliteLeases {
     ) -> Finding {
         match self.database.run(&self.env, PATIENCE, Purpose::Read, ask).await {
             Ok(finding) => finding,
-            Err(error) => Finding::of_error(check, Verdict::Failed, &error),
+            Err(error) => Finding::of_error(check, CheckStatus::Failed, &error),
         }
     }
 
@@ -62,7 +62,7 @@ fn file_system(location: &Location) -> Finding {
     }
     match location.file_system() {
         Ok(name) => Finding::passed(CHECK, format!("a local one: {name}")),
-        Err(fault) => Finding::of_error(CHECK, Verdict::Failed, &fault.not_applied()),
+        Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
     }
 }
 

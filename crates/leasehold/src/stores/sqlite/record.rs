@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::fault::Trouble;
 use super::machine::Process;
-use crate::lease::{Holder, Id, Past, Token, Ttl};
+use crate::lease::{Holder, Id, PastGrant, Token, Ttl};
 use crate::types::LockName;
 
 /// One lock.
@@ -17,7 +17,7 @@ pub(super) struct Record {
     /// Of the current or latest grant.
     pub(super) token: Token,
     /// The latest grants that are over, newest first.
-    pub(super) history: Vec<Past>,
+    pub(super) history: Vec<PastGrant>,
     /// What it is now.
     pub(super) state: State,
 }

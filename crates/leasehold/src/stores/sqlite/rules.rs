@@ -11,7 +11,7 @@ use super::record::{Counter, Hold, Record, Rest, State};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{
-    self, Claim, End, Evicted, Held, Id, Loss, LossReason, Pace, Past, Released, Status, Token,
+    self, Claim, End, Evicted, Held, Id, Loss, LossReason, PastGrant, PollInterval, Released, Status, Token,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing::Turns;
@@ -105,7 +105,7 @@ fn rest_left(record: &Record, rest: &Rest, machine: &Machine, now: Moment) -> Du
 #[derive(Debug)]
 pub(super) enum Decision {
     /// To be granted with a new token of at least `least`; `history` is that of the row so far.
-    Grant { least: u64, history: Vec<Past> },
+    Grant { least: u64, history: Vec<PastGrant> },
     /// It was granted before and still stands: the row, prolonged.
     Again(Record),
     /// Somebody has it; with the row when there is something to write down about it.
@@ -147,7 +147,7 @@ pub(super) fn note_death(record: &mut Record, now: Moment) {
 pub(super) fn granted(
     claim: &Claim,
     token: Token,
-    history: Vec<Past>,
+    history: Vec<PastGrant>,
     machine: &Machine,
     now: Moment,
 ) -> Record {
@@ -311,7 +311,7 @@ fn end(record: &mut Record, end: End, until_us: Option<u64>) {
     if let State::Held(hold) = std::mem::replace(&mut record.state, State::Free) {
         record.history.insert(
             0,
-            Past {
+            PastGrant {
                 token: record.token,
                 grant: hold.grant,
                 holder: hold.holder.of_the_past(),
@@ -371,7 +371,7 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> Held {
 }
 
 /// What the row tells those who wait.
-pub(super) fn turns(record: &Record, now: Moment, pace: Pace) -> Turns {
+pub(super) fn turns(record: &Record, now: Moment, pace: PollInterval) -> Turns {
     match &record.state {
         State::Held(hold) => {
             let clock = Some(StoreTime::exactly(now.wall_us()));

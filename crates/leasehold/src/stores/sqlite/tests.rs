@@ -84,20 +84,20 @@ fn claim(store: &SqliteLeases) -> Claim {
     Claim::new(&store.env, name(), Ttl::new(TTL).unwrap(), Holder::this_process())
 }
 
-async fn verdict(store: &SqliteLeases) -> Verdict {
+async fn verdict(store: &SqliteLeases) -> AcquireOutcome {
     store.try_acquire(&claim(store)).await.unwrap()
 }
 
 async fn grant(store: &SqliteLeases) -> Grant {
     match verdict(store).await {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("not granted: {other:?}"),
     }
 }
 
 async fn held(store: &SqliteLeases) -> Held {
     match verdict(store).await {
-        Verdict::Held(held) => held,
+        AcquireOutcome::Held(held) => held,
         other => panic!("not held: {other:?}"),
     }
 }
@@ -232,9 +232,9 @@ async fn many_tasks_on_two_stores_never_hold_it_together() {
             for _ in 0..5 {
                 let mut grant = loop {
                     match verdict(&store).await {
-                        Verdict::Granted(grant) => break grant,
-                        Verdict::Held(held) => store.changed(&name(), &held).await.unwrap(),
-                        Verdict::Lost(loss) => panic!("{loss}"),
+                        AcquireOutcome::Granted(grant) => break grant,
+                        AcquireOutcome::Held(held) => store.changed(&name(), &held).await.unwrap(),
+                        AcquireOutcome::Lost(loss) => panic!("{loss}"),
                     }
                 };
                 assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst), "two holders");

@@ -50,7 +50,7 @@ impl Client for Process {
 struct Lock(DLock<DynamodbProvider>);
 
 impl Contender for Lock {
-    async fn tenure<F, D>(&mut self, during: F) -> Result<()>
+    async fn cohort<F, D>(&mut self, during: F) -> Result<()>
     where
         F: FnOnce(Lost) -> D + Send + 'static,
         D: Future<Output = ()> + Send + 'static,

@@ -46,7 +46,7 @@ struct Calls {
 }
 
 impl Contender for Calls {
-    async fn tenure<F, D>(&mut self, during: F) -> Result<()>
+    async fn cohort<F, D>(&mut self, during: F) -> Result<()>
     where
         F: FnOnce(Lost) -> D + Send + 'static,
         D: Future<Output = ()> + Send + 'static,

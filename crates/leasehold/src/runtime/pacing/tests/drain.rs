@@ -44,7 +44,7 @@ struct Lock {
     granted: Duration,
     granted_us: u64,
     released: Duration,
-    history: Vec<Past>,
+    history: Vec<PastGrant>,
 }
 
 #[derive(Default)]
@@ -104,7 +104,7 @@ fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
                 let pause = match policy {
                     Policy::Doubling => {
                         let pause = random.jittered(*doubled, 0.25);
-                        *doubled = (*doubled * 2).min(PACE.most);
+                        *doubled = (*doubled * 2).min(PACE.max);
                         pause
                     }
                     Policy::Pacing => {

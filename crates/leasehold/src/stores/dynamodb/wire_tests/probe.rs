@@ -20,7 +20,7 @@ enum Flaw {
 
 /// What lies under a key.
 #[derive(Clone, Debug, Default)]
-struct Cell {
+struct VersionedValue {
     nonce: String,
     /// The one before.
     earlier: Option<String>,
@@ -29,7 +29,7 @@ struct Cell {
 
 #[derive(Clone)]
 struct Table {
-    cells: Arc<Mutex<HashMap<String, Cell>>>,
+    cells: Arc<Mutex<HashMap<String, VersionedValue>>>,
     flaw: Arc<Mutex<Flaw>>,
     /// Requests that get no answer before they do anything, or after.
     hang: Arc<Mutex<usize>>,
@@ -74,7 +74,7 @@ impl Table {
         };
         Reply::Answer(dated(match (seen.operation(), accepted) {
             ("getitem", _) => match there {
-                Some(Cell { nonce, marker, .. }) => {
+                Some(VersionedValue { nonce, marker, .. }) => {
                     let marker = marker.unwrap_or_default();
                     ok(&json!({"Item": {"key": {"S": key}, "nonce": {"S": nonce}, "marker": {"S": marker}}}))
                 }
@@ -89,7 +89,7 @@ impl Table {
                 let mut hang = self.hang.lock().unwrap();
                 if let Some(nonce) = text(":nonce") {
                     let earlier = there.map(|there| there.nonce);
-                    cells.insert(key, Cell { nonce, earlier, marker: text(":marker") });
+                    cells.insert(key, VersionedValue { nonce, earlier, marker: text(":marker") });
                 }
                 if *hang > 0 {
                     *hang -= 1;

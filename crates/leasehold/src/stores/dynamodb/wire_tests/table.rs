@@ -165,7 +165,7 @@ async fn a_table_that_may_not_be_described_is_used() {
     let server = with_table(refused("400 X", "", "AccessDeniedException")).await;
     let examined = unseen(&server, URL).examined(false).await;
     let finding = examined.findings.iter().find(|finding| finding.check == "table").unwrap();
-    assert_eq!(finding.verdict, crate::diagnosis::Verdict::Warning, "{finding:?}");
+    assert_eq!(finding.verdict, crate::diagnosis::CheckStatus::Warning, "{finding:?}");
     assert!(finding.help.join(" ").contains("dynamodb:DescribeTable"), "{finding:?}");
 }
 
@@ -204,7 +204,7 @@ async fn the_partition_key_has_the_name_that_the_table_says() {
     .await;
     let store = unseen(&server, URL);
     store.read(&x()).await.unwrap();
-    store.write(&x(), Expect::Absent, None, &record()).await.unwrap();
+    store.write(&x(), Precondition::Absent, None, &record()).await.unwrap();
     let names: Vec<LockName> = store.list("").try_collect().await.unwrap();
     assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a"]);
     store.discard(&x(), &v1()).await.unwrap();

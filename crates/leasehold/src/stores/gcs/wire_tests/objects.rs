@@ -37,7 +37,7 @@ async fn an_objects_content_and_metadata_are_of_one_generation() {
         assert!(request.has("accept-encoding: gzip"), "the bytes as they are stored: {request:?}");
     }
     let body = Body { bytes: value(), metadata: cell.metadata };
-    register.write("x", Expect::Version(&v1()), body).await.unwrap();
+    register.write("x", Precondition::Version(&v1()), body).await.unwrap();
     let [post] = &server.requests()[..] else { panic!() };
     let body = String::from_utf8(post.body.clone()).unwrap();
     let resource = "{\"name\":\"pre/fix/x\",\"contentType\":\"text/plain\",\"metadata\":{\"Owner\":\"änn\"}}";

@@ -35,8 +35,8 @@ async fn every_request_names_who_pays_and_every_upload_its_key() {
     );
     let register = opened(&url);
     register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
-    register.write("x", Expect::Absent, value().into()).await.unwrap();
-    register.write("x", Expect::Version(&v1()), value().into()).await.unwrap();
+    register.write("x", Precondition::Absent, value().into()).await.unwrap();
+    register.write("x", Precondition::Version(&v1()), value().into()).await.unwrap();
     register.read("x").await.unwrap();
     register.stat("x").await.unwrap();
     register.delete("x", &v1()).await.unwrap();
@@ -60,7 +60,7 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
         format!("gs://bucket?credentials={credentials}&endpoint={endpoint}&proxy={}", proxy.url)
     };
     let register = opened(&url("anonymous", endpoint));
-    register.write("x", Expect::Absent, value().into()).await.unwrap();
+    register.write("x", Precondition::Absent, value().into()).await.unwrap();
     let [write] = &proxy.requests()[..] else { panic!() };
     assert!(write.line.starts_with(&format!("POST {endpoint}/upload/storage/v1/b/bucket/o?")), "{write:?}");
 
@@ -68,7 +68,7 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     let refusing = Server::always(answer("403 Forbidden", "", "")).await;
     let url =
         format!("gs://bucket?credentials=anonymous&endpoint=https://storage.invalid&proxy={}", refusing.url);
-    let error = opened(&url).write("x", Expect::Absent, value().into()).await.unwrap_err();
+    let error = opened(&url).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert!(error.fault().help.as_ref().unwrap().contains("the proxy"), "{error:?}");
     let [tunnel] = &refusing.requests()[..] else { panic!() };

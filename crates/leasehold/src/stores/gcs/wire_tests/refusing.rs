@@ -1,7 +1,7 @@
 //! What GCS refuses by a policy, and a bucket that is not there.
 
 use super::*;
-use crate::diagnosis::{Finding, Verdict};
+use crate::diagnosis::{CheckStatus, Finding};
 
 /// A refusal with a text of GCS.
 fn refused_with(status: &str, reason: &str, message: &str) -> String {
@@ -24,8 +24,8 @@ async fn a_policy_is_not_taken_for_a_lost_race() {
         let server = Server::always(refused_with("412 Precondition Failed", reason, message)).await;
         let register = register(&server);
         let errors = [
-            register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err(),
-            register.write("x.lock", Expect::Version(&v1()), value().into()).await.unwrap_err(),
+            register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err(),
+            register.write("x.lock", Precondition::Version(&v1()), value().into()).await.unwrap_err(),
             register.delete_unchecked("x.lock", &v1()).await.unwrap_err(),
         ];
         for error in errors {
@@ -38,7 +38,7 @@ async fn a_policy_is_not_taken_for_a_lost_race() {
     }
     let lost = "At least one of the pre-conditions you specified did not hold.";
     let server = Server::always(refused_with("412 Precondition Failed", "conditionNotMet", lost)).await;
-    let written = register(&server).write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    let written = register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     assert_eq!(written, Write::Conflict);
 }
 
@@ -66,7 +66,7 @@ async fn the_doctor_names_a_bucket_that_is_not_there() {
     let server = Server::always(missing).await;
     let examined = register(&server).examine().await;
     assert!(!examined.is_sound());
-    let failed = |finding: &&Finding| finding.verdict == Verdict::Failed;
+    let failed = |finding: &&Finding| finding.verdict == CheckStatus::Failed;
     let [finding] = &examined.findings.iter().filter(failed).collect::<Vec<_>>()[..] else {
         panic!("{examined:?}")
     };

@@ -51,7 +51,7 @@ async fn requests_carry_the_token_of_a_key_file_and_nothing_shows_a_secret() {
     let (_folder, source) = key_file(user(&server.url));
     let register = register_at(&server.url, source);
     for _ in 0..2 {
-        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+        register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     }
     let [token, first, second] = &server.requests()[..] else { panic!() };
     assert_eq!(token.line, "POST /token");
@@ -77,7 +77,7 @@ async fn a_workload_identity_exchanges_its_token() {
     });
     let Source::File(path) = &source else { panic!() };
     std::fs::write(path, key.to_string()).unwrap();
-    register_at(&server.url, source).write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    register_at(&server.url, source).write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     let [exchange, write] = &server.requests()[..] else { panic!() };
     assert!(String::from_utf8_lossy(&exchange.body).contains("hunter2-subject"), "{exchange:?}");
     assert!(write.has("authorization: bearer token-1"), "{write:?}");
@@ -100,7 +100,7 @@ async fn expiring() -> (tempfile::TempDir, GcsRegister) {
 #[tokio::test]
 async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_error() {
     let (_folder, register) = expiring().await;
-    let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
+    let write = async || register.write("x.lock", Precondition::Absent, value().into()).await;
     write().await.unwrap();
     let error = write().await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
@@ -108,7 +108,7 @@ async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_e
 
     // Two requests with one token are both told, and neither takes it for credentials that never were good.
     let (_folder, register) = expiring().await;
-    let write = async || register.write("x.lock", Expect::Absent, value().into()).await;
+    let write = async || register.write("x.lock", Precondition::Absent, value().into()).await;
     write().await.unwrap();
     let (one, two) = futures_util::future::join(write(), write()).await;
     for error in [one.unwrap_err(), two.unwrap_err()] {
@@ -145,7 +145,7 @@ async fn without_credentials_nothing_is_sent_and_no_secret_is_told() {
     ] {
         let (_folder, source) = key_file(key);
         let register = register_at(&server.url, source);
-        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
         assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
         assert!(error.to_string().contains(named), "{named}: {error:?}");
@@ -188,7 +188,7 @@ async fn a_service_account_is_impersonated_by_a_key_file() {
     let (_folder, source) = key_file(user(&server.url));
     let register = register_as_account(&server, source);
     for _ in 0..2 {
-        register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+        register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     }
     let [token, exchange, first, second] = &server.requests()[..] else { panic!() };
     assert_eq!(token.line, "POST /token");
@@ -221,7 +221,7 @@ async fn without_the_right_to_impersonate_nothing_is_written() {
     let (_other_folder, chained) = key_file(of_another);
     for (source, named) in [(source, "roles/iam.serviceAccountTokenCreator"), (chained, "in turn")] {
         let register = register_as_account(&server, source);
-        let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+        let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
         assert!(error.to_string().contains(named) && error.to_string().contains(ACCOUNT), "{error:?}");
         assert!(!format!("{error:?} {register:?}").contains("hunter2"), "{error:?}");

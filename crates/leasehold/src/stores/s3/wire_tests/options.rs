@@ -36,7 +36,7 @@ async fn good() -> Server {
 /// What was sent for a write, a read, a stat, a delete and a listing.
 async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
     register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
-    register.write("x.lock", Expect::Absent, value().into()).await.unwrap();
+    register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     register.read("x.lock").await.unwrap();
     register.stat("x.lock").await.unwrap();
     register.delete("x.lock", &v1()).await.unwrap();
@@ -125,7 +125,7 @@ async fn host_of(url: &str) -> String {
     let proxy = Server::always(answer("403 Forbidden", "", "")).await;
     let mark = if url.contains('?') { '&' } else { '?' };
     let register = opened(&format!("{url}{mark}proxy={}", proxy.url), None, true);
-    let error = register.write("x.lock", Expect::Absent, value().into()).await.unwrap_err();
+    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "there was no connection: {error:?}");
     let [connect, ..] = &proxy.requests()[..] else { panic!("{error:?}") };
     connect.line.strip_prefix("CONNECT ").unwrap().trim_end_matches(":443").to_owned()

@@ -197,7 +197,7 @@ async fn a_file_that_stays_busy_is_given_up_on_and_one_that_does_not_is_waited_f
         tokio::task::yield_now().await;
         writer.rollback().unwrap();
     });
-    assert!(matches!(verdict.unwrap(), Verdict::Granted(_)));
+    assert!(matches!(verdict.unwrap(), AcquireOutcome::Granted(_)));
 }
 
 #[tokio::test]

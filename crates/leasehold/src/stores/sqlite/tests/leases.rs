@@ -139,7 +139,7 @@ async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
     store.env.clock = Arc::new(SlowMachine { clock: TestClock::default(), slow_looks });
     let claim = Claim { patience: Duration::from_secs(86_400), ..claim(&store) };
     let verdict = store.try_acquire(&claim).await.unwrap();
-    assert!(matches!(verdict, Verdict::Lost(_)), "{verdict:?}");
+    assert!(matches!(verdict, AcquireOutcome::Lost(_)), "{verdict:?}");
     assert_eq!(site.open().await.inspect(&name()).await.unwrap().state, State::Free);
 }
 
@@ -162,12 +162,12 @@ async fn a_claim_that_is_tried_again_gets_its_own_grant_back() {
     let site = Site::new();
     let store = site.open().await;
     let claim = claim(&store);
-    let Verdict::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
-    let Verdict::Granted(again) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    let AcquireOutcome::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    let AcquireOutcome::Granted(again) = store.try_acquire(&claim).await.unwrap() else { panic!() };
     assert_eq!((first.id, first.token), (again.id, again.token));
     store.release(&mut first, None).await.unwrap();
     match store.try_acquire(&claim).await.unwrap() {
-        Verdict::Lost(loss) => assert_eq!((loss.token, loss.reason), (first.token, LossReason::Ended)),
+        AcquireOutcome::Lost(loss) => assert_eq!((loss.token, loss.reason), (first.token, LossReason::Ended)),
         other => panic!("{other:?}"),
     }
 }

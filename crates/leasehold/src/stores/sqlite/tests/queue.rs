@@ -26,7 +26,7 @@ fn named(store: &SqliteLeases, name: &str) -> Claim {
 
 async fn granted(store: &SqliteLeases, name: &str) -> Grant {
     match store.try_acquire(&named(store, name)).await.unwrap() {
-        Verdict::Granted(grant) => grant,
+        AcquireOutcome::Granted(grant) => grant,
         other => panic!("{other:?}"),
     }
 }
@@ -45,7 +45,7 @@ async fn of_a_user(store: &Arc<SqliteLeases>, kind: usize) -> Frozen {
         }
         4 => {
             granted(store, &user).await;
-            let Verdict::Held(seen) = store.try_acquire(&named(store, &user)).await.unwrap() else {
+            let AcquireOutcome::Held(seen) = store.try_acquire(&named(store, &user)).await.unwrap() else {
                 panic!()
             };
             Box::pin(async move { drop(owned.changed(&LockName::new(user).unwrap(), &seen).await) })

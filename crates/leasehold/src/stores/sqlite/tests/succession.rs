@@ -32,7 +32,7 @@ async fn a_ticket_survives_a_reboot_while_nobody_took_over() {
     let store = site.open().await;
     let mut claim = claim(&store);
     claim.detached = true;
-    let Verdict::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    let AcquireOutcome::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
     site.reboot();
     let store = site.open().await;
     assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
@@ -86,7 +86,7 @@ async fn a_detached_grant_outlives_its_process() {
         let holder = site.open_as(&sleeper.process()).await;
         let mut claim = claim(&holder);
         claim.detached = at_once;
-        let Verdict::Granted(mut first) = holder.try_acquire(&claim).await.unwrap() else { panic!() };
+        let AcquireOutcome::Granted(mut first) = holder.try_acquire(&claim).await.unwrap() else { panic!() };
         if !at_once {
             holder.detach(&mut first).await.unwrap();
         }
@@ -117,7 +117,7 @@ async fn a_lock_delay_counts_from_the_lapse_and_not_from_a_release() {
     let store = site.open().await;
     let mut claim = claim(&store);
     claim.lock_delay = Duration::from_secs(5);
-    let Verdict::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    let AcquireOutcome::Granted(mut first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
     site.clock.suspend(span());
     assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(5)));
     site.clock.suspend(Duration::from_secs(5));
@@ -125,7 +125,7 @@ async fn a_lock_delay_counts_from_the_lapse_and_not_from_a_release() {
     assert!(second.token > first.token);
     store.release(&mut second, None).await.unwrap();
     claim.id = Id::random(&store.env.random);
-    let Verdict::Granted(third) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    let AcquireOutcome::Granted(third) = store.try_acquire(&claim).await.unwrap() else { panic!() };
     first = third;
     store.release(&mut first, None).await.unwrap();
     grant(&store).await;

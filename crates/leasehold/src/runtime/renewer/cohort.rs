@@ -10,7 +10,7 @@ use crate::runtime::queue::{Served, Turn};
 
 /// The turn that a lock was acquired in, and on which terms it goes on to the next task without the store's being asked.
 #[derive(Debug)]
-pub(crate) struct Tenure {
+pub(crate) struct CohortGrant {
     turn: Turn<Hold>,
     /// `None` if it goes on to nobody.
     terms: Option<Terms>,
@@ -18,7 +18,7 @@ pub(crate) struct Tenure {
     tokens: Option<Tokens>,
 }
 
-impl Tenure {
+impl CohortGrant {
     pub(crate) fn new(turn: Turn<Hold>, terms: Option<Terms>, holder: Holder) -> Self {
         Self { turn, terms, holder, tokens: None }
     }

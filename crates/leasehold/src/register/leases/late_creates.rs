@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::super::Expect;
+use super::super::Precondition;
 use super::super::protocol::{self, Attempt};
 use super::super::record::Content;
 use super::super::records::{Found, Records, Written};
 use super::{Memo, RegisterLeases};
 use crate::error::StoreError;
-use crate::lease::{End, Id, Verdict};
+use crate::lease::{AcquireOutcome, End, Id};
 use crate::types::LockName;
 
 /// The pauses before each look, about a minute in all: a request is not on its way for longer.
@@ -27,40 +27,40 @@ impl RegisterLeases {
         &self,
         name: &LockName,
         attempts: &[Attempt],
-        outcome: &mut Result<Verdict, StoreError>,
+        outcome: &mut Result<AcquireOutcome, StoreError>,
     ) {
         if !self.records.deletes() {
             return;
         }
-        let mut ghosts: Vec<Id> =
+        let mut late_creates: Vec<Id> =
             attempts.iter().filter(|attempt| attempt.unknown).map(|attempt| attempt.nonce).collect();
         match outcome {
-            Ok(Verdict::Granted(grant)) => {
+            Ok(AcquireOutcome::Granted(grant)) => {
                 if let Some(memo) = grant.memo.as_mut().and_then(|memo| memo.downcast_mut::<Memo>()) {
                     // One of them may be what was granted.
-                    ghosts.retain(|nonce| *nonce != memo.record.nonce);
-                    memo.ghosts = ghosts;
+                    late_creates.retain(|nonce| *nonce != memo.record.nonce);
+                    memo.late_creates = late_creates;
                 }
             }
-            _ => self.look_for_ghosts(name, ghosts),
+            _ => self.look_for_ghosts(name, late_creates),
         }
     }
 
     /// Looks for records with these nonces for a while, in the background, and deletes them.
-    pub(super) fn look_for_ghosts(&self, name: &LockName, ghosts: Vec<Id>) {
+    pub(super) fn look_for_ghosts(&self, name: &LockName, late_creates: Vec<Id>) {
         // None when the runtime shuts down, with a request that is dropped.
-        if let (false, Ok(runtime)) = (ghosts.is_empty(), Handle::try_current()) {
-            runtime.spawn(look(self.records.clone(), name.clone(), ghosts));
+        if let (false, Ok(runtime)) = (late_creates.is_empty(), Handle::try_current()) {
+            runtime.spawn(look(self.records.clone(), name.clone(), late_creates));
         }
     }
 }
 
-async fn look(records: Arc<dyn Records>, name: LockName, ghosts: Vec<Id>) {
+async fn look(records: Arc<dyn Records>, name: LockName, late_creates: Vec<Id>) {
     let mut pause = FIRST_PAUSE;
     for _ in 0..LOOKS {
         records.env().sleep(pause).await;
         pause *= 2;
-        match delete(&*records, &name, &ghosts).await {
+        match delete(&*records, &name, &late_creates).await {
             Ok(true) => tracing::debug!(lock = %name, "deleted what a late request left"),
             Ok(false) => {}
             Err(error) => {
@@ -71,15 +71,15 @@ async fn look(records: Arc<dyn Records>, name: LockName, ghosts: Vec<Id>) {
 }
 
 /// By the nonce, which a claim that was granted after all, or goes on, has replaced: such a record stays.
-async fn delete(records: &dyn Records, name: &LockName, ghosts: &[Id]) -> Result<bool, StoreError> {
+async fn delete(records: &dyn Records, name: &LockName, late_creates: &[Id]) -> Result<bool, StoreError> {
     let Some(Found { content: Content::Record(record), version }) = records.read(name).await? else {
         return Ok(false);
     };
-    if !ghosts.contains(&record.nonce) {
+    if !late_creates.contains(&record.nonce) {
         return Ok(false);
     }
     let nonce = Id::random(&records.env().random);
     let freed = protocol::freed(&record, End::Released, None, records.store_time(), nonce);
-    let written = records.write(name, Expect::Version(&version), Some(&record), &freed).await?;
+    let written = records.write(name, Precondition::Version(&version), Some(&record), &freed).await?;
     Ok(matches!(written, Written::Committed { .. }))
 }

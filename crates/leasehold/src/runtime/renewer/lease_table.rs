@@ -1,7 +1,7 @@
-//! Standby: keepers that have nothing to do yet, and therefore no task.
+//! The table of leases whose renewers that have nothing to do yet, and therefore no task.
 //!
-//! Most locks are released before their first renewal is due. Until then a keeper lies here, and a release gives it a task. One
-//! task for all keepers of a store and a runtime, the *caller*, looks at them four times a second, and starts those that are
+//! Most locks are released before their first renewal is due. Until then a renewer lies here, and a release gives it a task. One
+//! task for all renewers of a store and a runtime, the *caller*, looks at them four times a second, and starts those that are
 //! due, each with its watchdog.
 
 use std::collections::HashMap;
@@ -12,96 +12,96 @@ use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{Command, Keeper};
+use super::{Command, Renewer};
 use crate::clock::Moment;
 use crate::env::Env;
 
 /// The caller looks at this interval. Short enough that its sleeps need no lookout: see [`clock`](crate::clock).
 const ROUND: Duration = Duration::from_millis(250);
-/// So long before it is due a keeper is started: a caller that misses a round calls in time all the same.
+/// So long before it is due a renewer is started: a caller that misses a round calls in time all the same.
 pub(crate) const AHEAD: Duration = ROUND.saturating_mul(2);
 
-/// The keepers without a task, of one store.
+/// The renewers without a task, of one store.
 #[derive(Default)]
-pub(crate) struct Standby(Mutex<HashMap<Id, Line>>);
+pub(crate) struct LeaseTable(Mutex<HashMap<Id, Line>>);
 
 /// Those of one runtime, by where they are in memory: nothing else is there as long as somebody has one.
-type Line = HashMap<usize, Arc<Post>>;
+type Line = HashMap<usize, Arc<Slot>>;
 
-/// Where a keeper is.
-struct Post(Mutex<Keeping>);
+/// Where a renewer is.
+struct Slot(Mutex<SlotState>);
 
-enum Keeping {
+enum SlotState {
     /// Here, and nobody has called it yet.
-    Idle(Box<Keeper>),
+    Idle(Box<Renewer>),
     /// In a task, which does what it is told by this.
     Busy(oneshot::Sender<Command>),
     /// Whoever it worked for has taken it, or its runtime has shut down.
     Gone,
 }
 
-/// A guard's hold on its keeper. When this is dropped, the lock is released, or passed on, in the background.
-pub(crate) struct Kept {
-    post: Arc<Post>,
-    standby: Arc<Standby>,
+/// A guard's hold on its renewer. When this is dropped, the lock is released, or passed on, in the background.
+pub(crate) struct RenewerHandle {
+    post: Arc<Slot>,
+    lease_table: Arc<LeaseTable>,
     runtime: Handle,
 }
 
-impl Post {
+impl Slot {
     /// Where it is in memory.
     fn place(self: &Arc<Self>) -> usize {
         Arc::as_ptr(self).addr()
     }
 
-    fn keeping(&self) -> MutexGuard<'_, Keeping> {
+    fn keeping(&self) -> MutexGuard<'_, SlotState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self) -> Keeping {
-        std::mem::replace(&mut *self.keeping(), Keeping::Gone)
+    fn take(&self) -> SlotState {
+        std::mem::replace(&mut *self.keeping(), SlotState::Gone)
     }
 
     fn is_due(&self, now: Moment) -> bool {
         match &*self.keeping() {
-            Keeping::Idle(keeper) => keeper.is_due(now, AHEAD),
-            Keeping::Busy(_) | Keeping::Gone => true,
+            SlotState::Idle(renewer) => renewer.is_due(now, AHEAD),
+            SlotState::Busy(_) | SlotState::Gone => true,
         }
     }
 
-    /// Gives the keeper a task. In its runtime.
+    /// Gives the renewer a task. In its runtime.
     fn call(&self) {
         let mut keeping = self.keeping();
-        match std::mem::replace(&mut *keeping, Keeping::Gone) {
-            Keeping::Idle(keeper) => *keeping = Keeping::Busy(keeper.start()),
+        match std::mem::replace(&mut *keeping, SlotState::Gone) {
+            SlotState::Idle(renewer) => *keeping = SlotState::Busy(renewer.start()),
             other => *keeping = other,
         }
     }
 }
 
-impl Standby {
+impl LeaseTable {
     fn lines(&self) -> MutexGuard<'_, HashMap<Id, Line>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what `keeper` is for: from here until it is due, unless it has to have a task at once. Must be called inside a
+    /// Keeps what `renewer` is for: from here until it is due, unless it has to have a task at once. Must be called inside a
     /// tokio runtime.
-    pub(crate) fn keep(self: &Arc<Self>, env: &Env, keeper: Box<Keeper>) -> Kept {
+    pub(crate) fn keep(self: &Arc<Self>, env: &Env, renewer: Box<Renewer>) -> RenewerHandle {
         let runtime = Handle::current();
-        let at_once = keeper.is_due(env.now(), AHEAD);
-        let post = Arc::new(Post(Mutex::new(Keeping::Idle(keeper))));
+        let at_once = renewer.is_due(env.now(), AHEAD);
+        let post = Arc::new(Slot(Mutex::new(SlotState::Idle(renewer))));
         if at_once {
             post.call();
         } else if self.enter(runtime.id(), &post) {
             // Without the lock: in a runtime that is shutting down the duty ends here.
             let duty =
-                Duty { standby: self.clone(), env: env.clone(), runtime: runtime.id(), is_over: false };
+                Round { lease_table: self.clone(), env: env.clone(), runtime: runtime.id(), is_over: false };
             runtime.spawn(duty.call());
         }
-        Kept { post, standby: self.clone(), runtime }
+        RenewerHandle { post, lease_table: self.clone(), runtime }
     }
 
     /// Whether it is the first one there.
-    fn enter(&self, runtime: Id, post: &Arc<Post>) -> bool {
+    fn enter(&self, runtime: Id, post: &Arc<Slot>) -> bool {
         let mut lines = self.lines();
         let is_first = !lines.contains_key(&runtime);
         lines.entry(runtime).or_default().insert(post.place(), post.clone());
@@ -109,7 +109,7 @@ impl Standby {
     }
 
     /// Takes those of `runtime` that are due out of the line; `None` when nobody is left, and the line with them.
-    fn due(&self, runtime: Id, now: Moment) -> Option<Vec<Arc<Post>>> {
+    fn due(&self, runtime: Id, now: Moment) -> Option<Vec<Arc<Slot>>> {
         let mut lines = self.lines();
         let line = lines.get_mut(&runtime)?;
         if line.is_empty() {
@@ -120,38 +120,38 @@ impl Standby {
     }
 
     /// Perhaps long after it was called, when there are others.
-    fn leave(&self, runtime: Id, post: &Arc<Post>) {
+    fn leave(&self, runtime: Id, post: &Arc<Slot>) {
         let left = self.lines().get_mut(&runtime).and_then(|line| line.remove(&post.place()));
         drop(left);
     }
 }
 
 /// The caller's.
-struct Duty {
-    standby: Arc<Standby>,
+struct Round {
+    lease_table: Arc<LeaseTable>,
     env: Env,
     runtime: Id,
     is_over: bool,
 }
 
-impl Duty {
+impl Round {
     async fn call(mut self) {
         loop {
             self.env.sleep(ROUND).await;
-            let Some(due) = self.standby.due(self.runtime, self.env.now()) else { break };
+            let Some(due) = self.lease_table.due(self.runtime, self.env.now()) else { break };
             due.iter().for_each(|post| post.call());
         }
         self.is_over = true;
     }
 }
 
-impl Drop for Duty {
-    /// The runtime shuts down. Without it keepers are of no use, and others get their turns.
+impl Drop for Round {
+    /// The runtime shuts down. Without it renewers are of no use, and others get their turns.
     fn drop(&mut self) {
         if self.is_over {
             return;
         }
-        let line = self.standby.lines().remove(&self.runtime);
+        let line = self.lease_table.lines().remove(&self.runtime);
         // Without the lock: with them, turns go on to others.
         for (_, post) in line.into_iter().flatten() {
             drop(post.take());
@@ -159,51 +159,51 @@ impl Drop for Duty {
     }
 }
 
-impl Kept {
-    /// Tells the keeper `command`, and gives what it answers, or nothing if it is gone. Dropping the future goes on with it in
+impl RenewerHandle {
+    /// Tells the renewer `command`, and gives what it answers, or nothing if it is gone. Dropping the future goes on with it in
     /// the background.
     pub(crate) async fn tell<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
         match self.take() {
             // In a task: the caller may stop polling. If the runtime has shut down, the task is dropped, and so is the answer.
-            Keeping::Idle(keeper) => {
-                self.runtime.spawn(keeper.serve(Some(command)));
+            SlotState::Idle(renewer) => {
+                self.runtime.spawn(renewer.serve(Some(command)));
             }
-            Keeping::Busy(keeper) => {
+            SlotState::Busy(renewer) => {
                 // When it is gone, so is what it answers by.
-                let _ = keeper.send(command);
+                let _ = renewer.send(command);
             }
-            Keeping::Gone => return None,
+            SlotState::Gone => return None,
         }
         answer.await.ok()
     }
 
-    /// The runtime that its keeper works in.
+    /// The runtime that its renewer works in.
     pub(crate) fn runtime(&self) -> Handle {
         self.runtime.clone()
     }
 
-    fn take(&self) -> Keeping {
+    fn take(&self) -> SlotState {
         let keeping = self.post.take();
-        if let Keeping::Idle(_) = keeping {
-            self.standby.leave(self.runtime.id(), &self.post);
+        if let SlotState::Idle(_) = keeping {
+            self.lease_table.leave(self.runtime.id(), &self.post);
         }
         keeping
     }
 }
 
-impl Drop for Kept {
+impl Drop for RenewerHandle {
     fn drop(&mut self) {
         // A task that is busy hears of it by the end of its channel.
-        if let Keeping::Idle(keeper) = self.take() {
-            self.runtime.spawn(keeper.serve(None));
+        if let SlotState::Idle(renewer) = self.take() {
+            self.runtime.spawn(renewer.serve(None));
         }
     }
 }
 
-impl fmt::Debug for Standby {
+impl fmt::Debug for LeaseTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let idle: usize = self.lines().values().map(Line::len).sum();
-        f.debug_struct("Standby").field("idle", &idle).finish()
+        f.debug_struct("LeaseTable").field("idle", &idle).finish()
     }
 }
 
@@ -301,17 +301,18 @@ mod tests {
         assert!(locker.queues().of(lost.name()).try_turn().is_some());
     }
 
-    /// The thread that takes a keeper may be held up before it leaves the line, which others have cleared meanwhile.
+    /// The thread that takes a renewer may be held up before it leaves the line, which others have cleared meanwhile.
     #[tokio::test]
     async fn who_leaves_late_takes_nobody_else_along() {
-        let (clock, runtime, standby) = (TestClock::default(), Handle::current().id(), Standby::default());
-        let [taken, other] = [(); 2].map(|()| Arc::new(Post(Mutex::new(Keeping::Gone))));
-        assert!(standby.enter(runtime, &taken));
-        assert_eq!(standby.due(runtime, clock.now()).unwrap().len(), 1);
-        assert!(standby.due(runtime, clock.now()).is_none());
-        assert!(standby.enter(runtime, &other));
-        standby.leave(runtime, &taken);
-        assert_eq!(standby.due(runtime, clock.now()).unwrap().len(), 1, "it is called");
+        let (clock, runtime, lease_table) =
+            (TestClock::default(), Handle::current().id(), LeaseTable::default());
+        let [taken, other] = [(); 2].map(|()| Arc::new(Slot(Mutex::new(SlotState::Gone))));
+        assert!(lease_table.enter(runtime, &taken));
+        assert_eq!(lease_table.due(runtime, clock.now()).unwrap().len(), 1);
+        assert!(lease_table.due(runtime, clock.now()).is_none());
+        assert!(lease_table.enter(runtime, &other));
+        lease_table.leave(runtime, &taken);
+        assert_eq!(lease_table.due(runtime, clock.now()).unwrap().len(), 1, "it is called");
     }
 
     #[test]

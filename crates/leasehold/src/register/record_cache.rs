@@ -21,14 +21,14 @@ const FORGOTTEN: usize = MOST / 8;
 
 /// A record with the version it was seen at.
 #[derive(Clone, Debug)]
-pub(super) struct Sighting {
+pub(super) struct Observation {
     pub(super) record: Record,
     pub(super) version: Version,
     quiet: Duration,
     last: Moment,
 }
 
-impl Sighting {
+impl Observation {
     /// For how long (state, grant, beat) has been seen unchanged, on this contender's clock.
     ///
     /// Counted from after the first answer (rule 1), piece by piece between the sightings, each piece the shorter of
@@ -45,21 +45,21 @@ impl Sighting {
 }
 
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct RecordCache {
     /// Boxed: the table has room for more than are in it.
-    locks: Mutex<HashMap<LockName, Box<Sighting>>>,
+    locks: Mutex<HashMap<LockName, Box<Observation>>>,
 }
 
-impl Known {
+impl RecordCache {
     /// What was seen of `name`, if it is still in mind.
-    pub(super) fn recall(&self, name: &LockName) -> Option<Sighting> {
+    pub(super) fn recall(&self, name: &LockName) -> Option<Observation> {
         let locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        locks.get(name).map(|sighting| Sighting::clone(sighting))
+        locks.get(name).map(|sighting| Observation::clone(sighting))
     }
 
     /// `record` was seen at `now`, which was taken after the answer arrived.
-    pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Sighting {
-        let mut sighting = Sighting { record, version, quiet: Duration::ZERO, last: now };
+    pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Observation {
+        let mut sighting = Observation { record, version, quiet: Duration::ZERO, last: now };
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
             Some(earlier) => {
@@ -85,15 +85,15 @@ impl Known {
     }
 }
 
-impl fmt::Debug for Known {
+impl fmt::Debug for RecordCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = self.locks.lock().unwrap_or_else(PoisonError::into_inner).len();
-        f.debug_struct("Known").field("locks", &known).finish()
+        f.debug_struct("RecordCache").field("locks", &known).finish()
     }
 }
 
-fn forget_oldest(locks: &mut HashMap<LockName, Box<Sighting>>, now: Moment) {
-    let age = |sighting: &Sighting| now.longest_since(sighting.last);
+fn forget_oldest(locks: &mut HashMap<LockName, Box<Observation>>, now: Moment) {
+    let age = |sighting: &Observation| now.longest_since(sighting.last);
     let mut ages: Vec<Duration> = locks.values().map(|sighting| age(sighting)).collect();
     let place = ages.len().saturating_sub(FORGOTTEN);
     let limit = *ages.select_nth_unstable(place).1;
@@ -115,7 +115,7 @@ mod tests {
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let name = |n: usize| LockName::new(format!("x{n}")).unwrap();
-        let known = Known::default();
+        let known = RecordCache::default();
         for n in 0..=MOST {
             known.see(&name(n), (*record).clone(), Version::new("1"), Moment::from_raw(0, 0));
         }
@@ -130,7 +130,7 @@ mod tests {
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let name = |n: usize| LockName::new(format!("x{n}")).unwrap();
-        let known = Known::default();
+        let known = RecordCache::default();
         for n in 0..MOST + FORGOTTEN + 1 {
             let now = Moment::from_raw(n as u64, n as i64);
             known.see(&name(n), (*record).clone(), Version::new("1"), now);
@@ -146,7 +146,7 @@ mod tests {
         let at = |s: u64| Moment::from_raw(s * 1_000_000_000, s as i64 * 1_000_000_000);
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
-        let (known, name) = (Known::default(), LockName::new("x").unwrap());
+        let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
         for seen_at in [0, 18, 1] {
             // The last one was answered first, and written down last.
             known.see(&name, (*record).clone(), Version::new("1"), at(seen_at));

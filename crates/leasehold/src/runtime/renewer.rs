@@ -1,15 +1,15 @@
-//! The keeper of one grant: renews the lease, and reports its loss in time whatever the renewal does.
+//! The renewer of one grant: renews the lease, and reports its loss in time whatever the renewal does.
 //!
-//! The *keeper* is the only one who talks to the store about the grant, so that renewal and release are never on the way
-//! at once (rule 6). It also passes the lock on to the next task of this process ([`tenure`]): each has a
+//! The *renewer* is the only one who talks to the store about the grant, so that renewal and release are never on the way
+//! at once (rule 6). It also passes the lock on to the next task of this process ([`cohort`]): each has a
 //! guard of its own, and the one before is dead by then. The *watchdog* of each guard does nothing but wait for the
 //! deadline: a renewal that hangs cannot delay it.
 //!
 //! Both are tasks from shortly before the first renewal is due. Until then there is nothing to do but what the guard asks for,
-//! and whoever asks does that ([`standby`]).
+//! and whoever asks does that ([`lease_table`]).
 
-mod standby;
-mod tenure;
+mod cohort;
+mod lease_table;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,16 +19,16 @@ use futures_util::future::select_all;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::standby::Kept;
-use self::standby::Standby;
-pub(crate) use self::tenure::Tenure;
+pub(crate) use self::cohort::CohortGrant;
+use self::lease_table::LeaseTable;
+pub(crate) use self::lease_table::RenewerHandle;
 use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
 use crate::error::{Error, Fault, Result};
 use crate::lease::{
     self, Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, Ttl, attempt_limit,
 };
-use crate::runtime::lanes::{Lane, RENEWALS};
+use crate::runtime::limiter::{Limiter, RENEWALS};
 use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
 use crate::types::{RENEW_AFTER, RENEW_SPREAD};
@@ -57,7 +57,7 @@ enum State {
     Ended,
 }
 
-/// What a guard asks of its keeper.
+/// What a guard asks of its renewer.
 #[derive(Debug)]
 pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
@@ -188,18 +188,18 @@ impl Identity {
     }
 }
 
-/// An open store, and what the keepers of all grants in it share.
+/// An open store, and what the renewers of all grants in it share.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn LeaseStore>,
     /// The URL that it was opened with, without passwords.
     pub(crate) url: Option<String>,
-    renewals: Arc<Lane>,
-    standby: Arc<Standby>,
+    renewals: Arc<Limiter>,
+    lease_table: Arc<LeaseTable>,
 }
 
 impl Opened {
     pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
-        Self { store, url, renewals: Lane::new(RENEWALS), standby: Arc::default() }
+        Self { store, url, renewals: Limiter::new(RENEWALS), lease_table: Arc::default() }
     }
 
     /// The store, for messages: its URL, or its kind.
@@ -208,17 +208,17 @@ impl Opened {
     }
 }
 
-/// A lock that one task holds, and the way to its keeper. Dropping it releases the lock, or passes it on, in the background.
+/// A lock that one task holds, and the way to its renewer. Dropping it releases the lock, or passes it on, in the background.
 pub(crate) struct Hold {
     pub(crate) identity: Identity,
     pub(crate) capabilities: Capabilities,
     pub(crate) lease: Arc<Lease>,
-    pub(crate) keeper: Option<Kept>,
+    pub(crate) renewer: Option<RenewerHandle>,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Dead first; then the keeper, whose commands end here, releases.
+        // Dead first; then the renewer, whose commands end here, releases.
         self.lease.end();
     }
 }
@@ -229,25 +229,25 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// Keeps `grant` from now on. Must be called inside a tokio runtime. What `tenure` stands for is given up once the grant is
+/// Keeps `grant` from now on. Must be called inside a tokio runtime. What `cohort` stands for is given up once the grant is
 /// settled.
-pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut tenure: Option<Tenure>) -> Hold {
-    let token = tenure.as_mut().map_or(grant.token, |tenure| tenure.begin(&grant));
+pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut cohort: Option<CohortGrant>) -> Hold {
+    let token = cohort.as_mut().map_or(grant.token, |cohort| cohort.begin(&grant));
     tracing::debug!(lock = %grant.name, %token, "lock acquired");
     let env = opened.store.env();
     let granted = env.now();
-    let keeper = Keeper {
+    let renewer = Renewer {
         granted,
         renewal: next_renewal(&grant, env),
         lease: Arc::new(Lease::new(env.clone(), grant.deadline)),
         identity: Identity { name: grant.name.clone(), token },
         opened,
         grant,
-        tenure,
+        cohort,
         asked: None,
         passes_on: true,
     };
-    Box::new(keeper).held()
+    Box::new(renewer).held()
 }
 
 /// When `grant` is renewed next, from now on. Its deadline counts from before the send, so what is left says more than the ttl: an
@@ -283,8 +283,8 @@ async fn watch(lease: Arc<Lease>, identity: Identity) {
     }
 }
 
-/// The keeper of a grant, with a task ([`start`](Keeper::start)) or without one ([`standby`]).
-pub(crate) struct Keeper {
+/// The renewer of a grant, with a task ([`start`](Renewer::start)) or without one ([`lease_table`]).
+pub(crate) struct Renewer {
     opened: Arc<Opened>,
     grant: Grant,
     /// When it was known that the task that has it now has it: not before the store granted it.
@@ -295,7 +295,7 @@ pub(crate) struct Keeper {
     lease: Arc<Lease>,
     identity: Identity,
     /// Ended when the grant is settled, before whoever asked for that hears of it: they may try again at once.
-    tenure: Option<Tenure>,
+    cohort: Option<CohortGrant>,
     /// When the store last confirmed the grant without prolonging it: taken before it was asked.
     asked: Option<Moment>,
     /// Not once the store could not be asked whether the grant still stands.
@@ -312,7 +312,7 @@ enum Over {
     Gone,
 }
 
-impl Keeper {
+impl Renewer {
     /// What the task has that has it now.
     fn held(self: Box<Self>) -> Hold {
         let opened = self.opened.clone();
@@ -320,7 +320,7 @@ impl Keeper {
             identity: self.identity.clone(),
             capabilities: opened.store.capabilities(),
             lease: self.lease.clone(),
-            keeper: Some(opened.standby.keep(opened.store.env(), self)),
+            renewer: Some(opened.lease_table.keep(opened.store.env(), self)),
         }
     }
 
@@ -368,8 +368,8 @@ impl Keeper {
             if let Some(reply) = reply {
                 let _ = reply.send(Ok(Released::AlreadyLost));
             }
-        } else if let Some(mut keeper) = self.pass_on() {
-            keeper.release(reply).await;
+        } else if let Some(mut renewer) = self.pass_on() {
+            renewer.release(reply).await;
         } else if let Some(reply) = reply {
             let _ = reply.send(Ok(Released::Released));
         }
@@ -378,7 +378,7 @@ impl Keeper {
     /// Whether another task of this process would have the lock next by the same grant.
     fn has_successor(&self) -> bool {
         let (now, capabilities) = (self.lease.env.now(), self.opened.store.capabilities());
-        self.tenure.as_ref().is_some_and(|tenure| tenure.has_successor(&self.grant, now, &capabilities))
+        self.cohort.as_ref().is_some_and(|cohort| cohort.has_successor(&self.grant, now, &capabilities))
     }
 
     /// Whether the store says that the grant is over: evicted, or its record deleted. It is asked if it has confirmed nothing for
@@ -388,7 +388,7 @@ impl Keeper {
         let now = env.now();
         let since_sent = self.grant.ttl.holder_span().saturating_sub(self.grant.deadline.remaining(now));
         let since_asked = self.asked.map_or(Duration::MAX, |asked| now.longest_since(asked));
-        if since_sent.min(since_asked) <= store.capabilities().pace.first {
+        if since_sent.min(since_asked) <= store.capabilities().pace.min {
             return false;
         }
         let asked =
@@ -408,7 +408,7 @@ impl Keeper {
         }
     }
 
-    /// Passes the lock on to the next task of this process, if it may have it by the same grant; else gives the keeper back.
+    /// Passes the lock on to the next task of this process, if it may have it by the same grant; else gives the renewer back.
     fn pass_on(mut self: Box<Self>) -> Option<Box<Self>> {
         // The belief of the one before ends here at the latest, before there is another token.
         if self.lease.end().is_some() {
@@ -417,8 +417,8 @@ impl Keeper {
         let env = self.lease.env.clone();
         let now = env.now();
         let capabilities = self.opened.store.capabilities();
-        let tenure = self.tenure.as_mut().filter(|_| self.passes_on);
-        let successor = tenure.and_then(|tenure| tenure.successor(&self.grant, now, &capabilities));
+        let cohort = self.cohort.as_mut().filter(|_| self.passes_on);
+        let successor = cohort.and_then(|cohort| cohort.successor(&self.grant, now, &capabilities));
         let Some((next, token)) = successor else { return Some(self) };
         tracing::debug!(lock = %self.grant.name, %token, "lock passed on within the process");
         self.granted = now;
@@ -431,8 +431,8 @@ impl Keeper {
 
     /// Makes way for others.
     fn leave(&mut self) {
-        if let Some(tenure) = self.tenure.take() {
-            tenure.end(&self.grant, self.lease.env.now(), &self.opened.store.capabilities());
+        if let Some(cohort) = self.cohort.take() {
+            cohort.end(&self.grant, self.lease.env.now(), &self.opened.store.capabilities());
         }
     }
 
@@ -647,7 +647,7 @@ mod tests {
         fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
             size_of::<T>()
         }
-        let sizes = [task(Keeper::keep), size_of::<Keeper>(), task(watch), size_of::<Lease>()];
+        let sizes = [task(Renewer::keep), size_of::<Renewer>(), task(watch), size_of::<Lease>()];
         let most = [400, 640, 300, 160];
         assert!(sizes.iter().zip(most).all(|(size, most)| *size <= most), "{sizes:?}, at most {most:?}");
     }

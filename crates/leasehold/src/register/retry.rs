@@ -23,11 +23,11 @@ const QUESTION: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Asks again after what passes: a throttled request, a lost answer. For questions that may be asked twice.
-pub(crate) async fn persistently<T, F>(env: &Env, mut ask: impl FnMut() -> F) -> Result<T, StoreError>
+pub(crate) async fn retry<T, F>(env: &Env, mut ask: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let mut effort = Effort::of_question(env);
+    let mut effort = RetryBudget::of_question(env);
     loop {
         match effort.request(ask()).await {
             Ok(answer) => return Ok(answer),
@@ -38,7 +38,7 @@ where
 
 /// The time and the tries that one operation may still take.
 #[derive(Debug)]
-pub(crate) struct Effort<'a> {
+pub(crate) struct RetryBudget<'a> {
     env: &'a Env,
     began: Moment,
     limit: Duration,
@@ -49,7 +49,7 @@ pub(crate) struct Effort<'a> {
     trouble: StoreTrouble,
 }
 
-impl<'a> Effort<'a> {
+impl<'a> RetryBudget<'a> {
     /// An operation that may take `limit` in all and `attempt_limit` for each request.
     pub(crate) fn new(env: &'a Env, limit: Duration, attempt_limit: Duration) -> Self {
         Self {

@@ -32,13 +32,13 @@ const PATIENCE_SPREAD: f64 = 0.3;
 
 /// One lane.
 #[derive(Debug)]
-pub(crate) struct Lane(Mutex<State>);
+pub(crate) struct Limiter(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     free: usize,
     /// Those who wait for a place, by when they are due, and then by their arrival.
-    waiting: BTreeMap<Rank, oneshot::Sender<Place>>,
+    waiting: BTreeMap<Rank, oneshot::Sender<Permit>>,
     arrived: u64,
 }
 
@@ -47,11 +47,11 @@ type Rank = (u64, u64);
 
 /// The right to be on the way. Dropping it lets the next one go.
 #[derive(Debug)]
-pub(crate) struct Place {
-    lane: Option<Arc<Lane>>,
+pub(crate) struct Permit {
+    lane: Option<Arc<Limiter>>,
 }
 
-impl Lane {
+impl Limiter {
     /// A lane in which `most` requests are on the way at once.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self(Mutex::new(State { free: most, waiting: BTreeMap::new(), arrived: 0 })))
@@ -62,13 +62,13 @@ impl Lane {
     }
 
     /// A place, if one is free.
-    fn free_place(self: &Arc<Self>, state: &mut State) -> Option<Place> {
+    fn free_place(self: &Arc<Self>, state: &mut State) -> Option<Permit> {
         state.free = state.free.checked_sub(1)?;
-        Some(Place { lane: Some(self.clone()) })
+        Some(Permit { lane: Some(self.clone()) })
     }
 
     /// Waits for a place; whoever's `due` is nearest gets the next one. Cancel safe.
-    pub(crate) async fn place(self: &Arc<Self>, due: Deadline) -> Place {
+    pub(crate) async fn place(self: &Arc<Self>, due: Deadline) -> Permit {
         let waiting = {
             let mut state = self.state();
             if let Some(place) = self.free_place(&mut state) {
@@ -84,14 +84,14 @@ impl Lane {
     }
 
     /// A place for the renewal of a lease that ends at `deadline`; after a while, leave to go without one. Cancel safe.
-    pub(crate) async fn place_for_renewal(self: &Arc<Self>, env: &Env, deadline: Deadline) -> Place {
+    pub(crate) async fn place_for_renewal(self: &Arc<Self>, env: &Env, deadline: Deadline) -> Permit {
         if let Some(place) = self.free_place(&mut self.state()) {
             return place;
         }
         let patience = deadline.remaining(env.now()).mul_f64(PATIENCE);
         let patience = env.random.jittered(patience, PATIENCE_SPREAD);
         let place = timeout(&*env.clock, patience, self.place(deadline)).await;
-        place.unwrap_or(Place { lane: None })
+        place.unwrap_or(Permit { lane: None })
     }
 
     /// One is on the way no more.
@@ -107,7 +107,7 @@ impl Lane {
                     }
                 }
             };
-            match next.send(Place { lane: Some(self.clone()) }) {
+            match next.send(Permit { lane: Some(self.clone()) }) {
                 Ok(()) => return,
                 // It does not wait any more. The place is still ours to give.
                 Err(mut place) => place.lane = None,
@@ -118,15 +118,15 @@ impl Lane {
 
 /// Somebody who waits for a place.
 struct Waiting<'a> {
-    lane: &'a Lane,
+    lane: &'a Limiter,
     rank: Rank,
-    place: oneshot::Receiver<Place>,
+    place: oneshot::Receiver<Permit>,
 }
 
 impl Waiting<'_> {
-    async fn wait(mut self) -> Place {
+    async fn wait(mut self) -> Permit {
         // Never closed unsent: the lane lives, and forgets only whom it gives a place, or who goes.
-        (&mut self.place).await.unwrap_or(Place { lane: None })
+        (&mut self.place).await.unwrap_or(Permit { lane: None })
     }
 }
 
@@ -136,7 +136,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Place {
+impl Permit {
     /// Awaits `request`, with this place for as long as a request that does not hang may take. Cancel safe if `request` is.
     pub(crate) async fn lent_to<F: Future>(self, env: &Env, request: F) -> F::Output {
         let mut request = std::pin::pin!(request);
@@ -153,7 +153,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
             lane.leave();
@@ -173,14 +173,14 @@ mod tests {
     struct Site {
         clock: Arc<TestClock>,
         env: Env,
-        lane: Arc<Lane>,
+        lane: Arc<Limiter>,
     }
 
     impl Site {
         /// A lane with one place.
         fn new() -> Self {
             let clock = Arc::new(TestClock::default());
-            Self { env: Env::seeded(clock.clone(), 1), clock, lane: Lane::new(1) }
+            Self { env: Env::seeded(clock.clone(), 1), clock, lane: Limiter::new(1) }
         }
 
         fn within(&self, seconds: u32) -> Deadline {
