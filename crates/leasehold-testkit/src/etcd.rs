@@ -177,6 +177,16 @@ struct Member {
     process: Option<Child>,
 }
 
+/// A port that stays free until a member listens there, also while the member is down: not one of those that the system
+/// gives to outgoing connections.
+fn listener() -> TcpListener {
+    loop {
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", fastrand::u16(10_240..32_768))) {
+            return listener;
+        }
+    }
+}
+
 impl Cluster {
     /// Starts `members` members, and waits until they all serve. `options` are further options of etcd's.
     ///
@@ -198,7 +208,7 @@ impl Cluster {
 
     async fn start_in(folder: PathBuf, temporary: Option<TempDir>, members: usize, options: &[&str]) -> Self {
         // All at once, or two would be the same.
-        let sockets: Vec<_> = (0..members * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let sockets: Vec<_> = (0..members * 2).map(|_| listener()).collect();
         let address = |n: usize| sockets[n].local_addr().unwrap().to_string();
         let members = (0..members)
             .map(|n| Member { clients: address(2 * n), peers: address(2 * n + 1), process: None })
@@ -284,10 +294,15 @@ impl Cluster {
     }
 
     /// Waits until member `n` answers clients, and knows who leads.
-    async fn until_it_serves(&self, n: usize) {
+    async fn until_it_serves(&mut self, n: usize) {
         for _ in 0..PATIENCE {
             if self.leader_by(n).await.is_some() {
                 return;
+            }
+            if let Some(process) = &mut self.members[n].process
+                && let Some(status) = process.try_wait().unwrap()
+            {
+                panic!("member {n} of the cluster ended: {status}");
             }
             SystemClock.sleep(PAUSE).await;
         }
