@@ -539,6 +539,33 @@ async fn rule_11_an_own_doubled_renewal_is_not_foreign() {
     assert_eq!(holder.leases.release(&mut grant, None).await.unwrap(), Released::Released);
 }
 
+/// A create that arrives again, after its grant has ended and the record was deleted, has the id of that grant and another
+/// token.
+#[tokio::test(start_paused = true)]
+async fn a_late_grant_of_the_same_claim_is_not_renewed() {
+    let late = |record: &mut serde_json::Value| {
+        record["token"] = (record["token"].as_u64().unwrap() + 1).into();
+        record["nonce"] = "0123456789abcdef0123456789abcdef".into();
+    };
+    let world = World::new();
+    let holder = world.observer(1);
+    let mut grant = holder.granted().await;
+    world.edit(late).await;
+    assert!(matches!(holder.lost(&mut grant).await.reason, LossReason::Ended));
+
+    // By a ticket, of which nothing is remembered.
+    let world = World::new();
+    let (holder, heir) = (world.observer(1), world.observer(2));
+    let ticket =
+        Locker::new(holder.leases.clone()).lock("x").acquire().await.unwrap().into_ticket().await.unwrap();
+    let locker = Locker::new(heir.leases.clone());
+    locker.renew(&ticket).await.unwrap();
+    world.edit(late).await;
+    let heir = Locker::new(world.observer(3).leases.clone());
+    let error = heir.renew(&ticket).await.unwrap_err();
+    assert!(matches!(error.loss().unwrap().reason, LossReason::Ended), "{error:?}");
+}
+
 /// A renewal that is dropped half-way leaves the grant what it knew.
 #[tokio::test(start_paused = true)]
 async fn rule_11_a_dropped_renewal_forgets_nothing() {

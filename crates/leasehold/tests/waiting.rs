@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{TTL, World, contender_span, granted, name};
-use leasehold::clock::TestClock;
+use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::lease::{Claim, LeaseStore, PollInterval, StoreOptions, Ttl};
 use leasehold::register::{Register, RegisterCapabilities};
@@ -156,4 +156,16 @@ async fn a_store_that_refuses_reads_is_read_less_often() {
         drop(waiting.await.unwrap().unwrap());
     }
     assert!(reads[1] <= reads[0] - 2, "{reads:?} looks in two seconds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_woken_when_the_lock_begins_to_rest() {
+    let world = World::new();
+    let (holder, waiter) = (world.observer(1), world.observer(2));
+    let mut grant = holder.granted().await;
+    let held = waiter.held().await;
+    holder.leases.release(&mut grant, Some(SECOND * 600)).await.unwrap();
+    let name = name();
+    let told = timeout(&*waiter.clock, SECOND * 10, waiter.leases.changed(&name, &held)).await;
+    told.expect("the waiter does not notice the rest").unwrap();
 }
