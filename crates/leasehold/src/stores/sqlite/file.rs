@@ -27,6 +27,9 @@ const YOUTH: u32 = 64;
 
 /// How often the file is opened before giving up, when its files change meanwhile. The first process makes them.
 const ATTEMPTS: u32 = 4;
+/// How often a connection that is being closed is looked for, and the pause between.
+const CLOSING_ROUNDS: u32 = 50;
+const CLOSING_PAUSE: Duration = Duration::from_millis(1);
 
 /// The file of one store.
 #[derive(Debug)]
@@ -112,8 +115,15 @@ impl File {
         // SQLite opens those that other connections of this process have open, wherever their names lead by now.
         if sharing.known().is_some_and(|known| before != Some(*known)) {
             sharing.close_idle();
-            if sharing.known().is_some() {
-                return Err(self.deleted().into());
+            // A connection that another thread closes now is known until it is closed. Its file may be deleted already,
+            // and this one have its number.
+            let mut rounds = 0;
+            while sharing.known().is_some() {
+                if rounds == CLOSING_ROUNDS {
+                    return Err(self.deleted().into());
+                }
+                rounds += 1;
+                std::thread::park_timeout(CLOSING_PAUSE);
             }
         }
         let mut open = Open { connection, path, id, requests: 0, companions: None };

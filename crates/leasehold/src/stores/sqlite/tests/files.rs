@@ -1,5 +1,6 @@
 //! What is found in place of a store's file: nothing, damage, somebody else's, no room and no permission.
 
+use super::super::identity::{Companions, FileId, Sharing};
 use super::*;
 
 #[tokio::test]
@@ -212,4 +213,20 @@ async fn the_url_opens_the_file_and_refuses_what_it_does_not_know() {
     }
     let url = StoreUrl::parse(&format!("sqlite:{path}?mode=ro")).unwrap();
     assert_eq!(open(url, StoreOptions::default()).await.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+/// The system gives the number of a deleted file to the next one as soon as it is closed: the new file is not taken for it.
+#[tokio::test]
+async fn a_new_file_with_the_number_of_one_that_is_being_closed_is_opened() {
+    let (old, new) = (Site::new(), Site::new());
+    let _open = old.open().await;
+    std::fs::File::create(new.path()).unwrap();
+    let sharing = Sharing::of(FileId::of(&new.path()).unwrap());
+    let closing = sharing.lock().begin(Companions::of(&old.path()).unwrap());
+    let closer = std::thread::spawn(move || {
+        std::thread::park_timeout(Duration::from_millis(5));
+        drop(closing);
+    });
+    new.open().await;
+    closer.join().unwrap();
 }
