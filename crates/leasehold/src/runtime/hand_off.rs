@@ -271,6 +271,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_release_to_a_store_that_keeps_a_line_ends_the_stay() {
+        let mut policy = CohortPolicy::default();
+        policy.granted(&grant(1, None), at(0));
+        assert!(policy.goes_on(at(1), PACE, Ttl::DEFAULT));
+        policy.released_in_line();
+        assert!(!policy.goes_on(at(1), PACE, Ttl::DEFAULT));
+    }
+
     /// Held by the process with this id.
     fn held(pid: u32) -> Held {
         Held { holder: Some(Holder { pid, ..Holder::this_process() }), ..Held::default() }
