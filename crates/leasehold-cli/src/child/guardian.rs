@@ -18,7 +18,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
 use leasehold::lease::Id;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, getpgid, getpid, setpgid, setsid};
+use rustix::process::{Pid, getpgid, getpid, getppid, setpgid, setsid};
 
 use super::cgroup::Cgroup;
 use super::processes;
@@ -136,15 +136,17 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
     leave_session(root);
-    // It is our parent, or has ended.
-    let root_start = processes::find(root).ok().flatten().map(|root| root.start);
+    let start_of = |pid| processes::find(pid).ok().flatten().map(|process| process.start);
+    // It is our parent, or has ended: what has its number then is a stranger. No process starts at 0.
+    let root_start = start_of(root).filter(|_| getppid() == Some(root)).or(Some(0));
     let mut ear = Ear::default();
-    let mut tree = None;
+    let (mut tree, mut leader_start) = (None::<Tree>, None);
     let mut end: Option<Deadline> = None;
     loop {
         let left = end.map_or(SLICE, |end| end.remaining(SystemClock.now()));
         match ear.listen(left.min(SLICE)) {
             Heard::News(News::Watch { leader, own_group }) => {
+                leader_start = start_of(leader);
                 tree = Some(Tree {
                     root,
                     root_start,
@@ -161,7 +163,11 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
             Heard::Nothing => {}
         }
     }
-    if let Some(tree) = tree {
+    if let Some(mut tree) = tree {
+        // The number of a group is not given to others either as long as a process is in it.
+        if start_of(tree.leader).is_some_and(|start| leader_start.is_some_and(|known| known != start)) {
+            (tree.leader_ended, tree.own_group) = (true, false);
+        }
         // The lock may be granted to others when we end, and before only when the lease does.
         let given_up = Deadline::new(SystemClock.now(), BURIAL);
         let cgroup = arguments.get(1).map(|folder| Cgroup::made(folder.into()));

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use rustix::process::Pid;
@@ -34,9 +33,14 @@ impl Process {
             && self.runs_our_program()
     }
 
+    /// By its name: an older build may be replaced while it runs.
     fn runs_our_program(&self) -> bool {
-        let program = |path: &str| fs::metadata(path).map(|file| (file.dev(), file.ino()));
-        matches!((program(&self.file("exe")), program("/proc/self/exe")), (Ok(its), Ok(ours)) if its == ours)
+        let program = |link: &str| {
+            let path = fs::read_link(link).ok()?;
+            Some(path.file_name()?.to_str()?.trim_end_matches(" (deleted)").to_owned())
+        };
+        let its = program(&self.file("exe"));
+        its.is_some() && its == program("/proc/self/exe")
     }
 
     /// Whether `mark`, which is `KEY=value`, stands in its environment.

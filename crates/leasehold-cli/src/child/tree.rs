@@ -128,6 +128,7 @@ impl Tree {
     ) {
         // Their numbers are theirs for as long as one of them is there, be it as a zombie.
         let mut group = self.own_group.then_some(self.leader.as_raw_nonzero().get());
+        let mut empty_looks = 0;
         let mut first_look = true;
         let mut pause = SHORTEST_PAUSE;
         // A process that is dying has no environment any more, and perhaps another parent: it is known by having been found.
@@ -139,25 +140,29 @@ impl Tree {
             let mut ended = false;
             // Who cannot be seen is not known to have ended.
             if let Ok(all) = list() {
-                group = group.filter(|group| all.iter().any(|process| process.group == *group));
+                // One look may miss a process that was forked meanwhile.
+                let is_there = all.iter().any(|process| Some(process.group) == group);
+                empty_looks = if is_there { 0 } else { empty_looks + 1 };
+                group = group.filter(|_| empty_looks < 2);
                 let descendants = self.descendants_among(&all);
                 let belongs = |process: &Process| {
                     found.iter().any(|known| known.is(process))
-                        || (first_look && process.pid == self.leader)
+                        || (first_look && !self.leader_ended && process.pid == self.leader)
                         || Some(process.group) == group
                         || descendants.iter().any(|known| known.is(process))
                         || mark.is_some_and(|mark| process.is_marked(mark))
                 };
                 let alive = all.iter().filter(|p| !p.ended && p.pid != getpid() && belongs(p));
                 found = alive.copied().collect();
+                // Only of those that were seen now: the number of another may be a stranger's.
+                for process in found.iter().filter(|process| !process.is_guardian()) {
+                    let _ = kill_process(process.pid, Signal::KILL);
+                }
                 first_look = false;
                 ended = found.is_empty() && cgroup.is_none_or(Cgroup::is_empty);
             }
             if ended || given_up() {
                 return;
-            }
-            for process in found.iter().filter(|process| !process.is_guardian()) {
-                let _ = kill_process(process.pid, Signal::KILL);
             }
             sleep(pause);
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -284,7 +289,7 @@ mod tests {
         let of_ours = Process { pid: pid(ours), parent: root, group: ours, start: 2, ended: false };
         let new_root = Process { pid: pid(root), parent: 1, group: root, start: 9, ended: false };
         let new = Process { pid: pid(number), parent: root, group: number, start: 9, ended: false };
-        let mut views = vec![vec![], vec![of_ours, new_root, new], vec![of_ours]];
+        let mut views = vec![vec![], vec![of_ours, new_root, new], vec![of_ours], vec![of_ours]];
         tree.kill_until_ended(None, None, || false, || Ok(views.pop().unwrap()));
         assert!(stranger.try_wait().unwrap().is_none());
         stranger.kill().unwrap();

@@ -127,7 +127,7 @@ impl Election {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad name or ttl and for a value that is too long; what
-    /// the store says. Trouble of the store that does not pass for as long as the [patience](Self::patience) ends a
+    /// the store says. Trouble of the store that does not pass for as long as the [store timeout](Self::store_timeout) ends a
     /// campaign: a service campaigns again.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.lock.acquire().await.map(Leadership)

@@ -104,7 +104,7 @@ pub struct Held {
     pub held_for: Option<Duration>,
     /// How long the lease can still last from now unless it is renewed.
     pub lapses_within: Option<Duration>,
-    /// Released, but not to be granted yet ([`LeaseStore::release`](super::LeaseStore::release) with a rest).
+    /// Released, but not to be granted yet ([`LeaseStore::release`](crate::lease::LeaseStore::release) with a rest).
     pub resting: bool,
     /// Of a resting lock: who had it before. Then [`held_for`](Self::held_for) counts from that grant, or, where the
     /// store does not know it, from the release.
