@@ -19,8 +19,7 @@ use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, LOST, of_child};
 use crate::output::{human, json};
-use crate::report::ms;
-use crate::report::{self, Earlier, Report};
+use crate::report::{self, Earlier, Report, ms};
 use crate::signals::Signals;
 
 /// The longest default grace.
