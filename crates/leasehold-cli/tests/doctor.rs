@@ -1,9 +1,4 @@
 //! `leasehold doctor` on real servers: it passes the good ones, and refuses each of the bad ones for what is bad.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-#![allow(dead_code, reason = "of what the tests of the command share, this uses a part")]
-
-#[path = "cli/support.rs"]
-mod support;
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -12,7 +7,7 @@ use leasehold_testkit::etcd::{Cluster, etcdctl};
 use leasehold_testkit::servers::{Server, below};
 use serde_json::Value;
 
-use self::support::{Outcome, Place};
+use crate::support::{Outcome, Place};
 
 /// What the doctor found.
 struct Diagnosis {

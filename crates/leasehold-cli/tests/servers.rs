@@ -1,14 +1,9 @@
 //! The command on every store that is a server, as its page in `docs/stores` shows it. `./test` starts the servers.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-#![allow(dead_code, reason = "of what the tests of the command share, this uses a part")]
-
-#[path = "cli/support.rs"]
-mod support;
 
 use leasehold_testkit::servers::{Server, below};
 use rustix::process::Signal;
 
-use self::support::{Holder, Place};
+use crate::support::{self, Holder, Place};
 
 /// What a user of any store does in a day.
 fn a_day_on(url: &str) {

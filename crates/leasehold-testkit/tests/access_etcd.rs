@@ -1,5 +1,4 @@
 //! Users, passwords and certificates of etcd.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::path::Path;
 use std::time::Duration;

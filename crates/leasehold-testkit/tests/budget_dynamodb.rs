@@ -1,5 +1,4 @@
 //! How many requests a lock costs on DynamoDB, counted on the wire.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! How many requests a lock costs on etcd, by the server's own count.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

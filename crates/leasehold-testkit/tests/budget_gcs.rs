@@ -1,5 +1,4 @@
 //! How many requests a lock costs on GCS, counted on the wire.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

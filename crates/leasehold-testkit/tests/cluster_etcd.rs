@@ -1,8 +1,4 @@
 //! A cluster of three whose members are killed and stopped while locks are held and contended.
-#![allow(dead_code, reason = "not every test starts every worker")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-mod workers;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +7,8 @@ use leasehold::clock::{Clock, SystemClock};
 use leasehold::{ErrorKind, Guard, Locker};
 use leasehold_testkit::etcd::Cluster;
 use leasehold_testkit::process::within;
+
+use crate::workers;
 
 const TTL: Duration = Duration::from_secs(6);
 

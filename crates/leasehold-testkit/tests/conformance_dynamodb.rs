@@ -1,5 +1,4 @@
 //! The conformance suite on real DynamoDB servers, which `./test` starts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use leasehold_testkit::conformance;
 use leasehold_testkit::harness::{DynamoDb, assert_described};

@@ -1,5 +1,4 @@
 //! The conformance suite on the stores that need no server.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::sync::Arc;
 

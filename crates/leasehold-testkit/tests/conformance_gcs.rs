@@ -1,5 +1,4 @@
 //! The conformance suite on a real GCS server, which `./test` starts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use leasehold_testkit::conformance;
 use leasehold_testkit::harness::{Gcs, assert_described};

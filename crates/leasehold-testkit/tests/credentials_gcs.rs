@@ -1,6 +1,5 @@
 //! Where credentials come from when the store URL says nothing of them: each in a process of its own, since only that has
 //! an environment of its own. Nothing but loopback is asked.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::process::Stdio;
 

@@ -1,5 +1,4 @@
 //! Every relative link in the project's documents leads somewhere.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};

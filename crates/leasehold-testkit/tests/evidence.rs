@@ -1,5 +1,4 @@
 //! `docs/evidence.md` says which test covers which fault. It is true as long as this passes.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,4 @@
 //! Faults that only real processes, servers and clocks have: once each, on every store. `./chaos` makes all of them at once.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! Futures that are kept and not polled, and runtimes that end or stand still, delay no other lock on etcd.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::future::Future;
 use std::sync::Arc;

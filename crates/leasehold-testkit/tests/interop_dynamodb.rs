@@ -1,8 +1,4 @@
 //! On one table with AWS's own lock client in Java and with its Go port: real ones, as processes. `./test` builds them.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-#[allow(dead_code, reason = "clients of others count in a way of their own")]
-mod workers;
 
 use std::time::Duration;
 
@@ -14,7 +10,7 @@ use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
 
-use self::workers::Worker;
+use crate::workers::Worker;
 
 /// Theirs and ours, in the tests in which somebody dies.
 const TTL: Duration = Duration::from_secs(3);

@@ -1,8 +1,4 @@
 //! Beside other clients of etcd's locks: `etcdctl lock`, and the mutex of etcd's client in Go.
-#![allow(dead_code, reason = "not every test starts every worker")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-mod workers;
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +12,7 @@ use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
 
-use self::workers::Worker;
+use crate::workers::Worker;
 
 const TTL: Duration = Duration::from_secs(2);
 

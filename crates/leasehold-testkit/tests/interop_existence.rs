@@ -1,8 +1,4 @@
 //! `?protocol=existence` beside the clients that people write themselves: create the object if it is not there, delete it.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-#[allow(dead_code, reason = "each test file uses its own part")]
-mod workers;
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +12,7 @@ use leasehold_testkit::servers::{self, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use self::workers::Worker;
+use crate::workers::{self, Worker};
 
 /// The stores, each with a prefix of its own.
 fn stores() -> [Plain; 2] {

@@ -1,6 +1,5 @@
 //! Items that others have written, and tables of every kind, on real DynamoDB servers: what another client can do to an
 //! item is done here by hand, step by step; `interop_dynamodb.rs` has the clients themselves.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Updates and fenced writes of objects on real servers, which `./test` starts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::sync::Arc;
 use std::time::Duration;

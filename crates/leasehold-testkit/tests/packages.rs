@@ -1,5 +1,4 @@
 //! What every package of the project has.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};

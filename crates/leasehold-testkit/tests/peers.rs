@@ -1,5 +1,4 @@
 //! Clients by others, among themselves: what the tests that mix them with leasehold rely on.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use leasehold::lease::Id;
 use leasehold::random::Random;

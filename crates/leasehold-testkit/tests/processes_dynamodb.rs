@@ -1,11 +1,8 @@
 //! Several processes on real DynamoDB servers, which `./test` starts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-#[path = "workers/killed.rs"]
-mod killed;
-mod workers;
 
 use leasehold_testkit::servers::Server;
+
+use crate::workers::{self, killed};
 
 #[tokio::test]
 async fn sixteen_processes_count_exactly_on_moto() {

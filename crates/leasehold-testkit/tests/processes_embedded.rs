@@ -1,11 +1,8 @@
 //! Several processes on one SQLite file.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-mod workers;
 
 use leasehold_testkit::harness::Sqlite;
 
-use self::workers::Worker;
+use crate::workers::{self, Worker};
 
 const LONG: &[&str] = &["--ttl", "3600"];
 

@@ -1,7 +1,4 @@
 //! Several processes on a real etcd, which `./test` starts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-mod workers;
 
 use std::time::Duration;
 
@@ -12,7 +9,7 @@ use leasehold::url::StoreUrl;
 use leasehold_testkit::etcd::in_line;
 use leasehold_testkit::servers::Server;
 
-use self::workers::Worker;
+use crate::workers::{self, Worker};
 
 const TTL: Duration = Duration::from_secs(2);
 const TTL_OPTION: &[&str] = &["--ttl", "2"];

@@ -1,5 +1,4 @@
 //! A store that ignores preconditions would grant every lock to everybody: it is refused before anything is granted.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 #[cfg(feature = "s3")]
 mod s3 {

@@ -1,5 +1,4 @@
 //! The rules that make locks on etcd safe, each against a real member: take one out, and its test is red.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,5 @@
 //! A suite that nothing can fail proves nothing: each case is failed by some store that is wrong in one way, and each
 //! way to be wrong fails some case.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
-
-mod double;
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -10,9 +7,9 @@ use std::panic::AssertUnwindSafe;
 use futures_util::FutureExt;
 use leasehold_testkit::conformance::CASES;
 
-use self::double::{Double, FLAWS, Flaw};
+use crate::fake::{FLAWS, Fake, Flaw};
 
-leasehold_testkit::conformance!(without_a_flaw, Double::new(None), (start_paused = true));
+leasehold_testkit::conformance!(without_a_flaw, Fake::new(None), (start_paused = true));
 
 /// The cases that a store with `flaw` fails.
 fn failed(flaw: Flaw) -> BTreeSet<&'static str> {
@@ -20,8 +17,8 @@ fn failed(flaw: Flaw) -> BTreeSet<&'static str> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let double = Double::new(Some(flaw));
-            AssertUnwindSafe((case.run)(&double)).catch_unwind().await.is_err()
+            let fake = Fake::new(Some(flaw));
+            AssertUnwindSafe((case.run)(&fake)).catch_unwind().await.is_err()
         })
     };
     CASES.iter().filter(fails).map(|case| case.name).collect()

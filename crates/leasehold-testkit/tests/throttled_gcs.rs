@@ -1,6 +1,5 @@
 //! One write a second for each object is all that GCS promises to take: locks that change hands faster are slowed down to
 //! that, and nothing worse becomes of them.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

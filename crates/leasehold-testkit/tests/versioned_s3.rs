@@ -1,5 +1,4 @@
 //! Locks in a bucket that keeps every version of its objects: a deleted object is there, behind a delete marker.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::types::{BucketVersioningStatus, VersioningConfiguration};

@@ -1,16 +1,8 @@
 //! Elections: handing over, and what observers are told, on paused time.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::time::Duration;
 
-use common::{Client, TTL, World, contender_span, holder_span};
+use crate::common::{Client, TTL, World, contender_span, holder_span};
 use futures_util::StreamExt;
 use futures_util::future::poll_immediate;
 use futures_util::stream::BoxStream;

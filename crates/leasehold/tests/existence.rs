@@ -1,20 +1,12 @@
 //! Locks that are objects (`protocol=existence`): where a release deletes, what can a request do that comes late, or an
 //! object that somebody else wrote?
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{Client, TTL, World, contender_span, granted, name};
 use async_trait::async_trait;
 use bytes::Bytes;
-use common::{Client, TTL, World, contender_span, granted, name};
 use futures_util::TryStreamExt;
 use leasehold::clock::TestClock;
 use leasehold::env::Env;

@@ -1,20 +1,12 @@
 //! The faults of `docs/evidence.md` that no rule of the protocol is named after, by their numbers; those of guards are in
 //! `guard.rs`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Client, TTL, World, contender_span, granted, holder_span, name};
+use crate::common::{Client, TTL, World, contender_span, granted, holder_span, name};
 use leasehold::clock::Clock;
 use leasehold::lease::{Evicted, LeaseStore, Renewal};
 use leasehold::{Holder, LockName, Locker, LossReason, Released};

@@ -1,5 +1,4 @@
 //! Fenced writes: whoever lost the lock writes no more, however late its write arrives.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,19 +1,11 @@
 //! Futures of users that are polled a few times, then kept and not polled any more: `buffer_unordered`, `select!` in a loop.
 //! They delay nothing but themselves. Paused time.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{TTL, World};
+use crate::common::{TTL, World};
 use futures_util::{FutureExt, StreamExt};
 use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;

@@ -1,12 +1,4 @@
 //! What a program holds: loss in time, release, drop, queues, tickets. Faults are numbered as in `docs/evidence.md`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use common::{Client, TTL, World, holder_span, name};
+use crate::common::{Client, TTL, World, holder_span, name};
 use futures_util::FutureExt as _;
 use leasehold::clock::Clock;
 use leasehold::{ErrorKind, Lock, Locker, LossReason, Released, Ticket};
@@ -240,7 +232,7 @@ async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
     assert!(other.is_free().await, "granted late, released in the background");
 
     // While it waits for another.
-    let guard = common::granted({
+    let guard = crate::common::granted({
         use leasehold::lease::LeaseStore;
         other.leases.try_acquire(&other.claim()).await.unwrap()
     });

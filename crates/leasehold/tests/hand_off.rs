@@ -1,18 +1,10 @@
 //! Local hand-off: tasks of one process pass the store's grant on among themselves.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Client, TTL, World, name};
+use crate::common::{Client, TTL, World, name};
 use leasehold::clock::Clock;
 use leasehold::lease::LeaseStore;
 use leasehold::{ErrorKind, Guard, Lock, Locker, Released, Ticket, Token};
@@ -119,7 +111,7 @@ async fn over_a_newborn_record_nothing_tells_which_tokens_are_free() {
         let before = world.raw().await["token"].as_u64();
         let mut claim = reader.claim();
         claim.tokens = 3;
-        let mut grant = common::granted(reader.leases.try_acquire(&claim).await.unwrap());
+        let mut grant = crate::common::granted(reader.leases.try_acquire(&claim).await.unwrap());
         assert_eq!(grant.after.map(Token::get), before.filter(|_| known));
         reader.leases.release(&mut grant, None).await.unwrap();
     }

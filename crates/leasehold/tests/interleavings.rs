@@ -1,19 +1,11 @@
 //! Interleavings that once broke a promise, found by reading. Each failed before it was mended.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::common::{Client, TTL, World, contender_span, granted, name};
 use async_trait::async_trait;
-use common::{Client, TTL, World, contender_span, granted, name};
 use leasehold::clock::{Clock, StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;

@@ -1,19 +1,11 @@
 //! What a lock makes of stores that keep a line between processes, and of those that tell when a grant has ended.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::{Client, TTL, World, name};
 use async_trait::async_trait;
-use common::{Client, TTL, World, name};
 use futures_util::stream::BoxStream;
 use leasehold::clock::Clock;
 use leasehold::env::Env;

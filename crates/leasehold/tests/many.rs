@@ -1,10 +1,4 @@
 //! Many locks in one process: how many requests are on the way at once, which go first, and what keeps nobody waiting.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

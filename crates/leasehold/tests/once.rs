@@ -1,18 +1,10 @@
 //! Jobs that run once per period: what counts, from when, who learns of it, and what is said when that went wrong.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Client, TTL, World, name};
+use crate::common::{Client, TTL, World, name};
 use leasehold::clock::{Clock, TestClock};
 use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, Locker, Once, OncePer};
 use leasehold_testkit::fault::Outcome;

@@ -1,16 +1,8 @@
 //! Waiters and tries while the store does not answer: for how long they go on, and what the error says. Paused time.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::time::Duration;
 
-use common::{Client, TTL, World};
+use crate::common::{Client, TTL, World};
 use leasehold::clock::timeout;
 use leasehold::lease::Released;
 use leasehold::{Error, ErrorKind, Locker};

@@ -1,19 +1,11 @@
 //! The rules of the lease protocol (see `docs/protocol.md`), one test or more for each: take the rule out, and its
 //! test is red.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{TTL, World, contender_span, granted, holder_span, name};
+use crate::common::{TTL, World, contender_span, granted, holder_span, name};
 use leasehold::clock::{Clock, TestClock, timeout};
 use leasehold::error::StoreError;
 use leasehold::lease::{AcquireOutcome, Evicted, LeaseStore, Renewal};
@@ -769,7 +761,7 @@ async fn foreign_newer_and_damaged_records_are_never_taken_over() {
     {
         let world = World::new();
         let client = world.dated(1);
-        world.register.write(common::KEY, Precondition::Absent, body.into()).await.unwrap();
+        world.register.write(crate::common::KEY, Precondition::Absent, body.into()).await.unwrap();
         client.env.sleep(contender_span() * 100).await;
         let verdict = client.leases.try_acquire(&client.claim()).await;
         match verdict {

@@ -1,19 +1,11 @@
 //! Shared and exclusive holds: a writer is alone, and all of its parts are one hold.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Client, TTL, World, holder_span};
+use crate::common::{Client, TTL, World, holder_span};
 use leasehold::lease::LeaseStore;
 use leasehold::{ErrorKind, Guard, LockName, Locker, LossReason, Released, RwLock, State};
 use leasehold_testkit::fault::{Kind, Outcome};

@@ -2,8 +2,6 @@
 //!
 //! `./test` starts the servers and names them in `LEASEHOLD_TEST_S3_MOTO` and `LEASEHOLD_TEST_S3_MINIO`: store URLs of
 //! an existing bucket, with the credentials in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
-#![cfg(feature = "s3")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;

@@ -1,12 +1,4 @@
 //! Semaphores: never more than N holders, few requests, order within a process, nothing left behind.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -14,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Client, TTL, World};
+use crate::common::{Client, TTL, World};
 use leasehold::clock::timeout;
 use leasehold::lease::LeaseStore;
 use leasehold::{ErrorKind, Guard, LockName, Locker, Semaphore, State};

@@ -1,11 +1,5 @@
 //! Thousands of histories of the real code, each from a seed. `LEASEHOLD_SEEDS=100000` runs more, `LEASEHOLD_SEED=7` replays
 //! one, and `LEASEHOLD_PLAN=machines=2,faults=crashes` changes what happens in it.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
 #![allow(clippy::disallowed_methods, reason = "how long histories take is told, in real time")]
 
 use std::env::var;

@@ -1,11 +1,4 @@
 //! Real processes on one SQLite file: each is this test program again, in the role that an environment variable names.
-#![cfg(feature = "sqlite")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -44,7 +37,7 @@ impl Drop for Worker {
 
 fn start(role: &str, folder: &Path) -> Worker {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "role", "--nocapture"])
+        .args(["--exact", "sqlite_processes::role", "--nocapture"])
         .env(ROLE, role)
         .env(FOLDER, folder)
         .stdin(Stdio::piped())

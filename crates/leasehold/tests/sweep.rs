@@ -1,16 +1,8 @@
 //! Sweeping on a register: who acquires meanwhile wins, and lost answers are resolved.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::time::Duration;
 
-use common::{Client, World, name};
+use crate::common::{Client, World, name};
 use leasehold::error::StoreError;
 use leasehold::lease::LeaseStore;
 use leasehold::register::Register as _;
@@ -72,7 +64,7 @@ async fn a_sweep_whose_answer_is_lost_is_known_to_have_deleted() {
         sweeper.network.next_delete(outcome.clone());
         assert_eq!(sweep(&sweeper).await, Swept::Deleted, "{outcome:?}");
         assert_eq!(sweeper.network.counts().deletes, deletes, "{outcome:?}");
-        assert_eq!(world.register.read(common::KEY).await.unwrap(), None);
+        assert_eq!(world.register.read(crate::common::KEY).await.unwrap(), None);
         assert!(user.granted().await.token > before);
     }
 }

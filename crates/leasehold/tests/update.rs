@@ -1,5 +1,4 @@
 //! Optimistic updates over a network that loses, doubles and delays.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

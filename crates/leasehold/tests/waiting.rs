@@ -1,17 +1,9 @@
 //! What a wait costs and when it ends: the pauses of `pacing.rs`, as the store sees them. Paused time.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed expectation is a failed test"
-)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{TTL, World, contender_span, granted, name};
+use crate::common::{TTL, World, contender_span, granted, name};
 use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::lease::{Claim, LeaseStore, PollInterval, StoreOptions, Ttl};

@@ -1,10 +1,11 @@
 //! Processes of their own that take locks: the worker program, and the checks that hold for any store.
 
+pub(crate) mod killed;
+
 use std::path::Path;
 
 use leasehold_testkit::harness::vouch_for;
 use leasehold_testkit::process::Process;
-#[allow(unused_imports, reason = "not every test waits for something")]
 pub(crate) use leasehold_testkit::process::within;
 
 /// How many processes add to one counter, and how often each: 800 additions.
@@ -90,7 +91,6 @@ pub(crate) async fn count_exactly(url: &str, folder: &Path) {
 
 /// Three processes hold a permit each, and there is none for a fourth. 16 processes hold one, a few times each: never more
 /// than three at once, and each permit is a lock, with rising tokens.
-#[allow(dead_code, reason = "not on every store")]
 pub(crate) async fn never_more_processes_than_permits(url: &str) {
     const PERMITS: usize = 3;
     const TIMES: usize = 4;

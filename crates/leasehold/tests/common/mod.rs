@@ -1,5 +1,4 @@
 //! Two or more machines on one register, under paused time.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,48 +12,48 @@ use leasehold::{Holder, LockName, Loss, RegisterLeases, State};
 use leasehold_testkit::fault::FaultyRegister;
 use leasehold_testkit::machine::Machine;
 
-pub const TTL: Duration = Duration::from_secs(30);
-pub const KEY: &str = "x.lock";
+pub(crate) const TTL: Duration = Duration::from_secs(30);
+pub(crate) const KEY: &str = "x.lock";
 
 /// The store that the machines of a test share.
-pub struct World {
-    pub register: Arc<MemoryRegister>,
-    pub clock: Arc<TestClock>,
+pub(crate) struct World {
+    pub(crate) register: Arc<MemoryRegister>,
+    pub(crate) clock: Arc<TestClock>,
     /// Whether a lock is held while its object exists.
-    pub by_existence: bool,
+    pub(crate) by_existence: bool,
 }
 
 /// A machine with its network and its clock.
-pub struct Client {
-    pub leases: Arc<RegisterLeases>,
-    pub network: FaultyRegister,
-    pub clock: Arc<TestClock>,
-    pub env: Env,
+pub(crate) struct Client {
+    pub(crate) leases: Arc<RegisterLeases>,
+    pub(crate) network: FaultyRegister,
+    pub(crate) clock: Arc<TestClock>,
+    pub(crate) env: Env,
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let clock = Arc::new(TestClock::default());
         let register = Arc::new(MemoryRegister::new(Env::seeded(clock.clone(), 0)));
         Self { register, clock, by_existence: false }
     }
 
     /// One in which a lock is held while its object exists.
-    pub fn by_existence() -> Self {
+    pub(crate) fn by_existence() -> Self {
         Self { by_existence: true, ..Self::new() }
     }
 
     /// A machine that judges lapses by observation alone.
-    pub fn observer(&self, seed: u64) -> Client {
+    pub(crate) fn observer(&self, seed: u64) -> Client {
         self.client(seed, TestClock::default(), false)
     }
 
     /// A machine that may also go by the store's clock.
-    pub fn dated(&self, seed: u64) -> Client {
+    pub(crate) fn dated(&self, seed: u64) -> Client {
         self.client(seed, TestClock::default(), true)
     }
 
-    pub fn client(&self, seed: u64, clock: TestClock, store_clock: bool) -> Client {
+    pub(crate) fn client(&self, seed: u64, clock: TestClock, store_clock: bool) -> Client {
         let clock = Arc::new(clock);
         let env = Env::seeded(clock.clone(), seed + 1);
         let network = FaultyRegister::new(self.register.clone());
@@ -67,13 +66,13 @@ impl World {
     }
 
     /// What lies in the store, past every network.
-    pub async fn raw(&self) -> serde_json::Value {
+    pub(crate) async fn raw(&self) -> serde_json::Value {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         serde_json::from_slice(&cell.value).unwrap()
     }
 
     /// Changes what lies in the store by hand.
-    pub async fn edit(&self, edit: impl FnOnce(&mut serde_json::Value)) {
+    pub(crate) async fn edit(&self, edit: impl FnOnce(&mut serde_json::Value)) {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         let mut value = serde_json::from_slice(&cell.value).unwrap();
         edit(&mut value);
@@ -82,33 +81,33 @@ impl World {
     }
 
     /// Deletes the record by hand.
-    pub async fn delete(&self) {
+    pub(crate) async fn delete(&self) {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         self.register.delete(KEY, &cell.version).await.unwrap();
     }
 }
 
 impl Client {
-    pub fn claim(&self) -> Claim {
+    pub(crate) fn claim(&self) -> Claim {
         Claim::new(&self.env, name(), Ttl::new(TTL).unwrap(), Holder::this_process())
     }
 
-    pub async fn granted(&self) -> Grant {
+    pub(crate) async fn granted(&self) -> Grant {
         granted(self.leases.try_acquire(&self.claim()).await.unwrap())
     }
 
-    pub async fn held(&self) -> Held {
+    pub(crate) async fn held(&self) -> Held {
         match self.leases.try_acquire(&self.claim()).await.unwrap() {
             AcquireOutcome::Held(held) => held,
             other => panic!("not held: {other:?}"),
         }
     }
 
-    pub async fn is_free(&self) -> bool {
+    pub(crate) async fn is_free(&self) -> bool {
         matches!(self.leases.inspect(&name()).await.unwrap().state, State::Free)
     }
 
-    pub async fn lost(&self, grant: &mut Grant) -> Loss {
+    pub(crate) async fn lost(&self, grant: &mut Grant) -> Loss {
         match self.leases.renew(grant).await.unwrap() {
             Renewal::Lost(loss) => loss,
             Renewal::Renewed => panic!("renewed"),
@@ -116,21 +115,21 @@ impl Client {
     }
 }
 
-pub fn granted(verdict: AcquireOutcome) -> Grant {
+pub(crate) fn granted(verdict: AcquireOutcome) -> Grant {
     match verdict {
         AcquireOutcome::Granted(grant) => grant,
         other => panic!("not granted: {other:?}"),
     }
 }
 
-pub fn name() -> LockName {
+pub(crate) fn name() -> LockName {
     LockName::new("x").unwrap()
 }
 
-pub fn holder_span() -> Duration {
+pub(crate) fn holder_span() -> Duration {
     Ttl::new(TTL).unwrap().holder_span()
 }
 
-pub fn contender_span() -> Duration {
+pub(crate) fn contender_span() -> Duration {
     Ttl::new(TTL).unwrap().contender_span()
 }

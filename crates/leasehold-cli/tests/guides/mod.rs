@@ -12,7 +12,6 @@
 //!
 //! Any other block fails, since nobody would run it. What readers have and this machine has not stands in one table:
 //! `surroundings.rs`.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 mod able_to_fail;
 mod document;

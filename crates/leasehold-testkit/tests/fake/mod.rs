@@ -77,7 +77,7 @@ flaws! {
 }
 
 /// Storage for one case.
-pub(crate) struct Double {
+pub(crate) struct Fake {
     shared: Arc<Shared>,
 }
 
@@ -112,7 +112,7 @@ struct Live {
 #[derive(Debug)]
 struct Store(Arc<Shared>);
 
-impl Double {
+impl Fake {
     /// A store with that flaw, or without any.
     pub(crate) fn new(flaw: Option<Flaw>) -> Self {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
@@ -129,7 +129,7 @@ impl Double {
 }
 
 #[async_trait]
-impl Harness for Double {
+impl Harness for Fake {
     async fn open(&self) -> Arc<dyn LeaseStore> {
         Arc::new(Store(self.shared.clone()))
     }
@@ -413,7 +413,7 @@ impl LeaseStore for Store {
 
     fn capabilities(&self) -> Capabilities {
         let pace = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
-        Capabilities::new("double", pace)
+        Capabilities::new("fake", pace)
     }
 
     fn env(&self) -> &Env {

@@ -1,0 +1,13 @@
+//! The tests of the command, in one binary. Those on servers, and the guides, need every store: `./test` starts the servers.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[cfg(feature = "sqlite")]
+mod cli;
+#[cfg(all(feature = "sqlite", feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))]
+mod doctor;
+#[cfg(all(feature = "sqlite", feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))]
+mod guides;
+#[cfg(all(feature = "sqlite", feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))]
+mod servers;
+#[cfg(feature = "sqlite")]
+mod support;

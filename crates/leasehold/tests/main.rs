@@ -1,0 +1,27 @@
+//! The library's integration tests, in one binary: a module for each subject.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+mod election;
+mod existence;
+mod faults;
+mod fence;
+mod frozen;
+mod guard;
+mod hand_off;
+mod interleavings;
+mod lines;
+mod many;
+mod once;
+mod outage;
+mod protocol;
+mod rw_lock;
+#[cfg(feature = "s3")]
+mod s3_register;
+mod semaphore;
+mod simulation;
+#[cfg(feature = "sqlite")]
+mod sqlite_processes;
+mod sweep;
+mod update;
+mod waiting;
