@@ -2,16 +2,40 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde::Serialize;
 
 use crate::error::StoreError;
-use crate::types::Ttl;
+use crate::types::{LockName, Ttl};
 
 /// What the names of all locks begin with that an examination takes; a random part follows.
 pub const RESERVED: &str = "leasehold-doctor-";
 
 /// What stands for all that could not be asked: nothing is known then, neither good nor bad.
 pub(crate) const UNANSWERED: &str = "unanswered";
+
+/// What a store reports about itself when it is examined, beyond what every store is asked.
+#[async_trait]
+pub trait Diagnose: Send + Sync {
+    /// Checks what only this store can be asked: its permissions, its settings, the preconditions of its writes. The
+    /// doctor itself checks leases. By default nothing is checked.
+    async fn examine(&self, examination: &Examination) -> Examined {
+        let _ = examination;
+        Examined::default()
+    }
+
+    /// Deletes the record that an examination left under `name`, a name that nothing else uses, and whose lock is free.
+    /// Returns `false` if the record stays. By default nothing is deleted.
+    ///
+    /// Not conditional on every store: never call it for a lock that others use.
+    ///
+    /// # Errors
+    /// If the store did not answer, or a permission is missing that nothing else may need.
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        let _ = name;
+        Ok(false)
+    }
+}
 
 /// What to examine a store for.
 #[derive(Clone, Debug)]

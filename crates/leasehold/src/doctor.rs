@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use self::cost::Cost;
 pub use self::measured::RoundTrips;
-pub use crate::diagnosis::{CheckStatus, Examination, Examined, Finding, RESERVED};
+pub use crate::diagnosis::{CheckStatus, Diagnose, Examination, Examined, Finding, RESERVED};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Id, LeaseStore};
 use crate::types::LockName;

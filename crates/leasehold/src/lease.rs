@@ -4,6 +4,8 @@
 //! store with leases of its own. Renewal loops, loss detection and queues are not its business: see
 //! [`Lock`](crate::Lock) and [`Guard`](crate::Guard).
 
+mod watch;
+
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,8 +14,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
+pub use self::watch::Watch;
 use crate::clock::Deadline;
-use crate::diagnosis::{Examination, Examined};
+use crate::diagnosis::Diagnose;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::LockName;
@@ -27,7 +30,7 @@ pub use crate::types::{
 /// "Held" and "lost" are values, not errors. Every method is given its own limit in time by the store, resolves unknown
 /// outcomes itself, and reports [`StoreError::MaybeApplied`] only when it ran out of time doing so.
 #[async_trait]
-pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
+pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Tries once to be granted the lock. Waits for nobody, but settles what was left unknown by a lost answer.
     ///
     /// Idempotent for one claim: called again with the same claim it never deadlocks on its own earlier attempt. A claim is
@@ -93,62 +96,12 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     /// now is asked for again, for a while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
-    /// Completes when `claim`, refused as `seen`, may be granted: by default when [`changed`](Self::changed) does.
-    ///
-    /// Cancel safe.
-    ///
-    /// # Errors
-    /// When no answer could be had for a while.
-    async fn turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
-        self.changed(&claim.name, seen).await
-    }
-
-    /// Completes when `grant` may have ended before its time: the renewer then renews at once, to find out. Stores that
-    /// watch tell of an eviction by this; by default it never completes. Of a store that says that it
-    /// [watches](Capabilities::watches) it is asked from the grant on, of others from shortly before the first renewal.
-    ///
-    /// Cancel safe.
-    async fn ended(&self, grant: &Grant) {
-        let _ = grant;
-        std::future::pending().await
-    }
-
-    /// Completes when `name`, inspected as `seen`, may have another holder, or none: stores that watch tell observers by
-    /// this. By default it never completes: observers inspect again at the [pace](Capabilities::pace) of the store.
-    ///
-    /// Cancel safe.
-    async fn holder_changed(&self, name: &LockName, seen: &Status) {
-        let _ = (name, seen);
-        std::future::pending().await
-    }
-
-    /// Completes when a lock that was seen as `seen` may have become free, or has begun to rest, which is news for those
-    /// who then need wait no longer. May complete early; never misses a lapse.
-    ///
-    /// Cancel safe.
-    ///
-    /// # Errors
-    /// When no answer could be had for a while.
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError>;
-
     /// Creates what the store needs: a table, a folder. Does nothing where nothing is needed or all is there.
     ///
     /// # Errors
     /// When it cannot be created.
     async fn init(&self) -> Result<(), StoreError> {
         Ok(())
-    }
-
-    /// Deletes the record of `name`, which is a name that nobody else uses, and whose lock is free: after an examination.
-    /// `false` where it stays. By default nothing is deleted.
-    ///
-    /// Not conditional on every store: never for a lock that others know of.
-    ///
-    /// # Errors
-    /// When no answer could be had, or without a permission that nothing else may need.
-    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
-        let _ = name;
-        Ok(false)
     }
 
     /// Deletes the record of `name` if the lock has been free for `older_than`, by the store's own clock, and no rest is left;
@@ -163,13 +116,6 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
         let _ = (name, older_than, dry_run);
         let message = format!("records in {} cannot be swept", self.capabilities().store);
         Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
-    }
-
-    /// What only this store can be asked when it is [examined](crate::Locker::examine): its permissions, its settings, the
-    /// preconditions of its writes. What leases have to do is not asked here. By default nothing is.
-    async fn examine(&self, examination: &Examination) -> Examined {
-        let _ = examination;
-        Examined::default()
     }
 
     /// What this store can and cannot do.

@@ -8,10 +8,12 @@ use crate::common::{Client, TTL, World, name};
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use leasehold::clock::Clock;
+use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Released, Renewal, Status,
+    Watch,
 };
 use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
@@ -105,16 +107,6 @@ impl LeaseStore for Lining {
         self.leases.list(prefix)
     }
 
-    async fn ended(&self, _grant: &Grant) {
-        if !self.alarmed.load(Ordering::SeqCst) {
-            self.ended.notified().await;
-        }
-    }
-
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
-        self.leases.changed(name, seen).await
-    }
-
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.leases.capabilities();
         (capabilities.fifo, capabilities.watches) = (true, true);
@@ -125,6 +117,21 @@ impl LeaseStore for Lining {
         self.leases.env()
     }
 }
+
+#[async_trait]
+impl Watch for Lining {
+    async fn ended(&self, _grant: &Grant) {
+        if !self.alarmed.load(Ordering::SeqCst) {
+            self.ended.notified().await;
+        }
+    }
+
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        self.leases.changed(name, seen).await
+    }
+}
+
+impl Diagnose for Lining {}
 
 #[tokio::test(start_paused = true)]
 async fn only_those_who_wait_stand_in_line_and_who_gives_up_leaves_it() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::{TTL, World, contender_span, granted, name};
 use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
-use leasehold::lease::{Claim, LeaseStore, PollInterval, StoreOptions, Ttl};
+use leasehold::lease::{Claim, LeaseStore, PollInterval, StoreOptions, Ttl, Watch};
 use leasehold::register::{Register, RegisterCapabilities};
 use leasehold::{Holder, Locker, RegisterLeases};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};

@@ -9,10 +9,11 @@ use async_trait::async_trait;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::BoxStream;
 use leasehold::clock::{Clock as _, TestClock};
+use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
 use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Grant, Held, LeaseStore, Renewal, Token, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, Grant, Held, LeaseStore, Renewal, Token, Watch, attempt_limit,
 };
 use leasehold::{Evicted, LockName, Released, Status};
 
@@ -272,12 +273,6 @@ impl LeaseStore for Calls {
         self.store.list(prefix)
     }
 
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
-        let changed = self.store.changed(name, seen).await;
-        self.env.sleep(Duration::ZERO).await;
-        changed
-    }
-
     fn capabilities(&self) -> Capabilities {
         self.store.capabilities()
     }
@@ -286,3 +281,14 @@ impl LeaseStore for Calls {
         &self.env
     }
 }
+
+#[async_trait]
+impl Watch for Calls {
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        let changed = self.store.changed(name, seen).await;
+        self.env.sleep(Duration::ZERO).await;
+        changed
+    }
+}
+
+impl Diagnose for Calls {}

@@ -9,11 +9,12 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use leasehold::clock::{Moment, TestClock, timeout};
+use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Id, LeaseStore, PastGrant, PollInterval,
-    Released, Renewal, State, Ttl, deadline,
+    Released, Renewal, State, Ttl, Watch, deadline,
 };
 use leasehold::{Held, Holder, LockName, Loss, LossReason, Status, Token};
 use leasehold_testkit::conformance::Harness;
@@ -392,6 +393,18 @@ impl LeaseStore for Store {
         stream::iter(names.into_iter().map(|name| Ok(LockName::new(name).unwrap()))).boxed()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        let pace = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
+        Capabilities::new("fake", pace)
+    }
+
+    fn env(&self) -> &Env {
+        &self.0.env
+    }
+}
+
+#[async_trait]
+impl Watch for Store {
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         if self.is(Flaw::MissesReleaseBeforeTheWait) {
             self.0.woken.notified().await;
@@ -410,13 +423,6 @@ impl LeaseStore for Store {
             timeout(&*self.0.env.clock, left.min(Duration::from_secs(1_000_000)), woken).await;
         }
     }
-
-    fn capabilities(&self) -> Capabilities {
-        let pace = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
-        Capabilities::new("fake", pace)
-    }
-
-    fn env(&self) -> &Env {
-        &self.0.env
-    }
 }
+
+impl Diagnose for Store {}

@@ -14,7 +14,7 @@ use crate::error::Fault;
 use crate::error::StoreError;
 use crate::lease::{
     AcquireOutcome as Answer, Capabilities, Claim, Evicted, Grant, Held, Released, Renewal, State, Status,
-    StoreOptions, Token,
+    StoreOptions, Token, Watch,
 };
 use crate::locker::Locker;
 use crate::register::RegisterLeases;
@@ -177,20 +177,26 @@ impl LeaseStore for Bad {
         self.good.list(if self.is(Wrong::HidesFromListings) { "nowhere" } else { prefix })
     }
 
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
-        self.good.changed(name, seen).await
-    }
-
-    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
-        self.good.discard(name).await
-    }
-
     fn capabilities(&self) -> Capabilities {
         self.good.capabilities()
     }
 
     fn env(&self) -> &Env {
         self.good.env()
+    }
+}
+
+#[async_trait]
+impl Watch for Bad {
+    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+        self.good.changed(name, seen).await
+    }
+}
+
+#[async_trait]
+impl Diagnose for Bad {
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        self.good.discard(name).await
     }
 }
 

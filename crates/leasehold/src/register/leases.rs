@@ -19,12 +19,12 @@ use super::records::{ExistenceRecords, JsonRecords, Records};
 use super::retry::RetryBudget;
 use super::{Register, Version};
 use crate::clock::{Deadline, Moment, StoreTime};
-use crate::diagnosis::{Examination, Examined};
+use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason,
-    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit, deadline,
+    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch, attempt_limit, deadline,
 };
 use crate::runtime::limiter::{Limiter, POLLS};
 use crate::runtime::pacing::{Pacing, Turns};
@@ -430,6 +430,25 @@ impl LeaseStore for RegisterLeases {
         self.records.list(prefix)
     }
 
+    async fn init(&self) -> Result<(), StoreError> {
+        self.records.init().await
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        self.swept(name, older_than, dry_run).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.records.capabilities()
+    }
+
+    fn env(&self) -> &Env {
+        self.records.env()
+    }
+}
+
+#[async_trait]
+impl Watch for RegisterLeases {
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         let env = self.records.env();
         let mut pacing = Pacing::new(self.records.capabilities().pace, self.now());
@@ -449,11 +468,10 @@ impl LeaseStore for RegisterLeases {
             turns = self.turns(sight.sighting.as_ref());
         }
     }
+}
 
-    async fn init(&self) -> Result<(), StoreError> {
-        self.records.init().await
-    }
-
+#[async_trait]
+impl Diagnose for RegisterLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         match self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await? {
             Sight { found: None, .. } => Ok(true),
@@ -466,10 +484,6 @@ impl LeaseStore for RegisterLeases {
         }
     }
 
-    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
-        self.swept(name, older_than, dry_run).await
-    }
-
     async fn examine(&self, examination: &Examination) -> Examined {
         let mut examined = self.records.examine(examination).await;
         if examined.is_sound()
@@ -478,14 +492,6 @@ impl LeaseStore for RegisterLeases {
             examined.push(examine::store_clock(&*self.records, self.rules, &nobodys).await);
         }
         examined
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.records.capabilities()
-    }
-
-    fn env(&self) -> &Env {
-        self.records.env()
     }
 }
 

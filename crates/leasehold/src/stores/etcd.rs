@@ -38,12 +38,12 @@ use self::config::Location;
 use self::keys::Names;
 use self::leases::EtcdLeases;
 use self::worker::{Job, Worker};
-use crate::diagnosis::{Examination, Examined};
+use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, PollInterval, Released, Renewal,
-    State, Status, StoreOptions, Swept, Token,
+    State, Status, StoreOptions, Swept, Token, Watch,
 };
 use crate::types::LockName;
 use crate::url::StoreUrl;
@@ -179,6 +179,26 @@ impl LeaseStore for EtcdStore {
         names.boxed()
     }
 
+    /// A lock that is free has no key, and a rest ends with its lease: there is nothing to sweep.
+    async fn sweep(&self, _: &LockName, _: Duration, _: bool) -> Result<Swept, StoreError> {
+        Ok(Swept::Kept)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("etcd", PACE);
+        capabilities.fifo = true;
+        capabilities.watches = true;
+        capabilities.history = false;
+        capabilities
+    }
+
+    fn env(&self) -> &Env {
+        &self.leases.env
+    }
+}
+
+#[async_trait]
+impl Watch for EtcdStore {
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         let (name, seen) = (name.clone(), seen.clone());
         self.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
@@ -198,32 +218,18 @@ impl LeaseStore for EtcdStore {
     async fn ended(&self, grant: &Grant) {
         self.until_ended(grant).await;
     }
+}
 
+#[async_trait]
+impl Diagnose for EtcdStore {
     /// A lock that is free has no key.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let status = self.inspect(name).await?;
         Ok(matches!(status.state, State::Free))
     }
 
-    /// A lock that is free has no key, and a rest ends with its lease: there is nothing to sweep.
-    async fn sweep(&self, _: &LockName, _: Duration, _: bool) -> Result<Swept, StoreError> {
-        Ok(Swept::Kept)
-    }
-
     async fn examine(&self, _: &Examination) -> Examined {
         self.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::new("etcd", PACE);
-        capabilities.fifo = true;
-        capabilities.watches = true;
-        capabilities.history = false;
-        capabilities
-    }
-
-    fn env(&self) -> &Env {
-        &self.leases.env
     }
 }
 

@@ -42,12 +42,12 @@ use self::queue::Purpose;
 use self::record::{Counter, Record};
 use self::rules::{Decision, Minted, Standing};
 use crate::clock::Moment;
-use crate::diagnosis::{Examination, Examined};
+use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, PollInterval,
-    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
+    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch, deadline,
 };
 use crate::runtime::pacing::{Pacing, Turns};
 use crate::types::LockName;
@@ -335,6 +335,32 @@ impl LeaseStore for SqliteLeases {
         names.try_flatten().boxed()
     }
 
+    async fn init(&self) -> Result<(), StoreError> {
+        let location = self.database.location().clone();
+        match spawn_blocking(move || location.create_folder()).await {
+            Ok(created) => created.map_err(Fault::not_applied)?,
+            Err(_) => return Err(Fault::unavailable("the program is ending").not_applied()),
+        }
+        self.touch().await
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        self.swept(name, older_than, dry_run).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("SQLite", PACE);
+        capabilities.sees_dead_processes = self.machine.me.is_some();
+        capabilities
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+}
+
+#[async_trait]
+impl Watch for SqliteLeases {
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         let (token, resting) = (seen.token, seen.resting);
         let mut pacing = Pacing::new(PACE, self.env.now());
@@ -356,36 +382,16 @@ impl LeaseStore for SqliteLeases {
             }
         }
     }
+}
 
-    async fn init(&self) -> Result<(), StoreError> {
-        let location = self.database.location().clone();
-        match spawn_blocking(move || location.create_folder()).await {
-            Ok(created) => created.map_err(Fault::not_applied)?,
-            Err(_) => return Err(Fault::unavailable("the program is ending").not_applied()),
-        }
-        self.touch().await
-    }
-
+#[async_trait]
+impl Diagnose for SqliteLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         self.deleted(name).await
     }
 
-    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
-        self.swept(name, older_than, dry_run).await
-    }
-
     async fn examine(&self, _: &Examination) -> Examined {
         self.examined().await
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::new("SQLite", PACE);
-        capabilities.sees_dead_processes = self.machine.me.is_some();
-        capabilities
-    }
-
-    fn env(&self) -> &Env {
-        &self.env
     }
 }
 

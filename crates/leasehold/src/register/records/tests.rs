@@ -15,7 +15,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, Holder, Id, LeaseStore, PollInterval,
-    Released, Renewal, StoreOptions, Ttl,
+    Released, Renewal, StoreOptions, Ttl, Watch,
 };
 use crate::types::LockName;
 use crate::{LossReason, Token};
