@@ -1,7 +1,7 @@
-//! A holder that crashes, and is succeeded: the example starts itself again as the holder, and kills it.
+//! A holder crashes, and another process takes over. The example starts itself again as the holder, and kills it.
 //!
 //! ```text
-//! cargo run --example crash                                      # SQLite: succeeded at once
+//! cargo run --example crash                                      # SQLite: taken over at once
 //! cargo run --features s3 --example crash -- 's3://bucket/locks?region=eu-west-1'   # after the lease
 //! ```
 
@@ -36,19 +36,19 @@ async fn main() -> Result<()> {
     let lock =
         locker.lock(LOCK).on_wait(|held| println!("waiting for {held}, lease <= {:.0?}", held.lapses_within));
     match lock.try_acquire().await {
-        Err(error) if error.kind() == ErrorKind::Held => println!("as it should be: {error}"),
+        Err(error) if error.kind() == ErrorKind::Held => println!("refused, as it should be: {error}"),
         Err(error) => return Err(error),
         Ok(_) => return Err(failed("two holders")),
     }
     holder.kill().and_then(|()| holder.wait()).map_err(failed)?;
     println!("the holder was killed");
     let guard = lock.acquire().await?;
-    println!("succeeded it with the higher token {}", guard.token()?);
+    println!("took over with the higher token {}", guard.token()?);
     guard.release().await?;
     Ok(())
 }
 
-/// Acquires the lock, says so, and never releases it.
+/// Acquires the lock, prints the token, and never releases it.
 async fn hold(url: &str) -> Result<()> {
     let locker = Locker::open(url).await?;
     let guard = locker.lock(LOCK).ttl(Duration::from_secs(5)).note("about to crash").acquire().await?;

@@ -1,8 +1,8 @@
 //! A small service of three processes: one leads and does the work, the others follow it. The example starts itself as
-//! those processes, kills the leader, starts it again, and has the next one hand over.
+//! these processes. It kills the leader and starts it again, and then asks the next leader to end.
 //!
 //! ```text
-//! cargo run --example election                                      # SQLite: a killed leader is followed at once
+//! cargo run --example election                                      # SQLite: the next one leads at once
 //! cargo run --features s3 --example election -- 's3://bucket/locks?region=eu-west-1'   # after its lease
 //! ```
 
@@ -42,7 +42,7 @@ async fn serve(url: &str, name: &str) -> Result<()> {
             loss = leadership.lost() => println!("{name}: {loss}"),
             () = work(&leadership, &locker) => {}
             _ = &mut asked_to_end => {
-                // The work has ended, and only then is another to lead: at once, not when the lease has ended.
+                // Resign only after the work has ended. The next one then leads at once, not when the lease ends.
                 leadership.resign().await?;
                 println!("{name} has resigned");
                 break;
@@ -53,15 +53,15 @@ async fn serve(url: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What only the leader does. It is dropped when the leadership is over.
+/// What only the leader does. It is dropped when the leadership ends.
 async fn work(leadership: &Leadership, locker: &Locker) {
     while leadership.check().is_ok() {
-        // One step, which takes the term along, so that whatever it writes to can refuse earlier leaders.
+        // One step. It sends the term with each write, so that the resource can refuse earlier leaders.
         locker.store().env().sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Where the others send their requests.
+/// Follows the leader: the other processes send their requests to it.
 async fn follow(election: Election, name: String, own: String) {
     let mut changes = election.observe();
     while let Some(change) = changes.next().await {
@@ -70,12 +70,12 @@ async fn follow(election: Election, name: String, own: String) {
                 println!("{name} follows {}", leader.value.unwrap_or_default());
             }
             Ok(_) => {}
-            Err(error) => println!("{name} does not know whom to follow: {error}"),
+            Err(error) => println!("{name} does not know the leader: {error}"),
         }
     }
 }
 
-/// What happens to the service.
+/// Starts the processes and checks who leads.
 fn play(url: &str) -> Result<()> {
     let (said, lines) = channel();
     let mut members = BTreeMap::new();
@@ -96,11 +96,11 @@ fn play(url: &str) -> Result<()> {
     seen.led_by_another_than(Some(&second), 1)?;
     ending.wait().map_err(failed)?;
     members.into_values().try_for_each(kill)?;
-    println!("one led at any time, and the others knew whom to follow");
+    println!("one process led at a time, and the others knew which");
     Ok(())
 }
 
-/// What the members have said of themselves.
+/// What the processes printed.
 struct Seen {
     lines: Receiver<String>,
     leader: Option<String>,
@@ -108,7 +108,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Listens until somebody else leads, and so many follow.
+    /// Waits until another process than `before` leads, and so many follow it.
     fn led_by_another_than(&mut self, before: Option<&str>, followers: usize) -> Result<String> {
         loop {
             if let Some(leader) = self.leader.clone().filter(|leader| before != Some(leader)) {
@@ -150,7 +150,7 @@ fn start(url: &str, name: &str, said: &Sender<String>) -> Result<Child> {
     Ok(process)
 }
 
-/// `kill -9`: nothing is resigned.
+/// `kill -9`: the leader does not resign.
 fn kill(mut process: Child) -> Result<()> {
     process.kill().and_then(|()| process.wait()).map(drop).map_err(failed)
 }

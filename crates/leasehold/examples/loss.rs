@@ -1,4 +1,4 @@
-//! A guard whose loss cancels the work: an operator evicts the holder, which hears of it at its next renewal.
+//! Work that is cancelled when the lock is lost. An operator evicts the holder, which learns of it at its next renewal.
 //!
 //! ```text
 //! cargo run --example loss
@@ -14,7 +14,7 @@ async fn main() -> Result<()> {
     let guard = locker.lock("examples/loss").ttl(Duration::from_secs(3)).acquire().await?;
     println!("acquired, token {}", guard.token()?);
 
-    // Work that knows nothing of locks, and takes a token to be cancelled by.
+    // The work knows nothing about locks. It gets a cancellation token.
     let cancelled = guard.cancellation();
     let clock = locker.store().env().clock.clone();
     let work = tokio::spawn(async move {
@@ -33,7 +33,7 @@ async fn main() -> Result<()> {
     let loss = guard.lost().await;
     println!("{loss}");
     println!("the work stopped after {} steps", work.await.unwrap_or(0));
-    // For code that asks rather than listens:
+    // For code that asks instead of waiting:
     assert!(guard.check().is_err());
     Ok(())
 }
