@@ -58,6 +58,8 @@ mod processes_s3;
 mod refused;
 #[cfg(feature = "etcd")]
 mod rules_etcd;
+#[cfg(feature = "s3")]
+mod s3_register;
 mod suite_can_fail;
 #[cfg(feature = "gcs")]
 mod throttled_gcs;

@@ -16,8 +16,6 @@ mod once;
 mod outage;
 mod protocol;
 mod rw_lock;
-#[cfg(feature = "s3")]
-mod s3_register;
 mod semaphore;
 mod simulation;
 #[cfg(feature = "sqlite")]

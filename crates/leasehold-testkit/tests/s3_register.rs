@@ -186,9 +186,10 @@ async fn strange_names_come_back_as_they_were(register: S3Register) {
 }
 
 async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
+    // Few at a time: moto writes one object after the other, and other tests share it.
     let keys: Vec<_> = (0..1_005).map(|n| format!("many/{n:04}.lock")).collect();
     stream::iter(&keys)
-        .for_each_concurrent(RACERS, async |key| {
+        .for_each_concurrent(4, async |key| {
             drop(put(&register, key, Precondition::Absent, "x").await.unwrap())
         })
         .await;
