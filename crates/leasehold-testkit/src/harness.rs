@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use leasehold::env::Env;
 use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::register::{Deleted, Register};
-use leasehold::stores::SCHEMES;
+use leasehold::stores::STORES;
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{LockName, RegisterLeases};
 
@@ -292,7 +292,7 @@ async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str
 /// `help stores` tells people what the store at `url` can; the store itself must say the same.
 pub async fn assert_described(url: &str) {
     let url = leasehold::url::StoreUrl::parse(url).unwrap();
-    let scheme = SCHEMES.iter().find(|scheme| scheme.scheme == url.scheme()).unwrap();
+    let scheme = STORES.iter().find(|scheme| scheme.scheme == url.scheme()).unwrap();
     let store = leasehold::stores::open(url, StoreOptions::default()).await.unwrap();
     assert_eq!(scheme.can, store.capabilities().to_string());
 }

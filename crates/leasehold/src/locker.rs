@@ -44,7 +44,7 @@ struct Shared {
 
 impl Locker {
     /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table`, `mem:`. See
-    /// [`stores::SCHEMES`].
+    /// [`stores::STORES`].
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL or an unknown option,

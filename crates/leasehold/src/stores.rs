@@ -34,134 +34,233 @@ pub(crate) use self::without_clients::{dynamodb, etcd};
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
+
 use crate::env::Env;
 use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
 use crate::register::Register;
-use crate::url::StoreUrl;
+use crate::url::{Location, StoreUrl};
 
-/// What a URL scheme stands for: shown by `help stores`, and what an error names when a store was not built in.
+type Opening<T> = BoxFuture<'static, Result<T, Error>>;
+type Open = fn(StoreUrl, StoreOptions) -> Opening<Arc<dyn LeaseStore>>;
+/// Opens the folder of an object, and returns the object's key in it.
+type OpenObject = fn(StoreUrl, Env) -> Opening<(Arc<dyn Register>, String)>;
+
+/// A kind of store: what its URL scheme stands for, and how it is opened.
 #[derive(Clone, Copy, Debug)]
-pub struct Scheme {
-    /// The scheme, without the colon.
+#[non_exhaustive]
+pub struct StoreKind {
+    /// The scheme of its URLs, without the colon.
     pub scheme: &'static str,
-    /// The store, for people.
-    pub store: &'static str,
-    /// What it can, as [`Capabilities`](crate::lease::Capabilities) says it; the page of the store says when it differs.
+    /// Its name, for people.
+    pub name: &'static str,
+    /// What it can do, in the words of [`Capabilities`](crate::lease::Capabilities). The store's page says when it differs.
     pub can: &'static str,
-    /// An example.
+    /// An example of a URL.
     pub example: &'static str,
-    /// The cargo feature that it needs; `None` for what is always there.
+    /// The cargo feature that builds it in; `None` for a store that every build has.
     pub feature: Option<&'static str>,
-    /// Whether this build has it.
-    pub built_in: bool,
+    /// What its URLs have between the scheme and the options.
+    location: Location,
+    /// `None` if this build does not have it.
+    open: Option<Open>,
+    /// What opens an object for an update; `None` if the store keeps no objects.
+    objects: Option<Option<OpenObject>>,
 }
 
-/// Every scheme that leasehold knows.
-pub const SCHEMES: &[Scheme] = &[
-    Scheme {
+impl StoreKind {
+    /// Whether this build has the store.
+    pub const fn is_built_in(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Whether the store keeps objects that [`update`](crate::update()) can change.
+    pub const fn keeps_objects(&self) -> bool {
+        self.objects.is_some()
+    }
+}
+
+/// `Some` function that returns a boxed future, in a build with the feature.
+macro_rules! with_feature {
+    ($feature:literal, $open:expr) => {{
+        #[cfg(feature = $feature)]
+        {
+            Some(|url, options| Box::pin($open(url, options)))
+        }
+        #[cfg(not(feature = $feature))]
+        {
+            None
+        }
+    }};
+}
+
+/// All stores that leasehold knows. A new store is one entry here.
+pub const STORES: &[StoreKind] = &[
+    StoreKind {
         scheme: "sqlite",
-        store: "SQLite file on this machine",
+        name: "SQLite file on this machine",
         can: "fencing tokens, rests, history, successor at once when a process dies",
         example: "sqlite:/var/lib/myapp/locks.db",
         feature: Some("sqlite"),
-        built_in: cfg!(feature = "sqlite"),
+        location: Location::File,
+        open: with_feature!("sqlite", sqlite::open),
+        objects: None,
     },
-    Scheme {
+    StoreKind {
         scheme: "s3",
-        store: "Amazon S3 and compatible stores",
+        name: "Amazon S3 and compatible stores",
         can: "fencing tokens, rests, history",
         example: "s3://bucket/prefix?region=eu-west-1",
         feature: Some("s3"),
-        built_in: cfg!(feature = "s3"),
+        location: Location::Name,
+        open: with_feature!("s3", s3::open),
+        objects: Some(with_feature!("s3", s3::open_object)),
     },
-    Scheme {
+    StoreKind {
         scheme: "dynamodb",
-        store: "Amazon DynamoDB, beside AWS's lock client",
+        name: "Amazon DynamoDB, beside AWS's lock client",
         can: "fencing tokens, rests, history",
         example: "dynamodb://table?region=eu-west-1",
         feature: Some("dynamodb"),
-        built_in: cfg!(feature = "dynamodb"),
+        location: Location::Name,
+        open: with_feature!("dynamodb", dynamodb::open),
+        objects: None,
     },
-    Scheme {
+    StoreKind {
         scheme: "gs",
-        store: "Google Cloud Storage",
+        name: "Google Cloud Storage",
         can: "fencing tokens, rests, history",
         example: "gs://bucket/prefix",
         feature: Some("gcs"),
-        built_in: cfg!(feature = "gcs"),
+        location: Location::Name,
+        open: with_feature!("gcs", gcs::open),
+        objects: Some(with_feature!("gcs", gcs::open_object)),
     },
-    Scheme {
+    StoreKind {
         scheme: "etcd",
-        store: "etcd cluster",
+        name: "etcd cluster",
         can: "fencing tokens, rests, waiters told of a release, waiters in order of arrival",
         example: "etcd://host:2379,host2:2379/prefix/",
         feature: Some("etcd"),
-        built_in: cfg!(feature = "etcd"),
+        location: Location::Hosts { port: 2379 },
+        open: with_feature!("etcd", etcd::open),
+        objects: None,
     },
-    Scheme {
+    StoreKind {
         scheme: "mem",
-        store: "memory of this process, for tests",
+        name: "memory of this process, for tests",
         can: "fencing tokens, rests, history",
         example: "mem:",
         feature: None,
-        built_in: true,
+        location: Location::Name,
+        open: Some(|url, options| Box::pin(async { memory::open(url, options) })),
+        objects: None,
     },
 ];
+
+fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
+    STORES.iter().find(|kind| kind.scheme == url.scheme())
+}
 
 /// Opens the store that `url` names.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that cannot be read or an option that does not exist;
-/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that was not built in; what the store says.
+/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have; the errors of the
+/// store.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    match url.scheme() {
-        "mem" => memory::open(url, options),
-        #[cfg(feature = "sqlite")]
-        "sqlite" => sqlite::open(url, options).await,
-        #[cfg(feature = "dynamodb")]
-        "dynamodb" => dynamodb::open(url, options).await,
-        #[cfg(feature = "s3")]
-        "s3" => s3::open(url, options).await,
-        #[cfg(feature = "gcs")]
-        "gs" => gcs::open(url, options),
-        #[cfg(feature = "etcd")]
-        "etcd" => etcd::open(url, options).await,
-        other => Err(not_built_in(other)),
+    match kind_of(&url).and_then(|kind| kind.open) {
+        Some(open) => open(url, options).await,
+        None => Err(not_built_in(&url)),
     }
 }
 
-/// Opens the folder of the object that `url` names as a register, and says which key the object has there.
+/// Opens the folder of the object that `url` names as a register. Returns it with the object's key.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects; otherwise as [`open`].
 pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
-    #[cfg(not(any(feature = "s3", feature = "gcs")))]
-    drop(env);
-    match url.scheme() {
-        #[cfg(feature = "s3")]
-        "s3" => s3::open_object(url, env).await,
-        #[cfg(feature = "gcs")]
-        "gs" => gcs::open_object(url, env),
-        #[cfg(not(feature = "s3"))]
-        "s3" => Err(not_built_in("s3")),
-        #[cfg(not(feature = "gcs"))]
-        "gs" => Err(not_built_in("gs")),
-        other => {
-            Err(Error::unsupported(format!("there are no objects in `{other}:`, to be updated or written"))
-                .with_help("objects are kept by s3:// and gs://, like s3://bucket/path/counter.json"))
+    match kind_of(&url).map(|kind| kind.objects) {
+        Some(Some(Some(open))) => open(url, env).await,
+        Some(Some(None)) => Err(not_built_in(&url)),
+        _ => {
+            let scheme = url.scheme();
+            Err(Error::unsupported(format!("a `{scheme}:` store keeps no objects to update or write"))
+                .with_help("use an object of s3:// or gs://, like s3://bucket/path/counter.json"))
         }
     }
 }
 
-fn not_built_in(scheme: &str) -> Error {
-    match SCHEMES.iter().find(|known| known.scheme == scheme).and_then(|known| known.feature) {
+/// The parts of `url` that tell its store from others, each in one spelling.
+pub(crate) fn identity(url: &StoreUrl) -> StoreUrl {
+    url.identity(kind_of(url).map_or(Location::Name, |kind| kind.location))
+}
+
+/// Whether both URLs name one store: the same scheme, location, endpoint and protocol, and the same region where both
+/// name one. Logins, credentials and settings do not count, nor does the order of several hosts. No file, name or server
+/// is looked up.
+pub fn is_same_store(one: &StoreUrl, other: &StoreUrl) -> bool {
+    identity(one).names_the_store_of(identity(other))
+}
+
+fn not_built_in(url: &StoreUrl) -> Error {
+    let scheme = url.scheme();
+    match kind_of(url).and_then(|kind| kind.feature) {
         Some(feature) => Error::unsupported(format!("this build has no `{scheme}:` store"))
             .with_help(format!("build it in: cargo install leasehold-cli --features {feature}")),
         None => {
-            let schemes: Vec<_> = SCHEMES.iter().map(|known| known.scheme).collect();
+            let schemes: Vec<_> = STORES.iter().map(|kind| kind.scheme).collect();
             Error::invalid(format!("there is no store `{scheme}:`"))
                 .with_help(format!("the stores are: {}", schemes.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_store_is_told_from_another() {
+        let same = |one: &str, other: &str| {
+            let (one, other) = (StoreUrl::parse(one).unwrap(), StoreUrl::parse(other).unwrap());
+            assert_eq!(is_same_store(&one, &other), is_same_store(&other, &one), "{one} {other}");
+            is_same_store(&one, &other)
+        };
+        for (one, other) in [
+            ("sqlite:/a/b.db", "SQLITE:///a//./b.db?allow_network=on"),
+            ("sqlite:", "sqlite:?margin=9s"),
+            ("s3://b/p", "s3://b/p/?store_clock=off&profile=x&protocol=lease"),
+            ("s3://b", "s3://b/"),
+            ("s3://b/p?region=eu-west-1", "s3://b/p"),
+            ("gs://b?endpoint=http://h:1/", "gs://b?endpoint=http://h:1&credentials=anonymous"),
+            ("etcd://u:secret@H1,h2:2379/x/", "etcd://h2,h1:2379/x?ca=/c.pem&tls=on"),
+        ] {
+            assert!(same(one, other), "{one} {other}");
+        }
+        for (one, other) in [
+            ("sqlite:/a/b.db", "sqlite:/a/c.db"),
+            ("sqlite:/a/b.db", "sqlite:a/b.db"),
+            ("sqlite:/a/b.db", "sqlite:/a/x/../b.db"),
+            ("sqlite:/a/b.db", "sqlite:"),
+            ("sqlite:/a", "sqlite://h/a"),
+            ("s3://b/p", "gs://b/p"),
+            ("s3://b/p", "s3://b/P"),
+            ("s3://b/p", "s3://c/p"),
+            ("s3://b/p", "s3://b/p/q"),
+            ("dynamodb://Table", "dynamodb://table"),
+            ("dynamodb://t?region=a", "dynamodb://t?region=b"),
+            ("s3://b?protocol=existence", "s3://b"),
+            ("gs://b?endpoint=https://evil", "gs://b"),
+            ("gs://b?endpoint=https://evil", "gs://b?endpoint=https://h"),
+            ("etcd://h/x", "etcd://h/y"),
+            ("etcd://h", "etcd://h,evil"),
+            ("etcd://h//x", "etcd://h/x"),
+            ("mem:", "sqlite:"),
+        ] {
+            assert!(!same(one, other), "{one} {other}");
         }
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::{Grant, Id, Token, Ttl, deadline};
+use crate::stores;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -54,7 +55,8 @@ pub struct Ticket {
 impl Ticket {
     /// `url` is that of the store. Of it the ticket carries what tells the store from others: no login, no credentials.
     pub(crate) fn new(grant: &Grant, url: Option<String>) -> Self {
-        let store = url.and_then(|url| StoreUrl::parse(&url).ok()).map(|url| url.identity().to_string());
+        let store =
+            url.and_then(|url| StoreUrl::parse(&url).ok()).map(|url| stores::identity(&url).to_string());
         Self {
             lock: grant.name.clone(),
             grant: grant.id,
@@ -80,7 +82,7 @@ impl Ticket {
         Duration::from_millis(self.ttl_ms)
     }
 
-    /// Whether this is a ticket of the store that `url` names, by [`StoreUrl::is_same_store`]. A ticket that names no store
+    /// Whether this is a ticket of the store that `url` names, by [`is_same_store`](crate::stores::is_same_store). A ticket that names no store
     /// fits every store. Sends nothing and opens nothing.
     ///
     /// # Errors
@@ -89,10 +91,10 @@ impl Ticket {
         let here = StoreUrl::parse(url)?;
         let Some(text) = &self.store else { return Ok(()) };
         let theirs = StoreUrl::parse(text)?;
-        if theirs.is_same_store(&here) {
+        if stores::is_same_store(&theirs, &here) {
             return Ok(());
         }
-        let shown: String = theirs.identity().to_string().chars().take(MOST_SHOWN).collect();
+        let shown: String = stores::identity(&theirs).to_string().chars().take(MOST_SHOWN).collect();
         Err(Error::invalid(format!(
             "the ticket is for a lock in the store {shown}, and the store in use is {here}"
         ))

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory as _, Parser as _};
-use leasehold::stores::SCHEMES;
+use leasehold::stores::STORES;
 
 use crate::args::{Cli, HelpArgs};
 use crate::exit::Failure;
@@ -145,10 +145,10 @@ fn stores() -> String {
     let mut text = String::from(
         "A store is given as a URL, or as an alias from config.toml (see `leasehold help environment`).\n\n",
     );
-    for scheme in SCHEMES {
-        let _ = writeln!(text, "  {:<40} {}", scheme.example, scheme.store);
-        let _ = writeln!(text, "  {:<40} {}", "", scheme.can);
-        if let Some(feature) = scheme.feature.filter(|_| !scheme.built_in) {
+    for store in STORES {
+        let _ = writeln!(text, "  {:<40} {}", store.example, store.name);
+        let _ = writeln!(text, "  {:<40} {}", "", store.can);
+        if let Some(feature) = store.feature.filter(|_| !store.is_built_in()) {
             let _ = writeln!(
                 text,
                 "  {:<40} not in this build: cargo install leasehold-cli --features {feature}",

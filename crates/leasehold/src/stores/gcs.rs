@@ -60,7 +60,7 @@ const METADATA_BYTES: usize = 8_192;
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root certificates.
-pub fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options, environment)?;
     let protocol = location.protocol;
     let register = Arc::new(GcsRegister::new(location, Contents::Records, options.env.clone())?);
@@ -72,7 +72,7 @@ pub fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseSto
 ///
 /// # Errors
 /// As [`open`].
-pub(super) fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
+pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let (location, key) = Location::of_object(url, environment)?;
     Ok((Arc::new(GcsRegister::new(location, Contents::Objects, env)?), key))
 }
