@@ -28,9 +28,6 @@ pub trait Watch: Send + Sync {
 
     /// Completes when `grant` may have ended before its deadline. The renewer then renews at once, to find out. Stores
     /// that watch report an eviction with this. By default it never completes.
-    ///
-    /// The renewer calls this from the grant on if the store [watches](super::Capabilities::watches), otherwise from
-    /// shortly before the first renewal.
     async fn ended(&self, grant: &Grant) {
         let _ = grant;
         std::future::pending().await

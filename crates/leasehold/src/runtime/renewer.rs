@@ -1,32 +1,28 @@
-//! The renewer of one grant: renews the lease, and reports its loss in time whatever the renewal does.
+//! The tasks of one grant: the *renewer*, and a *watchdog* for each guard.
 //!
-//! The *renewer* is the only one who talks to the store about the grant, so that renewal and release are never on the way
-//! at once (rule 6). It also passes the lock on to the next task of this process ([`cohort`]): each has a
-//! guard of its own, and the one before is dead by then. The *watchdog* of each guard does nothing but wait for the
-//! deadline: a renewal that hangs cannot delay it.
-//!
-//! Both are tasks from shortly before the first renewal is due. Until then there is nothing to do but what the guard asks for,
-//! and whoever asks does that ([`lease_table`]).
+//! Only the renewer sends requests about the grant, so a renewal and a release are never under way at the same time (rule
+//! 6). It also passes the lock on to the next task of this process ([`cohort`]). Each such task has its own guard, and the
+//! previous guard has ended by then. The watchdog waits for the deadline and does nothing else: a renewal that hangs
+//! cannot delay it.
 
 mod cohort;
-mod lease_table;
+mod lease;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::select_all;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::cohort::CohortGrant;
-use self::lease_table::LeaseTable;
-pub(crate) use self::lease_table::RenewerHandle;
+pub(crate) use self::lease::{Identity, Lease, bind};
+use self::lease::{State, watch};
 use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
 use crate::error::{Error, Fault, Result};
 use crate::lease::{
-    self, Capabilities, Grant, LeaseStore, Loss, LossReason, Released, Renewal, Ttl, attempt_limit,
+    self as leases, Capabilities, Grant, LeaseStore, LossReason, Released, Renewal, Ttl, attempt_limit,
 };
 use crate::runtime::limiter::{Limiter, RENEWALS};
 use crate::runtime::queue::Served;
@@ -35,27 +31,6 @@ use crate::types::{RENEW_AFTER, RENEW_SPREAD};
 
 /// A release that failed is tried again after this, and then ever less often.
 const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
-
-/// What a guard and its tasks share: the truth about the lease, as far as this process may believe in it.
-#[derive(Debug)]
-pub(crate) struct Lease {
-    env: Env,
-    state: Mutex<State>,
-    /// Cancelled as soon as the lease is not held any more, for whatever reason.
-    over: CancellationToken,
-}
-
-#[derive(Debug)]
-enum State {
-    Held {
-        deadline: Deadline,
-        last_error: Option<String>,
-    },
-    /// Boxed: seldom there, and larger than all else.
-    Lost(Box<Loss>),
-    /// Released, or handed on.
-    Ended,
-}
 
 /// What a guard asks of its renewer.
 #[derive(Debug)]
@@ -67,139 +42,17 @@ pub(crate) enum Command {
     HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
 
-impl Lease {
-    fn new(env: Env, deadline: Deadline) -> Self {
-        let state = Mutex::new(State::Held { deadline, last_error: None });
-        Self { env, state, over: CancellationToken::new() }
-    }
-
-    fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
-        body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// How long the lease is still certain; zero when it is over.
-    pub(crate) fn remaining(&self) -> Duration {
-        let now = self.env.now();
-        self.state(|state| match state {
-            State::Held { deadline, .. } => deadline.remaining(now),
-            State::Lost(_) | State::Ended => Duration::ZERO,
-        })
-    }
-
-    /// How the lease came to an end, if it has: by the clock, and not by a timer that should have fired.
-    pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
-        let now = self.env.now();
-        self.state(|state| match state {
-            State::Held { deadline, .. } if !deadline.passed(now) => None,
-            State::Held { last_error, .. } => {
-                let loss = grant.loss(LossReason::Expired { last_error: last_error.take() });
-                tracing::warn!(%loss, "lock lost");
-                *state = State::Lost(Box::new(loss.clone()));
-                self.over.cancel();
-                Some(loss)
-            }
-            State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Ended => Some(grant.loss(LossReason::Ended)),
-        })
-    }
-
-    /// Completes when the lease was lost. Never when it was released.
-    pub(crate) async fn lost(&self, grant: &Identity) -> Loss {
-        loop {
-            // Its own timer, beside the watchdog's: right also when the runtime of the tasks is gone.
-            tokio::select! {
-                () = self.over.cancelled() => {}
-                () = self.env.sleep(self.remaining()) => {}
-            }
-            match self.loss(grant) {
-                Some(_) if self.state(|state| matches!(state, State::Ended)) => std::future::pending().await,
-                Some(loss) => return loss,
-                None => {}
-            }
-        }
-    }
-
-    pub(crate) fn over(&self) -> CancellationToken {
-        self.over.clone()
-    }
-
-    /// The user's belief ends here, before anything is sent. Gives the loss, if the lease was lost before.
-    pub(crate) fn end(&self) -> Option<Loss> {
-        let lost = self.state(|state| match state {
-            State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Held { .. } | State::Ended => {
-                *state = State::Ended;
-                None
-            }
-        });
-        self.over.cancel();
-        lost
-    }
-
-    /// The loss, if the lease is known to be lost. Does not read the clock.
-    fn known_loss(&self) -> Option<Loss> {
-        self.state(|state| match state {
-            State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Held { .. } | State::Ended => None,
-        })
-    }
-
-    fn lose(&self, loss: Loss) {
-        self.state(|state| {
-            if let State::Held { .. } = state {
-                tracing::warn!(%loss, "lock lost");
-                *state = State::Lost(Box::new(loss));
-            }
-        });
-        self.over.cancel();
-    }
-
-    /// Lost is final: a renewal that is answered after that changes nothing (rule 9).
-    fn prolong(&self, prolonged: Deadline) {
-        let now = self.env.now();
-        self.state(|state| match state {
-            State::Held { deadline, last_error } if !deadline.passed(now) => {
-                *deadline = prolonged;
-                *last_error = None;
-            }
-            _ => {}
-        });
-    }
-
-    fn note(&self, error: &impl ToString) {
-        self.state(|state| {
-            if let State::Held { last_error, .. } = state {
-                *last_error = Some(error.to_string());
-            }
-        });
-    }
-}
-
-/// What a grant is called, for losses.
-#[derive(Clone, Debug)]
-pub(crate) struct Identity {
-    pub(crate) name: crate::LockName,
-    pub(crate) token: crate::Token,
-}
-
-impl Identity {
-    pub(crate) fn loss(&self, reason: LossReason) -> Loss {
-        Loss::new(self.name.clone(), self.token, reason)
-    }
-}
-
 /// An open store, and what the renewers of all grants in it share.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn LeaseStore>,
     /// The URL that it was opened with, without passwords.
     pub(crate) url: Option<String>,
     renewals: Arc<Limiter>,
-    lease_table: Arc<LeaseTable>,
 }
 
 impl Opened {
     pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
-        Self { store, url, renewals: Limiter::new(RENEWALS), lease_table: Arc::default() }
+        Self { store, url, renewals: Limiter::new(RENEWALS) }
     }
 
     /// The store, for messages: its URL, or its kind.
@@ -247,7 +100,7 @@ pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut cohort: Option<CohortG
         asked: None,
         passes_on: true,
     };
-    Box::new(renewer).held()
+    Box::new(renewer).start()
 }
 
 /// When `grant` is renewed next, from now on. Its deadline counts from before the send, so what is left says more than the ttl: an
@@ -259,32 +112,8 @@ fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
     Deadline::new(now, env.random.jittered(pause, RENEW_SPREAD))
 }
 
-/// From now on the leases are lost together: what else is held ends, and is released, as soon as one of them is lost.
-/// Must be called inside a tokio runtime.
-pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
-    tokio::spawn(async move {
-        select_all(leases.iter().map(|lease| Box::pin(lease.over.cancelled()))).await;
-        // None when their guard has ended them.
-        if let Some(loss) = leases.iter().find_map(|lease| lease.known_loss()) {
-            for lease in &leases {
-                lease.lose(loss.clone());
-            }
-        }
-    });
-}
-
-/// The watchdog.
-async fn watch(lease: Arc<Lease>, identity: Identity) {
-    while lease.loss(&identity).is_none() {
-        tokio::select! {
-            () = lease.over.cancelled() => return,
-            () = lease.env.sleep(lease.remaining()) => {}
-        }
-    }
-}
-
-/// The renewer of a grant, with a task ([`start`](Renewer::start)) or without one ([`lease_table`]).
-pub(crate) struct Renewer {
+/// The renewer of a grant.
+struct Renewer {
     opened: Arc<Opened>,
     grant: Grant,
     /// When it was known that the task that has it now has it: not before the store granted it.
@@ -302,6 +131,27 @@ pub(crate) struct Renewer {
     passes_on: bool,
 }
 
+/// A guard's connection to its renewer. If it is dropped, the lock is released, or passed on, in the background.
+pub(crate) struct RenewerHandle {
+    commands: oneshot::Sender<Command>,
+    runtime: Handle,
+}
+
+impl RenewerHandle {
+    /// Sends `command` and waits for its answer; `None` if the renewer has ended, or its runtime has shut down. If the future
+    /// is dropped, the renewer still carries out the command.
+    pub(crate) async fn tell<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
+        // If the renewer has ended, this drops the command, and the sender of the answer with it.
+        drop(self.commands.send(command));
+        answer.await.ok()
+    }
+
+    /// The runtime that its renewer works in.
+    pub(crate) fn runtime(&self) -> Handle {
+        self.runtime.clone()
+    }
+}
+
 /// Why the renewals ended.
 enum Over {
     /// The guard asked for something, or was dropped.
@@ -313,37 +163,22 @@ enum Over {
 }
 
 impl Renewer {
-    /// What the task has that has it now.
-    fn held(self: Box<Self>) -> Hold {
-        let opened = self.opened.clone();
-        Hold {
+    /// Starts the renewer and the watchdog, and returns what the holder has. Must be called inside a tokio runtime.
+    fn start(self: Box<Self>) -> Hold {
+        let (commands, receiver) = oneshot::channel();
+        let hold = Hold {
             identity: self.identity.clone(),
-            capabilities: opened.store.capabilities(),
+            capabilities: self.opened.store.capabilities(),
             lease: self.lease.clone(),
-            renewer: Some(opened.lease_table.keep(opened.store.env(), self)),
-        }
-    }
-
-    /// Whether there is something to do, or will be before `ahead` has passed: a renewal, or what is done when a lease is over.
-    pub(crate) fn is_due(&self, now: Moment, ahead: Duration) -> bool {
-        // A store that watches may tell of the end at any time.
-        self.opened.store.capabilities().watches
-            || self.renewal.remaining(now) <= ahead
-            || self.grant.deadline.remaining(now) <= ahead
-            || self.lease.over.is_cancelled()
-    }
-
-    /// Goes on in a task, which does what it is told by what this gives, and with a watchdog. Must be called inside a tokio
-    /// runtime.
-    pub(crate) fn start(self: Box<Self>) -> oneshot::Sender<Command> {
-        let (asks, commands) = oneshot::channel();
+            renewer: Some(RenewerHandle { commands, runtime: Handle::current() }),
+        };
         tokio::spawn(watch(self.lease.clone(), self.identity.clone()));
-        tokio::spawn(self.keep(commands));
-        asks
+        tokio::spawn(self.run(receiver));
+        hold
     }
 
-    /// Waits, nearly all the time. What it does in between is boxed, or ten thousand of these would have room for it all the time.
-    async fn keep(mut self: Box<Self>, mut commands: oneshot::Receiver<Command>) {
+    /// Waits most of the time. The rest is boxed, so that ten thousand waiting tasks stay small.
+    async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Command>) {
         match self.renew_until_over(&mut commands).await {
             Over::Gone => self.leave(),
             // A renewal may have landed without our hearing of it: the next holder need not wait for that to lapse.
@@ -356,7 +191,7 @@ impl Renewer {
     }
 
     /// Does what the guard asks for; without a command it was dropped.
-    pub(crate) async fn serve(mut self: Box<Self>, asked: Option<Command>) {
+    async fn serve(mut self: Box<Self>, asked: Option<Command>) {
         let reply = match asked {
             Some(Command::Rest(period, reply)) => return self.rest(period, reply).await,
             Some(Command::HandOn(reply)) => return self.hand_on(reply).await,
@@ -395,7 +230,7 @@ impl Renewer {
             timeout(&*env.clock, attempt_limit(self.grant.ttl), store.inspect(&self.grant.name)).await;
         match asked {
             Some(Ok(status)) => match status.state {
-                lease::State::Held(held) if held.token == Some(self.grant.token) => {
+                leases::State::Held(held) if held.token == Some(self.grant.token) => {
                     self.asked = Some(now);
                     false
                 }
@@ -425,7 +260,7 @@ impl Renewer {
         self.lease = Arc::new(Lease::new(env, self.grant.deadline));
         self.identity.token = token;
         // If that task is gone, the guard is dropped here, and its turn to be passed on comes next.
-        let _ = next.send(Served::Lock(self.held()));
+        let _ = next.send(Served::Lock(self.start()));
         None
     }
 
@@ -607,86 +442,4 @@ fn next_release_pause(pause: Duration, ttl: Ttl) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use futures_util::FutureExt;
-
-    use super::*;
-
-    #[test]
-    fn failed_renewals_are_tried_again_more_often_towards_the_deadline() {
-        let ttl = Ttl::from_millis(10_000).unwrap();
-        let pause = |left| pause_after_failure(Duration::from_millis(left), ttl).as_millis();
-        assert_eq!([pause(9_000), pause(2_000), pause(400), pause(10)], [1_000, 500, 100, 50]);
-    }
-
-    #[test]
-    fn failed_releases_are_tried_again_at_doubling_pauses_up_to_a_tenth_of_the_ttl() {
-        let ttl = Ttl::from_millis(30_000).unwrap();
-        let first = next_release_pause(FIRST_RELEASE_PAUSE, ttl);
-        assert_eq!([first, next_release_pause(first, ttl)], [2, 3].map(Duration::from_secs));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_loss_is_told_of_a_lost_lease_and_not_of_a_released_one() {
-        let clock = Arc::new(TestClock::default());
-        let env = Env { clock, ..Env::system() };
-        let grant = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
-        let lease = || Lease::new(env.clone(), Deadline::new(env.now(), Duration::from_secs(10)));
-        let released = lease();
-        assert!(released.end().is_none());
-        assert!(released.lost(&grant).now_or_never().is_none());
-        let lost = lease();
-        lost.lose(grant.loss(LossReason::Ended));
-        assert!(lost.lost(&grant).now_or_never().is_some());
-    }
-    use crate::clock::{Clock, TestClock};
-
-    /// Ten thousand locks that are held are as many of these. What a renewal or a release needs has to stay out of them.
-    #[test]
-    fn a_task_that_waits_has_no_room_for_what_it_seldom_does() {
-        fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
-            size_of::<T>()
-        }
-        let sizes = [task(Renewer::keep), size_of::<Renewer>(), task(watch), size_of::<Lease>()];
-        let most = [400, 640, 300, 160];
-        assert!(sizes.iter().zip(most).all(|(size, most)| *size <= most), "{sizes:?}, at most {most:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
-        let clock = Arc::new(TestClock::default());
-        let env = Env::seeded(clock.clone(), 1);
-        let ttl = crate::lease::Ttl::from_millis(10_000).unwrap();
-        let grant = Grant {
-            name: crate::LockName::new("x").unwrap(),
-            token: crate::Token::default(),
-            after: None,
-            id: crate::lease::Id::random(&env.random),
-            ttl,
-            deadline: crate::lease::deadline(ttl, clock.now()),
-            memo: None,
-        };
-        let start = clock.now();
-        for passed_ms in [0, 3_000, 7_000, 9_500, 20_000] {
-            let passed = clock.now().longest_since(start);
-            clock.sleep(Duration::from_millis(passed_ms).saturating_sub(passed)).await;
-            let left = grant.deadline.remaining(clock.now()).as_secs_f64();
-            let due = next_renewal(&grant, &env).remaining(clock.now()).as_secs_f64();
-            let third = left * 10.0 / 9.85 / 3.0;
-            assert!((due - third).abs() <= third * 0.101, "{left} s left, due in {due} s");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn rule_9_a_lease_whose_deadline_has_passed_is_not_prolonged_although_nobody_has_looked_yet() {
-        let clock = Arc::new(TestClock::default());
-        let deadline = Deadline::new(clock.now(), Duration::from_secs(30));
-        let lease = Lease::new(Env::seeded(clock.clone(), 1), deadline);
-        let identity = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
-        lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
-        assert_eq!(lease.remaining(), Duration::from_secs(40));
-        clock.suspend(Duration::from_secs(41));
-        lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
-        assert!(lease.loss(&identity).is_some());
-    }
-}
+mod tests;

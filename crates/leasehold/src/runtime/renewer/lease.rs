@@ -1,0 +1,177 @@
+//! [`Lease`]: whether this process may still act on a grant, as its guard, its renewer and its watchdog see it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Deadline;
+use crate::env::Env;
+use crate::lease::{Loss, LossReason};
+
+/// Whether the lease is held. A guard, its renewer and its watchdog share it.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(super) env: Env,
+    state: Mutex<State>,
+    /// Cancelled as soon as the lease is not held any more, for whatever reason.
+    pub(super) over: CancellationToken,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Held {
+        deadline: Deadline,
+        last_error: Option<String>,
+    },
+    /// Boxed: seldom there, and larger than all else.
+    Lost(Box<Loss>),
+    /// Released, or handed on.
+    Ended,
+}
+
+impl Lease {
+    pub(super) fn new(env: Env, deadline: Deadline) -> Self {
+        let state = Mutex::new(State::Held { deadline, last_error: None });
+        Self { env, state, over: CancellationToken::new() }
+    }
+
+    pub(super) fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
+        body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How long the lease is still certain; zero when it is over.
+    pub(crate) fn remaining(&self) -> Duration {
+        let now = self.env.now();
+        self.state(|state| match state {
+            State::Held { deadline, .. } => deadline.remaining(now),
+            State::Lost(_) | State::Ended => Duration::ZERO,
+        })
+    }
+
+    /// How the lease came to an end, if it has: by the clock, and not by a timer that should have fired.
+    pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
+        let now = self.env.now();
+        self.state(|state| match state {
+            State::Held { deadline, .. } if !deadline.passed(now) => None,
+            State::Held { last_error, .. } => {
+                let loss = grant.loss(LossReason::Expired { last_error: last_error.take() });
+                tracing::warn!(%loss, "lock lost");
+                *state = State::Lost(Box::new(loss.clone()));
+                self.over.cancel();
+                Some(loss)
+            }
+            State::Lost(loss) => Some(Loss::clone(loss)),
+            State::Ended => Some(grant.loss(LossReason::Ended)),
+        })
+    }
+
+    /// Completes when the lease was lost. Never when it was released.
+    pub(crate) async fn lost(&self, grant: &Identity) -> Loss {
+        loop {
+            // Its own timer, beside the watchdog's: right also when the runtime of the tasks is gone.
+            tokio::select! {
+                () = self.over.cancelled() => {}
+                () = self.env.sleep(self.remaining()) => {}
+            }
+            match self.loss(grant) {
+                Some(_) if self.state(|state| matches!(state, State::Ended)) => std::future::pending().await,
+                Some(loss) => return loss,
+                None => {}
+            }
+        }
+    }
+
+    pub(crate) fn over(&self) -> CancellationToken {
+        self.over.clone()
+    }
+
+    /// The user's belief ends here, before anything is sent. Gives the loss, if the lease was lost before.
+    pub(crate) fn end(&self) -> Option<Loss> {
+        let lost = self.state(|state| match state {
+            State::Lost(loss) => Some(Loss::clone(loss)),
+            State::Held { .. } | State::Ended => {
+                *state = State::Ended;
+                None
+            }
+        });
+        self.over.cancel();
+        lost
+    }
+
+    /// The loss, if the lease is known to be lost. Does not read the clock.
+    pub(super) fn known_loss(&self) -> Option<Loss> {
+        self.state(|state| match state {
+            State::Lost(loss) => Some(Loss::clone(loss)),
+            State::Held { .. } | State::Ended => None,
+        })
+    }
+
+    pub(super) fn lose(&self, loss: Loss) {
+        self.state(|state| {
+            if let State::Held { .. } = state {
+                tracing::warn!(%loss, "lock lost");
+                *state = State::Lost(Box::new(loss));
+            }
+        });
+        self.over.cancel();
+    }
+
+    /// Lost is final: a renewal that is answered after that changes nothing (rule 9).
+    pub(super) fn prolong(&self, prolonged: Deadline) {
+        let now = self.env.now();
+        self.state(|state| match state {
+            State::Held { deadline, last_error } if !deadline.passed(now) => {
+                *deadline = prolonged;
+                *last_error = None;
+            }
+            _ => {}
+        });
+    }
+
+    pub(super) fn note(&self, error: &impl ToString) {
+        self.state(|state| {
+            if let State::Held { last_error, .. } = state {
+                *last_error = Some(error.to_string());
+            }
+        });
+    }
+}
+
+/// What a grant is called, for losses.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) name: crate::LockName,
+    pub(crate) token: crate::Token,
+}
+
+impl Identity {
+    pub(crate) fn loss(&self, reason: LossReason) -> Loss {
+        Loss::new(self.name.clone(), self.token, reason)
+    }
+}
+
+/// From now on the leases are lost together: what else is held ends, and is released, as soon as one of them is lost.
+/// Must be called inside a tokio runtime.
+pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
+    tokio::spawn(async move {
+        select_all(leases.iter().map(|lease| Box::pin(lease.over.cancelled()))).await;
+        // None when their guard has ended them.
+        if let Some(loss) = leases.iter().find_map(|lease| lease.known_loss()) {
+            for lease in &leases {
+                lease.lose(loss.clone());
+            }
+        }
+    });
+}
+
+/// The watchdog.
+pub(super) async fn watch(lease: Arc<Lease>, identity: Identity) {
+    while lease.loss(&identity).is_none() {
+        tokio::select! {
+            () = lease.over.cancelled() => return,
+            () = lease.env.sleep(lease.remaining()) => {}
+        }
+    }
+}

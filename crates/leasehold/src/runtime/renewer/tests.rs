@@ -1,0 +1,171 @@
+use futures_util::FutureExt;
+
+use super::*;
+use crate::clock::{Clock, TestClock};
+use crate::lease::StoreOptions;
+use crate::stores::memory::MemoryRegister;
+use crate::{Guard, Locker, RegisterLeases};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn failed_renewals_are_tried_again_more_often_towards_the_deadline() {
+    let ttl = Ttl::from_millis(10_000).unwrap();
+    let pause = |left| pause_after_failure(Duration::from_millis(left), ttl).as_millis();
+    assert_eq!([pause(9_000), pause(2_000), pause(400), pause(10)], [1_000, 500, 100, 50]);
+}
+
+#[test]
+fn failed_releases_are_tried_again_at_doubling_pauses_up_to_a_tenth_of_the_ttl() {
+    let ttl = Ttl::from_millis(30_000).unwrap();
+    let first = next_release_pause(FIRST_RELEASE_PAUSE, ttl);
+    assert_eq!([first, next_release_pause(first, ttl)], [2, 3].map(Duration::from_secs));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_of_a_lost_lease_and_not_of_a_released_one() {
+    let clock = Arc::new(TestClock::default());
+    let env = Env { clock, ..Env::system() };
+    let grant = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+    let lease = || Lease::new(env.clone(), Deadline::new(env.now(), Duration::from_secs(10)));
+    let released = lease();
+    assert!(released.end().is_none());
+    assert!(released.lost(&grant).now_or_never().is_none());
+    let lost = lease();
+    lost.lose(grant.loss(LossReason::Ended));
+    assert!(lost.lost(&grant).now_or_never().is_some());
+}
+
+/// Ten thousand locks that are held are as many of these. What a renewal or a release needs has to stay out of them.
+#[test]
+fn a_task_that_waits_has_no_room_for_what_it_seldom_does() {
+    fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
+        size_of::<T>()
+    }
+    let sizes = [task(Renewer::run), size_of::<Renewer>(), task(watch), size_of::<Lease>()];
+    let most = [400, 640, 300, 160];
+    assert!(sizes.iter().zip(most).all(|(size, most)| *size <= most), "{sizes:?}, at most {most:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
+    let clock = Arc::new(TestClock::default());
+    let env = Env::seeded(clock.clone(), 1);
+    let ttl = crate::lease::Ttl::from_millis(10_000).unwrap();
+    let grant = Grant {
+        name: crate::LockName::new("x").unwrap(),
+        token: crate::Token::default(),
+        after: None,
+        id: crate::lease::Id::random(&env.random),
+        ttl,
+        deadline: crate::lease::deadline(ttl, clock.now()),
+        memo: None,
+    };
+    let start = clock.now();
+    for passed_ms in [0, 3_000, 7_000, 9_500, 20_000] {
+        let passed = clock.now().longest_since(start);
+        clock.sleep(Duration::from_millis(passed_ms).saturating_sub(passed)).await;
+        let left = grant.deadline.remaining(clock.now()).as_secs_f64();
+        let due = next_renewal(&grant, &env).remaining(clock.now()).as_secs_f64();
+        let third = left * 10.0 / 9.85 / 3.0;
+        assert!((due - third).abs() <= third * 0.101, "{left} s left, due in {due} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_9_a_lease_whose_deadline_has_passed_is_not_prolonged_although_nobody_has_looked_yet() {
+    let clock = Arc::new(TestClock::default());
+    let deadline = Deadline::new(clock.now(), Duration::from_secs(30));
+    let lease = Lease::new(Env::seeded(clock.clone(), 1), deadline);
+    let identity = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+    lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
+    assert_eq!(lease.remaining(), Duration::from_secs(40));
+    clock.suspend(Duration::from_secs(41));
+    lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
+    assert!(lease.loss(&identity).is_some());
+}
+
+fn locker() -> (Arc<TestClock>, Locker) {
+    let clock = Arc::new(TestClock::default());
+    let env = Env::seeded(clock.clone(), 1);
+    let register = Arc::new(MemoryRegister::new(env.clone()));
+    let options = StoreOptions { env, ..StoreOptions::default() };
+    (clock, Locker::new(Arc::new(RegisterLeases::new(register, options))))
+}
+
+async fn acquired(locker: &Locker, name: &str, ttl: Duration) -> Guard {
+    locker.lock(name).ttl(ttl).acquire().await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_released_lock_leaves_no_task() {
+    let (clock, locker) = locker();
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    for n in 0..10 {
+        let guard = acquired(&locker, &format!("x{n}"), SECOND * 30).await;
+        assert!(tasks() >= 2, "the renewer's and the watchdog's");
+        match n % 2 {
+            0 => drop(guard.release().await.unwrap()),
+            _ => drop(guard),
+        }
+    }
+    // The clock's own task ends a little later.
+    clock.sleep(SECOND * 5).await;
+    clock.sleep(SECOND / 10).await;
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_lost_before_its_first_renewal_frees_the_queue() {
+    let (clock, locker) = locker();
+    let lost = acquired(&locker, "x", SECOND * 600).await;
+    clock.suspend(SECOND * 601);
+    assert!(lost.check().is_err());
+    clock.sleep(SECOND).await;
+    assert!(locker.queues().of(lost.name()).try_turn().is_some());
+    drop(lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn locks_that_are_bound_together_are_lost_together() {
+    let (clock, locker) = locker();
+    let part = acquired(&locker, "part", SECOND).await;
+    locker.evict(part.name(), part.token().unwrap()).await.unwrap();
+    let whole = acquired(&locker, "x", SECOND * 600).await.bound_to(vec![part]);
+    clock.sleep(SECOND * 2).await;
+    assert!(whole.check().is_err());
+    assert!(locker.queues().of(whole.name()).try_turn().is_some());
+}
+
+#[test]
+fn a_lock_may_be_released_outside_of_its_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let guard = runtime.block_on(async {
+        let locker = Locker::open("mem:").await.unwrap();
+        acquired(&locker, "x", SECOND * 30).await
+    });
+    // The runtime does the work, and the caller need not be in it.
+    let mut release = Box::pin(guard.release());
+    assert!(release.as_mut().now_or_never().is_none());
+    runtime.block_on(async {
+        while release.as_mut().now_or_never().is_none_or(|released| released.unwrap() != Released::Released) {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn a_runtime_that_shuts_down_frees_the_queue() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_time().start_paused(true).build().unwrap()
+    };
+    let first = runtime();
+    let (_, locker) = first.block_on(async { locker() });
+    let guard = first.block_on(acquired(&locker, "x", SECOND * 30));
+    assert!(locker.queues().of(guard.name()).try_turn().is_none());
+    drop(first);
+    assert!(locker.queues().of(guard.name()).try_turn().is_some());
+    // The renewer is gone: the lease lapses by itself.
+    runtime().block_on(async { assert!(guard.release().await.is_err()) });
+}

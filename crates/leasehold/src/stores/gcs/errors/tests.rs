@@ -1,0 +1,212 @@
+use super::*;
+
+fn place(endpoint: &str) -> Place {
+    Place { bucket: "bkt".into(), endpoint: endpoint.into(), ..Place::default() }
+}
+
+#[test]
+fn only_googles_own_endpoints_are_trusted() {
+    for trusted in [
+        "https://storage.googleapis.com",
+        "https://storage.europe-west3.rep.googleapis.com",
+        "https://www.googleapis.com",
+    ] {
+        assert!(place(trusted).is_trusted(), "{trusted}");
+    }
+    for other in [
+        "http://storage.googleapis.com",
+        "http://127.0.0.1:4443",
+        "https://gcs.example.com",
+        "https://evilgoogleapis.com",
+        "https://example.com/.googleapis.com",
+        "https://storage.googleapis.com.example.com",
+    ] {
+        assert!(!place(other).is_trusted(), "{other}");
+    }
+}
+
+fn means(operation: Operation, trouble: Trouble) -> Meaning {
+    meaning(operation, "p/x.lock", &place("http://here:9"), trouble)
+}
+
+fn answered(status: u16, reason: &str, message: &str) -> Trouble {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let answer = Answer { status, reason: some(reason), message: some(message), ..Answer::default() };
+    Trouble::Answered { answer, signed_before: false }
+}
+
+/// `absent`, `conflict`, or `not`/`maybe` with the kind of the fault.
+fn short(meaning: &Meaning) -> String {
+    match meaning {
+        Meaning::Absent => "absent".into(),
+        Meaning::Conflict => "conflict".into(),
+        Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+        Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+    }
+}
+
+const NO_BUCKET: &str = "The specified bucket does not exist.";
+const PRECONDITION: &str = "At least one of the pre-conditions you specified did not hold.";
+const LOCATION: &str = "'us' violates constraint 'constraints/gcp.resourceLocations'";
+const POLICY: [&str; 5] = ["not invalid", "not denied", "not denied", "not denied", "not invalid"];
+const UNKNOWN: [&str; 5] =
+    ["not unavailable", "maybe unavailable", "maybe unavailable", "maybe unavailable", "not unavailable"];
+const BUSY: [&str; 5] = ["not unavailable"; 5];
+const DENIED: [&str; 5] = ["not denied"; 5];
+const INVALID: [&str; 5] = ["not invalid"; 5];
+
+#[test]
+fn every_answer_has_its_meaning_for_every_operation() {
+    use Operation::{Create, Delete, List, Read, Replace};
+    let rows: &[(u16, &str, &str, [&str; 5])] = &[
+        // status, reason, message, [read, create, replace, delete, list]
+        (
+            404,
+            "notFound",
+            "No such object: bkt/p/x.lock",
+            ["absent", "not invalid", "not invalid", "conflict", "not invalid"],
+        ),
+        // What a read is answered by GCS, and by an emulator.
+        (
+            404,
+            "",
+            "No such object: bkt/p/x.lock",
+            ["absent", "not invalid", "not invalid", "conflict", "not invalid"],
+        ),
+        (404, "", "Not Found", ["absent", "not invalid", "not invalid", "conflict", "not invalid"]),
+        (404, "notFound", NO_BUCKET, INVALID),
+        (404, "", NO_BUCKET, INVALID),
+        (404, "", "<html>nginx</html>", INVALID),
+        (412, "conditionNotMet", "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+        (412, "", "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+        (
+            412,
+            "conditionNotMet",
+            PRECONDITION,
+            ["not invalid", "conflict", "conflict", "conflict", "not invalid"],
+        ),
+        (412, "", PRECONDITION, ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+        (412, "conditionNotMet", LOCATION, POLICY),
+        (412, "orgPolicyConstraintFailed", "", POLICY),
+        (412, "", LOCATION, POLICY),
+        (412, "preconditionFailed", "Objects need a customer-managed encryption key.", POLICY),
+        (412, "", "<html>proxy", INVALID),
+        (304, "notModified", "", INVALID),
+        (307, "", "", INVALID),
+        (308, "", "", INVALID),
+        (400, "invalid", "The maximum object length is 1024 characters", INVALID),
+        (400, "parseError", "", INVALID),
+        (400, "required", "Bucket is a requester pays bucket but no user project provided.", DENIED),
+        (401, "authError", "Invalid Credentials", DENIED),
+        (401, "required", "Anonymous caller does not have storage.objects.get access", DENIED),
+        (403, "forbidden", "", DENIED),
+        (403, "", "<html>proxy", DENIED),
+        (403, "accountDisabled", "", DENIED),
+        (403, "rateLimitExceeded", "", BUSY),
+        (403, "userRateLimitExceeded", "", BUSY),
+        (403, "quotaExceeded", "", BUSY),
+        (403, "retentionPolicyNotMet", "", ["not unsupported"; 5]),
+        (403, "objectUnderActiveHold", "", ["not unsupported"; 5]),
+        (405, "methodNotAllowed", "", INVALID),
+        (408, "", "", UNKNOWN),
+        (409, "conflict", "", UNKNOWN),
+        (410, "", "", INVALID),
+        (411, "", "", INVALID),
+        (413, "uploadTooLarge", "", INVALID),
+        (416, "", "", INVALID),
+        (418, "", "", INVALID),
+        (429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations", BUSY),
+        (429, "", "", BUSY),
+        (499, "", "Client Closed Request", UNKNOWN),
+        (500, "internalError", "", UNKNOWN),
+        (501, "notImplemented", "", ["not unsupported"; 5]),
+        (502, "badGateway", "", UNKNOWN),
+        (503, "backendError", "", UNKNOWN),
+        (503, "", "", UNKNOWN),
+        (504, "gatewayTimeout", "", UNKNOWN),
+        (200, "", "", UNKNOWN),
+    ];
+    for (status, reason, message, expected) in rows {
+        for (operation, expected) in [Read, Create, Replace, Delete, List].into_iter().zip(expected) {
+            let meaning = means(operation, answered(*status, reason, message));
+            assert_eq!(short(&meaning), *expected, "{status} {reason} {message} {operation:?}");
+        }
+    }
+}
+
+#[test]
+fn without_an_answer_it_matters_whether_the_request_was_sent() {
+    let detail = || "x".to_owned();
+    for (trouble, read, write) in [
+        (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+        (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+        (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
+        (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+        (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+    ] {
+        assert_eq!(short(&means(Operation::Read, trouble.clone())), read, "{trouble:?}");
+        for operation in [Operation::Create, Operation::Replace, Operation::Delete] {
+            assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
+        }
+    }
+}
+
+fn fault(operation: Operation, trouble: Trouble) -> Fault {
+    match means(operation, trouble) {
+        Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    use Operation::{Create, Delete, List, Read, Replace};
+    for (operation, trouble, helps) in [
+        (
+            Read,
+            answered(403, "forbidden", ""),
+            vec!["storage.objects.get", "storage.objects.list", "gs://bkt"],
+        ),
+        (Create, answered(403, "forbidden", ""), vec!["storage.objects.create", "roles/storage.objectUser"]),
+        (Replace, answered(403, "forbidden", ""), vec!["storage.objects.create", "storage.objects.delete"]),
+        (Delete, answered(403, "forbidden", ""), vec!["storage.objects.delete"]),
+        (List, answered(403, "forbidden", ""), vec!["storage.objects.list"]),
+        (Read, answered(401, "required", ""), vec!["GOOGLE_APPLICATION_CREDENTIALS", "gcloud auth"]),
+        (Create, answered(404, "notFound", NO_BUCKET), vec!["\"bkt\"", "http://here:9", "buckets create"]),
+        (Replace, answered(403, "retentionPolicyNotMet", ""), vec!["retention"]),
+        (Replace, answered(412, "conditionNotMet", LOCATION), vec!["policy", "no other client", "?kms_key="]),
+        (Create, answered(403, "accountDisabled", ""), vec!["?user_project="]),
+        (
+            Read,
+            Trouble::Credentials { detail: String::new(), before: false },
+            vec!["no credentials found", "?credentials=/path/to/key.json"],
+        ),
+    ] {
+        let help = fault(operation, trouble.clone()).help.unwrap();
+        for part in helps {
+            assert!(help.contains(part), "{trouble:?}: {help}");
+        }
+    }
+    let refused = fault(Read, Trouble::NotConnected { detail: "refused".into() });
+    assert!(refused.message.contains("http://here:9") && refused.message.contains("refused"));
+}
+
+#[test]
+fn a_token_that_was_good_before_has_expired_and_throttling_names_its_pause() {
+    let answer = Answer { status: 401, ..Answer::default() };
+    let expired = means(Operation::Create, Trouble::Answered { answer, signed_before: true });
+    assert_eq!(short(&expired), "not unavailable");
+    let (named, ours) = (Some(Duration::from_secs(7)), Duration::from_millis(700));
+    for (retry_after, wait) in [(named, named), (None, Some(ours))] {
+        let answer = Answer { status: 429, retry_after, pause: ours, ..Answer::default() };
+        let throttled = fault(Operation::Create, Trouble::Answered { answer, signed_before: true });
+        assert_eq!(throttled.retry_after, wait);
+    }
+}
+
+#[test]
+fn the_stores_own_words_are_shown_on_one_line_and_cut() {
+    let message = format!("a\n\u{1b}[31m{}", "x".repeat(999));
+    let message = fault(Operation::Read, answered(418, "", &message)).message;
+    assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
+}

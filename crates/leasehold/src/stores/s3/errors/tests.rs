@@ -1,0 +1,247 @@
+use std::time::Duration;
+
+use super::*;
+
+fn place() -> Place {
+    Place { endpoint: Some("http://here:9".into()), ..amazons("bkt") }
+}
+
+fn amazons(bucket: &str) -> Place {
+    Place { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None, address: None }
+}
+
+#[test]
+fn only_plain_buckets_at_amazons_endpoints_are_trusted() {
+    for (bucket, trusted) in [
+        ("bkt", true),
+        ("my--bucket", true),
+        ("my.bucket", true),
+        ("s3alias", true),
+        ("backup-s3", true),
+        // An access point, and one of a file system (FSx).
+        ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-s3alias", false),
+        ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-ext-s3alias", false),
+        // Object Lambda, Outposts, a directory bucket, a table bucket, and one that is still to come.
+        ("locks-a1b2c3d4use1a--ol-s3", false),
+        ("locks-o01ac5d28a6a232904e8xz5w8ijx1qzlbp3i3kuse10--op-s3", false),
+        ("bkt--euw1-az1--x-s3", false),
+        ("locks--euw1-az1--xa-s3", false),
+        ("bkt--table-s3", false),
+        ("bkt--new-s3", false),
+        ("mfzwi23gnjvgw.mrap", false),
+        ("arn:aws:s3:eu-west-1:123456789012:accesspoint/locks", false),
+        ("arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", false),
+        ("arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/locks", false),
+    ] {
+        assert_eq!(amazons(bucket).is_trusted(), trusted, "{bucket}");
+        // An endpoint of one's own is probed, also if it is one of Amazon's.
+        for endpoint in ["https://s3.example.com", "https://s3.eu-west-1.amazonaws.com"] {
+            let place = Place { endpoint: Some(endpoint.into()), ..amazons(bucket) };
+            assert!(!place.is_trusted(), "{bucket} {endpoint}");
+        }
+    }
+}
+
+#[test]
+fn missing_permissions_are_named_for_each_kind_of_bucket() {
+    let access_point = "arn:aws:s3:eu-west-1:123456789012:accesspoint/x";
+    for (bucket, named) in [
+        ("bkt", "s3:PutObject on arn:aws:s3:::bkt/p/x.lock".to_owned()),
+        (access_point, format!("s3:PutObject on {access_point}/object/p/x.lock")),
+        (
+            "bkt--euw1-az1--x-s3",
+            "s3express:CreateSession on arn:aws:s3express:eu-west-1:*:bucket/bkt--euw1-az1--x-s3".to_owned(),
+        ),
+    ] {
+        let meaning = meaning(Operation::Create, "p/x.lock", &amazons(bucket), answered(403, "AccessDenied"));
+        let Meaning::Failed(error) = meaning else { panic!() };
+        assert!(error.fault().help.as_ref().unwrap().contains(&named), "{error:?}");
+    }
+}
+
+#[test]
+fn a_body_without_a_checksum_is_not_told_to_move_to_amazon() {
+    let text = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters";
+    let answer = |code: &str, text: &str| {
+        let (code, message) = (Some(code.to_owned()), Some(text.to_owned()));
+        Trouble::Answered(Answer { status: 400, code, message, ..Answer::default() })
+    };
+    for (place, trouble, helps) in [
+        (amazons("bkt"), answer("InvalidRequest", text), "checksum=crc32"),
+        (place(), answer("InvalidRequest", text), "checksum=crc32"),
+        (amazons("bkt"), answer("InvalidArgument", "something else"), "`sse`"),
+        (place(), answer("InvalidArgument", "something else"), "conditional writes"),
+        (amazons("bkt"), answer("KMS.NotFoundException", "no such key"), "`kms_key`"),
+    ] {
+        let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &place, trouble) else { panic!() };
+        let help = error.fault().help.clone().unwrap();
+        assert!(help.contains(helps), "{help}");
+        assert_eq!(help.contains("use Amazon S3"), helps == "conditional writes", "{help}");
+    }
+}
+
+fn means(operation: Operation, trouble: Trouble) -> Meaning {
+    meaning(operation, "p/x.lock", &place(), trouble)
+}
+
+fn answered(status: u16, code: &str) -> Trouble {
+    let code = (!code.is_empty()).then(|| code.to_owned());
+    Trouble::Answered(Answer { status, code, ..Answer::default() })
+}
+
+/// `absent`, `conflict`, or `not`/`maybe` with the kind of the fault.
+fn short(meaning: &Meaning) -> String {
+    match meaning {
+        Meaning::Absent => "absent".into(),
+        Meaning::Conflict => "conflict".into(),
+        Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+        Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+    }
+}
+
+#[test]
+fn every_answer_has_its_meaning_for_every_operation() {
+    use Operation::{Create, Delete, List, Read, Replace};
+    let rows: &[(u16, &str, [&str; 5])] = &[
+        // status, code, [read, create, replace, delete, list]
+        (404, "NoSuchKey", ["absent", "not invalid", "conflict", "conflict", "not invalid"]),
+        (404, "", ["not invalid"; 5]),
+        (404, "NoSuchBucket", ["not invalid"; 5]),
+        (412, "PreconditionFailed", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+        (412, "", ["not invalid", "conflict", "conflict", "conflict", "not invalid"]),
+        (409, "ConditionalRequestConflict", ["not unavailable"; 5]),
+        (409, "OperationAborted", ["not unavailable"; 5]),
+        (429, "TooManyRequests", ["not unavailable"; 5]),
+        (503, "SlowDown", ["not unavailable"; 5]),
+        (503, "SlowDownWrite", UNKNOWN),
+        (503, "ServiceUnavailable", UNKNOWN),
+        (503, "", UNKNOWN),
+        (500, "InternalError", UNKNOWN),
+        (502, "", UNKNOWN),
+        (504, "", UNKNOWN),
+        (507, "XMinioStorageFull", UNKNOWN),
+        (408, "", UNKNOWN),
+        (400, "RequestTimeout", UNKNOWN),
+        (200, "", UNKNOWN),
+        (501, "NotImplemented", ["not unsupported"; 5]),
+        (400, "NotImplemented", ["not unsupported"; 5]),
+        (
+            400,
+            "InvalidArgument",
+            ["not invalid", "not unsupported", "not unsupported", "not unsupported", "not invalid"],
+        ),
+        (400, "KeyTooLongError", ["not invalid"; 5]),
+        (400, "AuthorizationHeaderMalformed", ["not invalid"; 5]),
+        (400, "IllegalLocationConstraintException", ["not invalid"; 5]),
+        (301, "PermanentRedirect", ["not invalid"; 5]),
+        (307, "TemporaryRedirect", ["not invalid"; 5]),
+        (403, "AccessDenied", ["not denied"; 5]),
+        (403, "", ["not denied"; 5]),
+        (401, "", ["not denied"; 5]),
+        (403, "InvalidAccessKeyId", ["not denied"; 5]),
+        (403, "SignatureDoesNotMatch", ["not denied"; 5]),
+        (400, "ExpiredToken", ["not denied"; 5]),
+        (403, "RequestTimeTooSkewed", ["not unavailable"; 5]),
+        (405, "MethodNotAllowed", ["not invalid"; 5]),
+        (418, "", ["not invalid"; 5]),
+    ];
+    const UNKNOWN: [&str; 5] =
+        ["not unavailable", "maybe unavailable", "maybe unavailable", "maybe unavailable", "not unavailable"];
+    for (status, code, expected) in rows {
+        for (operation, expected) in [Read, Create, Replace, Delete, List].into_iter().zip(expected) {
+            let meaning = means(operation, answered(*status, code));
+            assert_eq!(short(&meaning), *expected, "{status} {code} {operation:?}");
+        }
+    }
+}
+
+#[test]
+fn without_an_answer_it_matters_whether_the_request_was_sent() {
+    let detail = || "x".to_owned();
+    for (trouble, read, write) in [
+        (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+        (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+        (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
+        (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+        (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+    ] {
+        assert_eq!(short(&means(Operation::Read, trouble.clone())), read, "{trouble:?}");
+        for operation in [Operation::Create, Operation::Replace, Operation::Delete] {
+            assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
+        }
+    }
+}
+
+fn fault(operation: Operation, trouble: Trouble) -> Fault {
+    match means(operation, trouble) {
+        Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_error_names_the_address_that_was_asked_and_the_verdict_does_not() {
+    let address = Some([10, 0, 0, 2].into());
+    let place = Place { address, ..place() };
+    let Meaning::Failed(error) = meaning(Operation::Read, "x.lock", &place, answered(500, "InternalError"))
+    else {
+        panic!()
+    };
+    assert!(error.to_string().contains("http://here:9 at 10.0.0.2"), "{error:?}");
+    assert_eq!(place.shown(), "http://here:9/bkt");
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    use Operation::{Create, Delete, List, Read};
+    for (operation, trouble, helps) in [
+        (Read, answered(403, "AccessDenied"), vec!["s3:GetObject", "s3:ListBucket", "bkt/p/x.lock"]),
+        (Create, answered(403, "AccessDenied"), vec!["s3:PutObject", "arn:aws:s3:::bkt/p/x.lock"]),
+        (Delete, answered(403, "AccessDenied"), vec!["s3:DeleteObject"]),
+        (List, answered(403, "AccessDenied"), vec!["s3:ListBucket on arn:aws:s3:::bkt"]),
+        (Read, answered(404, "NoSuchBucket"), vec!["\"bkt\"", "http://here:9"]),
+        (Create, answered(501, "NotImplemented"), vec!["conditional writes"]),
+        (Read, answered(403, "InvalidAccessKeyId"), vec!["AWS_PROFILE"]),
+        (Read, answered(403, "RequestTimeTooSkewed"), vec!["clock"]),
+        (Read, answered(400, "ExpiredToken"), vec!["sign in again"]),
+        (
+            Read,
+            Trouble::Credentials { detail: String::new(), before: false },
+            vec!["no credentials found: set AWS_PROFILE"],
+        ),
+    ] {
+        let help = fault(operation, trouble.clone()).help.unwrap();
+        for part in helps {
+            assert!(help.contains(part), "{trouble:?}: {help}");
+        }
+    }
+    let refused = fault(Read, Trouble::NotConnected { detail: "refused".into() });
+    assert!(refused.message.contains("http://here:9") && refused.message.contains("refused"));
+}
+
+#[test]
+fn a_wrong_region_names_the_right_one_and_throttling_its_pause() {
+    let answer = Answer {
+        status: 301,
+        code: Some("PermanentRedirect".into()),
+        region: Some("us-west-2".into()),
+        ..Answer::default()
+    };
+    let help = fault(Operation::Read, Trouble::Answered(answer)).help.unwrap();
+    assert!(help.contains("?region=us-west-2") && help.contains("not in eu-west-1"), "{help}");
+    let wait = Some(Duration::from_secs(7));
+    let answer =
+        Answer { status: 503, code: Some("SlowDown".into()), retry_after: wait, ..Answer::default() };
+    assert_eq!(fault(Operation::Create, Trouble::Answered(answer)).retry_after, wait);
+}
+
+#[test]
+fn the_stores_own_words_are_shown_on_one_line_and_cut() {
+    let answer = Answer {
+        status: 418,
+        message: Some(format!("a\n\u{1b}[31m{}", "x".repeat(999))),
+        ..Answer::default()
+    };
+    let message = fault(Operation::Read, Trouble::Answered(answer)).message;
+    assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
+}
