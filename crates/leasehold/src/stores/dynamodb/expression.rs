@@ -3,8 +3,7 @@
 
 use std::collections::HashMap;
 
-use aws_sdk_dynamodb::types::AttributeValue;
-
+use super::AttributeValue;
 use super::dialect::Dialect;
 use super::item::{self, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
 use crate::lease::{Id, Token};

@@ -21,12 +21,12 @@ fn golden(json: &str) -> Record {
     }
 }
 
-pub(in crate::stores::dynamodb) fn record() -> Record {
+pub(in super::super) fn record() -> Record {
     golden(GOLDEN[0])
 }
 
 /// The item as a write of `record` leaves it.
-pub(in crate::stores::dynamodb) fn item(record: &Record) -> Item {
+pub(in super::super) fn item(record: &Record) -> Item {
     let (fitted, set) = fitted(record, "deploy/prod", Dialect::Java);
     let history = history_of(&fitted).map(|history| (HISTORY, history));
     let more = [(KEY, s("deploy/prod")), (TOKEN, n(record.token.get()))];
