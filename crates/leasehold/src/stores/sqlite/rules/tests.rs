@@ -29,6 +29,7 @@ fn held_since(now: Moment) -> Record {
     granted(&claim(), Token::new(TOKEN).unwrap(), Vec::new(), &machine(), now)
 }
 
+#[cfg(target_os = "linux")]
 fn hold(record: &mut Record) -> &mut Hold {
     hold_of(Some(record), claim().id).unwrap()
 }
