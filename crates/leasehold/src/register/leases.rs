@@ -555,3 +555,6 @@ fn not_ours_to_evict(name: &LockName) -> StoreError {
     .with_help("find out who wrote it; when it is certainly abandoned, delete it with the store's own tools")
     .not_applied()
 }
+
+#[cfg(test)]
+mod tests;

@@ -211,6 +211,19 @@ mod tests {
         }
     }
 
+    /// The figures of `docs/protocol.md`.
+    #[test]
+    fn the_spans_have_the_figures_of_the_protocol_page() {
+        for (ttl_ms, slack_ms, holder_ms, contender_ms) in
+            [(500, 50, 447.5, 552.5), (5_000, 50, 4_925.0, 5_075.0), (30_000, 300, 29_550.0, 30_450.0)]
+        {
+            let ttl = Ttl::from_millis(ttl_ms).unwrap();
+            assert_eq!(ttl.slack(), Duration::from_millis(slack_ms));
+            assert_eq!(ttl.holder_span(), Duration::from_secs_f64(holder_ms / 1e3));
+            assert_eq!(ttl.contender_span(), Duration::from_secs_f64(contender_ms / 1e3));
+        }
+    }
+
     #[test]
     fn ttl_and_token_have_limits() {
         for bad in

@@ -3,8 +3,7 @@
 
 use std::collections::HashMap;
 
-use aws_sdk_dynamodb::types::AttributeValue;
-
+use super::AttributeValue;
 use super::dialect::Dialect;
 use super::item::{self, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
 use crate::lease::{Id, Token};
@@ -213,8 +212,92 @@ impl Draft {
 
 #[cfg(test)]
 mod tests {
+    use super::super::item::tests::record;
     use super::super::item::{OURS, VERSION};
     use super::*;
+    use crate::lease::Holder;
+    use crate::register::record::RecordState;
+
+    /// What the write of `record` sets and removes, over `version`, when `before` was seen there.
+    fn written(version: &Version, before: Option<&Record>, record: &Record) -> (String, String) {
+        let attributes = item::attributes(record, Dialect::Java);
+        let update = write(record, attributes, Precondition::Version(version), before).update.unwrap();
+        let (set, remove) = update.split_once(" REMOVE ").unwrap();
+        (set.to_owned(), remove.to_owned())
+    }
+
+    /// The nonce of no other record.
+    fn another() -> Id {
+        "0123456789abcdef0123456789abcdef".parse().unwrap()
+    }
+
+    /// It is half of an item, and most writes leave it as it is.
+    #[test]
+    fn a_history_is_sent_when_it_has_changed() {
+        let before = record();
+        let mut longer = Record { nonce: another(), ..before.clone() };
+        longer.remember(before.history[0].clone());
+        let none = Record { history: Vec::new(), ..longer.clone() };
+        let ours = item::version_of(&before);
+        for (seen, record, sets, removes) in [
+            (Some(&before), &before, false, false),
+            (Some(&before), &longer, true, false),
+            (Some(&before), &none, false, true),
+            (None, &before, true, false),
+        ] {
+            let (set, remove) = written(&ours, seen, record);
+            assert_eq!((set.contains("#history"), remove.contains("#history")), (sets, removes), "{set}");
+        }
+    }
+
+    /// Its renewals and its release leave most of it as its grant has written it.
+    #[test]
+    fn what_a_grant_has_written_is_not_sent_again() {
+        let before = record();
+        let nonce = another();
+        let renewed = Record { beat: before.beat + 1, nonce, ..before.clone() };
+        let holder = Holder { note: Some("another".to_owned()), ..before.holder.clone() };
+        let resting = Record { state: RecordState::Resting, rest_ms: Some(9_000), ..renewed.clone() };
+        let ours = item::version_of(&before);
+        let all = ["ownerName", "leaseDuration", "holder", "fencingToken"];
+        for (version, seen, record, sent) in [
+            (&ours, Some(&before), renewed.clone(), &[][..]),
+            (&ours, Some(&before), Record { holder, ..renewed.clone() }, &["ownerName", "holder"]),
+            (&ours, Some(&before), Record { lock_delay_ms: 7, ..renewed.clone() }, &["leaseDuration"]),
+            (&ours, Some(&before), resting.clone(), &["leaseDuration"]),
+            (&item::version_of(&resting), Some(&resting), renewed.clone(), &["leaseDuration"]),
+            (
+                &item::version_of(&resting),
+                Some(&resting),
+                Record { rest_ms: Some(9_001), ..resting.clone() },
+                &["leaseDuration"],
+            ),
+            (
+                &ours,
+                Some(&before),
+                Record { token: Token::new(7).unwrap(), ..renewed.clone() },
+                &["fencingToken"],
+            ),
+            (&ours, Some(&before), Record { grant: nonce, ..renewed.clone() }, &all),
+            (&ours, None, renewed.clone(), &all),
+            // Another client's version: what it has left there of ours may be old.
+            (&Version::new("v1"), Some(&before), renewed.clone(), &all),
+        ] {
+            let (set, _) = written(version, seen, &record);
+            for name in all {
+                assert_eq!(set.contains(&format!("#{name} =")), sent.contains(&name), "{name}: {set}");
+            }
+            for name in ["recordVersionNumber", "leasehold", "renewedAt"] {
+                assert!(set.contains(&format!("#{name} =")), "{name}: {set}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_claim_counts_on_tokens_that_have_a_next_one() {
+        let claim = claim(&record(), Dialect::Java);
+        assert_eq!(claim.values[":lastToken"], n(Token::LIMIT - 1));
+    }
 
     /// The constants above spell out the names of attributes.
     #[test]
@@ -233,7 +316,7 @@ mod tests {
     /// 4,096 bytes for each expression.
     #[test]
     fn racing_writes_stay_within_dynamodbs_limits() {
-        let nonce = item::tests::record().nonce;
+        let nonce = record().nonce;
         for seen in [None, Some(nonce)] {
             let racing = racing(nonce, seen);
             assert!(racing.condition.len() <= 4_096 && racing.update.unwrap().len() <= 4_096);
@@ -248,7 +331,7 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, ["lastSeen", "recordVersionNumber"]);
         assert_eq!(stamp.values.len(), 2);
-        let impossible = impossible(item::tests::record().nonce);
+        let impossible = impossible(record().nonce);
         assert_eq!((impossible.update, impossible.names.len(), impossible.values.len()), (None, 1, 1));
     }
 }

@@ -16,7 +16,6 @@ use tokio::net::TcpListener;
 use super::item::tests::record;
 use super::*;
 use crate::lease::{Claim, Holder, Id, Ttl};
-use crate::register::record::RecordState;
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
 use crate::stores::scripted::{Reply, Seen, Server, answer};
@@ -171,48 +170,6 @@ async fn a_history_that_lies_there_already_is_not_sent_again() {
         let update = write.json()["UpdateExpression"].as_str().unwrap().to_owned();
         let (set, remove) = update.split_once(" REMOVE ").unwrap();
         assert_eq!((set.contains("#history"), remove.contains("#history")), (sets, removes), "{update}");
-    }
-}
-
-/// Its renewals and its release leave most of it as its grant has written it.
-#[tokio::test]
-async fn what_a_grant_has_written_is_not_sent_again() {
-    let server = Server::always(ok(&json!({}))).await;
-    let store = server.store();
-    let before = record();
-    let nonce = Id::random(&Env::system().random);
-    let renewed = Record { beat: before.beat + 1, nonce, ..before.clone() };
-    let holder = Holder { note: Some("another".to_owned()), ..before.holder.clone() };
-    let resting = Record { state: RecordState::Resting, rest_ms: Some(9_000), ..renewed.clone() };
-    let ours = item::version_of(&before);
-    let all = ["ownerName", "leaseDuration", "holder", "fencingToken"];
-    for (version, seen, written, sent) in [
-        (&ours, Some(&before), renewed.clone(), &[][..]),
-        (&ours, Some(&before), Record { holder, ..renewed.clone() }, &["ownerName", "holder"]),
-        (&ours, Some(&before), Record { lock_delay_ms: 7, ..renewed.clone() }, &["leaseDuration"]),
-        (&ours, Some(&before), resting.clone(), &["leaseDuration"]),
-        (&item::version_of(&resting), Some(&resting), renewed.clone(), &["leaseDuration"]),
-        (
-            &ours,
-            Some(&before),
-            Record { token: crate::Token::new(7).unwrap(), ..renewed.clone() },
-            &["fencingToken"],
-        ),
-        (&ours, Some(&before), Record { grant: nonce, ..renewed.clone() }, &all),
-        (&ours, None, renewed.clone(), &all),
-        // Another client's version: what it has left there of ours may be old.
-        (&v1(), Some(&before), renewed.clone(), &all),
-    ] {
-        store.write(&x(), Precondition::Version(version), seen, &written).await.unwrap();
-        let [write] = &server.requests()[..] else { panic!() };
-        let update = write.json()["UpdateExpression"].as_str().unwrap().to_owned();
-        let (set, _) = update.split_once(" REMOVE ").unwrap();
-        for name in all {
-            assert_eq!(set.contains(&format!("#{name} =")), sent.contains(&name), "{name}: {update}");
-        }
-        for name in ["recordVersionNumber", "leasehold", "renewedAt"] {
-            assert!(set.contains(&format!("#{name} =")), "{name}: {update}");
-        }
     }
 }
 

@@ -188,7 +188,6 @@ fn prefix(path: &str) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::connect::Way;
     use super::*;
     use crate::error::ErrorKind;
 
@@ -295,8 +294,6 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
             assert!(error.to_string().contains(named), "{url}: {error:?}");
         }
-        let missing = Way::to(&read("etcd://h?ca=/no/such/file").unwrap()).read().map(drop).unwrap_err();
-        assert!(missing.to_string().contains("/no/such/file"), "{missing:?}");
     }
 
     #[test]

@@ -118,3 +118,18 @@ fn read(file: &str, option: &str) -> Result<Vec<u8>, Error> {
         .with_help("it is the path of a PEM file")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
+
+    #[test]
+    fn a_file_that_is_missing_is_named() {
+        let url = StoreUrl::parse("etcd://h?ca=/no/such/file").unwrap();
+        let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+        let missing = Way::to(&location).read().map(drop).unwrap_err();
+        assert!(missing.to_string().contains("/no/such/file"), "{missing:?}");
+    }
+}

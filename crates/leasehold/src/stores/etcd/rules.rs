@@ -135,6 +135,7 @@ pub(super) fn next_key(answers: &mut impl Iterator<Item = ResponseOp>) -> Option
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::super::wire::{RangeResponse, ResponseHeader};
     use super::*;
@@ -244,14 +245,22 @@ mod tests {
     }
 
     #[test]
+    fn our_own_key_is_not_before_us() {
+        let mine = own(8, Standing::Waiting);
+        let found = refused(Some(foreign(5)), Some(mine.clone()), Some(mine), false);
+        let Step::Held(_, Some(place)) = found else { panic!() };
+        assert_eq!((place.create, place.before), (8, None), "its end is not what we wait for");
+    }
+
+    fn resting() -> KeyValue {
+        let value =
+            Value::of(&claim(), Standing::Granted).resting(token_of(5).unwrap(), Duration::from_secs(60));
+        KeyValue { value: value.to_bytes().unwrap(), ..own(5, Standing::Granted) }
+    }
+
+    #[test]
     fn our_own_rest_holds_as_anybody_elses() {
-        let resting = KeyValue {
-            value: Value::of(&claim(), Standing::Granted)
-                .resting(token_of(5).unwrap(), std::time::Duration::from_secs(60))
-                .to_bytes()
-                .unwrap(),
-            ..own(5, Standing::Granted)
-        };
+        let resting = resting();
         let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
             panic!()
         };
@@ -296,6 +305,7 @@ mod tests {
         assert_eq!(told(Some(mark), Some(foreign(9))), LossReason::Ended);
         assert!(matches!(told(None, Some(foreign(9))), LossReason::TakenOver { .. }));
         assert_eq!(told(None, Some(key("p/a/b/1", 9, Vec::new()))), LossReason::Deleted);
+        assert_eq!(told(None, Some(resting())), LossReason::Deleted, "nobody has taken over what rests");
         assert_eq!(told(None, None), LossReason::Deleted);
     }
 }

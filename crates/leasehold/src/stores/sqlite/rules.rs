@@ -390,3 +390,6 @@ fn wall_of(boot_ns: Option<u64>, now: Moment) -> Option<u64> {
 pub(super) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,12 +21,12 @@ fn golden(json: &str) -> Record {
     }
 }
 
-pub(in crate::stores::dynamodb) fn record() -> Record {
+pub(in super::super) fn record() -> Record {
     golden(GOLDEN[0])
 }
 
 /// The item as a write of `record` leaves it.
-pub(in crate::stores::dynamodb) fn item(record: &Record) -> Item {
+pub(in super::super) fn item(record: &Record) -> Item {
     let (fitted, set) = fitted(record, "deploy/prod", Dialect::Java);
     let history = history_of(&fitted).map(|history| (HISTORY, history));
     let more = [(KEY, s("deploy/prod")), (TOKEN, n(record.token.get()))];
@@ -203,6 +203,7 @@ fn an_item_in_the_other_dialect_says_which_option_to_add() {
     let fault = read(&go, Dialect::Java).unwrap_err();
     assert_eq!(fault.kind, ErrorKind::Invalid);
     assert!(fault.help.unwrap().contains("?dialect=go") && fault.message.contains("dynamolock"));
+    assert!(fault.message.contains("\"20s\""), "{}", fault.message);
     let Content::Record(theirs) = read(&go, Dialect::Go).unwrap().content else { panic!("foreign") };
     assert_eq!(theirs.ttl_ms, 20_000);
     let fault = read(&java(THEIRS), Dialect::Go).unwrap_err();
@@ -233,7 +234,7 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
         &|item, _| drop(item.insert(RENEWED.to_owned(), s("now"))),
         &|item, _| drop(item.insert(HISTORY.to_owned(), s("[]"))),
         &|_, ours| drop(ours.remove("grant")),
-        &|_, ours| drop(ours.insert("beat".to_owned(), n(u64::MAX))),
+        &|_, ours| drop(ours.insert("beat".to_owned(), n(Token::LIMIT))),
         &|_, ours| drop(ours.insert("ttl".to_owned(), n(0))),
         &|_, ours| drop(ours.insert("rest".to_owned(), s("long"))),
         &|_, ours| drop(ours.remove("format")),
@@ -253,13 +254,70 @@ fn history_is_kept_as_long_as_the_item_stays_within_one_write_unit() {
         record.history = vec![past; 8];
         record
     };
-    let bytes = |item: &Item| -> usize { item.iter().map(|(name, value)| name.len() + size(value)).sum() };
     let fits = item(&many(None));
     let kept = fits[HISTORY].as_l().unwrap().len();
     assert!((LEAST_HISTORY..8).contains(&kept), "{kept}");
     assert!(bytes(&fits) <= WRITE_UNIT_BYTES, "{}", bytes(&fits));
     let long = item(&many(Some("x".repeat(500))));
     assert_eq!(long[HISTORY].as_l().unwrap().len(), LEAST_HISTORY, "people are told, whatever it costs");
+}
+
+fn bytes(item: &Item) -> usize {
+    item.iter().map(|(name, value)| name.len() + size(value)).sum()
+}
+
+#[test]
+fn as_many_past_grants_are_kept_as_fit_and_no_fewer() {
+    let mut full = 0;
+    for note in 0..120 {
+        let mut record = record();
+        record.history = vec![record.history[0].clone(); 8];
+        record.holder.note = Some("x".repeat(note));
+        let item = item(&record);
+        let kept = item[HISTORY].as_l().unwrap().len();
+        let with_one_more = bytes(&item) + 1 + size(&past(&record.history[0]));
+        assert!(with_one_more > WRITE_UNIT_BYTES, "{note}: {with_one_more}");
+        assert!(bytes(&item) <= WRITE_UNIT_BYTES || kept == LEAST_HISTORY, "{note}: {}", bytes(&item));
+        full += usize::from(bytes(&item) == WRITE_UNIT_BYTES && kept > LEAST_HISTORY);
+    }
+    assert!(full > 0, "one length fills the write unit to the last byte");
+}
+
+/// https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/CapacityUnitCalculations.html
+#[test]
+fn sizes_are_counted_as_dynamodb_counts_them() {
+    for (value, bytes) in [
+        (s("four"), 4),
+        (AttributeValue::N("123".to_owned()), 3),
+        (AttributeValue::N("1234".to_owned()), 3),
+        (AttributeValue::Bool(true), 1),
+        (AttributeValue::M(Item::new()), 3),
+        (AttributeValue::M(Item::from([("ab".to_owned(), s("four")), ("c".to_owned(), n(7))])), 3 + 7 + 4),
+        (AttributeValue::L(Vec::new()), 3),
+        (AttributeValue::L(vec![s("four"), n(7)]), 3 + 5 + 3),
+    ] {
+        assert_eq!(size(&value), bytes, "{value:?}");
+    }
+}
+
+#[test]
+fn every_end_of_a_past_grant_comes_back() {
+    let mut ended = record();
+    let past = ended.history[0].clone();
+    ended.history =
+        [End::Released, End::Lapsed, End::Evicted].map(|end| PastGrant { end, ..past.clone() }).into();
+    assert_eq!(read_record(&item(&ended)).history, ended.history);
+}
+
+#[test]
+fn another_clients_version_is_hashed_with_fnv_1a() {
+    for (version, id) in [
+        ("", "6c62272e07bb014262b821756295c58d"),
+        ("a", "d228cb696f1a8caf78912b704e4a8964"),
+        ("foobar", "343e1662793c64bf6f0d3597ba446f18"),
+    ] {
+        assert_eq!(id_of(version).unwrap().to_string(), id);
+    }
 }
 
 #[test]

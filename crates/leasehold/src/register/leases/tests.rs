@@ -1,0 +1,111 @@
+//! The driver by itself: what it asks a store for is in `tests/protocol.rs`.
+
+use super::*;
+use crate::clock::TestClock;
+use crate::lease::{Holder, State};
+use crate::stores::memory::MemoryRegister;
+
+fn leases() -> RegisterLeases {
+    RegisterLeases::new(Arc::new(MemoryRegister::new(Env::system())), StoreOptions::default())
+}
+
+fn name() -> LockName {
+    LockName::new("a").unwrap()
+}
+
+async fn granted(leases: &RegisterLeases) -> Grant {
+    let claim = Claim::new(leases.env(), name(), Ttl::DEFAULT, Holder::default());
+    match leases.try_acquire(&claim).await.unwrap() {
+        AcquireOutcome::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_discard_removes_a_free_record_and_no_other() {
+    let leases = leases();
+    assert!(leases.discard(&name()).await.unwrap(), "there is none");
+    let mut grant = granted(&leases).await;
+    assert!(!leases.discard(&name()).await.unwrap());
+    assert!(matches!(leases.inspect(&name()).await.unwrap().state, State::Held(_)));
+    leases.release(&mut grant, Some(Duration::from_secs(60))).await.unwrap();
+    assert!(!leases.discard(&name()).await.unwrap(), "it rests");
+    leases.evict(&name(), grant.token).await.unwrap();
+    assert_eq!(leases.inspect(&name()).await.unwrap().token, Some(grant.token));
+    assert!(leases.discard(&name()).await.unwrap());
+    assert_eq!(leases.inspect(&name()).await.unwrap().token, None);
+}
+
+#[test]
+fn a_delete_without_an_answer_may_have_been_made() {
+    let register = || Arc::new(MemoryRegister::new(Env::system()));
+    let deletes = RegisterLeases::by_existence(register(), StoreOptions::default());
+    let never_deletes = leases();
+    let attempt = |unknown| Attempt {
+        nonce: deletes.nonce(),
+        sent: deletes.now(),
+        token: Token::default(),
+        after: None,
+        created: false,
+        unknown,
+    };
+    for (attempts, may) in [
+        (vec![], false),
+        (vec![attempt(false)], false),
+        (vec![attempt(true)], true),
+        (vec![attempt(false), attempt(true)], true),
+    ] {
+        assert_eq!(deletes.may_have_deleted(&attempts), may, "{attempts:?}");
+        assert!(!never_deletes.may_have_deleted(&attempts), "{attempts:?}");
+    }
+}
+
+async fn sighting(leases: &RegisterLeases) -> Option<Observation> {
+    leases.look(&name(), &mut leases.effort(PATIENCE, Ttl::DEFAULT)).await.unwrap().sighting
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_is_told_how_long_a_lock_has_been_held() {
+    let clock = Arc::new(TestClock::default());
+    let env = Env::seeded(clock.clone(), 1);
+    let leases = RegisterLeases::new(Arc::new(MemoryRegister::new(env)), StoreOptions::default());
+    let mut grant = granted(&leases).await;
+    clock.suspend(Duration::from_secs(9));
+    let seen = sighting(&leases).await.unwrap();
+    let Record { holder, granted_at_us, history, .. } = &seen.record;
+    let pace = leases.capabilities().pace;
+    let expected = Turns::of(holder, *granted_at_us, history, leases.store_time(), pace);
+    assert_ne!(expected, Turns::default());
+    assert_eq!(leases.turns(Some(&seen)), expected);
+    leases.release(&mut grant, None).await.unwrap();
+    let free = sighting(&leases).await;
+    assert_eq!(free.as_ref().unwrap().record.state, RecordState::Free);
+    assert_eq!(leases.turns(free.as_ref()), Turns::default());
+    assert_eq!(leases.turns(None), Turns::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_says_since_when_nothing_has_changed() {
+    let clock = Arc::new(TestClock::default());
+    let env = Env::seeded(clock.clone(), 1);
+    let leases = RegisterLeases::new(Arc::new(MemoryRegister::new(env)), StoreOptions::default());
+    granted(&leases).await;
+    clock.suspend(Duration::from_secs(9));
+    let sight = Sight { found: None, sighting: sighting(&leases).await, at: leases.now() };
+    assert_eq!(sight.quiet(leases.now()), Duration::from_secs(9));
+    assert_eq!(Sight { sighting: None, ..sight }.quiet(leases.now()), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_grant_is_late_when_its_token_is_another() {
+    let leases = leases();
+    let grant = granted(&leases).await;
+    let mut record = sighting(&leases).await.unwrap().record;
+    assert!(!is_late_grant(&record, &grant));
+    let withdrawn = Grant { token: Token::default(), memo: None, name: name(), ..grant };
+    assert!(!is_late_grant(&record, &withdrawn), "no token is known");
+    record.token = Token::new(record.token.get() + 1).unwrap();
+    assert!(!is_late_grant(&record, &withdrawn));
+    let grant = Grant { token: Token::new(record.token.get() - 1).unwrap(), ..withdrawn };
+    assert!(is_late_grant(&record, &grant));
+}

@@ -1,0 +1,160 @@
+//! The limits of the rules, where one nanosecond or one token decides. What the store makes of them is in `sqlite/tests`.
+
+use std::sync::Arc;
+
+use super::super::machine::Process;
+use super::*;
+use crate::clock::TestClock;
+use crate::env::Env;
+use crate::lease::{Holder, Ttl};
+
+const TOKEN: u64 = 41;
+
+fn machine() -> Machine {
+    let me = Process { namespace: "pid:[1]".into(), pid: 4121, start: 77, others: Vec::new() };
+    Machine { boot: "boot 1".into(), me: Some(me) }
+}
+
+/// So many seconds after the boot. The wall clock has just begun, so it decides no token.
+fn at(seconds: u64) -> Moment {
+    Moment::from_raw(seconds * 1_000_000_000, 0)
+}
+
+fn claim() -> Claim {
+    let env = Env::seeded(Arc::new(TestClock::default()), 1);
+    Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::default())
+}
+
+fn held_since(now: Moment) -> Record {
+    granted(&claim(), Token::new(TOKEN).unwrap(), Vec::new(), &machine(), now)
+}
+
+#[cfg(target_os = "linux")]
+fn hold(record: &mut Record) -> &mut Hold {
+    hold_of(Some(record), claim().id).unwrap()
+}
+
+/// A record whose holder's process has ended.
+#[cfg(target_os = "linux")]
+fn of_the_dead(now: Moment, lock_delay: Duration) -> (Record, Machine) {
+    let machine = Machine::this().unwrap();
+    let me = machine.me.clone().unwrap();
+    let mut record = granted(&claim(), Token::new(TOKEN).unwrap(), Vec::new(), &machine, now);
+    // This process began later, so whoever had its id has ended.
+    hold(&mut record).process = Some(Process { start: me.start.wrapping_sub(1), ..me });
+    hold(&mut record).lock_delay = lock_delay;
+    (record, machine)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_death_need_not_be_written_without_a_delay() {
+    let (record, machine) = of_the_dead(at(100), Duration::ZERO);
+    assert_eq!(standing(&record, &machine, at(101)), Standing::Lapsed(Some(101_000_000_000)));
+    let (record, machine) = of_the_dead(at(100), Duration::from_nanos(1));
+    assert_eq!(standing(&record, &machine, at(101)), Standing::JustDied);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_death_need_not_be_written_once_the_lease_has_lapsed() {
+    let delay = Duration::from_secs(5);
+    let (record, machine) = of_the_dead(at(0), delay);
+    let lapse = Ttl::DEFAULT.contender_span();
+    let lapsed = Moment::from_raw(nanos(lapse), 0);
+    assert_eq!(standing(&record, &machine, lapsed), Standing::Taken(delay));
+    let before = Moment::from_raw(nanos(lapse) - 1, 0);
+    assert_eq!(standing(&record, &machine, before), Standing::JustDied);
+}
+
+fn counter(token: u64, ceiling: u64) -> Counter {
+    Counter { token, ceiling, boot: machine().boot }
+}
+
+#[test]
+fn a_grant_has_as_many_tokens_as_its_claim_wants() {
+    for (wanted, got) in [(0, 1), (1, 1), (5, 5), (u64::MAX, MOST_TOKENS)] {
+        let minted = next_token(&mut counter(TOKEN, 1_000_000), 0, wanted, &machine(), at(1)).unwrap();
+        assert_eq!(minted.after, Token::new(TOKEN), "{wanted}");
+        assert_eq!(minted.token.get(), TOKEN + got, "{wanted}");
+    }
+}
+
+#[test]
+fn a_token_is_used_up_to_the_ceiling_and_not_beyond() {
+    for (ceiling, beyond) in [(TOKEN + 2, false), (TOKEN + 1, false), (TOKEN, true)] {
+        let mut counter = counter(TOKEN, ceiling);
+        let minted = next_token(&mut counter, 0, 1, &machine(), at(1)).unwrap();
+        assert_eq!((minted.token.get(), minted.beyond_ceiling), (TOKEN + 1, beyond), "{ceiling}");
+        assert_eq!(counter.ceiling, if beyond { TOKEN + 1 + RESERVE } else { ceiling });
+    }
+}
+
+#[test]
+fn a_token_is_above_the_one_in_the_row() {
+    let minted = next_token(&mut counter(TOKEN, 1_000), TOKEN + 9, 1, &machine(), at(1)).unwrap();
+    assert_eq!(minted.token.get(), TOKEN + 9);
+}
+
+fn past(token: u64, grant: Id, end: End) -> PastGrant {
+    let token = Token::new(token).unwrap();
+    let holder = Holder { name: format!("holder of {token}"), ..Holder::default() };
+    PastGrant { token, grant, holder, from_us: Some(10_000_000), until_us: None, end }
+}
+
+#[test]
+fn a_hold_of_another_boot_is_as_old_as_the_wall_clock_says() {
+    let record = held_since(at(100));
+    // 9 seconds on the boot clock, 50 on the wall clock.
+    let now = Moment::from_raw(109_000_000_000, 50_000_000_000);
+    let another = Machine { boot: "boot 2".into(), ..machine() };
+    for (machine, seconds) in [(machine(), 9), (another, 50)] {
+        assert_eq!(held(&record, &machine, now).held_for, Some(Duration::from_secs(seconds)));
+    }
+}
+
+#[test]
+fn a_resting_lock_names_the_holder_who_let_it_rest() {
+    let rest = Rest { boot: machine().boot, until_ns: u64::MAX, until_us: u64::MAX };
+    let grant = claim().id;
+    let history = vec![past(TOKEN + 1, grant, End::Released), past(TOKEN, grant, End::Lapsed)];
+    for (token, named) in [(TOKEN + 1, Some("holder of 42")), (TOKEN, Some("holder of 41")), (7, None)] {
+        let token = Token::new(token).unwrap();
+        let record = Record { token, history: history.clone(), state: State::Resting(rest.clone()) };
+        let held = held(&record, &machine(), Moment::from_raw(0, 50_000_000_000));
+        assert_eq!(held.last_holder.map(|holder| holder.name).as_deref(), named);
+        assert_eq!(held.held_for, named.map(|_| Duration::from_secs(40)));
+    }
+}
+
+#[test]
+fn a_loss_to_somebody_who_has_released_since_is_told() {
+    let lost = claim().id;
+    let told = |ended: Option<End>, state: State| {
+        let past = ended.map(|end| past(TOKEN, lost, end));
+        let record =
+            Record { token: Token::new(TOKEN + 1).unwrap(), history: past.into_iter().collect(), state };
+        loss(&claim().name, lost, Token::new(TOKEN).unwrap(), Some(&record), &machine(), at(9)).reason
+    };
+    let held = || held_since(at(1)).state;
+    assert_eq!(told(Some(End::Lapsed), State::Free), LossReason::Expired { last_error: None });
+    assert!(matches!(told(Some(End::Lapsed), held()), LossReason::TakenOver { .. }));
+    // Too many came after it: how it ended is forgotten.
+    assert_eq!(told(None, State::Free), LossReason::Ended);
+    assert!(matches!(told(None, held()), LossReason::TakenOver { .. }));
+    assert_eq!(told(Some(End::Released), held()), LossReason::Ended);
+    assert_eq!(told(Some(End::Evicted), State::Free), LossReason::Ended);
+}
+
+#[test]
+fn who_waits_is_told_how_long_a_lock_has_been_held() {
+    let pace = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(10) };
+    let mut record = held_since(Moment::from_raw(0, 10_000_000_000));
+    let now = Moment::from_raw(0, 19_000_000_000);
+    let expected =
+        Turns::of(&claim().holder, Some(10_000_000), &[], Some(StoreTime::exactly(19_000_000)), pace);
+    assert_ne!(expected, Turns::default());
+    assert_eq!(turns(&record, now, pace), expected);
+    record.state = State::Free;
+    assert_eq!(turns(&record, now, pace), Turns::default());
+}
