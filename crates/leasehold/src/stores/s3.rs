@@ -135,7 +135,7 @@ impl S3Register {
             lookup: addresses::system,
             place,
             keys: location.protocol.keys(&location.prefix),
-            requests: Requests::new(env),
+            requests: Requests::new(env, location.access.ca.as_deref()),
             contents,
             delete_checked: AtomicBool::new(false),
         }
@@ -151,7 +151,7 @@ impl S3Register {
             path_style: self.path_style,
             lookup: self.lookup,
             keys: self.keys.clone(),
-            requests: Requests::new(self.env().clone()),
+            requests: Requests::new(self.env().clone(), self.access.ca.as_deref()),
             contents: self.contents,
             delete_checked: AtomicBool::new(false),
         })
