@@ -12,6 +12,7 @@ use super::probe::checks::{
     cause_of_conflict, fresh, keeps_metadata, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
 };
+use super::probe::evidence::RACERS;
 use super::retry::{RetryBudget, retry};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::diagnosis::{CheckStatus, Examination, Examined, Finding};
@@ -28,7 +29,7 @@ pub(crate) async fn examine_all(
     deletes: bool,
     examination: &Examination,
 ) -> Examined {
-    let fronts = match Fronts::open(register, &examination.endpoints).await {
+    let fronts = match Fronts::open(register, &examination.endpoints, RACERS).await {
         Ok(fronts) => fronts,
         Err(error) => {
             let finding = Finding::failed(fronts::CHECK, error.to_string());

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-use super::probe::evidence::RACERS;
 use super::{
     Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
 };
@@ -32,8 +31,12 @@ pub(super) struct Fronts {
 }
 
 impl Fronts {
-    /// `first`, and the same objects through `endpoints`.
-    pub(super) async fn open(first: &Arc<dyn Register>, endpoints: &[String]) -> Result<Self, Error> {
+    /// `first`, and the same objects through `endpoints`, for races of `racers` requests.
+    pub(super) async fn open(
+        first: &Arc<dyn Register>,
+        endpoints: &[String],
+        racers: usize,
+    ) -> Result<Self, Error> {
         let mut named = vec![first.clone()];
         for endpoint in endpoints {
             let other = first.through(endpoint)?;
@@ -42,13 +45,14 @@ impl Fronts {
                 named.push(other);
             }
         }
-        if named.len() > RACERS {
-            let message = format!("{} endpoints are too many: a race has {RACERS} requests", named.len());
+        if named.len() > racers {
+            let message =
+                format!("{} endpoints are too many: at most {racers} take part in a race", named.len());
             return Err(Error::invalid(message).with_help(format!(
-                "examine at most {RACERS} at once, and each pair of endpoints in one of the examinations"
+                "examine at most {racers} at once, and each pair of endpoints in one of the examinations"
             )));
         }
-        let Choice { asked, unexamined } = choose(&names(&named)).await?;
+        let Choice { asked, unexamined } = choose(&names(&named), racers).await?;
         let mut findings = Vec::new();
         if asked.len() > 1 {
             let shown: Vec<_> = asked.iter().map(|front| front.shown.as_str()).collect();
@@ -62,9 +66,13 @@ impl Fronts {
         Ok(Self { first: first.clone(), named, asked, findings, next: AtomicUsize::new(0) })
     }
 
-    /// The addresses of `register`'s own endpoint, `None` where they are not several; and what of it is not examined.
-    pub(super) async fn of(register: &dyn Register) -> Result<(Option<Self>, Vec<Finding>), Error> {
-        let Choice { asked, unexamined } = choose(&[register]).await?;
+    /// The addresses of `register`'s own endpoint, for races of `racers` requests, `None` where they are not several; and what
+    /// of it is not examined.
+    pub(super) async fn of(
+        register: &dyn Register,
+        racers: usize,
+    ) -> Result<(Option<Self>, Vec<Finding>), Error> {
+        let Choice { asked, unexamined } = choose(&[register], racers).await?;
         let asked: Vec<_> = asked.into_iter().filter_map(|front| front.address).collect();
         let fronts = asked.first().cloned().map(|first| Self {
             first,
@@ -114,7 +122,7 @@ struct Front {
 }
 
 /// Of each name the first address, then of each the second, and so on.
-async fn choose(names: &[&dyn Register]) -> Result<Choice, Error> {
+async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error> {
     let (mut by_name, mut silent, mut answering) = (Vec::new(), Vec::new(), 0);
     for (name, register) in names.iter().enumerate() {
         let place = register.place();
@@ -133,8 +141,8 @@ async fn choose(names: &[&dyn Register]) -> Result<Choice, Error> {
         by_name.push(fronts);
     }
     let mut asked = Vec::new();
-    while asked.len() < RACERS && by_name.iter().any(|fronts| !fronts.is_empty()) {
-        let left = RACERS - asked.len();
+    while asked.len() < racers && by_name.iter().any(|fronts| !fronts.is_empty()) {
+        let left = racers - asked.len();
         asked.extend(by_name.iter_mut().filter_map(VecDeque::pop_front).take(left));
     }
     let mut unexamined = Vec::new();
@@ -147,7 +155,7 @@ async fn choose(names: &[&dyn Register]) -> Result<Choice, Error> {
     }
     if answering > asked.len() {
         let seen = format!(
-            "only {} of {answering} addresses were examined: a race has {RACERS} requests",
+            "only {} of {answering} addresses were examined: at most {racers} take part in a race",
             asked.len()
         );
         unexamined.push(Finding::warning(CHECK, seen).with_help(

@@ -189,7 +189,7 @@ impl Probe<'_> {
     }
 
     async fn examine(&self) -> Result<(), StoreError> {
-        let (fronts, unexamined) = Fronts::of(self.register).await.map_err(|error| {
+        let (fronts, unexamined) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
             let fault = Fault::new(error.kind(), error.to_string());
             fault.with_help(error.help().join("; ")).not_applied()
         })?;

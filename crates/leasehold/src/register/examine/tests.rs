@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Mutex;
 
-use super::super::probe::evidence::{RACERS, RACES_DOCTOR};
+use super::super::probe::evidence::RACES_DOCTOR;
 use super::super::probe::{probe, probe_deletes};
 use super::*;
 use crate::clock::StoreTime;
@@ -367,7 +367,7 @@ async fn a_name_with_too_many_addresses_is_a_warning() {
 async fn every_race_meets_every_name_also_beside_one_of_many() {
     let front = Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "many", &addresses(20));
     let endpoints = vec!["b".to_owned(), "c".to_owned()];
-    let fronts = Fronts::open(&front, &endpoints).await.unwrap();
+    let fronts = Fronts::open(&front, &endpoints, RACERS).await.unwrap();
     let [asked, left_out] = fronts.findings() else { panic!("{:?}", fronts.findings()) };
     let shown = asked.seen.split_once(": ").unwrap().1;
     let many = |n| format!("many at 10.0.0.{n}");
