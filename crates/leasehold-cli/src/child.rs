@@ -25,6 +25,7 @@ use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 use self::cgroup::Cgroup;
 pub(crate) use self::guardian::Dismissed;
 use self::guardian::Guardian;
+use self::processes::Known;
 #[cfg(target_os = "linux")]
 use self::shim::Shim;
 use self::tree::Tree;
@@ -210,9 +211,8 @@ impl Ready {
         let leader = leader.ok_or_else(|| cannot_start(io::Error::other("it has no process id")))?;
         let spare = guardian.as_ref().and_then(Guardian::pid);
         let tree = Tree {
-            root: getpid(),
-            root_start: None,
-            leader,
+            root: Known::of_ours(getpid()),
+            leader: Known::of_ours(leader),
             leader_ended: false,
             own_group: !interactive,
             spare,

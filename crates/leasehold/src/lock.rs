@@ -152,6 +152,9 @@ impl Lock {
 
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
     ///
+    /// While another task of this process acquires the lock, the store is not asked a second time: the lock counts as held,
+    /// by a [holder](Error::holder) that is unknown until the store has answered that task.
+    ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
     /// # Errors
@@ -166,11 +169,14 @@ impl Lock {
                 Acquisition::in_turn(request, queue, turn).outcome().await.map(Guard::of)
             }
             // A task of this process has it, or is before us.
-            None => {
-                let held =
-                    queue.seen().unwrap_or_else(|| Held { holder: Some(claim.holder), ..Held::default() });
-                Err(Error::held(&claim.name, held))
-            }
+            None => Err(match queue.seen() {
+                Some(held) => Error::held(&claim.name, held),
+                None => Error::held_as(
+                    format!("lock `{}` is being acquired by another task of this process", claim.name),
+                    Held::default(),
+                )
+                .with_help("who has it is not known: the store has not answered that task yet"),
+            }),
         }
     }
 

@@ -134,8 +134,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When no client can be made for one.
-    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
-        Ok(Vec::new())
+    async fn fronts(&self) -> Result<FrontEnds, Error> {
+        Ok(FrontEnds::default())
     }
 
     /// What this register is, and how it wants to be treated.
@@ -189,9 +189,22 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         (**self).through(endpoint)
     }
-    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
+    async fn fronts(&self) -> Result<FrontEnds, Error> {
         (**self).fronts().await
     }
+}
+
+/// The addresses that an endpoint's name stands for: each may be a front end of its own.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct FrontEnds {
+    /// The same objects at the addresses that take connections, at eight of them at most. Empty where fewer than two do: the
+    /// name is asked as always then.
+    pub answering: Vec<(IpAddr, Arc<dyn Register>)>,
+    /// How many more take connections.
+    pub more: usize,
+    /// Those that take none, and why.
+    pub silent: Vec<(IpAddr, String)>,
 }
 
 /// A value and the version it was read at.

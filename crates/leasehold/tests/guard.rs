@@ -445,6 +445,25 @@ async fn a_try_in_the_process_of_the_holder_sends_nothing_and_knows_who_it_is() 
     assert_eq!(locker.lock("y").acquire_within(SECOND).await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
+/// The store may take as long as it likes to answer the task before.
+#[tokio::test(start_paused = true)]
+async fn a_try_beside_a_task_that_asks_the_store_names_no_holder() {
+    let world = World::new();
+    let client = world.observer(1);
+    let lock = locker(&client).lock("x").ttl(TTL);
+    client.network.next_read(Outcome::Stalled);
+    let mut first = pin!(lock.acquire());
+    assert!(first.as_mut().now_or_never().is_none());
+    tokio::task::yield_now().await;
+    let error = lock.try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    assert_eq!(error.to_string(), "lock `x` is being acquired by another task of this process");
+    assert_eq!(error.holder().unwrap().holder, None, "nobody has it yet");
+    assert!(!error.help().is_empty());
+    let _guard = first.await.unwrap();
+    assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().holder.is_some());
+}
+
 #[tokio::test(start_paused = true)]
 async fn with_drops_its_body_the_moment_the_lock_is_lost_and_releases_after_it() {
     let world = World::new();

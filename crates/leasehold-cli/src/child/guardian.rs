@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, getpgid, getpid, getppid, setpgid, setsid};
 
 use super::cgroup::Cgroup;
-use super::processes;
+use super::processes::{self, Known};
 use super::tree::Tree;
 use super::{BURIAL, GUARDIAN, RUN};
 use crate::exit::FAILED;
@@ -73,7 +73,7 @@ impl Guardian {
     /// Tells it whom to kill.
     pub(super) fn watch(&mut self, tree: &Tree) {
         let group = if tree.own_group { "group" } else { "process" };
-        self.tell(&format!("{group} {}", tree.leader.as_raw_nonzero()));
+        self.tell(&format!("{group} {}", tree.leader.pid.as_raw_nonzero()));
     }
 
     /// Tells it that the lease ends when `remaining` has passed from `now` on.
@@ -136,21 +136,19 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
     leave_session(root);
-    let start_of = |pid| processes::find(pid).ok().flatten().map(|process| process.start);
+    let mut known_root = Known::now(root);
     // It is our parent, or has ended: what has its number then is a stranger. No process starts at 0.
-    let root_start = start_of(root).filter(|_| getppid() == Some(root)).or(Some(0));
+    known_root.start = known_root.start.filter(|_| getppid() == Some(root)).or(Some(0));
     let mut ear = Ear::default();
-    let (mut tree, mut leader_start) = (None::<Tree>, None);
+    let mut tree = None::<Tree>;
     let mut end: Option<Deadline> = None;
     loop {
         let left = end.map_or(SLICE, |end| end.remaining(SystemClock.now()));
         match ear.listen(left.min(SLICE)) {
             Heard::News(News::Watch { leader, own_group }) => {
-                leader_start = start_of(leader);
                 tree = Some(Tree {
-                    root,
-                    root_start,
-                    leader,
+                    root: known_root,
+                    leader: Known::now(leader),
                     leader_ended: false,
                     own_group,
                     spare: Some(getpid()),
@@ -164,10 +162,8 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         }
     }
     if let Some(mut tree) = tree {
-        // The number of a group is not given to others either as long as a process is in it.
-        if start_of(tree.leader).is_some_and(|start| leader_start.is_some_and(|known| known != start)) {
-            (tree.leader_ended, tree.own_group) = (true, false);
-        }
+        let leader = processes::find(tree.leader.pid).ok().flatten();
+        tree.forget_replaced_leader(leader.as_slice());
         // The lock may be granted to others when we end, and before only when the lease does.
         let given_up = Deadline::new(SystemClock.now(), BURIAL);
         let cgroup = arguments.get(1).map(|folder| Cgroup::made(folder.into()));

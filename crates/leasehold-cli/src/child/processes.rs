@@ -8,6 +8,31 @@ use rustix::process::Pid;
 
 use super::GUARDIAN;
 
+/// A process by its number and its start: the system gives numbers to others later.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) pid: Pid,
+    /// When it started, in clock ticks since boot; `None` of one that cannot end unnoticed, and of one that was not seen.
+    pub(crate) start: Option<u64>,
+}
+
+impl Known {
+    /// One that cannot end unnoticed: ourselves, and our children.
+    pub(crate) fn of_ours(pid: Pid) -> Self {
+        Self { pid, start: None }
+    }
+
+    /// What has the number `pid` now.
+    pub(super) fn now(pid: Pid) -> Self {
+        Self { pid, start: find(pid).ok().flatten().map(|process| process.start) }
+    }
+
+    /// Whether `seen` has its number and is another process.
+    pub(super) fn is_replaced_by(&self, seen: &Process) -> bool {
+        seen.pid == self.pid && self.start.is_some_and(|start| start != seen.start)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Process {
     pub(super) pid: Pid,

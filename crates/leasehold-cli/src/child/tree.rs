@@ -9,7 +9,7 @@ use rustix::process::{
 };
 
 use super::cgroup::Cgroup;
-use super::processes::{self, Process};
+use super::processes::{self, Known, Process};
 
 /// How often [`Tree::kill`] looks for processes that were forked while it killed: a fork bomb ends some day too.
 const MOST_ROUNDS: usize = 1_000;
@@ -26,11 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tree {
     /// Whose descendants they are: `leasehold run`.
-    pub(crate) root: Pid,
-    /// When it started, where it may have ended since: then its number may be a stranger's.
-    pub(crate) root_start: Option<u64>,
+    pub(crate) root: Known,
     /// The command itself.
-    pub(crate) leader: Pid,
+    pub(crate) leader: Known,
     /// Its end was taken note of: the system may give its number to a process of somebody else.
     pub(crate) leader_ended: bool,
     /// Whether the command leads a process group of its own.
@@ -44,14 +42,14 @@ impl Tree {
     pub(crate) fn signal_leader(&self, signal: Signal) {
         // It fails when the command has become another user (sudo): nothing can be done about that.
         if !self.leader_ended {
-            let _ = kill_process(self.leader, signal);
+            let _ = kill_process(self.leader.pid, signal);
         }
     }
 
     /// Sends `signal` to the command's process group.
     pub(crate) fn signal_group(&self, signal: Signal) {
         if self.own_group {
-            let _ = kill_process_group(self.leader, signal);
+            let _ = kill_process_group(self.leader.pid, signal);
             return;
         }
         // The group is also that of whoever started us, so its members are picked out by descent.
@@ -77,13 +75,13 @@ impl Tree {
     }
 
     fn group_exists(&self) -> bool {
-        test_kill_process_group(self.leader).is_ok()
+        test_kill_process_group(self.leader.pid).is_ok()
     }
 
     /// Kills all of it: the group, and every descendant wherever it went. SIGKILL leaves no time to clean up.
     pub(crate) fn kill(&self) {
         if self.own_group {
-            let _ = kill_process_group(self.leader, Signal::KILL);
+            let _ = kill_process_group(self.leader.pid, Signal::KILL);
         }
         self.signal_leader(Signal::KILL);
         for _ in 0..MOST_ROUNDS {
@@ -103,6 +101,14 @@ impl Tree {
         self.reap_orphans();
     }
 
+    /// Takes note that the command has ended, and its group with it, if a stranger has its number among `all`. The number of a
+    /// group is not given to others either as long as a process is in it.
+    pub(super) fn forget_replaced_leader(&mut self, all: &[Process]) {
+        if all.iter().any(|process| self.leader.is_replaced_by(process)) {
+            (self.leader_ended, self.own_group) = (true, false);
+        }
+    }
+
     /// Kills all of it, what has `mark`, which is `KEY=value`, in its environment, and what is in `cgroup`; waits until all that has been found has
     /// ended, unless `given_up`: a process may hang in the kernel.
     ///
@@ -115,19 +121,23 @@ impl Tree {
         given_up: impl Fn() -> bool,
     ) {
         self.kill();
-        self.kill_until_ended(mark, cgroup, given_up, processes::all);
+        let kill = |process: Pid| {
+            let _ = kill_process(process, Signal::KILL);
+        };
+        self.kill_until_ended(mark, cgroup, given_up, processes::all, kill);
     }
 
-    /// The rounds of [`kill_for_good`](Self::kill_for_good), with the processes that `list` shows.
+    /// The rounds of [`kill_for_good`](Self::kill_for_good): `kill` ends processes that `list` shows.
     fn kill_until_ended(
         &self,
         mark: Option<&[u8]>,
         cgroup: Option<&Cgroup>,
         given_up: impl Fn() -> bool,
         mut list: impl FnMut() -> io::Result<Vec<Process>>,
+        mut kill: impl FnMut(Pid),
     ) {
         // Their numbers are theirs for as long as one of them is there, be it as a zombie.
-        let mut group = self.own_group.then_some(self.leader.as_raw_nonzero().get());
+        let mut group = self.own_group.then_some(self.leader.pid.as_raw_nonzero().get());
         let mut empty_looks = 0;
         let mut first_look = true;
         let mut pause = SHORTEST_PAUSE;
@@ -147,7 +157,7 @@ impl Tree {
                 let descendants = self.descendants_among(&all);
                 let belongs = |process: &Process| {
                     found.iter().any(|known| known.is(process))
-                        || (first_look && !self.leader_ended && process.pid == self.leader)
+                        || (first_look && !self.leader_ended && process.pid == self.leader.pid)
                         || Some(process.group) == group
                         || descendants.iter().any(|known| known.is(process))
                         || mark.is_some_and(|mark| process.is_marked(mark))
@@ -156,7 +166,7 @@ impl Tree {
                 found = alive.copied().collect();
                 // Only of those that were seen now: the number of another may be a stranger's.
                 for process in found.iter().filter(|process| !process.is_guardian()) {
-                    let _ = kill_process(process.pid, Signal::KILL);
+                    kill(process.pid);
                 }
                 first_look = false;
                 ended = found.is_empty() && cgroup.is_none_or(Cgroup::is_empty);
@@ -172,13 +182,13 @@ impl Tree {
     /// Takes note of the end of orphans that became our children, so that they do not stay as zombies. Not of the
     /// command's own end: that is awaited elsewhere.
     pub(crate) fn reap_orphans(&self) {
-        if self.root != getpid() {
+        if self.root.pid != getpid() {
             return;
         }
         // Whoever is missing is reaped the next time.
         for process in processes::all().unwrap_or_default() {
-            let ours = process.ended && process.parent == self.root.as_raw_nonzero().get();
-            if ours && process.pid != self.leader && Some(process.pid) != self.spare {
+            let ours = process.ended && process.parent == self.root.pid.as_raw_nonzero().get();
+            if ours && process.pid != self.leader.pid && Some(process.pid) != self.spare {
                 let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
             }
         }
@@ -207,14 +217,11 @@ impl Tree {
     }
 
     fn descendants_among(&self, all: &[Process]) -> Vec<Process> {
-        let is_another = |root: &Process| {
-            root.pid == self.root && self.root_start.is_some_and(|start| start != root.start)
-        };
-        if all.iter().any(is_another) {
+        if all.iter().any(|process| self.root.is_replaced_by(process)) {
             return Vec::new();
         }
         let mut found: Vec<Process> = Vec::new();
-        let mut parents = vec![self.root.as_raw_nonzero().get()];
+        let mut parents = vec![self.root.pid.as_raw_nonzero().get()];
         while let Some(parent) = parents.pop() {
             for process in all.iter().filter(|p| p.parent == parent && Some(p.pid) != self.spare) {
                 parents.push(process.pid.as_raw_nonzero().get());
@@ -234,13 +241,51 @@ fn sleep(pause: Duration) {
 mod tests {
     use super::*;
 
+    fn pid(number: i32) -> Pid {
+        Pid::from_raw(number).unwrap()
+    }
+
+    /// Numbers that no process has.
+    const ROOT: i32 = i32::MAX;
+    const LEADER: i32 = i32::MAX - 1;
+    const OURS: i32 = i32::MAX - 2;
+
+    /// Of a run whose processes started at 1 and 2.
+    fn tree() -> Tree {
+        Tree {
+            root: Known { pid: pid(ROOT), start: Some(1) },
+            leader: Known { pid: pid(LEADER), start: Some(2) },
+            leader_ended: false,
+            own_group: true,
+            spare: None,
+        }
+    }
+
+    fn process(number: i32, parent: i32, group: i32, start: u64) -> Process {
+        Process { pid: pid(number), parent, group, start, ended: false }
+    }
+
+    /// Who is killed, look by look, when each look shows what `looks` says; `None` fails.
+    fn killed(tree: &Tree, looks: &[Option<Vec<Process>>]) -> Vec<Vec<i32>> {
+        let (killed, mut left) = (std::cell::RefCell::new(Vec::new()), looks.iter());
+        let list = || {
+            killed.borrow_mut().push(Vec::new());
+            left.next().cloned().expect("a look less").ok_or_else(|| io::Error::other("too many open files"))
+        };
+        let kill = |process: Pid| {
+            killed.borrow_mut().last_mut().unwrap().push(process.as_raw_nonzero().get());
+        };
+        tree.kill_until_ended(None, None, || false, list, kill);
+        assert!(left.next().is_none());
+        killed.into_inner()
+    }
+
     #[test]
     fn a_command_that_has_ended_is_not_signalled_again() {
         let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let leader = Pid::from_raw(i32::try_from(other.id()).unwrap()).unwrap();
         // As if the system had given the number to `other`.
-        let root = Pid::from_raw(i32::MAX).unwrap();
-        let tree = Tree { root, root_start: None, leader, leader_ended: true, own_group: false, spare: None };
+        let leader = Known::of_ours(pid(i32::try_from(other.id()).unwrap()));
+        let tree = Tree { leader, leader_ended: true, own_group: false, ..tree() };
         tree.signal_leader(Signal::KILL);
         tree.signal_group(Signal::KILL);
         assert!(other.try_wait().unwrap().is_none());
@@ -250,50 +295,45 @@ mod tests {
 
     #[test]
     fn processes_that_cannot_be_listed_have_not_ended() {
-        let nobody = Pid::from_raw(i32::MAX).unwrap();
-        let tree = Tree {
-            root: nobody,
-            root_start: None,
-            leader: nobody,
-            leader_ended: true,
-            own_group: true,
-            spare: None,
-        };
-        let mut asked = 0;
-        tree.kill_until_ended(
-            None,
-            None,
-            || false,
-            || {
-                asked += 1;
-                if asked < 3 { Err(io::Error::other("too many open files")) } else { Ok(Vec::new()) }
-            },
-        );
-        assert_eq!(asked, 3);
+        assert_eq!(killed(&tree(), &[None, None, Some(vec![])]), [[0; 0]; 3]);
+    }
+
+    #[test]
+    fn only_what_the_same_look_has_shown_is_killed() {
+        let ours = process(OURS, ROOT, OURS, 3);
+        let looks = [Some(vec![ours]), None, Some(vec![])];
+        assert_eq!(killed(&tree(), &looks), [vec![OURS], vec![], vec![]], "its number may be a stranger's");
     }
 
     #[test]
     fn whoever_was_given_a_number_of_ours_later_is_not_killed() {
-        let mut stranger = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = |number: i32| Pid::from_raw(number).unwrap();
-        let number = i32::try_from(stranger.id()).unwrap();
-        let (root, ours) = (i32::MAX, i32::MAX - 1);
-        let tree = Tree {
-            root: pid(root),
-            root_start: Some(1),
-            leader: pid(number),
-            leader_ended: true,
-            own_group: true,
-            spare: None,
-        };
-        let of_ours = Process { pid: pid(ours), parent: root, group: ours, start: 2, ended: false };
-        let new_root = Process { pid: pid(root), parent: 1, group: root, start: 9, ended: false };
-        let new = Process { pid: pid(number), parent: root, group: number, start: 9, ended: false };
-        let mut views = vec![vec![], vec![of_ours, new_root, new], vec![of_ours], vec![of_ours]];
-        tree.kill_until_ended(None, None, || false, || Ok(views.pop().unwrap()));
-        assert!(stranger.try_wait().unwrap().is_none());
-        stranger.kill().unwrap();
-        stranger.wait().unwrap();
-        assert!(views.is_empty());
+        let ours = process(OURS, ROOT, OURS, 3);
+        let strangers = vec![
+            ours,
+            process(ROOT, 1, ROOT, 9),
+            process(LEADER, ROOT, LEADER, 9),
+            process(OURS - 1, ROOT, OURS - 1, 9),
+        ];
+        let tree = Tree { leader_ended: true, ..tree() };
+        let looks = [Some(vec![ours]), Some(vec![ours]), Some(strangers), Some(vec![])];
+        assert_eq!(killed(&tree, &looks), [vec![OURS], vec![OURS], vec![OURS], vec![]]);
+        let again = [Some(vec![ours]), Some(vec![process(OURS, 1, OURS, 9)])];
+        assert_eq!(killed(&tree, &again), [vec![OURS], vec![]]);
+    }
+
+    #[test]
+    fn a_stranger_with_the_number_of_the_command_is_not_killed() {
+        let (stranger, follower) = (process(LEADER, 1, LEADER, 9), process(OURS - 1, 1, LEADER, 9));
+        let mut replaced = tree();
+        replaced.forget_replaced_leader(&[stranger, follower]);
+        assert_eq!(killed(&replaced, &[Some(vec![stranger, follower])]), [[0; 0]]);
+        // It is the command, though its parent is gone.
+        let (leader, follower) = (process(LEADER, 1, LEADER, 2), process(OURS - 1, 1, LEADER, 3));
+        let mut same = tree();
+        same.forget_replaced_leader(&[leader, follower]);
+        assert_eq!(
+            killed(&same, &[Some(vec![leader, follower]), Some(vec![])]),
+            [vec![LEADER, OURS - 1], vec![]]
+        );
     }
 }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 
-use super::fronts::Fronts;
+use super::fronts::{self, Fronts};
 use super::probe::checks::{
     cause_of_conflict, fresh, keeps_metadata, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
 };
+use super::probe::evidence::RACERS;
 use super::retry::{RetryBudget, retry};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::diagnosis::{CheckStatus, Examination, Examined, Finding};
@@ -21,33 +22,25 @@ use crate::lease::Id;
 /// What the keys of an examination begin with: those of no lock, and never listed as one.
 const PLACE: &str = ".leasehold-probe-doctor-";
 
-/// Examines `register`, together with the endpoints that `examination` names.
+/// Examines `register`, together with the endpoints that `examination` names; `deletes` tells whether releases delete, so that
+/// conditional deletes matter.
 pub(crate) async fn examine_all(
     register: &Arc<dyn Register>,
     deletes: bool,
     examination: &Examination,
 ) -> Examined {
-    const CHECK: &str = "endpoints";
-    let fronts = match Fronts::open(register, &examination.endpoints).await {
+    let fronts = match Fronts::open(register, &examination.endpoints, RACERS).await {
         Ok(fronts) => fronts,
         Err(error) => {
-            let finding = Finding::failed(CHECK, error.to_string());
+            let finding = Finding::failed(fronts::CHECK, error.to_string());
             let mut examined = Examined::default();
             examined.push(Finding { help: error.help().to_vec(), ..finding });
             return examined;
         }
     };
-    if fronts.shown().len() == 1 {
-        return examine(&**register, deletes, examination).await;
-    }
     let mut patient = Patient::new(&fronts, deletes, examination).await;
-    patient.pass(CHECK, format!("asked in turn, and raced together: {}", fronts.shown().join(", ")));
+    patient.found.findings.extend_from_slice(fronts.findings());
     patient.run(&fronts.named()).await
-}
-
-/// Examines `register`; `deletes` tells whether releases delete, so that conditional deletes matter.
-pub(crate) async fn examine(register: &dyn Register, deletes: bool, examination: &Examination) -> Examined {
-    Patient::new(register, deletes, examination).await.run(&[register]).await
 }
 
 struct Patient<'a> {

@@ -1,5 +1,6 @@
 //! Several front ends of one store, asked in turn: requests that are sent at once go to all of them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,9 +11,12 @@ use super::{
     Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
 };
 use crate::clock::StoreTime;
-use crate::diagnosis::Examined;
+use crate::diagnosis::{Examined, Finding};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
+
+/// What the doctor calls what it says of front ends.
+pub(super) const CHECK: &str = "endpoints";
 
 /// A register whose requests go to its front ends in turn.
 #[derive(Debug)]
@@ -20,16 +24,19 @@ pub(super) struct Fronts {
     first: Arc<dyn Register>,
     /// Each by the name of its endpoint: the verdict is recorded of names.
     named: Vec<Arc<dyn Register>>,
-    /// Each at every address of its name.
+    /// Each at the addresses of its name.
     asked: Vec<Arc<dyn Register>>,
-    /// What is asked, for people.
-    shown: Vec<String>,
+    findings: Vec<Finding>,
     next: AtomicUsize,
 }
 
 impl Fronts {
-    /// `first`, and the same objects through `endpoints`.
-    pub(super) async fn open(first: &Arc<dyn Register>, endpoints: &[String]) -> Result<Self, Error> {
+    /// `first`, and the same objects through `endpoints`, for races of `racers` requests.
+    pub(super) async fn open(
+        first: &Arc<dyn Register>,
+        endpoints: &[String],
+        racers: usize,
+    ) -> Result<Self, Error> {
         let mut named = vec![first.clone()];
         for endpoint in endpoints {
             let other = first.through(endpoint)?;
@@ -38,46 +45,131 @@ impl Fronts {
                 named.push(other);
             }
         }
-        let (mut asked, mut shown) = (Vec::new(), Vec::new());
-        for front in &named {
-            let fronts = front.fronts().await?;
-            if fronts.is_empty() {
-                asked.push(front.clone());
-                shown.push(front.place());
-            }
-            for (address, front) in fronts {
-                shown.push(format!("{} at {address}", front.place()));
-                asked.push(front);
-            }
+        if named.len() > racers {
+            let message =
+                format!("{} endpoints are too many: at most {racers} take part in a race", named.len());
+            return Err(Error::invalid(message).with_help(format!(
+                "examine at most {racers} at once, and each pair of endpoints in one of the examinations"
+            )));
         }
-        Ok(Self { first: first.clone(), named, asked, shown, next: AtomicUsize::new(0) })
+        let Choice { asked, unexamined } = choose(&names(&named), racers).await?;
+        let mut findings = Vec::new();
+        if asked.len() > 1 {
+            let shown: Vec<_> = asked.iter().map(|front| front.shown.as_str()).collect();
+            let seen = format!("asked in turn, and raced together: {}", shown.join(", "));
+            findings.push(Finding::passed(CHECK, seen));
+        }
+        findings.extend(unexamined);
+        let asked =
+            asked.into_iter().filter_map(|front| front.address.or_else(|| named.get(front.name).cloned()));
+        let asked = asked.collect();
+        Ok(Self { first: first.clone(), named, asked, findings, next: AtomicUsize::new(0) })
     }
 
-    /// The addresses of `register`'s own endpoint; `None` where they are not several.
-    pub(super) async fn of(register: &dyn Register) -> Result<Option<Self>, Error> {
-        let asked: Vec<_> = register.fronts().await?.into_iter().map(|(_, front)| front).collect();
-        Ok(asked.first().cloned().map(|first| Self {
+    /// The addresses of `register`'s own endpoint, for races of `racers` requests, `None` where they are not several; and what
+    /// of it is not examined.
+    pub(super) async fn of(
+        register: &dyn Register,
+        racers: usize,
+    ) -> Result<(Option<Self>, Vec<Finding>), Error> {
+        let Choice { asked, unexamined } = choose(&[register], racers).await?;
+        let asked: Vec<_> = asked.into_iter().filter_map(|front| front.address).collect();
+        let fronts = asked.first().cloned().map(|first| Self {
             first,
             named: Vec::new(),
             asked,
-            shown: Vec::new(),
+            findings: Vec::new(),
             next: AtomicUsize::new(0),
-        }))
+        });
+        Ok((fronts, unexamined))
     }
 
     /// Each by its name.
     pub(super) fn named(&self) -> Vec<&dyn Register> {
-        self.named.iter().map(|front| &**front).collect()
+        names(&self.named)
     }
 
-    /// What is asked in turn, for people.
-    pub(super) fn shown(&self) -> &[String] {
-        &self.shown
+    /// Which of them are examined, and which are not. Nothing of one alone.
+    pub(super) fn findings(&self) -> &[Finding] {
+        &self.findings
     }
 
     fn next(&self) -> &dyn Register {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.asked.len().max(1);
         &**self.asked.get(turn).unwrap_or(&self.first)
+    }
+}
+
+fn names(named: &[Arc<dyn Register>]) -> Vec<&dyn Register> {
+    named.iter().map(|front| &**front).collect()
+}
+
+/// What is asked in turn.
+struct Choice {
+    /// At most as many as race, so that each race meets all of them.
+    asked: Vec<Front>,
+    /// What the examination says nothing of.
+    unexamined: Vec<Finding>,
+}
+
+struct Front {
+    /// For people.
+    shown: String,
+    /// The number of its name.
+    name: usize,
+    /// The register at one address of the name; `None` where the name is asked.
+    address: Option<Arc<dyn Register>>,
+}
+
+/// Of each name the first address, then of each the second, and so on.
+async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error> {
+    let (mut by_name, mut silent, mut answering) = (Vec::new(), Vec::new(), 0);
+    for (name, register) in names.iter().enumerate() {
+        let place = register.place();
+        let ends = register.fronts().await?;
+        silent.extend(ends.silent.iter().map(|(address, why)| format!("{place} at {address} ({why})")));
+        let at = |(address, register)| Front {
+            shown: format!("{place} at {address}"),
+            name,
+            address: Some(register),
+        };
+        let mut fronts: VecDeque<_> = ends.answering.into_iter().map(at).collect();
+        if fronts.is_empty() {
+            fronts.push_back(Front { shown: place, name, address: None });
+        }
+        answering += fronts.len() + ends.more;
+        by_name.push(fronts);
+    }
+    let mut asked = Vec::new();
+    while asked.len() < racers && by_name.iter().any(|fronts| !fronts.is_empty()) {
+        let left = racers - asked.len();
+        asked.extend(by_name.iter_mut().filter_map(VecDeque::pop_front).take(left));
+    }
+    let mut unexamined = Vec::new();
+    if !silent.is_empty() {
+        let seen = format!("not examined, because no connection was made: {}", silent.join(", "));
+        unexamined.push(Finding::warning(CHECK, seen).with_help(
+            "the verdict says nothing about these addresses: run `leasehold doctor` again when they are up, on a machine \
+             that reaches them",
+        ));
+    }
+    if answering > asked.len() {
+        let seen = format!(
+            "only {} of {answering} addresses were examined: at most {racers} take part in a race",
+            asked.len()
+        );
+        unexamined.push(Finding::warning(CHECK, seen).with_help(
+            "the verdict says nothing about the others: examine them with --endpoint, some at a time, if the certificate \
+             allows it",
+        ));
+    }
+    Ok(Choice { asked, unexamined })
+}
+
+/// Logs what the examination of `place` says nothing of: no doctor reports it.
+pub(super) fn log(place: &str, unexamined: &[Finding]) {
+    for Finding { seen, help, .. } in unexamined {
+        tracing::warn!(store = place, "{seen}; {}", help.join("; "));
     }
 }
 

@@ -28,7 +28,7 @@ use self::checks::{
 };
 use self::evidence::{Marker, Standing};
 use self::races::{Found, Kind, NO_DELETES_HELP, Plan, no_deletes};
-use super::fronts::Fronts;
+use super::fronts::{self, Fronts};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
@@ -189,7 +189,7 @@ impl Probe<'_> {
     }
 
     async fn examine(&self) -> Result<(), StoreError> {
-        let fronts = Fronts::of(self.register).await.map_err(|error| {
+        let (fronts, unexamined) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
             let fault = Fault::new(error.kind(), error.to_string());
             fault.with_help(error.help().join("; ")).not_applied()
         })?;
@@ -225,6 +225,7 @@ impl Probe<'_> {
                 return Err(error);
             }
         }
+        fronts::log(&self.place(), &unexamined);
         self.record(None, false).await
     }
 

@@ -100,7 +100,7 @@ impl DynamoDb {
             prefix: location.prefix.clone(),
             dialect: location.dialect,
             new_table: location.new_table.clone(),
-            requests: Requests::new(env),
+            requests: Requests::new(env, location.access.ca.as_deref()),
             given_key: location.partition_key.clone(),
             key_name: Arc::default(),
             probed: Arc::default(),

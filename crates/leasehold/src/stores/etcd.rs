@@ -63,21 +63,24 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let mut location = Location::from_url(url, &mut options)?;
+    let location = Location::from_url(url, &mut options)?;
     let worker = Worker::start()?;
-    if let Some(domain) = location.discovery.clone() {
-        let tls = location.tls.is_some();
-        let asked =
-            worker.run(async move { tokio::task::spawn_blocking(move || srv::members(&domain, tls)).await });
-        let found = asked.await?.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
+    // Elsewhere: DNS takes its time, and a TLS file may be on a disk that hangs.
+    let found = worker.run(async { tokio::task::spawn_blocking(move || connected(location)).await });
+    let (client, prefix) =
+        found.await?.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
+    let leases = Arc::new(EtcdLeases::new(Arc::new(client), prefix, options.env));
+    Ok(Arc::new(EtcdStore { leases, worker }))
+}
+
+/// The client of the members at `location`, and the prefix of its keys. Blocks; inside the runtime that the connections are to live
+/// in.
+fn connected(mut location: Location) -> Result<(Client, String), Error> {
+    if let Some(domain) = &location.discovery {
+        let found = srv::members(domain, location.tls.is_some())?;
         location.members = config::members(&found.join(","))?;
     }
-    let leases = {
-        let _in_its_runtime = worker.enter();
-        let client = Arc::new(Client::new(&location)?);
-        Arc::new(EtcdLeases::new(client, location.prefix, options.env))
-    };
-    Ok(Arc::new(EtcdStore { leases, worker }))
+    Ok((Client::new(&location)?, location.prefix))
 }
 
 /// The leases of one cluster, for callers: each call is a job on the thread of the store.
@@ -246,3 +249,37 @@ impl Drop for EtcdStore {
 
 /// Where the next page begins, the names that were read, and those that were given.
 type Listing = (Option<Vec<u8>>, VecDeque<LockName>, Names);
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// Reading a pipe takes until somebody writes into it.
+    #[test]
+    fn a_tls_file_on_a_disk_that_hangs_blocks_no_task() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.pem");
+        assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let url = format!("etcd://127.0.0.1:1/?tls=on&ca={}", file.display());
+        let (told, polled) = mpsc::channel();
+        let opening = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut opening = pin!(open(StoreUrl::parse(&url).unwrap(), StoreOptions::default()));
+                told.send(opening.as_mut().now_or_never().is_none()).unwrap();
+                opening.await.map(drop)
+            })
+        });
+        let pending = polled.recv_timeout(Duration::from_secs(10));
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(pending, Ok(true), "the thread of the caller was blocked");
+        opening.join().unwrap().unwrap();
+    }
+}

@@ -16,7 +16,6 @@ mod settings;
 mod wire_tests;
 
 use std::error::Error as StdError;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,7 +26,7 @@ use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::BoxStream;
 
-use self::addresses::Lookup;
+use self::addresses::{Addresses, Lookup};
 use self::config::Location;
 use self::errors::{Meaning, Operation, Place, meaning};
 use self::settings::Settings;
@@ -42,9 +41,11 @@ use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
+use crate::register::probe::evidence::RACERS;
 use crate::register::probe::probe_deletes;
 use crate::register::{
-    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+    Body, Deleted, FrontEnds, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue,
+    Write,
 };
 use crate::url::StoreUrl;
 
@@ -134,7 +135,7 @@ impl S3Register {
             lookup: addresses::system,
             place,
             keys: location.protocol.keys(&location.prefix),
-            requests: Requests::new(env),
+            requests: Requests::new(env, location.access.ca.as_deref()),
             contents,
             delete_checked: AtomicBool::new(false),
         }
@@ -150,7 +151,7 @@ impl S3Register {
             path_style: self.path_style,
             lookup: self.lookup,
             keys: self.keys.clone(),
-            requests: Requests::new(self.env().clone()),
+            requests: Requests::new(self.env().clone(), self.access.ca.as_deref()),
             contents: self.contents,
             delete_checked: AtomicBool::new(false),
         })
@@ -252,23 +253,27 @@ impl Register for S3Register {
         Ok(self.elsewhere(Client::from_conf(config), place))
     }
 
-    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
-        let Some(endpoint) = &self.place.endpoint else { return Ok(Vec::new()) };
+    async fn fronts(&self) -> Result<FrontEnds, Error> {
+        let Some(endpoint) = &self.place.endpoint else { return Ok(FrontEnds::default()) };
         // A proxy looks names up by itself, and a single address is no name.
         if self.access.proxy.is_some() || self.place.address.is_some() {
-            return Ok(Vec::new());
+            return Ok(FrontEnds::default());
         }
         let url = match self.path_style {
             true => endpoint.clone(),
             false => endpoint.replacen("://", &format!("://{}.", self.place.bucket), 1),
         };
+        let Addresses { mut answering, silent } = addresses::of(&url, self.lookup, self.env()).await;
+        let more = answering.len().saturating_sub(RACERS);
+        answering.truncate(RACERS);
         let front = |address| {
             let client = http::pinned(self.access.ca.as_deref(), address)?;
             let config = self.client.config().to_builder().http_client(client).build();
             let place = Place { address: Some(address), ..self.place.clone() };
             Ok((address, self.elsewhere(Client::from_conf(config), place)))
         };
-        addresses::several(&url, self.lookup, self.env()).await.into_iter().map(front).collect()
+        let answering = answering.into_iter().map(front).collect::<Result<_, Error>>()?;
+        Ok(FrontEnds { answering, more, silent })
     }
 
     fn traits(&self) -> RegisterCapabilities {

@@ -1,10 +1,16 @@
 //! A server on loopback that answers as its script says: for tests of what goes over the wire.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// What a request looked like.
 #[derive(Clone, Debug)]
@@ -59,6 +65,43 @@ impl Server {
         Self { url, seen }
     }
 
+    /// One with a certificate for 127.0.0.1 and localhost by an authority of its own, whose file is `ca.pem` in `folder`.
+    pub(super) async fn start_tls(
+        folder: &Path,
+        script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
+        openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority"));
+        let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
+        let names = "subjectAltName=IP:127.0.0.1,DNS:localhost";
+        openssl(folder, &format!("{NEW} {by} -keyout s.key -out s.pem -subj /CN=server -addext {names}"));
+        let certificate = CertificateDer::from_pem_file(folder.join("s.pem")).unwrap();
+        let key = PrivateKeyDer::from_pem_file(folder.join("s.key")).unwrap();
+        let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let (log, script) = (seen.clone(), Arc::new(script));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, log, script) = (acceptor.clone(), log.clone(), script.clone());
+                tokio::spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        converse(stream, log, script).await;
+                    }
+                });
+            }
+        });
+        Self { url, seen }
+    }
+
     /// One that answers every request only when it is sent again, and the first time with `refusal`.
     pub(super) async fn unsteady(
         refusal: String,
@@ -83,8 +126,14 @@ impl Server {
     }
 }
 
+fn openssl(folder: &Path, arguments: &str) {
+    let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output();
+    let output = output.expect("openssl, to make certificates with");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 async fn converse(
-    mut stream: TcpStream,
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
     log: Arc<Mutex<Vec<Seen>>>,
     script: Arc<impl Fn(&Seen) -> Reply + Send + Sync + 'static>,
 ) {
@@ -104,7 +153,7 @@ async fn converse(
     }
 }
 
-async fn request(stream: &mut TcpStream) -> Option<Seen> {
+async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Seen> {
     let mut bytes = Vec::new();
     let head_end = loop {
         if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {

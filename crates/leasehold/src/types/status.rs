@@ -96,7 +96,8 @@ pub fn printable(text: &str, most: usize) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
-    /// Who; `None` for a holder that is unknown (a foreign object, a resting lock).
+    /// Who; `None` for a holder that is unknown (a foreign object, a resting lock, a lock that another task of this process is
+    /// acquiring).
     pub holder: Option<Holder>,
     /// With which token.
     pub token: Option<Token>,

@@ -12,8 +12,12 @@ use super::*;
 use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::Error;
-use crate::register::RegisterCapabilities;
 use crate::register::flawed::{Flaw, Flawed, store};
+use crate::register::{FrontEnds, RegisterCapabilities};
+
+async fn examine(register: &dyn Register, deletes: bool, examination: &Examination) -> Examined {
+    Patient::new(register, deletes, examination).await.run(&[register]).await
+}
 
 async fn verdicts(register: &dyn Register, deletes: bool, verdict: CheckStatus) -> BTreeSet<&'static str> {
     let examined = examine(register, deletes, &Examination::default()).await;
@@ -207,6 +211,8 @@ struct Front {
     endpoint: String,
     /// What the endpoint's name stands for.
     addresses: Vec<IpAddr>,
+    /// And those that take no connection.
+    silent: Vec<IpAddr>,
     turn: Mutex<()>,
 }
 
@@ -217,7 +223,14 @@ impl Front {
 
     fn at(store: Arc<Flawed>, endpoint: &str, addresses: &[IpAddr]) -> Arc<dyn Register> {
         let (endpoint, addresses) = (endpoint.to_owned(), addresses.to_vec());
-        Arc::new(Self { store, endpoint, addresses, turn: Mutex::default() })
+        Arc::new(Self { store, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
+    }
+
+    /// One whose name has one address more, where nothing answers.
+    fn beside_a_silent_one(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
+        let silent = vec![IpAddr::from(Ipv4Addr::new(10, 0, 0, 9))];
+        let (endpoint, addresses) = (endpoint.to_owned(), Vec::new());
+        Arc::new(Self { store, endpoint, addresses, silent, turn: Mutex::default() })
     }
 }
 
@@ -252,9 +265,13 @@ impl Register for Front {
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         Ok(Self::of(self.store.clone(), endpoint))
     }
-    async fn fronts(&self) -> Result<Vec<(IpAddr, Arc<dyn Register>)>, Error> {
+    async fn fronts(&self) -> Result<FrontEnds, Error> {
         let front = |address: &IpAddr| (*address, Self::of(self.store.clone(), &self.endpoint));
-        Ok(self.addresses.iter().map(front).collect())
+        let mut ends = FrontEnds::default();
+        ends.answering = self.addresses.iter().take(RACERS).map(front).collect();
+        ends.more = self.addresses.len() - ends.answering.len();
+        ends.silent = self.silent.iter().map(|address| (*address, "refused".to_owned())).collect();
+        Ok(ends)
     }
 }
 
@@ -299,6 +316,99 @@ async fn the_addresses_of_one_name_are_raced_together() {
     let race = examined.findings.iter().find(|found| found.check == "create-race").unwrap();
     assert_eq!(race.verdict, CheckStatus::Failed, "{race:?}");
     assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
+}
+
+/// What the doctor says of front ends that it has not examined.
+async fn unexamined(front: Arc<dyn Register>, endpoints: &[&str]) -> Vec<Finding> {
+    let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
+    let examination = Examination { endpoints, ..Examination::default() };
+    let examined = examine_all(&front, false, &examination).await;
+    let of_fronts =
+        |finding: &Finding| finding.check == "endpoints" && finding.verdict != CheckStatus::Passed;
+    examined.findings.into_iter().filter(of_fronts).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_that_do_not_answer_are_named_in_a_warning() {
+    let front = Front::beside_a_silent_one(Arc::new(store(Flaw::None)), "name");
+    let [warning] = &unexamined(front, &[]).await[..] else { panic!() };
+    assert_eq!(warning.verdict, CheckStatus::Warning);
+    assert!(warning.seen.ends_with(": name at 10.0.0.9 (refused)"), "{warning:?}");
+    assert!(warning.help[0].contains("run `leasehold doctor` again when they are up"), "{warning:?}");
+    let all_answer = Front::at(Arc::new(store(Flaw::None)), "name", &addresses(8));
+    assert_eq!(unexamined(all_answer, &[]).await, []);
+}
+
+/// The first use has no doctor that would tell.
+#[tokio::test(start_paused = true)]
+async fn addresses_that_do_not_answer_are_logged_at_the_first_use() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let front = Front::beside_a_silent_one(Arc::new(store(Flaw::None)), "name");
+    probe(&*front).await.unwrap();
+    let told = log.0.lock().unwrap().clone();
+    let [warning] = &told[..] else { panic!("{told:?}") };
+    assert!(warning.contains("WARN") && warning.contains("10.0.0.9"), "{warning}");
+    // The verdict is recorded by now.
+    probe(&*front).await.unwrap();
+    assert_eq!(log.0.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_with_too_many_addresses_is_a_warning() {
+    let front = Front::at(Arc::new(store(Flaw::None)), "name", &addresses(20));
+    let [warning] = &unexamined(front, &[]).await[..] else { panic!() };
+    assert_eq!(warning.verdict, CheckStatus::Warning);
+    assert!(warning.seen.starts_with("only 8 of 20 addresses"), "{warning:?}");
+    assert!(warning.help[0].contains("--endpoint"), "{warning:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_race_meets_every_name_also_beside_one_of_many() {
+    let front = Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "many", &addresses(20));
+    let endpoints = vec!["b".to_owned(), "c".to_owned()];
+    let fronts = Fronts::open(&front, &endpoints, RACERS).await.unwrap();
+    let [asked, left_out] = fronts.findings() else { panic!("{:?}", fronts.findings()) };
+    let shown = asked.seen.split_once(": ").unwrap().1;
+    let many = |n| format!("many at 10.0.0.{n}");
+    let expected = [&many(1), "b", "c", &many(2), &many(3), &many(4), &many(5), &many(6)];
+    assert_eq!(shown.split(", ").collect::<Vec<_>>(), expected);
+    assert!(left_out.seen.starts_with("only 8 of 22 "), "{left_out:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_endpoints_than_a_race_has_requests_are_refused() {
+    let front = Front::of(Arc::new(store(Flaw::None)), "a");
+    let eight = ["b", "c", "d", "e", "f", "g", "h", "a"];
+    assert_eq!(unexamined(front.clone(), &eight).await, []);
+    let nine = ["b", "c", "d", "e", "f", "g", "h", "i"];
+    let [refused] = &unexamined(front, &nine).await[..] else { panic!() };
+    assert_eq!(refused.verdict, CheckStatus::Failed);
+    assert!(refused.seen.starts_with("9 endpoints") && !refused.help.is_empty(), "{refused:?}");
+}
+
+fn addresses(count: u8) -> Vec<IpAddr> {
+    (1..=count).map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n))).collect()
+}
+
+/// What is logged as a warning, or worse.
+#[derive(Clone, Default)]
+struct Log(Arc<std::sync::Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
+        tracing::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().unwrap().push(format!("{} {event:?}", event.metadata().level()));
+    }
+    fn enter(&self, _: &tracing::Id) {}
+    fn exit(&self, _: &tracing::Id) {}
 }
 
 #[tokio::test(start_paused = true)]

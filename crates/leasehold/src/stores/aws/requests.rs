@@ -10,7 +10,7 @@ use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_runtime_api::http::Response;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 
-use super::trouble::{Answer, Trouble};
+use super::trouble::{Answer, Trouble, is_untrusted};
 use super::watch::{Reached, Watch, date_us};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
@@ -25,11 +25,13 @@ pub(in crate::stores) struct Requests {
     clock: Arc<StoreClock>,
     /// Whether credentials were ever loaded: what fails later may pass.
     signed_once: Arc<AtomicBool>,
+    /// The file with the only certificates to trust.
+    ca: Option<String>,
 }
 
 impl Requests {
-    pub(in crate::stores) fn new(env: Env) -> Self {
-        Self { env, clock: Arc::default(), signed_once: Arc::default() }
+    pub(in crate::stores) fn new(env: Env, ca: Option<&str>) -> Self {
+        Self { env, clock: Arc::default(), signed_once: Arc::default(), ca: ca.map(str::to_owned) }
     }
 
     pub(in crate::stores) fn env(&self) -> &Env {
@@ -61,7 +63,20 @@ impl Requests {
         };
         let code = result.as_ref().err().and_then(SdkError::as_service_error).and_then(|error| error.code());
         watch.tell(&self.clock, code);
-        result.map_err(|error| trouble(&error, watch.reached(), signed_before, self.env.now()))
+        result.map_err(|error| match trouble(&error, watch.reached(), signed_before, self.env.now()) {
+            Trouble::NotConnected { detail } => Trouble::NotConnected { detail: self.naming_ca(detail) },
+            other => other,
+        })
+    }
+
+    /// Says which certificates were trusted, where that was the trouble.
+    fn naming_ca(&self, detail: String) -> String {
+        match &self.ca {
+            Some(file) if is_untrusted(&detail) => {
+                format!("{detail} (only the certificates in {file:?} are trusted)")
+            }
+            _ => detail,
+        }
     }
 }
 

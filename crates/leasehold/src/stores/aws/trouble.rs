@@ -56,15 +56,28 @@ impl Trouble {
                 ErrorKind::Invalid,
                 format!("{what}: the request could not be made: {detail}"),
             )),
-            Self::NotConnected { detail } => Unanswered::NotSent(
-                Fault::unavailable(format!("no connection to {endpoint}: {detail}"))
-                    .with_help("check the endpoint, the name resolution and the network"),
-            ),
+            Self::NotConnected { detail } => {
+                let help = match is_untrusted(&detail) {
+                    true => {
+                        "the server's certificate is by an authority that is not trusted: name the file of that authority \
+                         with ?ca=/path/to/ca.pem"
+                    }
+                    false => "check the endpoint, the name resolution and the network",
+                };
+                let fault = Fault::unavailable(format!("no connection to {endpoint}: {detail}"));
+                Unanswered::NotSent(fault.with_help(help))
+            }
             Self::NoAnswer { detail } => Unanswered::MaybeSent(Fault::unavailable(format!(
                 "{what}: {endpoint} gave no answer: {detail}"
             ))),
         })
     }
+}
+
+/// Whether a connection failed because nobody vouches for the server's certificate: rustls' words for it. The second is that of
+/// another authority of the same name.
+pub(in crate::stores) fn is_untrusted(detail: &str) -> bool {
+    ["UnknownIssuer", "BadSignature"].iter().any(|word| detail.contains(word))
 }
 
 impl Answer {

@@ -451,3 +451,23 @@ async fn credentials_are_never_shown() {
         assert!(!shown.contains("\"secret\"") && !shown.contains("AWS4-HMAC"), "{shown}");
     }
 }
+
+#[tokio::test]
+async fn an_authority_of_a_file_is_trusted_and_no_other() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [authority, wrong] = [&folder, &other].map(|folder| folder.path().join("ca.pem"));
+    let server = Server::start_tls(folder.path(), |_| Reply::Answer(ok(&json!({"Item": java_item()})))).await;
+    let _other = Server::start_tls(other.path(), |_| Reply::Hang).await;
+    let trusting = |authority: &std::path::Path| {
+        let url = format!("dynamodb://locks/pre/fix?ca={}", authority.display());
+        let store = opened(&url, Some(&server.url), test_credentials());
+        store.key_name.set(item::KEY.to_owned()).unwrap();
+        store
+    };
+    trusting(&authority).read(&x()).await.unwrap().unwrap();
+    assert_eq!(server.requests().len(), 1);
+    let error = write(&trusting(&wrong)).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    assert!(error.to_string().contains(&format!("{wrong:?}")), "{error:?}");
+    assert!(server.requests().is_empty(), "nothing is sent to whom nobody vouches for");
+}

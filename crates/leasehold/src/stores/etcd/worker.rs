@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::runtime::{Builder, EnterGuard, Handle};
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -56,11 +56,6 @@ impl Worker {
         };
         std::thread::Builder::new().name("leasehold-etcd".to_owned()).spawn(run).map_err(no_thread)?;
         Ok(Self { runtime: handle, stop: Some(stop) })
-    }
-
-    /// For what has to be made inside the runtime.
-    pub(super) fn enter(&self) -> EnterGuard<'_> {
-        self.runtime.enter()
     }
 
     /// Begins `work` there. It is given up when the answer is no longer waited for.

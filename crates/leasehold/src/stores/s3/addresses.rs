@@ -3,20 +3,19 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
 use hyper_util::client::proxy::matcher::Matcher;
 use tokio::net::{TcpStream, lookup_host};
 
 use crate::clock::timeout;
 use crate::env::Env;
-use crate::register::probe::evidence::RACERS;
 use crate::stores::aws::config::CONNECT_LIMIT;
 
-/// How many are asked at most: with more, not every race would meet all of them.
-const MOST: usize = RACERS;
+/// How many connections are tried at once: a process may have some hundred files open.
+const TRIED_AT_ONCE: usize = 64;
 
 /// Looks a name up; tests have names of their own.
 pub(super) type Lookup = fn(String, u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
@@ -25,14 +24,27 @@ pub(super) fn system(name: String, port: u16) -> BoxFuture<'static, io::Result<V
     async move { Ok(lookup_host((name, port)).await?.collect()) }.boxed()
 }
 
-/// The addresses of the host in `url`, where they are several that take connections. None where a proxy of the environment
-/// looks the name up, and where it cannot be looked up: requests will say why.
-pub(super) async fn several(url: &str, lookup: Lookup, env: &Env) -> Vec<IpAddr> {
-    let found = found(url, lookup, env).await.unwrap_or_default();
-    if found.len() > 1 { found } else { Vec::new() }
+/// The addresses of a name that has several.
+#[derive(Debug, Default)]
+pub(super) struct Addresses {
+    /// Those that take connections.
+    pub(super) answering: Vec<IpAddr>,
+    /// Those that take none, and why.
+    pub(super) silent: Vec<(IpAddr, String)>,
 }
 
-async fn found(url: &str, lookup: Lookup, env: &Env) -> Option<Vec<IpAddr>> {
+/// The addresses of the host in `url`. None where they are not several, where a proxy of the environment looks the name up, and
+/// where it cannot be looked up or nothing answers: requests will say why.
+pub(super) async fn of(url: &str, lookup: Lookup, env: &Env) -> Addresses {
+    let found = found(url, lookup, env).await.unwrap_or_default();
+    match found.answering.len() {
+        0 => Addresses::default(),
+        1 => Addresses { answering: Vec::new(), ..found },
+        _ => found,
+    }
+}
+
+async fn found(url: &str, lookup: Lookup, env: &Env) -> Option<Addresses> {
     let uri = url.parse().ok()?;
     if Matcher::from_env().intercept(&uri).is_some() {
         return None;
@@ -41,10 +53,19 @@ async fn found(url: &str, lookup: Lookup, env: &Env) -> Option<Vec<IpAddr>> {
     let clock = &*env.clock;
     let addresses = timeout(clock, CONNECT_LIMIT, lookup(uri.host()?.to_owned(), port)).await?.ok()?;
     let addresses: BTreeSet<IpAddr> = addresses.iter().map(SocketAddr::ip).collect();
-    // A client goes on to the next address where one takes no connection, as with ::1 of localhost: that is no front end.
-    let tries = addresses.into_iter().take(MOST).map(|address| async move {
+    let tries = addresses.into_iter().map(|address| async move {
         let connected = timeout(clock, CONNECT_LIMIT, TcpStream::connect((address, port))).await;
-        connected.is_some_and(|connected| connected.is_ok()).then_some(address)
+        (address, connected.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())))
     });
-    Some(join_all(tries).await.into_iter().flatten().collect())
+    let mut tries = stream::iter(tries).buffered(TRIED_AT_ONCE);
+    let mut found = Addresses::default();
+    while let Some((address, connected)) = tries.next().await {
+        match connected {
+            Ok(_) => found.answering.push(address),
+            // `localhost` has both loopback addresses, and servers listen at one: that the other is silent is no news.
+            Err(_) if address == Ipv6Addr::LOCALHOST => {}
+            Err(error) => found.silent.push((address, error.to_string())),
+        }
+    }
+    Some(found)
 }

@@ -1,14 +1,6 @@
 //! Who pays, which key encrypts, and by which way the server is reached.
 
-use std::path::Path;
-use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::*;
 
@@ -108,62 +100,22 @@ async fn the_wrong_scheme_is_named() {
     }
 }
 
-fn openssl(folder: &Path, arguments: &str) {
-    let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output();
-    let output = output.expect("openssl, to make certificates with");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A GCS with a certificate by an authority of its own, whose file is `ca.pem` in the folder; counts requests.
-async fn with_own_authority(folder: &Path) -> (String, Arc<AtomicUsize>) {
-    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
-    openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority"));
-    let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
-    let to = "-keyout s.key -out s.pem -subj /CN=server -addext subjectAltName=IP:127.0.0.1";
-    openssl(folder, &format!("{NEW} {by} {to}"));
-    let certificate = CertificateDer::from_pem_file(folder.join("s.pem")).unwrap();
-    let key = PrivateKeyDer::from_pem_file(folder.join("s.key")).unwrap();
-    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)
-        .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("https://{}", listener.local_addr().unwrap());
-    let requests = Arc::new(AtomicUsize::new(0));
-    let count = requests.clone();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
-            let mut seen = vec![0; 4_096];
-            assert!(stream.read(&mut seen).await.unwrap() > 0);
-            count.fetch_add(1, Ordering::SeqCst);
-            let reply = answer("200 OK", &format!("{GENERATION}Connection: close\r\n"), "{}");
-            stream.write_all(reply.as_bytes()).await.unwrap();
-            stream.shutdown().await.unwrap();
-        }
-    });
-    (url, requests)
-}
-
 #[tokio::test]
 async fn an_authority_of_a_file_is_trusted_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
-    let (endpoint, requests) = with_own_authority(folder.path()).await;
-    let url = format!("gs://bucket?credentials=anonymous&endpoint={endpoint}");
+    let script = |_: &Seen| Reply::Answer(answer("200 OK", GENERATION, "{}"));
+    let server = Server::start_tls(folder.path(), script).await;
+    let url = format!("gs://bucket?credentials=anonymous&endpoint={}", server.url);
     let read = async |url: &str| {
         let register = opened(url);
         register.content_of("x", None).await
     };
     let error = read(&url).await.unwrap_err();
     assert!(error.fault().help.as_ref().unwrap().contains("?ca="), "{error:?}");
-    assert_eq!(requests.load(Ordering::SeqCst), 0);
+    assert!(server.requests().is_empty());
     let authority = folder.path().join("ca.pem");
     read(&format!("{url}&ca={}", authority.display())).await.unwrap().unwrap();
-    assert_eq!(requests.load(Ordering::SeqCst), 1);
+    assert_eq!(server.requests().len(), 1);
 
     std::fs::write(folder.path().join("none.pem"), "hunter2").unwrap();
     for (file, said) in

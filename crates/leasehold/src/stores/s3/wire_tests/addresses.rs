@@ -1,7 +1,7 @@
 //! An endpoint whose name has several addresses.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -83,7 +83,7 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
         assert!(creates > 120 && replaces > 120, "{creates}, {replaces}");
     }
     let place = register.place();
-    for (address, front) in register.fronts().await.unwrap() {
+    for (address, front) in register.fronts().await.unwrap().answering {
         assert_eq!(front.place(), place, "the verdict is the name's");
         front.read("x.lock").await.unwrap();
         let [first, second] = servers.each_ref().map(Server::requests);
@@ -92,8 +92,13 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
         let [read] = &seen[..] else { panic!() };
         assert!(read.has(&format!("host: {}", place.split('/').nth(2).unwrap())), "{read:?}");
         assert!(read.head.contains("authorization: aws4-hmac-sha256"), "{read:?}");
-        assert!(front.fronts().await.unwrap().is_empty(), "an address is no name");
+        assert!(front.fronts().await.unwrap().answering.is_empty(), "an address is no name");
     }
+}
+
+/// The addresses that take no connection, as people are told of them.
+fn silent(ends: &FrontEnds) -> Vec<String> {
+    ends.silent.iter().map(|(address, why)| format!("{address}: {why}")).collect()
 }
 
 #[tokio::test]
@@ -103,13 +108,30 @@ async fn where_one_address_takes_connections_the_name_is_asked_as_always() {
         let addresses = [3, 1].map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 0, n), port)));
         async move { Ok(addresses.to_vec()) }.boxed()
     };
+    let none: Lookup = |_, port| {
+        let addresses = [3, 4].map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 0, n), port)));
+        async move { Ok(addresses.to_vec()) }.boxed()
+    };
+    let localhost: Lookup = |_, port| {
+        let addresses = [IpAddr::from(Ipv6Addr::LOCALHOST), IpAddr::from(Ipv4Addr::LOCALHOST)];
+        async move { Ok(addresses.map(|address| SocketAddr::from((address, port))).to_vec()) }.boxed()
+    };
     let unknown: Lookup = |_, _| async { Err(io::ErrorKind::NotFound.into()) }.boxed();
-    for lookup in [one, unknown] {
-        let register = named(&servers[0], lookup);
-        assert!(register.fronts().await.unwrap().is_empty());
+    for (lookup, told) in [(one, 1), (none, 0), (localhost, 0), (unknown, 0)] {
+        let ends = named(&servers[0], lookup).fronts().await.unwrap();
+        assert!(ends.answering.is_empty() && ends.silent.len() == told, "{ends:?}");
     }
     probe(&named(&servers[0], one)).await.unwrap();
     assert!(servers[1].requests().is_empty());
+}
+
+#[tokio::test]
+async fn an_address_that_takes_no_connection_is_told_with_the_cause() {
+    let servers = two_fronts().await;
+    let ends = named(&servers[0], three).fronts().await.unwrap();
+    assert_eq!((ends.answering.len(), ends.more), (2, 0));
+    let [told] = &silent(&ends)[..] else { panic!("{ends:?}") };
+    assert!(told.starts_with("127.0.0.3: Connection refused"), "{told}");
 }
 
 #[tokio::test]
@@ -118,10 +140,10 @@ async fn the_name_is_that_of_the_host_that_requests_go_to() {
     let mut register =
         named(&servers[0], |name, port| three(name.strip_prefix("bucket.").unwrap().to_owned(), port));
     register.path_style = false;
-    assert_eq!(register.fronts().await.unwrap().len(), 2);
+    assert_eq!(register.fronts().await.unwrap().answering.len(), 2);
     // A proxy looks it up.
     register.access.proxy = Some("http://proxy:3128".to_owned());
-    assert!(register.fronts().await.unwrap().is_empty());
+    assert!(register.fronts().await.unwrap().answering.is_empty());
 }
 
 #[tokio::test]
@@ -133,7 +155,8 @@ async fn no_more_addresses_are_asked_than_there_are_racers() {
         let addresses = (1..20).map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 0, n), port))).collect();
         async move { Ok(addresses) }.boxed()
     };
-    assert_eq!(register.fronts().await.unwrap().len(), 8);
+    let ends = register.fronts().await.unwrap();
+    assert_eq!((ends.answering.len(), ends.more, ends.silent.len()), (8, 11, 0));
 }
 
 /// The greeting of TLS says by which name a certificate is asked for.
@@ -144,7 +167,7 @@ async fn a_certificate_must_have_the_name_and_not_the_address() {
     let _other = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     let mut register = register(&format!("https://localhost:{port}"), test_credentials());
     register.lookup = three;
-    let fronts = register.fronts().await.unwrap();
+    let fronts = register.fronts().await.unwrap().answering;
     // The connection that showed that they are taken.
     drop(listener.accept().await.unwrap());
     let greeting = async {

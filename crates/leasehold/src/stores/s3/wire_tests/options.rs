@@ -1,5 +1,7 @@
 //! What the options of a store URL change in requests.
 
+use std::path::Path;
+
 use super::*;
 
 const OPTIONS: &str = "sse=aws:kms&kms_key=alias/locks&expected_bucket_owner=111122223333&requester_pays=on";
@@ -186,4 +188,53 @@ async fn a_directory_bucket_is_listed_by_whole_folders() {
         let [.., list] = &requests[..] else { panic!() };
         assert!(list.line.ends_with(&format!("?list-type=2{asked}")), "{}", list.line);
     }
+}
+
+/// A bucket at `endpoint`, where only the certificates in `authority` are trusted.
+fn trusting(authority: &Path, endpoint: &str) -> S3Register {
+    opened(&format!("s3://bucket/p?ca={}", authority.display()), Some(endpoint), false)
+}
+
+#[tokio::test]
+async fn an_authority_of_a_file_is_trusted_and_no_other() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [authority, wrong] = [&folder, &other].map(|folder| folder.path().join("ca.pem"));
+    let script = |_: &Seen| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\n", "{}"));
+    let server = Server::start_tls(folder.path(), script).await;
+    let _other = Server::start_tls(other.path(), script).await;
+    trusting(&authority, &server.url).read("x.lock").await.unwrap().unwrap();
+    assert_eq!(server.requests().len(), 1);
+
+    let write = async |register: S3Register| {
+        let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+        assert!(error.fault().help.as_ref().unwrap().contains("?ca="), "{error:?}");
+        error.to_string()
+    };
+    let said = write(trusting(&wrong, &server.url)).await;
+    assert!(said.contains(&format!("{wrong:?}")) && said.contains(&server.url), "{said}");
+    // The machine knows neither.
+    write(opened("s3://bucket/p", Some(&server.url), false)).await;
+    assert!(server.requests().is_empty(), "nothing is sent to whom nobody vouches for");
+}
+
+/// An examination has a client of its own for each address.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn an_authority_of_a_file_is_trusted_at_each_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = |_: &Seen| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\n", "{}"));
+    let server = Server::start_tls(folder.path(), script).await;
+    let port = server.url.rsplit_once(':').unwrap().1;
+    let _second = TcpListener::bind(format!("127.0.0.2:{port}")).await.unwrap();
+    let endpoint = format!("https://localhost:{port}");
+    let mut register = trusting(&folder.path().join("ca.pem"), &endpoint);
+    register.lookup = |_, port| {
+        let addresses = [1, 2].map(|n| std::net::SocketAddr::from(([127, 0, 0, n], port))).to_vec();
+        Box::pin(async move { Ok(addresses) })
+    };
+    let fronts = register.fronts().await.unwrap().answering;
+    fronts[0].1.read("x.lock").await.unwrap().unwrap();
+    let [read] = &server.requests()[..] else { panic!() };
+    assert!(read.has(&format!("host: localhost:{port}")), "{read:?}");
 }
