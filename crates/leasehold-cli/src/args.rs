@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, ValueEnum, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 
 pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
@@ -37,7 +37,7 @@ pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) common: Common,
     #[command(subcommand)]
-    pub(crate) verb: Verb,
+    pub(crate) subcommand: Subcommand,
 }
 
 /// What every verb understands.
@@ -73,10 +73,10 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Debug, clap::Subcommand)]
 // Only the verb that was asked for is defined in full: to define them all takes longer than to take a lock.
 #[command(defer = true)]
-pub(crate) enum Verb {
+pub(crate) enum Subcommand {
     /// Hold LOCK while a command runs
     Run(RunArgs),
     /// Run a command while leading, one of all candidates for NAME
@@ -120,7 +120,7 @@ pub(crate) enum Verb {
 // With whom a lock is held. Structs that are flattened have no doc comment: it would become the verb's description.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
-pub(crate) struct SharingArgs {
+pub(crate) struct ModeArgs {
     /// Take one of N permits: at most N hold LOCK at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
     pub(crate) permits: Option<u8>,
@@ -186,7 +186,7 @@ pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
     #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
+    pub(crate) mode: ModeArgs,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
     /// How long the lease lasts unless it is renewed [default: 30s]
@@ -305,7 +305,7 @@ pub(crate) enum Shell {
 pub(crate) struct ManArgs {
     /// Of this verb instead of the whole command
     #[arg(conflicts_with = "dir")]
-    pub(crate) verb: Option<String>,
+    pub(crate) subcommand: Option<String>,
     /// Write all pages into this folder
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub(crate) dir: Option<PathBuf>,
@@ -346,7 +346,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Args)]
 pub(crate) struct HelpArgs {
     /// A verb, or exit-codes, environment or stores
-    #[arg(value_name = "VERB|TOPIC")]
+    #[arg(value_name = "SUBCOMMAND|TOPIC")]
     pub(crate) topic: Option<String>,
 }
 

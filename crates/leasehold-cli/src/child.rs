@@ -42,11 +42,11 @@ const OURSELVES: &str = "/proc/self/exe";
 const OURSELVES: &str = "leasehold";
 
 /// How often the lease is looked at, at least: a timer that should have fired is never proof of anything.
-const SLICE: Duration = Duration::from_millis(250);
+const MAX_SLEEP: Duration = Duration::from_millis(250);
 /// Pause between looks at whether what was told to end has ended.
-const GLANCE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How often orphans that ended are taken note of, for a command that runs for days and leaves thousands.
-const REAPING: Duration = Duration::from_secs(10);
+const REAP_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a process may take to disappear after SIGKILL before it is given up: it hangs in the kernel.
 const BURIAL: Duration = Duration::from_secs(2);
 
@@ -106,7 +106,7 @@ pub(crate) struct Running {
 }
 
 /// What to exit with if `arguments` are those that this program starts itself with.
-pub(crate) fn hidden_verb(arguments: &[OsString]) -> Option<ExitCode> {
+pub(crate) fn internal_subcommand(arguments: &[OsString]) -> Option<ExitCode> {
     match arguments.get(1)?.to_str()? {
         #[cfg(target_os = "linux")]
         shim::VERB => Some(shim::main(arguments.get(2..)?)),
@@ -125,7 +125,7 @@ pub(crate) type Environment<'a> = [(&'a str, Option<String>)];
 ///
 /// The kernel ties its life to the *thread* that starts it, so that has to be the main thread.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct Prepared {
     plan: Plan,
     /// What the command and all that it starts will be marked with.
     run: Id,
@@ -135,7 +135,7 @@ pub(crate) struct Ready {
     cgroup: Option<Cgroup>,
 }
 
-impl Ready {
+impl Prepared {
     /// Starts what `command` begins as when it is run by `plan`.
     #[cfg_attr(not(target_os = "linux"), expect(unused_variables))]
     pub(crate) fn start(command: &[OsString], plan: Plan) -> Result<Self, Failure> {
@@ -295,7 +295,7 @@ impl Running {
             if let Some(signal) = pending.take().filter(|_| stage != Stage::Killed) {
                 self.forward(signal);
             }
-            if now.longest_since(reaped) >= REAPING {
+            if now.longest_since(reaped) >= REAP_INTERVAL {
                 reaped = now;
                 self.tree.reap_orphans();
             }
@@ -312,7 +312,7 @@ impl Running {
             status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;
         self.tree.leader_ended = true;
         let stopped = stage != Stage::Running;
-        let left_behind = self.clear_up(stopped || lost, hold, clock).await;
+        let left_behind = self.clean_up(stopped || lost, hold, clock).await;
         let guardian = self.guardian.take().map(Guardian::dismiss);
         Ok(Ended { status, stopped, left_behind, guardian })
     }
@@ -349,7 +349,7 @@ impl Running {
     }
 
     /// Whether anything is left that must not outlive the command.
-    fn is_left(&self) -> bool {
+    fn has_processes(&self) -> bool {
         self.tree.group_is_left() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
     }
 
@@ -358,9 +358,9 @@ impl Running {
         let next = match stage {
             Stage::Running if self.plan.on_lost == OnLost::Term => self.plan.grace,
             Stage::Running | Stage::Terminated => self.plan.margin(),
-            Stage::Killed => return GLANCE,
+            Stage::Killed => return POLL_INTERVAL,
         };
-        remaining.saturating_sub(next).clamp(Duration::from_millis(1), SLICE.min(self.plan.ttl / 10))
+        remaining.saturating_sub(next).clamp(Duration::from_millis(1), MAX_SLEEP.min(self.plan.ttl / 10))
     }
 
     fn forward(&self, signal: Signal) {
@@ -384,8 +384,8 @@ impl Running {
     ///
     /// A process that goes on without the lock is as bad as a command that does, so they end before the release. Those
     /// that left the group on purpose, as daemons do, are let alone unless the lock was lost.
-    async fn clear_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
-        if !self.plan.protects() || (!lost && !self.is_left()) {
+    async fn clean_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
+        if !self.plan.protects() || (!lost && !self.has_processes()) {
             return false;
         }
         if lost {
@@ -393,22 +393,22 @@ impl Running {
         } else {
             self.tree.signal_group(Signal::TERM);
             self.tree.signal_group(Signal::CONT);
-            let patience = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
-            await_end(|| self.tree.group_is_left(), patience, clock).await;
+            let timeout = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
+            await_end(|| self.tree.group_is_left(), timeout, clock).await;
             self.tree.signal_group(Signal::KILL);
             if let Some(cgroup) = &self.cgroup {
                 cgroup.kill();
             }
         }
-        await_end(|| self.is_left(), BURIAL, clock).await;
+        await_end(|| self.has_processes(), BURIAL, clock).await;
         true
     }
 }
 
-async fn await_end(is_left: impl Fn() -> bool, most: Duration, clock: &dyn Clock) {
+async fn await_end(has_processes: impl Fn() -> bool, limit: Duration, clock: &dyn Clock) {
     let start = clock.now();
-    while is_left() && clock.now().longest_since(start) < most {
-        clock.sleep(GLANCE).await;
+    while has_processes() && clock.now().longest_since(start) < limit {
+        clock.sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -13,9 +13,9 @@ use crate::config::Settings;
 /// common a name would find that `run` runs nothing.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_COMPLETE";
 /// A shell that waits for a store is worse than one that offers nothing.
-const LIMIT: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 /// More names help nobody.
-const MOST: usize = 200;
+const MAX_NAMES: usize = 200;
 
 /// The names of locks that start with `current`; none when the store does not answer soon.
 pub(crate) fn lock_names(current: &OsStr) -> Vec<CompletionCandidate> {
@@ -23,20 +23,20 @@ pub(crate) fn lock_names(current: &OsStr) -> Vec<CompletionCandidate> {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return Vec::new();
     };
-    let names = runtime.block_on(timeout(&SystemClock, LIMIT, names(prefix)));
+    let names = runtime.block_on(timeout(&SystemClock, TIMEOUT, names(prefix)));
     runtime.shutdown_background();
     names.flatten().unwrap_or_default()
 }
 
 async fn names(prefix: &str) -> Option<Vec<CompletionCandidate>> {
-    let store = Settings::load().ok()?.store(store_on_the_line()).ok()?;
+    let store = Settings::load().ok()?.store(store_argument()).ok()?;
     let locker = leasehold::Locker::open(&store.url).await.ok()?;
-    let names = locker.list(prefix).take(MOST).filter_map(async |name| name.ok());
+    let names = locker.list(prefix).take(MAX_NAMES).filter_map(async |name| name.ok());
     Some(names.map(|name| CompletionCandidate::new(name.as_str())).collect().await)
 }
 
 /// The store on the command line that is being completed, which the shell passes on after `--`.
-fn store_on_the_line() -> Option<String> {
+fn store_argument() -> Option<String> {
     let words: Vec<String> = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok()).collect();
     let line = words.iter().position(|word| word == "--").map_or(&words[..], |at| &words[at + 1..]);
     line.iter().enumerate().find_map(|(at, word)| match word.as_str() {

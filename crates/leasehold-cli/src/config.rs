@@ -58,7 +58,7 @@ impl Settings {
     fn from_file(path: &Path) -> Result<Self, Failure> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
-            Err(error) if is_absence(&error) => return Ok(Self::default()),
+            Err(error) if is_missing(&error) => return Ok(Self::default()),
             Err(error) => return Err(bad_file(path, &error.to_string())),
         };
         Self::from_text(path, &text)
@@ -229,7 +229,7 @@ fn config_path() -> Option<PathBuf> {
     Some(home.join("leasehold/config.toml"))
 }
 
-fn is_absence(error: &std::io::Error) -> bool {
+fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
 

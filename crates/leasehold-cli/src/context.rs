@@ -47,7 +47,7 @@ impl Context {
     }
 
     /// The store on the command line; the environment and config.toml do not count.
-    pub(crate) fn named_store(&self) -> Result<Option<Store>, Failure> {
+    pub(crate) fn explicit_store(&self) -> Result<Option<Store>, Failure> {
         self.common.store.is_some().then(|| self.store()).transpose()
     }
 }

@@ -17,7 +17,7 @@ const EXISTS: &str = "LEASEHOLD_OBJECT_EXISTS";
 /// What `command` makes of `input`; a failure with the command's exit code when it does not exit with 0.
 ///
 /// Dropping the future kills the command.
-pub(crate) async fn through(command: &[OsString], input: Option<&[u8]>) -> Result<Vec<u8>, Failure> {
+pub(crate) async fn run(command: &[OsString], input: Option<&[u8]>) -> Result<Vec<u8>, Failure> {
     let name = command[0].to_string_lossy();
     let failed = |error: io::Error| {
         Failure::new(FAILED, "failed", format!("cannot run the command {name:?}: {error}"))

@@ -1,4 +1,4 @@
-//! A command that runs under a lock: what is run, how it is supervised and reported, and what becomes of the lock then.
+//! A command that runs under a lock: what is run, how it is supervised and with_report, and what becomes of the lock then.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -12,21 +12,21 @@ use futures_util::poll;
 use leasehold::clock::{Clock, timeout};
 use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, LockName, Locker, Released, Ticket};
 
-use crate::acquiring::{Request, WITHDRAWAL};
+use crate::acquisition::{CANCEL_TIMEOUT, Request};
 use crate::args::{CommandArgs, OnLost, duration};
-use crate::child::{self, Dismissed, Ended, Hold, Plan, Ready};
+use crate::child::{self, Dismissed, Ended, Hold, Plan, Prepared};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, LOST, of_child};
 use crate::output::{human, json};
-use crate::report::{self, Earlier, Report, ms};
+use crate::report::{self, EarlierRun, Report, ms};
 use crate::signals::Signals;
 
 /// The longest default grace.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Who has waited for a lock for so long no longer keeps a process for its command.
-const SOON: Duration = Duration::from_secs(2);
+const PREPARED_LIFETIME: Duration = Duration::from_secs(2);
 
 /// A command that is to run under a lock.
 #[derive(Debug)]
@@ -46,31 +46,31 @@ pub(crate) struct Session {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) signals: Signals,
     /// What becomes the command, if it was started already.
-    ready: Option<Ready>,
+    prepared: Option<Prepared>,
     /// The guardian of the command that ran before.
-    former: Option<Dismissed>,
+    previous_guardian: Option<Dismissed>,
 }
 
 /// What becomes of the lock once the command has ended and the lock was ours until then.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Afterwards {
+pub(crate) enum Completion {
     /// It is free.
     Release,
     /// It stays held, by its ticket.
-    HandOn,
+    KeepHeld,
     /// It rests until so long after its grant, if the command has succeeded; or else, too.
-    Rest { period: Duration, also_after_failure: bool },
+    Cooldown { period: Duration, count_failures: bool },
 }
 
-impl Afterwards {
+impl Completion {
     /// How long the lock rests after a command that ended so.
-    fn rest(self, ended: &Result<Ended, Failure>) -> Option<Duration> {
+    fn cooldown(self, ended: &Result<Ended, Failure>) -> Option<Duration> {
         match (self, ended) {
-            (Self::Rest { period, also_after_failure }, Ok(ended)) => {
-                let counts = ended.status.success() || also_after_failure;
+            (Self::Cooldown { period, count_failures }, Ok(ended)) => {
+                let counts = ended.status.success() || count_failures;
                 Some(period).filter(|_| counts && !ended.stopped)
             }
-            (Self::Release | Self::HandOn, _) | (_, Err(_)) => None,
+            (Self::Release | Self::KeepHeld, _) | (_, Err(_)) => None,
         }
     }
 }
@@ -125,7 +125,7 @@ impl Job {
     }
 
     /// Does `work`, and writes the report of how it ended.
-    pub(crate) async fn reported(
+    pub(crate) async fn with_report(
         mut self,
         context: &Context,
         work: impl AsyncFnOnce(&mut Self) -> Result<u8, Failure>,
@@ -143,31 +143,31 @@ impl Job {
     }
 
     /// Finds out whether the command can be run, and opens the store.
-    pub(crate) async fn begin(&self) -> Result<Session, Failure> {
+    pub(crate) async fn open(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
-        self.open(false).await
+        self.start(false).await
     }
 
     /// The same for a lock that will mostly be had at once: until then the command's process has the time to start.
-    pub(crate) async fn begin_at_once(&self) -> Result<Session, Failure> {
+    pub(crate) async fn open_prepared(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
-        self.open(true).await
+        self.start(true).await
     }
 
-    async fn open(&self, at_once: bool) -> Result<Session, Failure> {
-        let mut signals = Signals::ending().map_err(no_signals)?;
+    async fn start(&self, prepare: bool) -> Result<Session, Failure> {
+        let mut signals = Signals::ending().map_err(signal_error)?;
         let mut opened = std::pin::pin!(context::open(&self.store));
-        let mut ready = None;
+        let mut prepared = None;
         let outcome = poll!(&mut opened);
-        if at_once && !matches!(outcome, Poll::Ready(Err(_))) {
+        if prepare && !matches!(outcome, Poll::Ready(Err(_))) {
             // While the store is opened.
-            ready = Some(Ready::start(&self.command, self.plan)?);
+            prepared = Some(Prepared::start(&self.command, self.plan)?);
         }
         let locker = match outcome {
             Poll::Ready(outcome) => outcome?,
             Poll::Pending => signals.unless(opened).await?,
         };
-        Ok(Session { clock: context::clock(&locker), locker, signals, ready, former: None })
+        Ok(Session { clock: context::clock(&locker), locker, signals, prepared, previous_guardian: None })
     }
 
     /// Takes the lock.
@@ -178,9 +178,9 @@ impl Job {
         session: &mut Session,
     ) -> Result<Guard, Failure> {
         let asked = session.clock.now();
-        let Session { locker, signals, clock, ready, .. } = session;
+        let Session { locker, signals, clock, prepared, .. } = session;
         let acquired = request.acquire(locker, &self.store, &context.output, signals);
-        let acquired = unless_long(acquired, ready, &**clock).await;
+        let acquired = with_prepared(acquired, prepared, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         if let Ok(guard) = &acquired {
             self.report.permit = request.permit(guard.name());
@@ -233,9 +233,9 @@ impl Job {
         session: &mut Session,
     ) -> Result<Due, Failure> {
         let asked = session.clock.now();
-        let Session { locker, signals, clock, ready, .. } = session;
+        let Session { locker, signals, clock, prepared, .. } = session;
         let due = request.acquire_if_due(period, locker, &self.store, &context.output, signals);
-        let due = unless_long(due, ready, &**clock).await;
+        let due = with_prepared(due, prepared, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         due
     }
@@ -243,7 +243,7 @@ impl Job {
     /// Says that the command was not run, because it `ran` already.
     pub(crate) fn already_ran(&mut self, context: &Context, lock: &LockName, ran: AlreadyRan) -> u8 {
         let line = human::already_ran(lock, &ran);
-        let ran = Earlier::from(ran);
+        let ran = EarlierRun::from(ran);
         if !context.output.quiet {
             let line =
                 if context.output.json { json::already_ran(lock, &ran).to_string() } else { line.clone() };
@@ -262,28 +262,28 @@ impl Job {
         context: &Context,
         session: &mut Session,
         guard: Guard,
-        afterwards: Afterwards,
+        completion: Completion,
     ) -> Result<u8, Failure> {
-        let Session { locker, clock, signals, ready, former } = session;
+        let Session { locker, clock, signals, prepared, previous_guardian } = session;
         let granted = clock.now();
         self.report.token = guard.token().ok();
         // On a terminal Ctrl-Z stops us and the command alike, without our help.
-        signals.add_others(!child::is_interactive()).map_err(no_signals)?;
-        if let Some(former) = former.take() {
-            former.end();
+        signals.add_others(!child::is_interactive()).map_err(signal_error)?;
+        if let Some(previous_guardian) = previous_guardian.take() {
+            previous_guardian.end();
         }
-        let mut ended = self.supervise(&guard, ready.take(), locker, signals, &**clock).await;
-        *former = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
+        let mut ended = self.supervise(&guard, prepared.take(), locker, signals, &**clock).await;
+        *previous_guardian = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
         // What ended the command was not meant for the release.
-        signals.forget();
+        signals.discard_pending();
         // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
-        let rest = afterwards.rest(&ended).filter(|_| loss.is_none());
-        let untold = self.give_up(context, guard, &mut loss, session, (afterwards, rest)).await;
-        let code = self.judge(context, ended?, loss)?;
-        Ok(match untold {
-            Some(error) => self.not_told(context, &error, code),
+        let cooldown = completion.cooldown(&ended).filter(|_| loss.is_none());
+        let unrecorded = self.end_lease(context, guard, &mut loss, session, (completion, cooldown)).await;
+        let code = self.conclude(context, ended?, loss)?;
+        Ok(match unrecorded {
+            Some(error) => self.unrecorded(context, &error, code),
             None => code,
         })
     }
@@ -291,7 +291,7 @@ impl Job {
     async fn supervise(
         &self,
         guard: &Guard,
-        ready: Option<Ready>,
+        prepared: Option<Prepared>,
         locker: &Locker,
         signals: &mut Signals,
         clock: &dyn Clock,
@@ -303,38 +303,38 @@ impl Job {
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
             ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
-        let mut ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
+        let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
         // If we are killed, the lock is not free before the command and its guardian have ended.
-        let pids = ready.prepare()?;
+        let pids = prepared.prepare()?;
         let added = locker.add_processes(guard, &pids).await;
         added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
         // That may have taken longer than the lease lasts.
         guard.check()?;
-        ready.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
+        prepared.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
     }
 
     /// Ends the guard, and lets the lock rest; a loss that only the store knows of goes into `loss`. Gives the error when
     /// the store could not be told of the rest.
-    async fn give_up(
+    async fn end_lease(
         &mut self,
         context: &Context,
         guard: Guard,
         loss: &mut Option<Error>,
         session: &mut Session,
-        (afterwards, rest): (Afterwards, Option<Duration>),
+        (completion, cooldown): (Completion, Option<Duration>),
     ) -> Option<Error> {
         let name = guard.name().clone();
         let locker = session.locker.clone();
         let left = guard.remaining();
-        let given_up = async {
-            match (rest, afterwards) {
+        let ended = async {
+            match (cooldown, completion) {
                 (Some(period), _) => guard.rest(period).await,
-                (None, Afterwards::HandOn) => hand_on(guard, &locker).await,
+                (None, Completion::KeepHeld) => renew_ticket(guard, &locker).await,
                 (None, _) => guard.release().await,
             }
         };
-        let mut untold = None;
-        let ours = match unless_in_vain(given_up, left, session).await {
+        let mut unrecorded = None;
+        let ours = match within_lease(ended, left, session).await {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
                 // The store knows better: ended by somebody else since the last renewal, while the command ran.
@@ -342,27 +342,27 @@ impl Job {
                 loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
                 false
             }
-            Err(error) if rest.is_some() => {
-                untold = Some(error);
+            Err(error) if cooldown.is_some() => {
+                unrecorded = Some(error);
                 false
             }
             Err(error) => {
-                let what = match afterwards {
-                    Afterwards::HandOn => "the ticket was not renewed",
-                    Afterwards::Release | Afterwards::Rest { .. } => "the lock was not released",
+                let what = match completion {
+                    Completion::KeepHeld => "the ticket was not renewed",
+                    Completion::Release | Completion::Cooldown { .. } => "the lock was not released",
                 };
                 context.output.warning(&format!("{what}, it lapses by itself: {error}"));
                 false
             }
         };
-        self.report.released = Some(ours && !matches!(afterwards, Afterwards::HandOn));
-        self.report.rests = rest.map(|_| ours);
-        untold
+        self.report.released = Some(ours && !matches!(completion, Completion::KeepHeld));
+        self.report.rests = cooldown.map(|_| ours);
+        unrecorded
     }
 
     /// What to exit with when the command ran, and the store does not know. It is not done once for the period then: one
     /// that succeeded must not look as if it were.
-    fn not_told(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
+    fn unrecorded(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
         const AGAIN: &str = "it may run again within its period";
         let message = format!("that `{}` ran could not be noted in the store: {error}", self.report.lock);
         if code != 0 {
@@ -376,7 +376,7 @@ impl Job {
         FAILED
     }
 
-    fn judge(&mut self, context: &Context, ended: Ended, loss: Option<Error>) -> Result<u8, Failure> {
+    fn conclude(&mut self, context: &Context, ended: Ended, loss: Option<Error>) -> Result<u8, Failure> {
         let report = &mut self.report;
         report.command_exit_code = ended.status.code();
         report.command_signal = child::ending_signal(ended.status);
@@ -416,7 +416,7 @@ impl Job {
 
 /// Stops to renew, and renews by the ticket once: whoever uses it next has a whole ttl, and whether the lock was ours until
 /// now is known, as by a release.
-async fn hand_on(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
+async fn renew_ticket(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
     let renewed = async { locker.renew(&guard.into_ticket().await?).await };
     match renewed.await {
         Ok(_) => Ok(Released::Released),
@@ -427,9 +427,9 @@ async fn hand_on(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
 
 /// Waits for `acquired`, and has the command's guardian start meanwhile; if that takes long, without the command's
 /// processes.
-async fn unless_long<T>(
+async fn with_prepared<T>(
     acquired: impl Future<Output = T>,
-    ready: &mut Option<Ready>,
+    prepared: &mut Option<Prepared>,
     clock: &dyn Clock,
 ) -> T {
     let mut acquired = std::pin::pin!(acquired);
@@ -437,34 +437,34 @@ async fn unless_long<T>(
     if let Poll::Ready(acquired) = poll!(&mut acquired) {
         return acquired;
     }
-    if let Some(ready) = ready {
-        ready.guard();
+    if let Some(prepared) = prepared {
+        prepared.guard();
     }
-    if let Some(acquired) = timeout(clock, SOON, &mut acquired).await {
+    if let Some(acquired) = timeout(clock, PREPARED_LIFETIME, &mut acquired).await {
         return acquired;
     }
-    if let Some(ready) = ready.take() {
-        ready.dismiss().await;
+    if let Some(prepared) = prepared.take() {
+        prepared.dismiss().await;
     }
     acquired.await
 }
 
 /// When the store hangs, what ends the guard is broken off by a signal, and at the end of the lease, of which `left` is left:
 /// then it changes nothing any more.
-async fn unless_in_vain(
-    given_up: impl Future<Output = leasehold::Result<Released>>,
+async fn within_lease(
+    ended: impl Future<Output = leasehold::Result<Released>>,
     left: Duration,
     session: &mut Session,
 ) -> leasehold::Result<Released> {
     let Session { signals, clock, .. } = session;
-    let mut given_up = std::pin::pin!(given_up);
+    let mut ended = std::pin::pin!(ended);
     tokio::select! {
         biased;
-        released = &mut given_up => released,
+        released = &mut ended => released,
         () = clock.sleep(left) => {
             Err(Error::new(ErrorKind::Unavailable, "the store did not answer before the lease ended"))
         }
-        _ = signals.next_ending() => match timeout(&**clock, WITHDRAWAL, given_up).await {
+        _ = signals.next_ending() => match timeout(&**clock, CANCEL_TIMEOUT, ended).await {
             Some(released) => released,
             None => Err(Error::new(ErrorKind::Unavailable, "interrupted by a signal")),
         },
@@ -488,6 +488,6 @@ pub(crate) fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
     vec!["/bin/sh".into(), "-c".into(), command.join(OsStr::new(" "))]
 }
 
-fn no_signals(error: std::io::Error) -> Failure {
+fn signal_error(error: std::io::Error) -> Failure {
     Failure::new(FAILED, "failed", format!("cannot receive signals: {error}"))
 }

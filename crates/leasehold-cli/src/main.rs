@@ -1,21 +1,21 @@
 //! The `leasehold` command: words for people and programs around the leasehold library. No lock logic lives here.
 
-mod acquiring;
+mod acquisition;
 mod args;
 mod child;
+mod commands;
 mod complete;
 mod config;
 mod context;
 mod exit;
 mod filter;
 mod job;
+mod mode;
 mod object;
 mod output;
 mod report;
-mod sharing;
 mod signals;
-mod verbs;
-mod waiting;
+mod wait_progress;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -27,11 +27,11 @@ use crate::args::Cli;
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Before anything else: `run` starts this program again for its child, and that must cost next to nothing.
-    if let Some(code) = child::hidden_verb(&arguments) {
+    if let Some(code) = child::internal_subcommand(&arguments) {
         return code;
     }
     answer_shell();
-    verbs::dispatch(&arguments)
+    commands::dispatch(&arguments)
 }
 
 /// Answers a shell that asks for completions, and ends the process; otherwise does nothing.

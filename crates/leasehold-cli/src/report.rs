@@ -38,14 +38,14 @@ pub(crate) struct Report {
     /// Of `once`: whether the lock now rests until the period is over.
     pub(crate) rests: Option<bool>,
     /// Of `once`: the run that counts for this period, when the command was not run.
-    pub(crate) already_ran: Option<Earlier>,
+    pub(crate) already_ran: Option<EarlierRun>,
     /// What went wrong, for people.
     pub(crate) message: Option<String>,
 }
 
 /// A run of `once` that made another one needless. What the store does not tell is null.
 #[derive(Debug, Serialize)]
-pub(crate) struct Earlier {
+pub(crate) struct EarlierRun {
     pub(crate) holder: Option<Holder>,
     pub(crate) token: Option<Token>,
     /// Since it was granted the lock; or since it ended, where only that is known.
@@ -54,7 +54,7 @@ pub(crate) struct Earlier {
     pub(crate) again_within_ms: Option<u64>,
 }
 
-impl From<AlreadyRan> for Earlier {
+impl From<AlreadyRan> for EarlierRun {
     fn from(ran: AlreadyRan) -> Self {
         Self {
             holder: ran.by,
@@ -93,13 +93,13 @@ impl Report {
         if is_special(file) {
             return open_special(file).and_then(|mut opened| opened.write_all(&text)).map_err(failed);
         }
-        let file = &followed(file);
-        let beside = beside(file);
-        let written = File::create(&beside)
+        let file = &resolved(file);
+        let temporary = temporary(file);
+        let written = File::create(&temporary)
             .and_then(|mut written| written.write_all(&text).and_then(|()| written.sync_all()))
-            .and_then(|()| std::fs::rename(&beside, file));
+            .and_then(|()| std::fs::rename(&temporary, file));
         if written.is_err() {
-            let _ = std::fs::remove_file(&beside);
+            let _ = std::fs::remove_file(&temporary);
         }
         written.map_err(failed)
     }
@@ -117,9 +117,9 @@ pub(crate) fn check(file: &Path) -> Result<(), Failure> {
         // Not opened: a pipe may get its reader later, and would take this for the end of the report.
         return Ok(());
     }
-    let beside = beside(&followed(file));
-    let made = File::create(&beside);
-    let _ = std::fs::remove_file(&beside);
+    let temporary = temporary(&resolved(file));
+    let made = File::create(&temporary);
+    let _ = std::fs::remove_file(&temporary);
     made.map(drop).map_err(failed)
 }
 
@@ -140,7 +140,7 @@ fn open_special(file: &Path) -> std::io::Result<File> {
 }
 
 /// What a symbolic link stands for, so that the link stays one.
-fn followed(file: &Path) -> PathBuf {
+fn resolved(file: &Path) -> PathBuf {
     file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn reason(loss: &Loss) -> &'static str {
     }
 }
 
-fn beside(file: &Path) -> PathBuf {
+fn temporary(file: &Path) -> PathBuf {
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     file.with_file_name(name)

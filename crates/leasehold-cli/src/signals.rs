@@ -17,7 +17,7 @@ const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
-    asked_to_end: Option<Signal>,
+    ending_signal: Option<Signal>,
     /// What [`ignored`] said at first.
     ignored: u64,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// Those that end a process.
     pub(crate) fn ending() -> io::Result<Self> {
-        let mut signals = Self { streams: Vec::new(), asked_to_end: None, ignored: ignored() };
+        let mut signals = Self { streams: Vec::new(), ending_signal: None, ignored: ignored_signals() };
         signals.add(&ENDING)?;
         Ok(signals)
     }
@@ -67,12 +67,12 @@ impl Signals {
 
     /// The latest signal so far that ends a process, whoever received it here, and also if it was forgotten; SIGHUP, which
     /// may mean something else, only when there was no other.
-    pub(crate) fn asked_to_end(&self) -> Option<Signal> {
-        self.asked_to_end
+    pub(crate) fn ending_signal(&self) -> Option<Signal> {
+        self.ending_signal
     }
 
     /// Forgets those that have arrived.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn discard_pending(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
         while self.poll(&mut context).is_ready() {}
     }
@@ -92,8 +92,8 @@ impl Signals {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
         for (signal, stream) in &mut self.streams {
             if stream.poll_recv(context).is_ready() {
-                if ENDING.contains(signal) && (*signal != Signal::HUP || self.asked_to_end.is_none()) {
-                    self.asked_to_end = Some(*signal);
+                if ENDING.contains(signal) && (*signal != Signal::HUP || self.ending_signal.is_none()) {
+                    self.ending_signal = Some(*signal);
                 }
                 return Poll::Ready(*signal);
             }
@@ -103,7 +103,7 @@ impl Signals {
 }
 
 /// The signals that this process was started ignoring, a bit each; none where that cannot be read.
-fn ignored() -> u64 {
+fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

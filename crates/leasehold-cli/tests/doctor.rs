@@ -7,7 +7,7 @@ use leasehold_testkit::etcd::{Cluster, etcdctl};
 use leasehold_testkit::servers::{Server, below};
 use serde_json::Value;
 
-use crate::support::{Outcome, Place};
+use crate::support::{Outcome, Sandbox};
 
 /// What the doctor found.
 struct Diagnosis {
@@ -54,8 +54,8 @@ impl Diagnosis {
 }
 
 fn examined(url: &str) -> Diagnosis {
-    let place = Place::new();
-    Diagnosis::of(&place.run(&format!("doctor --json -s {url}")))
+    let sandbox = Sandbox::new();
+    Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url}")))
 }
 
 /// A good server, on which every layer was looked at, and nothing is left.
@@ -72,7 +72,7 @@ fn a_good_store(server: Server, checks: &[&str]) {
     }
     assert!(diagnosis.report["smallest_ttl_ms"].as_u64().unwrap() >= 500);
     assert_eq!(diagnosis.report["round_trips"].as_array().unwrap().len(), 4);
-    assert_eq!(Place::new().run(&format!("ls -s {url}")).expect(0).stdout, "", "nothing is left");
+    assert_eq!(Sandbox::new().run(&format!("ls -s {url}")).expect(0).stdout, "", "nothing is left");
 }
 
 const OBJECTS: &[&str] = &[
@@ -168,14 +168,14 @@ fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
             .contains("not check preconditions atomically")
     );
     assert!(diagnosis.help("atomic-race").contains("conditional writes"));
-    let refused = Place::new().run(&format!("run -s {url} deploy -- true")).expect(125);
+    let refused = Sandbox::new().run(&format!("run -s {url} deploy -- true")).expect(125);
     assert!(
         refused.stderr.contains("found unsafe") && refused.stderr.contains("leasehold doctor"),
         "{refused:?}"
     );
     let fresh = Server::S3Racy.fresh_url();
     for reason in ["does not check preconditions atomically", "found unsafe"] {
-        let refused = Place::new().run(&format!("run -s {fresh} deploy -- true")).expect(125);
+        let refused = Sandbox::new().run(&format!("run -s {fresh} deploy -- true")).expect(125);
         assert!(refused.stderr.contains(reason), "{refused:?}");
     }
 }
@@ -185,13 +185,13 @@ fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
 fn the_doctor_races_several_endpoints_together() {
     let url = Server::Moto.fresh_url();
     let other = format!("http://{}", Server::Moto.address().to_string().replace("127.0.0.1", "localhost"));
-    let place = Place::new();
-    let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint {other}")));
+    let sandbox = Sandbox::new();
+    let diagnosis = Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url} --endpoint {other}")));
     diagnosis.passes();
     let seen = diagnosis.finding("endpoints")["seen"].as_str().unwrap();
     assert!(seen.contains("127.0.0.1") && seen.contains("localhost"), "{seen}");
     assert!(diagnosis.finding("create-race")["seen"].as_str().unwrap().contains("a store that lets two win"));
-    let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint nonsense")));
+    let diagnosis = Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url} --endpoint nonsense")));
     diagnosis.fails(&["endpoints"]);
 }
 
@@ -202,7 +202,7 @@ fn fault_26_the_doctor_refuses_a_dynamodb_that_checks_and_writes_in_two_steps() 
     let diagnosis = examined(&url);
     assert!(diagnosis.checks("failed").contains(&"atomic-race"), "{:#}", diagnosis.report);
     assert!(diagnosis.finding("atomic-race")["seen"].as_str().unwrap().contains("in one step"));
-    let refused = Place::new().run(&format!("run -s {url} deploy -- true")).expect(125);
+    let refused = Sandbox::new().run(&format!("run -s {url} deploy -- true")).expect(125);
     assert!(refused.stderr.contains("found unsafe"), "{refused:?}");
 }
 
@@ -257,8 +257,8 @@ fn without(missing: &str) -> Diagnosis {
         .output()
         .unwrap();
     let issued = String::from_utf8(issued.stdout).unwrap();
-    let place = Place::new();
-    let mut command = place.leasehold(["doctor", "--json", "-s", &url]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(["doctor", "--json", "-s", &url]);
     command
         .env("AWS_ACCESS_KEY_ID", element(&issued, "AccessKeyId"))
         .env("AWS_SECRET_ACCESS_KEY", element(&issued, "SecretAccessKey"))
@@ -299,8 +299,8 @@ async fn fault_34_the_doctor_names_the_permission_that_is_missing_on_etcd() {
     }
     let examined = async |login: &str, prefix: &str| {
         let url = format!("etcd://{login}@{}/{prefix}/", cluster.address(0));
-        let place = Place::new();
-        let outcome = place.run(&format!("doctor --json -s {url}"));
+        let sandbox = Sandbox::new();
+        let outcome = sandbox.run(&format!("doctor --json -s {url}"));
         assert!(!outcome.stdout.contains("hunter2") && !outcome.stderr.contains("hunter2"), "{outcome:?}");
         Diagnosis::of(&outcome)
     };

@@ -11,12 +11,12 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What nobody has to wait for longer, on the slowest machine.
-const FOREVER: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A folder with a store, a configuration and nothing of the user's.
-pub(crate) struct Place(tempfile::TempDir);
+pub(crate) struct Sandbox(tempfile::TempDir);
 
-impl Place {
+impl Sandbox {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -76,7 +76,7 @@ impl Place {
     /// Locks the store's file, so that no renewal gets through until the value is dropped.
     pub(crate) fn cut_off(&self) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(self.path("state/leasehold/locks.db")).unwrap();
-        connection.busy_timeout(FOREVER).unwrap();
+        connection.busy_timeout(TIMEOUT).unwrap();
         connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
         connection
     }
@@ -192,7 +192,7 @@ pub(crate) fn children_of(parent: i32) -> Vec<i32> {
 }
 
 /// Whether `pid` is a process that may still do something.
-pub(crate) fn lives(pid: &str) -> bool {
+pub(crate) fn is_alive(pid: &str) -> bool {
     stat(pid.parse().unwrap()).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
@@ -210,16 +210,16 @@ fn stat(pid: i32) -> Option<(char, i32)> {
 /// Waits for what nobody announces.
 #[track_caller]
 #[allow(clippy::disallowed_methods)] // A pause between two looks decides about nothing.
-pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !happened() {
-        assert!(start.elapsed() < FOREVER, "in vain: {what}");
+        assert!(start.elapsed() < TIMEOUT, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// The contents of `path`, once it exists.
-pub(crate) fn awaited(path: &Path) -> String {
-    until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
+pub(crate) fn wait_for_file(path: &Path) -> String {
+    wait_until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
     fs::read_to_string(path).unwrap()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 
-use super::{ClaimArgs, HolderArgs, LockArgs, SharingArgs, TimeoutArgs, duration};
+use super::{ClaimArgs, HolderArgs, LockArgs, ModeArgs, TimeoutArgs, duration};
 use crate::complete::lock_names;
 
 #[derive(Debug, Args)]
@@ -69,7 +69,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "lock")]
     pub(crate) release: bool,
     #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
+    pub(crate) mode: ModeArgs,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
     #[command(flatten)]

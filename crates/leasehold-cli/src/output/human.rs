@@ -22,7 +22,7 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 
 /// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
 pub(crate) fn waiting(name: &str, held: &Held) -> String {
-    let mut text = format!("for {name}: {}", who(held));
+    let mut text = format!("for {name}: {}", holder(held));
     if let Some(age) = held.held_for {
         let _ = write!(text, ", held {}", span(age));
     }
@@ -60,16 +60,16 @@ pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
 }
 
 /// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
-pub(crate) fn who(held: &Held) -> String {
+pub(crate) fn holder(held: &Held) -> String {
     let mut held = held.clone();
     held.token = None;
     held.to_string()
 }
 
 /// `alice@ci-7 (pid 4121)`.
-pub(crate) fn who_shortly(held: &Held) -> String {
+pub(crate) fn short_holder(held: &Held) -> String {
     match &held.holder {
-        None => who(held),
+        None => holder(held),
         Some(holder) if holder.pid == 0 => Holder { note: None, ..holder.clone() }.to_string(),
         Some(holder) => format!("{} (pid {})", without_process(holder), holder.pid),
     }
@@ -94,7 +94,7 @@ pub(crate) fn table(locks: &[Status]) -> String {
             held.and_then(|held| held.lapses_within)
                 .map_or_else(dash, |left| format!("<= {}", span_up(left))),
             token_of(status).map_or_else(dash, |token| token.to_string()),
-            held.map_or_else(dash, who),
+            held.map_or_else(dash, holder),
         ]);
     }
     aligned(&rows)
@@ -106,7 +106,7 @@ pub(crate) fn lock(status: &Status) -> String {
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
     row("state", state(&status.state).to_owned());
     if let Some(held) = holder_of(&status.state) {
-        row("holder", who(held));
+        row("holder", holder(held));
         if let Some(value) = held.holder.as_ref().and_then(|holder| holder.value.as_deref()) {
             row("value", printable(value, Election::MAX_VALUE));
         }
@@ -270,7 +270,7 @@ mod tests {
         let unanswered = |left| unanswered("x", Duration::from_millis(3_100), Duration::from_millis(left));
         assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, trying for another 12s");
         assert_eq!(unanswered(0), "for x: no answer from the store for 3s");
-        assert_eq!(who_shortly(&held), "alice@ci-7 (pid 4121)");
+        assert_eq!(short_holder(&held), "alice@ci-7 (pid 4121)");
         let mut ran = AlreadyRan::default();
         let name = LockName::new("nightly").unwrap();
         assert_eq!(already_ran(&name, &ran), "nightly already ran");

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::human;
 use crate::exit::Failure;
-use crate::report::{Earlier, ms};
+use crate::report::{EarlierRun, ms};
 
 /// `{"type":"error","kind","message","help"}`
 pub(crate) fn error(failure: &Failure) -> Value {
@@ -30,7 +30,7 @@ pub(crate) fn unanswered(name: &LockName, passed: Duration, left: Duration) -> V
 }
 
 /// `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`
-pub(crate) fn already_ran(name: &LockName, ran: &Earlier) -> Value {
+pub(crate) fn already_ran(name: &LockName, ran: &EarlierRun) -> Value {
     let mut object = object("already_ran", name);
     if let Value::Object(ran) = json!(ran) {
         object.extend(ran);

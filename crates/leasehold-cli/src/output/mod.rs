@@ -42,7 +42,7 @@ impl Output {
     }
 
     /// Whether a line on stderr may move.
-    pub(crate) fn spins(&self) -> bool {
+    pub(crate) fn animates(&self) -> bool {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         !self.json && !dumb && io::stderr().is_terminal()
     }
@@ -76,21 +76,21 @@ impl Output {
 
 /// Prints `text` on stdout. A reader that has gone away (`| head`) has what it wanted: that is no failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    tell(text).map(|_| ())
+    print_unless_closed(text).map(|_| ())
 }
 
 /// Prints `text` on stdout, one of many. Gives whether there is still a reader.
-pub(crate) fn tell(text: &str) -> Result<bool, Failure> {
+pub(crate) fn print_unless_closed(text: &str) -> Result<bool, Failure> {
     match write(text) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(unprinted(&error)),
+        Err(error) => Err(write_error(&error)),
     }
 }
 
 /// Prints `text` on stdout, where a reader that has gone away is a failure: it is what everything was done for.
 pub(crate) fn print_all(text: &str) -> Result<(), Failure> {
-    write(text).map_err(|error| unprinted(&error))
+    write(text).map_err(|error| write_error(&error))
 }
 
 fn write(text: &str) -> io::Result<()> {
@@ -98,6 +98,6 @@ fn write(text: &str) -> io::Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
 }
 
-fn unprinted(error: &io::Error) -> Failure {
+fn write_error(error: &io::Error) -> Failure {
     Failure::new(crate::exit::FAILED, "failed", format!("cannot write to stdout: {error}"))
 }

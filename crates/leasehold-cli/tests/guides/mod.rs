@@ -11,21 +11,21 @@
 //! | `rust` | it is an example in the library's documentation (`crates/leasehold/src/guides.rs`), and so run there |
 //!
 //! Any other block fails, since nobody would run it. What readers have and this machine has not stands in one table:
-//! `surroundings.rs`.
+//! `environment.rs`.
 
-mod able_to_fail;
 mod document;
+mod environment;
 mod output;
-mod place;
 mod recipes;
+mod runner;
 mod script;
-mod surroundings;
+mod self_test;
 mod workflow;
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use self::place::Place;
+use self::runner::GuideRun;
 
 /// The guides, each with its test.
 macro_rules! guides {
@@ -41,7 +41,7 @@ macro_rules! guides {
 }
 
 /// Those whose tests go on where the guide ends.
-const FOLLOWED_ELSEWHERE: &[&str] = &[recipes::FILE];
+const TESTED_ELSEWHERE: &[&str] = &[recipes::FILE];
 
 guides! {
     cron: "cron.md",
@@ -53,9 +53,9 @@ guides! {
 
 /// Does what the guide says, and gives the folder in which it was done.
 #[track_caller]
-fn follow(file: &str) -> Place {
+fn follow(file: &str) -> GuideRun {
     let text = fs::read_to_string(folder().join(file)).unwrap();
-    place::follow(&text).unwrap_or_else(|error| panic!("docs/guides/{file}: {error}"))
+    runner::follow(&text).unwrap_or_else(|error| panic!("docs/guides/{file}: {error}"))
 }
 
 fn folder() -> PathBuf {
@@ -67,7 +67,7 @@ fn root() -> PathBuf {
 }
 
 fn tested() -> impl Iterator<Item = &'static str> {
-    FILES.iter().chain(FOLLOWED_ELSEWHERE).copied()
+    FILES.iter().chain(TESTED_ELSEWHERE).copied()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use super::place::Place;
+use super::runner::GuideRun;
 
 pub(crate) const FILE: &str = "fencing.md";
 
@@ -38,9 +38,9 @@ const RECIPES: &[(&str, &str)] = &[
 
 #[test]
 fn a_late_write_is_refused_and_tokens_never_go_back() {
-    let place = super::follow(FILE);
+    let run = super::follow(FILE);
     for (save, show) in RECIPES {
-        let recipe = Recipe { place: &place, save, show };
+        let recipe = Recipe { run: &run, save, show };
         recipe.writes_nothing_without_a_token();
         recipe.in_a_race();
         recipe.refuses_late_ones();
@@ -48,7 +48,7 @@ fn a_late_write_is_refused_and_tokens_never_go_back() {
 }
 
 struct Recipe<'a> {
-    place: &'a Place,
+    run: &'a GuideRun,
     save: &'a str,
     show: &'a str,
 }
@@ -56,7 +56,7 @@ struct Recipe<'a> {
 impl Recipe<'_> {
     fn writes_nothing_without_a_token(&self) {
         for bad in ["''", "'x'"] {
-            let (code, _) = self.place.command(&format!("{} {bad} content", self.save));
+            let (code, _) = self.run.command(&format!("{} {bad} content", self.save));
             assert_ne!(code, Some(0), "{} {bad}", self.save);
             assert_eq!(self.shown().0, "second", "{} {bad}", self.save);
         }
@@ -109,14 +109,14 @@ impl Recipe<'_> {
 
     /// Gives the exit code: 0, or 1 when it was refused.
     fn save(&self, token: u64, content: &str) -> Option<i32> {
-        let (code, printed) = self.place.command(&format!("{} {token} '{content}'", self.save));
+        let (code, printed) = self.run.command(&format!("{} {token} '{content}'", self.save));
         assert!(matches!(code, Some(0 | 1)), "{} {token}: {code:?} {printed}", self.save);
         code
     }
 
     /// What is stored, and with which token.
     fn shown(&self) -> (String, u64) {
-        let (code, printed) = self.place.command(self.show);
+        let (code, printed) = self.run.command(self.show);
         let (content, token) =
             printed.trim().split_once('\n').unwrap_or_else(|| panic!("{code:?} {printed}"));
         (content.to_owned(), token.parse().unwrap())

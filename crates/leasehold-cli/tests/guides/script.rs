@@ -24,9 +24,9 @@ trap end_jobs EXIT
 const FOOT: &str = r#"if [[ -n $(jobs -pr) ]]; then echo 'the guide leaves this running:'; jobs -r; exit 1; fi
 "#;
 
-/// The script for `blocks`, after `preparation`.
-pub(crate) fn of(blocks: &[Block], preparation: &str) -> Result<String, String> {
-    let mut script = HEAD.to_owned() + preparation;
+/// The script for `blocks`, after `setup`.
+pub(crate) fn of(blocks: &[Block], setup: &str) -> Result<String, String> {
+    let mut script = HEAD.to_owned() + setup;
     let mut has_command = false;
     for (number, block) in blocks.iter().enumerate() {
         let commands = match block.kind.as_str() {

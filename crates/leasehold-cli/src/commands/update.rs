@@ -23,16 +23,18 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
     if let Some(limit) = args.within {
         object = object.within(limit);
     }
-    let made = async |content: Option<&[u8]>| {
-        let made = filter::through(&command, content).await?;
-        if made.is_empty() && !args.allow_empty {
-            return Err(emptied(&command[0].to_string_lossy(), &shown));
+    let transformed = async |content: Option<&[u8]>| {
+        let transformed = filter::run(&command, content).await?;
+        if transformed.is_empty() && !args.allow_empty {
+            return Err(empty_output(&command[0].to_string_lossy(), &shown));
         }
-        Ok(Some(made.into()))
+        Ok(Some(transformed.into()))
     };
     let updated = match token {
-        Some(token) => object.update_fenced(token, async |content| made(content.as_deref()).await).await,
-        None => object.update(async |content| made(content.as_deref()).await).await,
+        Some(token) => {
+            object.update_fenced(token, async |content| transformed(content.as_deref()).await).await
+        }
+        None => object.update(async |content| transformed(content.as_deref()).await).await,
     };
     let lost = ErrorKind::Lost.to_string();
     let updated = updated.map_err(|failure| match failure.kind == lost {
@@ -40,13 +42,13 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
         false => failure,
     })?;
     // A failure would ask for another try, and it is done.
-    if let Err(failure) = say(context, &shown, &updated) {
+    if let Err(failure) = report(context, &shown, &updated) {
         context.output.warning(&failure.message);
     }
     Ok(0)
 }
 
-fn emptied(command: &str, shown: &str) -> Failure {
+fn empty_output(command: &str, shown: &str) -> Failure {
     Failure::new(
         FAILED,
         "empty",
@@ -55,7 +57,7 @@ fn emptied(command: &str, shown: &str) -> Failure {
     .with_help("a pipeline that broke looks like that; say --allow-empty when an empty object is meant")
 }
 
-fn say(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure> {
+fn report(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure> {
     if context.output.json {
         let bytes = updated.content.as_ref().map(|content| content.len());
         let document = json!({

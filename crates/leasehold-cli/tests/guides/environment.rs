@@ -11,8 +11,8 @@ use leasehold_testkit::servers::Server;
 
 use super::script::quoted;
 
-/// What a guide may mention, and what takes its place.
-const STAND_INS: &[(&str, Maker)] = &[
+/// What a guide may mention, and what takes its run.
+const SUBSTITUTES: &[(&str, Maker)] = &[
     ("my-bucket", bucket),
     ("dynamodb", dynamodb),
     ("my-table", table),
@@ -26,10 +26,10 @@ const STAND_INS: &[(&str, Maker)] = &[
     ("gcloud", gcloud),
 ];
 
-type Maker = fn() -> StandIn;
+type Maker = fn() -> Substitute;
 
 /// Variables of ours that the guides' commands get, if they are there.
-const HANDED_ON: &[&str] = &[
+const INHERITED: &[&str] = &[
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_REGION",
@@ -41,25 +41,25 @@ const HANDED_ON: &[&str] = &[
     "TMPDIR",
 ];
 
-/// What takes a place.
+/// What takes a run.
 #[derive(Default)]
-struct StandIn {
+struct Substitute {
     /// Is written instead.
     text: Option<String>,
     variables: Vec<(&'static str, String)>,
     /// Shell commands that make it.
-    preparation: String,
+    setup: String,
     /// A program's name and its shell script.
     program: Option<(&'static str, String)>,
 }
 
 /// A bucket that nobody else uses, on servers for S3 and for Google Cloud Storage. Both kinds of clients go by these
 /// variables.
-fn bucket() -> StandIn {
+fn bucket() -> Substitute {
     let name = unique("my-bucket");
     let (s3, gcs) = (Server::Moto.address(), Server::FakeGcs.address());
-    StandIn {
-        preparation: format!(
+    Substitute {
+        setup: format!(
             "curl -sSf -X PUT --aws-sigv4 aws:amz:us-east-1:s3 --user leasehold:leasehold-test http://{s3}/{name}\n\
              curl -sSf -o .bucket -H 'Content-Type: application/json' -d '{{\"name\": \"{name}\"}}' 'http://{gcs}/storage/v1/b?project=p'\n"
         ),
@@ -72,50 +72,50 @@ fn bucket() -> StandIn {
     }
 }
 
-fn dynamodb() -> StandIn {
+fn dynamodb() -> Substitute {
     let endpoint = format!("http://{}", Server::DynamoDbLocal.address());
-    StandIn { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..StandIn::default() }
+    Substitute { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..Substitute::default() }
 }
 
 /// A table's name that nobody else uses. The guides make the tables.
-fn table() -> StandIn {
-    StandIn { text: Some(unique("table")), ..StandIn::default() }
+fn table() -> Substitute {
+    Substitute { text: Some(unique("table")), ..Substitute::default() }
 }
 
 /// Keys in etcd that nobody else uses.
-fn prefix() -> StandIn {
-    StandIn { text: Some(unique("my-app") + "/"), ..StandIn::default() }
+fn prefix() -> Substitute {
+    Substitute { text: Some(unique("my-app") + "/"), ..Substitute::default() }
 }
 
-fn etcd() -> StandIn {
-    StandIn { text: Some(Server::Etcd.address()), ..StandIn::default() }
+fn etcd() -> Substitute {
+    Substitute { text: Some(Server::Etcd.address()), ..Substitute::default() }
 }
 
-fn google() -> StandIn {
-    StandIn { text: Some(format!("http://{}", Server::FakeGcs.address())), ..StandIn::default() }
+fn google() -> Substitute {
+    Substitute { text: Some(format!("http://{}", Server::FakeGcs.address())), ..Substitute::default() }
 }
 
 /// A PostgreSQL database of its own.
-fn database() -> StandIn {
+fn database() -> Substitute {
     let (server, name) = (Server::PostgreSql.url(), unique("guide").replace('-', "_"));
     let database = server.replace("/postgres", &format!("/{name}"));
-    StandIn {
-        preparation: format!("psql -Xq {} -c 'CREATE DATABASE {name}'\n", quoted(&server)),
+    Substitute {
+        setup: format!("psql -Xq {} -c 'CREATE DATABASE {name}'\n", quoted(&server)),
         variables: vec![("DATABASE_URL", database)],
-        ..StandIn::default()
+        ..Substitute::default()
     }
 }
 
 /// A program with AWS's lock client, which runs a command under the lock `nightly`.
-fn old_java_worker() -> StandIn {
+fn old_java_worker() -> Substitute {
     old_worker("old-java-worker", Program::DynamoDbJava)
 }
 
-fn old_go_worker() -> StandIn {
+fn old_go_worker() -> Substitute {
     old_worker("old-go-worker", Program::DynamoDbGo)
 }
 
-fn old_worker(name: &'static str, peer: Program) -> StandIn {
+fn old_worker(name: &'static str, peer: Program) -> Substitute {
     let peer = quoted(&peer.path().display().to_string());
     let script = format!(
         r#"#!/bin/bash -eu
@@ -131,12 +131,12 @@ wait $id
 exit $status
 "#
     );
-    StandIn { program: Some((name, script)), ..StandIn::default() }
+    Substitute { program: Some((name, script)), ..Substitute::default() }
 }
 
 /// Gives an access token that nobody asks for.
-fn gcloud() -> StandIn {
-    StandIn { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..StandIn::default() }
+fn gcloud() -> Substitute {
+    Substitute { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..Substitute::default() }
 }
 
 fn unique(name: &str) -> String {
@@ -144,21 +144,21 @@ fn unique(name: &str) -> String {
     format!("{name}-{}", &random[..8])
 }
 
-/// The stand-ins that one guide needs.
-pub(crate) struct Surroundings {
-    stand_ins: BTreeMap<&'static str, StandIn>,
-    /// What stands in for `/usr/local/bin`: a folder with the programs that readers have installed.
+/// The substitutes that one guide needs.
+pub(crate) struct Environment {
+    substitutes: BTreeMap<&'static str, Substitute>,
+    /// Takes the place of `/usr/local/bin`: a folder with the programs that readers have installed.
     programs: PathBuf,
 }
 
-impl Surroundings {
+impl Environment {
     /// For `guide`, which is followed in `folder`.
-    pub(crate) fn of(guide: &str, folder: &Path) -> Self {
-        let mentioned = STAND_INS.iter().filter(|(word, _)| guide.contains(word));
-        let stand_ins = mentioned.map(|(word, stand_in)| (*word, stand_in())).collect();
-        let surroundings = Self { stand_ins, programs: folder.join(".programs") };
-        surroundings.install();
-        surroundings
+    pub(crate) fn for_guide(guide: &str, folder: &Path) -> Self {
+        let mentioned = SUBSTITUTES.iter().filter(|(word, _)| guide.contains(word));
+        let substitutes = mentioned.map(|(word, substitute)| (*word, substitute())).collect();
+        let environment = Self { substitutes, programs: folder.join(".programs") };
+        environment.install();
+        environment
     }
 
     fn install(&self) {
@@ -169,7 +169,7 @@ impl Surroundings {
                 symlink(path, self.programs.join(name)).unwrap();
             }
         }
-        for (name, script) in self.stand_ins.values().filter_map(|stand_in| stand_in.program.as_ref()) {
+        for (name, script) in self.substitutes.values().filter_map(|substitute| substitute.program.as_ref()) {
             let path = self.programs.join(name);
             fs::write(&path, script).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
@@ -180,18 +180,18 @@ impl Surroundings {
     pub(crate) fn adapted(&self, guide: &str) -> String {
         let guide = guide.replace("/usr/local/bin", &self.programs.display().to_string());
         let texts =
-            self.stand_ins.iter().filter_map(|(word, stand_in)| Some((word, stand_in.text.as_ref()?)));
+            self.substitutes.iter().filter_map(|(word, substitute)| Some((word, substitute.text.as_ref()?)));
         texts.fold(guide, |guide, (word, text)| guide.replace(word, text))
     }
 
-    pub(crate) fn preparation(&self) -> String {
-        self.stand_ins.values().map(|stand_in| stand_in.preparation.as_str()).collect()
+    pub(crate) fn setup(&self) -> String {
+        self.substitutes.values().map(|substitute| substitute.setup.as_str()).collect()
     }
 
     /// All that the guide's commands find in their environment.
     pub(crate) fn variables(&self) -> BTreeMap<String, String> {
-        let ours = HANDED_ON.iter().filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)));
-        let given = self.stand_ins.values().flat_map(|stand_in| &stand_in.variables);
+        let ours = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)));
+        let given = self.substitutes.values().flat_map(|substitute| &substitute.variables);
         // What the AWS command of version 1 calls it.
         let region = env::var("AWS_REGION").map(|region| ("AWS_DEFAULT_REGION".to_owned(), region));
         let path = format!("{}:/usr/local/bin:/usr/bin:/bin", self.programs.display());

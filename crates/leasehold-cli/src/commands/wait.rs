@@ -8,14 +8,14 @@ use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
 use crate::output::{human, json, print};
-use crate::waiting::Waiting;
+use crate::wait_progress::WaitProgress;
 
 pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
     let limit = context.settings.pick(args.wait, "wait", duration)?;
     let locker = context::open(&context.store()?).await?;
     let clock = context::clock(&locker);
-    let waiting = Waiting::new(name.clone(), clock.clone()).within(limit.unwrap_or(Duration::MAX));
+    let waiting = WaitProgress::new(name.clone(), clock.clone()).within(limit.unwrap_or(Duration::MAX));
     let observer = waiting.observer();
     let free = waiting.show_during(&context.output, locker.wait_free(&name, &observer));
     match limit {

@@ -9,35 +9,42 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::clock::{Clock, Moment};
 use leasehold::{Held, LockName};
 
+use crate::mode::Mode;
 use crate::output::{Output, human, json};
-use crate::sharing::Sharing;
 
 /// Most locks are had at once; nobody wants to read of a wait that is over.
-const SILENCE: Duration = Duration::from_millis(400);
+const SHOW_AFTER: Duration = Duration::from_millis(400);
 /// Where there is no terminal, a line so often.
-const LINE_EVERY: Duration = Duration::from_secs(30);
-/// A store that has said nothing for so long is told of.
-const UNANSWERED: Duration = Duration::from_secs(2);
+const LINE_INTERVAL: Duration = Duration::from_secs(30);
+/// A store that has said nothing for so long is reported of.
+const REPORT_SILENCE_AFTER: Duration = Duration::from_secs(2);
 /// How often the spinner turns.
-const FRAME: Duration = Duration::from_millis(100);
+const FRAME_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Keeps what was last heard of the holder, and shows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitProgress {
     name: LockName,
     /// What of it is waited for.
-    sharing: Sharing,
+    mode: Mode,
     clock: Arc<dyn Clock>,
-    seen: Arc<Mutex<Option<(Held, Moment)>>>,
+    latest: Arc<Mutex<Option<(Held, Moment)>>>,
     /// Whether a line is to tell of each holder only once, in place of one now and then.
-    once: bool,
+    once_per_holder: bool,
     /// How long a store that says nothing is asked.
     limit: Duration,
 }
 
-impl Waiting {
+impl WaitProgress {
     pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self { name, sharing: Sharing::Lock, clock, seen: Arc::default(), once: false, limit: Duration::MAX }
+        Self {
+            name,
+            mode: Mode::Lock,
+            clock,
+            latest: Arc::default(),
+            once_per_holder: false,
+            limit: Duration::MAX,
+        }
     }
 
     /// The same, given up after `limit` when the store says nothing.
@@ -46,21 +53,21 @@ impl Waiting {
     }
 
     /// The same, waiting to hold it with those whom `sharing` allows.
-    pub(crate) fn sharing(self, sharing: Sharing) -> Self {
-        Self { sharing, ..self }
+    pub(crate) fn mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
     /// For a wait that may take months: into a log, a line for each holder.
-    pub(crate) fn for_months(self) -> Self {
-        Self { once: true, ..self }
+    pub(crate) fn once_per_holder(self) -> Self {
+        Self { once_per_holder: true, ..self }
     }
 
     /// What to call each time the holder is heard of.
     pub(crate) fn observer(&self) -> impl Fn(&Held) + Send + Sync + 'static {
         let this = self.clone();
         move |held| {
-            let seen = Some((held.clone(), this.clock.now()));
-            *this.seen.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+            let latest = Some((held.clone(), this.clock.now()));
+            *this.latest.lock().unwrap_or_else(PoisonError::into_inner) = latest;
         }
     }
 
@@ -78,11 +85,11 @@ impl Waiting {
             return std::future::pending().await;
         }
         let start = self.clock.now();
-        self.clock.sleep(SILENCE).await;
-        if self.now().is_some_and(|held| is_our_own(&self.name, self.sharing, &held)) {
-            output.warning(&format!("{}: this will not end by itself", OWN_LOCK));
+        self.clock.sleep(SHOW_AFTER).await;
+        if self.now().is_some_and(|held| is_held_by_parent(&self.name, self.mode, &held)) {
+            output.warning(&format!("{}: this will not end by itself", HELD_BY_PARENT));
         }
-        if output.spins() { self.spin(output, start).await } else { self.tell(output, start).await }
+        if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }
 
     /// One line that changes, on a terminal.
@@ -93,8 +100,8 @@ impl Waiting {
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()),
         );
         // Takes the line away whenever the wait ends or is dropped.
-        let _cleared = Cleared(bar.clone());
-        let shown = self.sharing.awaited(&self.name);
+        let _clear = ClearOnDrop(bar.clone());
+        let shown = self.mode.description(&self.name);
         loop {
             let message = match self.now() {
                 Some(held) => Some(human::waiting(&shown, &held)),
@@ -104,21 +111,21 @@ impl Waiting {
                 bar.set_message(format!("{:>10} {message}", "Waiting"));
                 bar.tick();
             }
-            self.clock.sleep(FRAME).await;
+            self.clock.sleep(FRAME_INTERVAL).await;
         }
     }
 
     /// A line now and then, into a log.
-    async fn tell(&self, output: &Output, start: Moment) -> Infallible {
-        let mut told = None;
-        let mut told_of_silence = !output.verbose;
-        let shown = self.sharing.awaited(&self.name);
+    async fn log_lines(&self, output: &Output, start: Moment) -> Infallible {
+        let mut reported = None;
+        let mut reported_silence = !output.verbose;
+        let shown = self.mode.description(&self.name);
         loop {
             if self.now().is_none()
-                && !told_of_silence
+                && !reported_silence
                 && let Some((passed, left)) = self.unanswered(start)
             {
-                told_of_silence = true;
+                reported_silence = true;
                 let line = if output.json {
                     json::unanswered(&self.name, passed, left).to_string()
                 } else {
@@ -126,32 +133,33 @@ impl Waiting {
                 };
                 let _ = writeln!(std::io::stderr(), "{line}");
             }
-            let Some(held) = self.now().filter(|held| !self.once || told != Some(held.token)) else {
-                self.clock.sleep(if told.is_some() { LINE_EVERY } else { FRAME }).await;
+            let Some(held) = self.now().filter(|held| !self.once_per_holder || reported != Some(held.token))
+            else {
+                self.clock.sleep(if reported.is_some() { LINE_INTERVAL } else { FRAME_INTERVAL }).await;
                 continue;
             };
-            told = Some(held.token);
+            reported = Some(held.token);
             let line = if output.json {
                 json::waiting(&self.name, &held).to_string()
             } else {
                 format!("{:>12} {}", "Waiting", human::waiting(&shown, &held))
             };
-            // Nobody who reads is nobody who is told.
+            // Nobody who reads is nobody who is reported.
             let _ = writeln!(std::io::stderr(), "{line}");
-            self.clock.sleep(LINE_EVERY).await;
+            self.clock.sleep(LINE_INTERVAL).await;
         }
     }
 
     /// For how long the store has said nothing, if that is long, and for how long it is still asked.
     fn unanswered(&self, start: Moment) -> Option<(Duration, Duration)> {
         let passed = self.clock.now().shortest_since(start);
-        (passed >= UNANSWERED).then(|| (passed, self.limit.saturating_sub(passed)))
+        (passed >= REPORT_SILENCE_AFTER).then(|| (passed, self.limit.saturating_sub(passed)))
     }
 
     /// What was last heard, with its durations moved on to now.
     pub(crate) fn now(&self) -> Option<Held> {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut held, at) = seen?;
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (mut held, at) = latest?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
         // Over, and it is not ours: it has been renewed since it was last heard of.
@@ -161,20 +169,20 @@ impl Waiting {
     }
 }
 
-/// What to say of [`is_our_own`].
-pub(crate) const OWN_LOCK: &str = "this very command runs under the lock that it waits for";
+/// What to say of [`is_held_by_parent`].
+pub(crate) const HELD_BY_PARENT: &str = "this very command runs under the lock that it waits for";
 
 /// Whether `held` is the grant of the `leasehold run` that started us, and keeps out who asks for `name` as `sharing` says:
 /// it holds it until we have ended.
-pub(crate) fn is_our_own(name: &LockName, sharing: Sharing, held: &Held) -> bool {
+pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &Held) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
-        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| sharing.is_kept_out_by(name, &lock))
+        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| mode.is_blocked_by(name, &lock))
 }
 
-struct Cleared(ProgressBar);
+struct ClearOnDrop(ProgressBar);
 
-impl Drop for Cleared {
+impl Drop for ClearOnDrop {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
@@ -188,7 +196,7 @@ mod tests {
     #[test]
     fn a_lease_that_has_run_out_on_the_display_was_renewed() {
         let clock = Arc::new(TestClock::default());
-        let waiting = Waiting::new(LockName::new("x").unwrap(), clock.clone());
+        let waiting = WaitProgress::new(LockName::new("x").unwrap(), clock.clone());
         let mut held = Held::default();
         held.lapses_within = Some(Duration::from_secs(18));
         held.held_for = Some(Duration::ZERO);

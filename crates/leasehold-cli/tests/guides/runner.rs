@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use super::document::{self, Block};
+use super::environment::Environment;
 use super::output;
 use super::script::{self, DONE, OUTPUT, PROGRESS};
-use super::surroundings::Surroundings;
 
 /// No guide takes longer unless it hangs.
 const SECONDS: &str = "120";
@@ -16,38 +16,38 @@ const SECONDS: &str = "120";
 const TIMED_OUT: i32 = 124;
 
 /// Where a guide was followed, with the files that it has made.
-pub(crate) struct Place {
+pub(crate) struct GuideRun {
     folder: tempfile::TempDir,
-    surroundings: Surroundings,
+    environment: Environment,
 }
 
 /// Does what the guide says. The error says which block failed, and how.
-pub(crate) fn follow(guide: &str) -> Result<Place, String> {
+pub(crate) fn follow(guide: &str) -> Result<GuideRun, String> {
     let folder = tempfile::tempdir().unwrap();
-    let surroundings = Surroundings::of(guide, folder.path());
-    let place = Place { folder, surroundings };
-    let blocks = document::blocks(&place.surroundings.adapted(guide))?;
-    let script = script::of(&blocks, &place.surroundings.preparation())?;
-    fs::create_dir(place.path(".output")).unwrap();
-    fs::create_dir(place.path(".home")).unwrap();
-    let code = place.run(&script);
-    place.judge(&blocks, code)?;
-    Ok(place)
+    let environment = Environment::for_guide(guide, folder.path());
+    let run = GuideRun { folder, environment };
+    let blocks = document::blocks(&run.environment.adapted(guide))?;
+    let script = script::of(&blocks, &run.environment.setup())?;
+    fs::create_dir(run.path(".output")).unwrap();
+    fs::create_dir(run.path(".home")).unwrap();
+    let code = run.execute(&script);
+    run.check(&blocks, code)?;
+    Ok(run)
 }
 
-impl Place {
+impl GuideRun {
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Runs `command` in the same surroundings after the guide. Gives its exit code, and what it has printed.
+    /// Runs `command` in the same environment after the guide. Gives its exit code, and what it has printed.
     pub(crate) fn command(&self, command: &str) -> (Option<i32>, String) {
-        let output = self.shell().arg("-c").arg(self.surroundings.adapted(command)).output().unwrap();
+        let output = self.shell().arg("-c").arg(self.environment.adapted(command)).output().unwrap();
         let printed = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8(printed).unwrap())
     }
 
-    fn run(&self, script: &str) -> Option<i32> {
+    fn execute(&self, script: &str) -> Option<i32> {
         fs::write(self.path(".script"), script).unwrap();
         self.shell().arg(self.path(".script")).status().unwrap().code()
     }
@@ -58,7 +58,7 @@ impl Place {
         command
             .args(["--kill-after=5", SECONDS, "bash"])
             .env_clear()
-            .envs(self.surroundings.variables())
+            .envs(self.environment.variables())
             .env("HOME", self.path(".home"))
             .env(OUTPUT, self.path(".output"))
             .current_dir(self.folder.path())
@@ -66,7 +66,7 @@ impl Place {
         command
     }
 
-    fn judge(&self, blocks: &[Block], code: Option<i32>) -> Result<(), String> {
+    fn check(&self, blocks: &[Block], code: Option<i32>) -> Result<(), String> {
         for (number, block) in blocks.iter().enumerate().filter(|(_, block)| block.kind == "text") {
             let printed = self.output(number - 1);
             if code == Some(0) && !output::matches(&block.text, &printed) {

@@ -5,6 +5,7 @@ mod break_;
 mod completions;
 mod doctor;
 mod elect;
+mod help;
 mod history;
 mod init;
 mod ls;
@@ -17,7 +18,6 @@ mod run;
 mod show;
 mod sweep;
 mod ticket;
-mod topics;
 mod update;
 mod wait;
 
@@ -28,12 +28,12 @@ use clap::Parser as _;
 use clap::error::ErrorKind;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::args::{Cli, Verb};
+use crate::args::{Cli, Subcommand};
 use crate::context::Context;
 use crate::exit::{FAILED, Failure};
 use crate::output::Output;
 
-/// Runs the verb that `arguments` ask for.
+/// Runs the subcommand that `arguments` ask for.
 pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
@@ -47,34 +47,34 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
             return ExitCode::from(failure.code);
         }
     };
-    let code = execute(&context, cli.verb).unwrap_or_else(|failure| {
+    let code = execute(&context, cli.subcommand).unwrap_or_else(|failure| {
         context.output.failure(&failure);
         failure.code
     });
     ExitCode::from(code)
 }
 
-fn execute(context: &Context, verb: Verb) -> Result<u8, Failure> {
-    match verb {
-        Verb::Run(args) => on(run_runtime(), run::run(context, args)),
-        Verb::Once(args) => on(run_runtime(), once::once(context, args)),
-        Verb::Elect(args) => on(run_runtime(), elect::elect(context, args)),
-        Verb::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
-        Verb::Renew(args) => on(small_runtime(), renew::renew(context, args)),
-        Verb::Release(args) => on(small_runtime(), release::release(context, args)),
-        Verb::Ls(args) => on(small_runtime(), ls::ls(context, args)),
-        Verb::Show(args) => on(small_runtime(), show::show(context, args)),
-        Verb::History(args) => on(small_runtime(), history::history(context, args)),
-        Verb::Wait(args) => on(small_runtime(), wait::wait(context, args)),
-        Verb::Break(args) => on(small_runtime(), break_::break_(context, args)),
-        Verb::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
-        Verb::Update(args) => on(small_runtime(), update::update(context, args)),
-        Verb::Put(args) => on(small_runtime(), put::put(context, args)),
-        Verb::Init => on(small_runtime(), init::init(context)),
-        Verb::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
-        Verb::Completions(args) => completions::completions(&args),
-        Verb::Man(args) => man::man(&args),
-        Verb::Help(args) => topics::help(&args),
+fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
+    match subcommand {
+        Subcommand::Run(args) => on(run_runtime(), run::run(context, args)),
+        Subcommand::Once(args) => on(run_runtime(), once::once(context, args)),
+        Subcommand::Elect(args) => on(run_runtime(), elect::elect(context, args)),
+        Subcommand::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
+        Subcommand::Renew(args) => on(small_runtime(), renew::renew(context, args)),
+        Subcommand::Release(args) => on(small_runtime(), release::release(context, args)),
+        Subcommand::Ls(args) => on(small_runtime(), ls::ls(context, args)),
+        Subcommand::Show(args) => on(small_runtime(), show::show(context, args)),
+        Subcommand::History(args) => on(small_runtime(), history::history(context, args)),
+        Subcommand::Wait(args) => on(small_runtime(), wait::wait(context, args)),
+        Subcommand::Break(args) => on(small_runtime(), break_::break_(context, args)),
+        Subcommand::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
+        Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
+        Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),
+        Subcommand::Init => on(small_runtime(), init::init(context)),
+        Subcommand::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
+        Subcommand::Completions(args) => completions::completions(&args),
+        Subcommand::Man(args) => man::man(&args),
+        Subcommand::Help(args) => help::help(&args),
     }
 }
 
@@ -89,14 +89,14 @@ fn small_runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Runs `verb` on the main thread, which is where `run` has to start its command.
+/// Runs `subcommand` on the main thread, which is where `run` has to start its command.
 fn on(
     runtime: std::io::Result<Runtime>,
-    verb: impl Future<Output = Result<u8, Failure>>,
+    subcommand: impl Future<Output = Result<u8, Failure>>,
 ) -> Result<u8, Failure> {
     let runtime =
         runtime.map_err(|error| Failure::new(FAILED, "failed", format!("cannot start: {error}")))?;
-    let outcome = runtime.block_on(verb);
+    let outcome = runtime.block_on(subcommand);
     // Not waiting for a thread that may hang in a name lookup or on stdin.
     runtime.shutdown_background();
     outcome

@@ -14,10 +14,10 @@ use crate::exit::{FAILED, Failure};
 /// Where a ticket may stand instead of on the command line.
 const VARIABLE: &str = "LEASEHOLD_TICKET";
 /// No ticket is longer, in bytes.
-const MOST: u64 = 64 * 1024;
+const MAX_BYTES: u64 = 64 * 1024;
 
 /// Reads the ticket and opens its store.
-pub(super) async fn opened(context: &Context, args: TicketArgs) -> Result<(Ticket, Locker), Failure> {
+pub(super) async fn open(context: &Context, args: TicketArgs) -> Result<(Ticket, Locker), Failure> {
     let (ticket, store) = read(context, args.ticket)?;
     let locker = context::open(&store).await?;
     Ok((ticket, locker))
@@ -26,7 +26,7 @@ pub(super) async fn opened(context: &Context, args: TicketArgs) -> Result<(Ticke
 /// The ticket that is `given`, or where it stands, and its store.
 pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
     let ticket: Ticket = text(given)?.parse().map_err(Failure::bad_argument)?;
-    match context.named_store()? {
+    match context.explicit_store()? {
         // It may have another URL here than where the lock was acquired.
         Some(store) => Ok((ticket.without_store(), store)),
         None => configured(context, &ticket).map(|store| (ticket, store)),
@@ -58,7 +58,7 @@ fn text(given: Option<OsString>) -> Result<String, Failure> {
     }
     let mut bytes = Vec::new();
     std::io::stdin()
-        .take(MOST)
+        .take(MAX_BYTES)
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::new(FAILED, "failed", format!("cannot read stdin: {error}")))?;
     String::from_utf8(bytes)

@@ -10,35 +10,35 @@ use crate::args::{ClaimArgs, duration};
 use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
+use crate::mode::{Mode, WaitPolicy};
 use crate::output::{Output, human};
-use crate::sharing::{Patience, Sharing};
 use crate::signals::{Signals, interrupted};
-use crate::waiting::{OWN_LOCK, Waiting, is_our_own};
+use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
-/// How long an acquisition that a signal broke off is given to take back what it asked for; otherwise the lease lapses.
-pub(crate) const WITHDRAWAL: Duration = Duration::from_millis(200);
+/// How long an acquisition that a signal broke off is given to take back what it acquired for; otherwise the lease lapses.
+pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long a store that has said nothing while we waited is given to say who has the lock.
-const LAST_LOOK: Duration = Duration::from_secs(2);
+const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The note that stands for the command line.
 const COMMAND_LINE: &str = "command-line";
 
-/// What is asked for.
+/// What is acquired for.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) name: LockName,
     pub(crate) ttl: Duration,
-    pub(crate) patience: Patience,
+    pub(crate) wait_policy: WaitPolicy,
     pub(crate) conflict_code: Option<u8>,
-    sharing: Sharing,
+    mode: Mode,
     owner: Option<String>,
     note: String,
     /// How long a store may say nothing.
     store_timeout: Duration,
     /// `run`, `once` or `acquire`, and what follows the lock's name: for help.
-    verb: &'static str,
-    tail: &'static str,
+    subcommand: &'static str,
+    suffix: &'static str,
     for_ticket: bool,
 }
 
@@ -49,7 +49,7 @@ impl Request {
         claim: &ClaimArgs,
         ttl: Option<Duration>,
         note: Note,
-        (verb, tail): (&'static str, &'static str),
+        (subcommand, suffix): (&'static str, &'static str),
     ) -> Result<Self, Failure> {
         let text = |text: &str| Ok(text.to_owned());
         let ttl = settings.pick(ttl, "ttl", duration)?.unwrap_or(Ttl::DEFAULT.get());
@@ -58,7 +58,7 @@ impl Request {
         Ok(Self {
             name,
             ttl,
-            patience: patience(settings, claim)?,
+            wait_policy: wait_policy(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
             owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
             note: match settings.pick(claim.holder.note.clone(), "note", text)? {
@@ -69,26 +69,26 @@ impl Request {
             store_timeout: settings
                 .pick(claim.timeout.store_timeout, "store-timeout", duration)?
                 .unwrap_or(Claim::DEFAULT_PATIENCE),
-            verb,
-            tail,
+            subcommand,
+            suffix,
             for_ticket: false,
-            sharing: Sharing::Lock,
+            mode: Mode::Lock,
         })
     }
 
     /// The same, held with those whom `sharing` allows.
-    pub(crate) fn sharing(self, sharing: Sharing) -> Self {
-        Self { sharing, ..self }
+    pub(crate) fn mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
-    /// The same, waiting for as long as it takes, whatever the settings say.
-    pub(crate) fn for_ever(self) -> Self {
-        Self { patience: Patience::Forever, ..self }
+    /// The same, progress for as long as it takes, whatever the settings say.
+    pub(crate) fn wait_forever(self) -> Self {
+        Self { wait_policy: WaitPolicy::Forever, ..self }
     }
 
-    /// The number of the permit that `held` is, when one was asked for.
+    /// The number of the permit that `held` is, when one was acquired for.
     pub(crate) fn permit(&self, held: &LockName) -> Option<usize> {
-        self.sharing.permit(held)
+        self.mode.permit(held)
     }
 
     /// The same, for a lock that is handed on as a ticket.
@@ -104,9 +104,9 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let ask = async |lock: Lock| self.sharing.ask(lock, self.patience).await;
-        let waiting = Waiting::new(self.name.clone(), clock(locker)).sharing(self.sharing);
-        self.ask(waiting, locker, store, output, signals, ask).await
+        let acquire = async |lock: Lock| self.mode.acquire(lock, self.wait_policy).await;
+        let progress = WaitProgress::new(self.name.clone(), clock(locker)).mode(self.mode);
+        self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
     /// Campaigns for it, however long that takes, and advertises `value`.
@@ -118,7 +118,7 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let ask = async |lock: Lock| {
+        let acquire = async |lock: Lock| {
             let election = lock.election();
             let election = match value {
                 Some(value) => election.value(value),
@@ -126,8 +126,8 @@ impl Request {
             };
             election.campaign().await.map(Guard::from)
         };
-        let waiting = Waiting::new(self.name.clone(), clock(locker)).for_months();
-        self.ask(waiting, locker, store, output, signals, ask).await
+        let progress = WaitProgress::new(self.name.clone(), clock(locker)).once_per_holder();
+        self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
     /// Asks for it if what is to be done once per `period` is due. Waits for who does it now, and not for the next period.
@@ -139,40 +139,40 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Due, Failure> {
-        let ask = async |lock: Lock| {
+        let acquire = async |lock: Lock| {
             let once = lock.once_per(period);
-            match self.patience {
-                Patience::Try => once.try_acquire().await,
-                Patience::Within(limit) => once.acquire_within(limit).await,
-                Patience::Forever => once.acquire().await,
+            match self.wait_policy {
+                WaitPolicy::Try => once.try_acquire().await,
+                WaitPolicy::Within(limit) => once.acquire_within(limit).await,
+                WaitPolicy::Forever => once.acquire().await,
             }
         };
-        let waiting = Waiting::new(self.name.clone(), clock(locker));
-        self.ask(waiting, locker, store, output, signals, ask).await
+        let progress = WaitProgress::new(self.name.clone(), clock(locker));
+        self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
-    async fn ask<T>(
+    async fn acquire_with<T>(
         &self,
-        waiting: Waiting,
+        progress: WaitProgress,
         locker: &Locker,
         store: &Store,
         output: &Output,
         signals: &mut Signals,
-        ask: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
+        acquire: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
-        let waiting = waiting.within(match self.patience {
-            Patience::Within(limit) => limit.min(self.store_timeout),
-            Patience::Try | Patience::Forever => self.store_timeout,
+        let progress = progress.within(match self.wait_policy {
+            WaitPolicy::Within(limit) => limit.min(self.store_timeout),
+            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout,
         });
-        let asked = ask(self.lock(locker).on_wait(waiting.observer()));
+        let acquired = acquire(self.lock(locker).on_wait(progress.observer()));
         tokio::select! {
             biased;
-            outcome = waiting.show_during(output, asked) => match outcome {
+            outcome = progress.show_during(output, acquired) => match outcome {
                 Ok(acquired) => Ok(acquired),
                 Err(error) => Err(self.failure(error, locker, store).await),
             },
             signal = signals.next_ending() => {
-                clock(locker).sleep(WITHDRAWAL).await;
+                clock(locker).sleep(CANCEL_TIMEOUT).await;
                 Err(interrupted(signal))
             }
         }
@@ -190,10 +190,10 @@ impl Request {
 
     /// What came of it instead of the lock.
     async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
-        match (error.holder(), self.patience) {
+        match (error.holder(), self.wait_policy) {
             (Some(held), _) => self.held(held, &error, store),
-            (None, Patience::Within(limit)) if error.kind() == ErrorKind::Unavailable => {
-                self.unheard_of(error, limit, locker, store).await
+            (None, WaitPolicy::Within(limit)) if error.kind() == ErrorKind::Unavailable => {
+                self.no_holder_seen(error, limit, locker, store).await
             }
             // Before the command was started: nothing ran without the lock.
             (None, _) => Failure { code: FAILED, ..Failure::from(error) },
@@ -202,16 +202,22 @@ impl Request {
 
     /// The time was up before anything was heard of a holder. A store that does not answer must not look like a lock
     /// that is held: with `-E 0` nobody would ever learn of it.
-    async fn unheard_of(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
+    async fn no_holder_seen(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
         let silent = |what: &str| {
             let message = format!("lock `{}`: {what}, and nothing was heard of a holder", self.name);
             Failure::new(FAILED, "unavailable", message)
         };
-        if matches!(self.sharing, Sharing::Permit(_)) {
+        if matches!(self.mode, Mode::Permit(_)) {
             return silent("the store did not say in time whether a permit is free");
         }
         // A short limit may be shorter than a request takes; a long one was long enough.
-        match timeout(&*clock(locker), LAST_LOOK.saturating_sub(limit), locker.inspect(&self.name)).await {
+        match timeout(
+            &*clock(locker),
+            FINAL_INSPECT_TIMEOUT.saturating_sub(limit),
+            locker.inspect(&self.name),
+        )
+        .await
+        {
             None => {
                 let failure = Failure::new(
                     FAILED,
@@ -231,46 +237,48 @@ impl Request {
     /// Who has it, and what to do about that.
     fn held(&self, held: &Held, error: &Error, store: &Store) -> Failure {
         let (code, kind) =
-            if self.patience == Patience::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
+            if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
-        let mut message = match (self.sharing, held.token) {
+        let mut message = match (self.mode, held.token) {
             // Of several who have it, the library knows.
-            (Sharing::Permit(_) | Sharing::Shared | Sharing::Exclusive, _)
-                if error.kind() == ErrorKind::Held =>
-            {
+            (Mode::Permit(_) | Mode::Shared | Mode::Exclusive, _) if error.kind() == ErrorKind::Held => {
                 error.to_string()
             }
             (_, Some(token)) => format!("{}, token {token}", self.held_by(held)),
             (_, None) => self.held_by(held),
         };
-        if let Patience::Within(limit) = self.patience {
+        if let WaitPolicy::Within(limit) = self.wait_policy {
             message = format!("{message}; waited {}", human::span(limit));
         }
         let failure = Failure::new(code, kind, message);
-        if is_our_own(&self.name, self.sharing, held) {
+        if is_held_by_parent(&self.name, self.mode, held) {
             return failure
-                .with_help(format!("{OWN_LOCK}; leave out the inner run, or give it another lock"));
+                .with_help(format!("{HELD_BY_PARENT}; leave out the inner run, or give it another lock"));
         }
-        self.helped(failure, held, error, store)
+        self.with_help(failure, held, error, store)
     }
 
     fn held_by(&self, held: &Held) -> String {
         if held.resting {
             return format!("lock `{}` rests", self.name);
         }
-        format!("lock `{}` is held by {}", self.name, human::who_shortly(held))
+        format!("lock `{}` is held by {}", self.name, human::short_holder(held))
     }
 
     /// What to do about `held`.
-    fn helped(&self, failure: Failure, held: &Held, error: &Error, store: &Store) -> Failure {
+    fn with_help(&self, failure: Failure, held: &Held, error: &Error, store: &Store) -> Failure {
         let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
-        let longer = match self.patience {
-            Patience::Within(limit) => {
-                format!("wait longer: leasehold{flag} {} --wait {}", self.verb, human::span_up(limit * 2))
+        let longer = match self.wait_policy {
+            WaitPolicy::Within(limit) => {
+                format!(
+                    "wait longer: leasehold{flag} {} --wait {}",
+                    self.subcommand,
+                    human::span_up(limit * 2)
+                )
             }
-            _ => format!("wait for it: leasehold{flag} {} --wait 10m", self.verb),
+            _ => format!("wait for it: leasehold{flag} {} --wait 10m", self.subcommand),
         };
-        let mut failure = failure.with_help(format!("{longer} {lock}{}{}", self.sharing, self.tail));
+        let mut failure = failure.with_help(format!("{longer} {lock}{}{}", self.mode, self.suffix));
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);
@@ -283,7 +291,7 @@ impl Request {
             };
             failure = failure.with_help(help);
         }
-        if self.sharing != Sharing::Lock {
+        if self.mode != Mode::Lock {
             return failure.with_help(format!("who has what: leasehold{flag} ls {lock}"));
         }
         if let Some(token) = held.token {
@@ -296,15 +304,15 @@ impl Request {
 }
 
 /// What stands nearer wins: a flag over a variable over the file, whichever of the two settings it is.
-fn patience(settings: &Settings, claim: &ClaimArgs) -> Result<Patience, Failure> {
+fn wait_policy(settings: &Settings, claim: &ClaimArgs) -> Result<WaitPolicy, Failure> {
     if claim.try_once {
-        return Ok(Patience::Try);
+        return Ok(WaitPolicy::Try);
     }
     if let Some(limit) = claim.wait {
-        return Ok(Patience::Within(limit));
+        return Ok(WaitPolicy::Within(limit));
     }
     if Settings::switch(false, "try")? {
-        return Ok(Patience::Try);
+        return Ok(WaitPolicy::Try);
     }
-    Ok(settings.pick(None, "wait", duration)?.map_or(Patience::Forever, Patience::Within))
+    Ok(settings.pick(None, "wait", duration)?.map_or(WaitPolicy::Forever, WaitPolicy::Within))
 }

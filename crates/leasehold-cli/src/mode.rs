@@ -7,11 +7,11 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use leasehold::{Guard, Lock, LockName};
 
-use crate::args::SharingArgs;
+use crate::args::ModeArgs;
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitPolicy {
     Try,
     Within(Duration),
     Forever,
@@ -19,7 +19,7 @@ pub(crate) enum Patience {
 
 /// What is taken of a name. Its text is the flag that asks for it, with a space before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sharing {
+pub(crate) enum Mode {
     /// The lock.
     #[default]
     Lock,
@@ -31,8 +31,8 @@ pub(crate) enum Sharing {
     Exclusive,
 }
 
-impl Sharing {
-    pub(crate) fn of(args: &SharingArgs) -> Self {
+impl Mode {
+    pub(crate) fn of(args: &ModeArgs) -> Self {
         match args.permits {
             Some(permits) => Self::Permit(permits.into()),
             None if args.shared => Self::Shared,
@@ -42,40 +42,44 @@ impl Sharing {
     }
 
     /// Asks for it with the name and the settings of `lock`.
-    pub(crate) fn ask(self, lock: Lock, patience: Patience) -> BoxFuture<'static, leasehold::Result<Guard>> {
+    pub(crate) fn acquire(
+        self,
+        lock: Lock,
+        wait_policy: WaitPolicy,
+    ) -> BoxFuture<'static, leasehold::Result<Guard>> {
         match self {
             Self::Lock => async move {
-                match patience {
-                    Patience::Try => lock.try_acquire().await,
-                    Patience::Within(limit) => lock.acquire_within(limit).await,
-                    Patience::Forever => lock.acquire().await,
+                match wait_policy {
+                    WaitPolicy::Try => lock.try_acquire().await,
+                    WaitPolicy::Within(limit) => lock.acquire_within(limit).await,
+                    WaitPolicy::Forever => lock.acquire().await,
                 }
             }
             .boxed(),
             Self::Permit(permits) => async move {
                 let semaphore = lock.semaphore(permits);
-                match patience {
-                    Patience::Try => semaphore.try_acquire().await,
-                    Patience::Within(limit) => semaphore.acquire_within(limit).await,
-                    Patience::Forever => semaphore.acquire().await,
+                match wait_policy {
+                    WaitPolicy::Try => semaphore.try_acquire().await,
+                    WaitPolicy::Within(limit) => semaphore.acquire_within(limit).await,
+                    WaitPolicy::Forever => semaphore.acquire().await,
                 }
             }
             .boxed(),
             Self::Shared => async move {
                 let lock = lock.rw_lock();
-                match patience {
-                    Patience::Try => lock.try_shared().await,
-                    Patience::Within(limit) => lock.shared_within(limit).await,
-                    Patience::Forever => lock.shared().await,
+                match wait_policy {
+                    WaitPolicy::Try => lock.try_shared().await,
+                    WaitPolicy::Within(limit) => lock.shared_within(limit).await,
+                    WaitPolicy::Forever => lock.shared().await,
                 }
             }
             .boxed(),
             Self::Exclusive => async move {
                 let lock = lock.rw_lock();
-                match patience {
-                    Patience::Try => lock.try_exclusive().await,
-                    Patience::Within(limit) => lock.exclusive_within(limit).await,
-                    Patience::Forever => lock.exclusive().await,
+                match wait_policy {
+                    WaitPolicy::Try => lock.try_exclusive().await,
+                    WaitPolicy::Within(limit) => lock.exclusive_within(limit).await,
+                    WaitPolicy::Forever => lock.exclusive().await,
                 }
             }
             .boxed(),
@@ -83,7 +87,7 @@ impl Sharing {
     }
 
     /// What is waited for when `name` is held as it is asked for here, for people.
-    pub(crate) fn awaited(self, name: &LockName) -> String {
+    pub(crate) fn description(self, name: &LockName) -> String {
         match self {
             Self::Lock => name.to_string(),
             Self::Permit(1) => format!("{name} (its permit is held)"),
@@ -95,7 +99,7 @@ impl Sharing {
 
     /// Whether who asks for this of `name` is kept waiting for as long as `held` is: the lock that stands in its way, and
     /// not one of several that would do.
-    pub(crate) fn is_kept_out_by(self, name: &LockName, held: &str) -> bool {
+    pub(crate) fn is_blocked_by(self, name: &LockName, held: &str) -> bool {
         let Some(part) = held.strip_prefix(name.as_str()) else { return false };
         match self {
             Self::Lock | Self::Shared => part.is_empty(),
@@ -111,7 +115,7 @@ impl Sharing {
     }
 }
 
-impl fmt::Display for Sharing {
+impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lock => Ok(()),
@@ -129,15 +133,15 @@ mod tests {
     #[test]
     fn only_what_cannot_be_had_beside_it_is_kept_out() {
         let name = LockName::new("x").unwrap();
-        let by = |sharing: Sharing| {
+        let by = |mode: Mode| {
             let all = ["x", "x/shared-2", "x/permit-1", "x/y", "xy", "y"];
-            all.into_iter().filter(|held| sharing.is_kept_out_by(&name, held)).collect::<Vec<_>>()
+            all.into_iter().filter(|held| mode.is_blocked_by(&name, held)).collect::<Vec<_>>()
         };
-        assert_eq!(by(Sharing::Lock), ["x"]);
+        assert_eq!(by(Mode::Lock), ["x"]);
         // Another slot may become free.
-        assert_eq!(by(Sharing::Shared), ["x"]);
-        assert_eq!(by(Sharing::Exclusive), ["x", "x/shared-2"]);
-        assert_eq!(by(Sharing::Permit(1)), ["x/permit-1"]);
-        assert_eq!(by(Sharing::Permit(2)), [""; 0]);
+        assert_eq!(by(Mode::Shared), ["x"]);
+        assert_eq!(by(Mode::Exclusive), ["x", "x/shared-2"]);
+        assert_eq!(by(Mode::Permit(1)), ["x/permit-1"]);
+        assert_eq!(by(Mode::Permit(2)), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! `leasehold help VERB|TOPIC`, and what the topics say.
+//! `leasehold help SUBCOMMAND|TOPIC`, and what the topics say.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use crate::args::{Cli, HelpArgs};
 use crate::exit::Failure;
 use crate::output::print;
 
-/// A page of help that belongs to no verb.
+/// A page of help that belongs to no subcommand.
 pub(super) struct Topic {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
@@ -35,21 +35,22 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
         print(&(topic.text)())?;
         return Ok(0);
     }
-    if let Some(verb) = command.find_subcommand_mut(wanted) {
-        print(&verb.render_help().to_string())?;
+    if let Some(subcommand) = command.find_subcommand_mut(wanted) {
+        print(&subcommand.render_help().to_string())?;
         return Ok(0);
     }
     let topics: Vec<&str> = TOPICS.iter().map(|topic| topic.name).collect();
-    let failure = suggested(wanted, Failure::usage(format!("there is no verb or topic {wanted:?}")));
-    Err(failure.with_help(format!("the topics are: {}; the verbs: leasehold --help", topics.join(", "))))
+    let failure = suggested(wanted, Failure::usage(format!("there is no subcommand or topic {wanted:?}")));
+    Err(failure
+        .with_help(format!("the topics are: {}; the subcommands: leasehold --help", topics.join(", "))))
 }
 
-/// With the verb that is most like `wanted`, as the parser of the command line says.
+/// With the subcommand that is most like `wanted`, as the parser of the command line says.
 pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
     let error = Cli::try_parse_from(["leasehold", wanted]).err();
     match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {
-        Some(ContextValue::Strings(verbs)) if !verbs.is_empty() => {
-            failure.with_help(format!("a similar verb: {}", verbs.join(", ")))
+        Some(ContextValue::Strings(subcommands)) if !subcommands.is_empty() => {
+            failure.with_help(format!("a similar subcommand: {}", subcommands.join(", ")))
         }
         _ => failure,
     }
@@ -82,7 +83,7 @@ Of update:
   126, 127   as above
   2     the command line is wrong
 
-Of the other verbs:
+Of the other subcommands:
   0     done
   1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break), a higher
         token wrote the object (put), the store is not safe for locks (doctor)
