@@ -1,4 +1,4 @@
-//! Asking for a lock, for `run`, `once` and `acquire`: how long to wait, what to show meanwhile, what to say in vain.
+//! Acquires a lock for `run`, `once`, `elect` and `acquire`: the wait policy, the progress display, and the errors.
 
 use std::time::Duration;
 
@@ -15,16 +15,17 @@ use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
-/// How long an acquisition that a signal broke off is given to take back what it acquired for; otherwise the lease lapses.
+/// How long an acquisition that a signal interrupted may take to withdraw its request. After that, the lease ends by
+/// itself.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How long a store that has said nothing while we waited is given to say who has the lock.
+/// How long to wait for the holder if the store did not answer during the wait.
 const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The note that stands for the command line.
+/// The value of `--note` that selects the command line.
 const COMMAND_LINE: &str = "command-line";
 
-/// What is acquired for.
+/// A lock to acquire, with its settings.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) name: LockName,
@@ -34,9 +35,9 @@ pub(crate) struct Request {
     mode: Mode,
     owner: Option<String>,
     note: String,
-    /// How long a store may say nothing.
+    /// How long the store may take to answer.
     store_timeout: Duration,
-    /// `run`, `once` or `acquire`, and what follows the lock's name: for help.
+    /// The subcommand, and its arguments after the lock name: for help texts.
     subcommand: &'static str,
     suffix: &'static str,
     for_ticket: bool,
@@ -54,7 +55,8 @@ impl Request {
         let text = |text: &str| Ok(text.to_owned());
         let ttl = settings.pick(ttl, "ttl", duration)?.unwrap_or(Ttl::DEFAULT.get());
         Ttl::new(ttl).map_err(Failure::bad_argument)?;
-        let code = |text: &str| text.parse::<u8>().map_err(|_| "an exit code is from 0 to 255".to_owned());
+        let code =
+            |text: &str| text.parse::<u8>().map_err(|_| "an exit code must be between 0 and 255".to_owned());
         Ok(Self {
             name,
             ttl,
@@ -76,27 +78,27 @@ impl Request {
         })
     }
 
-    /// The same, held with those whom `sharing` allows.
+    /// Sets the mode.
     pub(crate) fn mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
     }
 
-    /// The same, progress for as long as it takes, whatever the settings say.
+    /// Waits without a limit, whatever the settings say.
     pub(crate) fn wait_forever(self) -> Self {
         Self { wait_policy: WaitPolicy::Forever, ..self }
     }
 
-    /// The number of the permit that `held` is, when one was acquired for.
+    /// The permit number of the lock `held`, if a permit was requested.
     pub(crate) fn permit(&self, held: &LockName) -> Option<usize> {
         self.mode.permit(held)
     }
 
-    /// The same, for a lock that is handed on as a ticket.
+    /// Marks the lock as one that is held by a ticket.
     pub(crate) fn for_ticket(self) -> Self {
         Self { for_ticket: true, ..self }
     }
 
-    /// Asks for it.
+    /// Acquires the lock.
     pub(crate) async fn acquire(
         &self,
         locker: &Locker,
@@ -109,7 +111,7 @@ impl Request {
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
-    /// Campaigns for it, however long that takes, and advertises `value`.
+    /// Campaigns without a time limit, and advertises `value`.
     pub(crate) async fn campaign(
         &self,
         value: Option<&str>,
@@ -130,7 +132,7 @@ impl Request {
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
-    /// Asks for it if what is to be done once per `period` is due. Waits for who does it now, and not for the next period.
+    /// Acquires the lock if the job is due. Waits for a run in progress, but not for the next period.
     pub(crate) async fn acquire_if_due(
         &self,
         period: Duration,
@@ -188,59 +190,54 @@ impl Request {
         }
     }
 
-    /// What came of it instead of the lock.
+    /// The failure for an acquisition that returned `error`.
     async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
         match (error.holder(), self.wait_policy) {
             (Some(held), _) => self.held(held, &error, store),
             (None, WaitPolicy::Within(limit)) if error.kind() == ErrorKind::Unavailable => {
                 self.no_holder_seen(error, limit, locker, store).await
             }
-            // Before the command was started: nothing ran without the lock.
+            // The command has not started: nothing ran without the lock, so this is not a loss.
             (None, _) => Failure { code: FAILED, ..Failure::from(error) },
         }
     }
 
-    /// The time was up before anything was heard of a holder. A store that does not answer must not look like a lock
-    /// that is held: with `-E 0` nobody would ever learn of it.
+    /// The time limit ended before the store reported a holder. A store that does not answer must not look like a held
+    /// lock: with `-E 0` the outage would stay unnoticed.
     async fn no_holder_seen(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
-        let silent = |what: &str| {
-            let message = format!("lock `{}`: {what}, and nothing was heard of a holder", self.name);
-            Failure::new(FAILED, "unavailable", message)
-        };
+        let silent = |message| Failure::new(FAILED, "unavailable", message);
         if matches!(self.mode, Mode::Permit(_)) {
-            return silent("the store did not say in time whether a permit is free");
+            return silent(format!(
+                "lock `{}`: the store did not report in time whether a permit is free",
+                self.name
+            ));
         }
-        // A short limit may be shorter than a request takes; a long one was long enough.
-        match timeout(
-            &*clock(locker),
-            FINAL_INSPECT_TIMEOUT.saturating_sub(limit),
-            locker.inspect(&self.name),
-        )
-        .await
-        {
+        // A short limit may be shorter than one request takes. A long limit was long enough.
+        let left = FINAL_INSPECT_TIMEOUT.saturating_sub(limit);
+        match timeout(&*clock(locker), left, locker.inspect(&self.name)).await {
             None => {
                 let failure = Failure::new(
                     FAILED,
                     "unavailable",
-                    format!("{error}, and nothing was heard of a holder"),
+                    format!("{error}; the holder of lock `{}` is unknown", self.name),
                 );
                 Failure { help: error.help().to_vec(), ..failure }
             }
             Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
             Some(Ok(status)) => match &status.state {
                 State::Held(held) => self.held(held, &error, store),
-                _ => silent("it is free, but the store did not grant it in time"),
+                _ => silent(format!("lock `{}` is free, but the store did not grant it in time", self.name)),
             },
         }
     }
 
-    /// Who has it, and what to do about that.
+    /// The failure for a held lock: the holder, and what the user can do.
     fn held(&self, held: &Held, error: &Error, store: &Store) -> Failure {
         let (code, kind) =
             if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
         let mut message = match (self.mode, held.token) {
-            // Of several who have it, the library knows.
+            // For several holders, the library has the complete list.
             (Mode::Permit(_) | Mode::Shared | Mode::Exclusive, _) if error.kind() == ErrorKind::Held => {
                 error.to_string()
             }
@@ -248,62 +245,64 @@ impl Request {
             (_, None) => self.held_by(held),
         };
         if let WaitPolicy::Within(limit) = self.wait_policy {
-            message = format!("{message}; waited {}", human::span(limit));
+            message = format!("{message}; timed out after {}", human::span(limit));
         }
         let failure = Failure::new(code, kind, message);
         if is_held_by_parent(&self.name, self.mode, held) {
-            return failure
-                .with_help(format!("{HELD_BY_PARENT}; leave out the inner run, or give it another lock"));
+            return failure.with_help(format!("{HELD_BY_PARENT}; remove the inner run, or use another lock"));
         }
         self.with_help(failure, held, error, store)
     }
 
     fn held_by(&self, held: &Held) -> String {
         if held.resting {
-            return format!("lock `{}` rests", self.name);
+            return format!("lock `{}` is in its cooldown", self.name);
         }
         format!("lock `{}` is held by {}", self.name, human::short_holder(held))
     }
 
-    /// What to do about `held`.
+    /// Adds help about `held`.
     fn with_help(&self, failure: Failure, held: &Held, error: &Error, store: &Store) -> Failure {
         let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
         let longer = match self.wait_policy {
             WaitPolicy::Within(limit) => {
                 format!(
-                    "wait longer: leasehold{flag} {} --wait {}",
+                    "to wait longer: leasehold{flag} {} --wait {}",
                     self.subcommand,
                     human::span_up(limit * 2)
                 )
             }
-            _ => format!("wait for it: leasehold{flag} {} --wait 10m", self.subcommand),
+            _ => format!("to wait: leasehold{flag} {} --wait 10m", self.subcommand),
         };
         let mut failure = failure.with_help(format!("{longer} {lock}{}{}", self.mode, self.suffix));
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);
             let help = if held.resting {
-                format!("it may be had again in <= {left}s")
+                format!("the cooldown ends in <= {left}s")
             } else if held.is_by_ticket() {
-                format!("it is held by a ticket, and ends by itself in <= {left}s unless that is renewed")
+                format!("a ticket holds the lock; the lease ends in <= {left}s unless the ticket is renewed")
             } else {
-                format!("if that process is dead, the lease ends by itself in <= {left}s")
+                format!("if that process is dead, the lease ends in <= {left}s")
             };
             failure = failure.with_help(help);
         }
         if self.mode != Mode::Lock {
-            return failure.with_help(format!("who has what: leasehold{flag} ls {lock}"));
+            return failure.with_help(format!("to list the holders: leasehold{flag} ls {lock}"));
         }
         if let Some(token) = held.token {
-            let what =
-                if held.resting { "to end its rest now" } else { "to evict it now (unsafe while it runs)" };
+            let what = if held.resting {
+                "to end the cooldown now"
+            } else {
+                "to evict the holder now (unsafe while it runs)"
+            };
             failure = failure.with_help(format!("{what}: leasehold{flag} break {lock} --token {token}"));
         }
         failure
     }
 }
 
-/// What stands nearer wins: a flag over a variable over the file, whichever of the two settings it is.
+/// An option takes precedence over a variable, and a variable over the file, for both `try` and `wait`.
 fn wait_policy(settings: &Settings, claim: &ClaimArgs) -> Result<WaitPolicy, Failure> {
     if claim.try_once {
         return Ok(WaitPolicy::Try);

@@ -207,7 +207,7 @@ impl Prepared {
         #[cfg(not(target_os = "linux"))]
         let process = spawn(command, environment)?;
         let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let leader = leader.ok_or_else(|| cannot_start(io::Error::other("it has no process id")))?;
+        let leader = leader.ok_or_else(|| cannot_start(io::Error::other("the process has no id")))?;
         let spare = guardian.as_ref().and_then(Guardian::pid);
         let tree = Tree {
             root: getpid(),
@@ -234,9 +234,9 @@ impl Prepared {
 }
 
 fn no_cgroup(error: io::Error) -> Failure {
-    Failure::new(FAILED, "failed", format!("--cgroup: the command cannot have a cgroup of its own: {error}"))
+    Failure::new(FAILED, "failed", format!("--cgroup: cannot create a cgroup for the command: {error}"))
         .with_help(
-            "that takes Linux 5.14, cgroups of version 2, and the permission to make one below our own",
+            "--cgroup needs Linux 5.14, cgroup v2 and permission to create a cgroup below the current one",
         )
 }
 
@@ -308,8 +308,9 @@ impl Running {
                 () = clock.sleep(pause) => {}
             }
         };
-        let status =
-            status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;
+        let status = status.map_err(|error| {
+            Failure::new(FAILED, "failed", format!("cannot wait for the command: {error}"))
+        })?;
         self.tree.leader_ended = true;
         let stopped = stage != Stage::Running;
         let left_behind = self.clean_up(stopped || lost, hold, clock).await;
@@ -442,15 +443,17 @@ pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
     let shown = program.to_string_lossy();
     let error = Failure::new(NOT_FOUND, "not_found", format!("the command {shown:?} was not found"));
     if shown.contains(char::is_whitespace) {
-        return Err(error.with_help("its arguments are words of their own; for a line of shell, add --shell"));
+        return Err(
+            error.with_help("pass each argument separately, or add --shell to run a shell command line")
+        );
     }
-    Err(error.with_help("it is looked for in $PATH; shell built-ins and aliases need --shell"))
+    Err(error.with_help("leasehold searches $PATH; for a shell built-in, add --shell"))
 }
 
 fn not_executable(program: &OsStr) -> Failure {
     let message = format!("the command {:?} is not an executable file", program.to_string_lossy());
     Failure::new(NOT_EXECUTABLE, "not_executable", message)
-        .with_help("a script is made executable by chmod +x")
+        .with_help("to make a script executable, use chmod +x")
 }
 
 /// Why `program` did not start.

@@ -92,10 +92,11 @@ impl Settings {
         if let Some((variable, text)) = variable(name)? {
             return parse(&text)
                 .map(Some)
-                .map_err(|error| Failure::usage(format!("bad value {text:?} in {variable}: {error}")));
+                .map_err(|error| Failure::usage(format!("invalid value {text:?} for {variable}: {error}")));
         }
         let Some(text) = self.in_file(name) else { return Ok(None) };
-        let wrong = |error| bad_file(&self.path, &format!("bad value {text:?} of `{}`: {error}", key(name)));
+        let wrong =
+            |error| bad_file(&self.path, &format!("invalid value {text:?} for `{}`: {error}", key(name)));
         parse(&text).map(Some).map_err(wrong)
     }
 
@@ -108,7 +109,7 @@ impl Settings {
         match text.to_ascii_lowercase().as_str() {
             "1" | "true" | "yes" | "on" => Ok(true),
             "0" | "false" | "no" | "off" => Ok(false),
-            _ => Err(Failure::usage(format!("{variable} is 1 or 0, not {text:?}"))),
+            _ => Err(Failure::usage(format!("invalid value {text:?} for {variable}: expected 1 or 0"))),
         }
     }
 
@@ -129,14 +130,14 @@ impl Settings {
         }
         let aliases: Vec<&str> = self.file.stores.keys().map(String::as_str).collect();
         let known = match (aliases.is_empty(), self.path.as_os_str().is_empty()) {
-            (true, true) => "there is no config.toml with aliases".to_owned(),
+            (true, true) => "there is no config.toml that defines aliases".to_owned(),
             (true, false) => format!("{} defines no aliases", self.path.display()),
             (false, _) => format!("{} defines: {}", self.path.display(), aliases.join(", ")),
         };
         let shown = without_secrets(&given);
         Err(Failure::new(FAILED, "invalid", format!("{shown:?} is neither a store URL nor an alias"))
             .with_help(known)
-            .with_help("a store URL is like sqlite:/var/lib/locks.db; see `leasehold help stores`"))
+            .with_help("an example of a store URL is sqlite:/var/lib/locks.db (see `leasehold help stores`)"))
     }
 
     /// The stores that config.toml gives names to.
@@ -235,7 +236,7 @@ fn is_missing(error: &std::io::Error) -> bool {
 
 fn bad_file(path: &Path, what: &str) -> Failure {
     Failure::new(FAILED, "invalid", format!("{}: {what}", path.display()))
-        .with_help("the keys are listed by `leasehold help environment`")
+        .with_help("for the list of keys, see `leasehold help environment`")
 }
 
 /// The environment variable of setting `name` and its value; an empty one counts as not set.

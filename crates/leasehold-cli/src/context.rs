@@ -66,7 +66,9 @@ pub(crate) fn clock(locker: &Locker) -> Arc<dyn Clock> {
 pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
     let Some(text) = given.to_str() else {
         return Err(Failure::usage(format!("lock name {:?} is not UTF-8", given.to_string_lossy()))
-            .with_help("a lock name is like deploy/prod: segments separated by `/`, at most 256 bytes"));
+            .with_help(
+                "a lock name has segments separated by `/` and at most 256 bytes, for example deploy/prod",
+            ));
     };
     LockName::new(text).map_err(Failure::bad_argument)
 }

@@ -57,5 +57,9 @@ pub(crate) async fn run(command: &[OsString], input: Option<&[u8]>) -> Result<Ve
     if status.success() {
         return Ok(output);
     }
-    Err(Failure::new(of_child(status), "aborted", format!("{name}: {status}; nothing was written")))
+    Err(Failure::new(
+        of_child(status),
+        "aborted",
+        format!("the command {name:?} failed ({status}); nothing was written"),
+    ))
 }

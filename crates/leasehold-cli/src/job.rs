@@ -110,7 +110,9 @@ impl Job {
         let grace = grace(settings, args.grace, ttl)?;
         let cgroup = Settings::switch(args.cgroup, "cgroup")?;
         if cgroup && on_lost == Some(OnLost::None) {
-            return Err(Failure::usage("--cgroup ends what --on-lost none lets run: say one of them"));
+            return Err(Failure::usage(
+                "--cgroup cannot be used with --on-lost none: --cgroup kills what --on-lost none keeps running",
+            ));
         }
         if let Some(file) = &file {
             report::check(file)?;
@@ -338,7 +340,7 @@ impl Job {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
                 // The store knows better: ended by somebody else since the last renewal, while the command ran.
-                let message = format!("lock `{name}` was not ours any more when the command had ended");
+                let message = format!("lock `{name}` was lost before the command ended");
                 loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
                 false
             }
@@ -348,10 +350,10 @@ impl Job {
             }
             Err(error) => {
                 let what = match completion {
-                    Completion::KeepHeld => "the ticket was not renewed",
+                    Completion::KeepHeld => "the lock of the ticket was not renewed",
                     Completion::Release | Completion::Cooldown { .. } => "the lock was not released",
                 };
-                context.output.warning(&format!("{what}, it lapses by itself: {error}"));
+                context.output.warning(&format!("{what} and stays held until its lease ends: {error}"));
                 false
             }
         };
@@ -363,8 +365,12 @@ impl Job {
     /// What to exit with when the command ran, and the store does not know. It is not done once for the period then: one
     /// that succeeded must not look as if it were.
     fn unrecorded(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
-        const AGAIN: &str = "it may run again within its period";
-        let message = format!("that `{}` ran could not be noted in the store: {error}", self.report.lock);
+        const AGAIN: &str = "the command may run again within its period";
+        let result = if code == 0 { "succeeded" } else { "failed" };
+        let message = format!(
+            "`{}` {result}, but the run could not be recorded in the store: {error}",
+            self.report.lock
+        );
         if code != 0 {
             context.output.warning(&format!("{message}; {AGAIN}"));
             return code;
@@ -384,7 +390,7 @@ impl Job {
             if ended.left_behind && !context.output.quiet {
                 context
                     .output
-                    .warning("ended processes that the command had left behind in its process group");
+                    .warning("terminated processes that the command left running in its process group");
             }
             report.outcome = if ended.status.code().is_some() { "exited" } else { "signaled" }.to_owned();
             report.exit_code = of_child(ended.status);
@@ -406,9 +412,9 @@ impl Job {
         report.exit_code = LOST;
         report.message = Some(message.clone());
         context.output.failure(&Failure::new(LOST, "lost", message).with_help(if ended.stopped {
-            "the command was ended; what it did last may be incomplete"
+            "the command was stopped; its last work may be incomplete"
         } else {
-            "what the command did last may have been done without the lock"
+            "the last work of the command may have run without the lock"
         }));
         Ok(LOST)
     }
@@ -474,10 +480,10 @@ async fn within_lease(
 fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<Duration, Failure> {
     let Some(grace) = settings.pick(flag, "grace", duration)? else { return Ok(GRACE.min(ttl / 3)) };
     if grace > ttl / 2 {
-        let (grace, ttl) = (humantime::format_duration(grace), humantime::format_duration(ttl));
-        return Err(Failure::usage(format!("a grace of {grace} is more than half of the ttl of {ttl}")).with_help(
-            "the lease is renewed when a third of the ttl has passed; with so long a grace, one slow renewal would \
-             already stop the command. Give a longer --ttl or a shorter --grace",
+        let [grace, ttl, half] = [grace, ttl, ttl / 2].map(humantime::format_duration);
+        return Err(Failure::usage(format!("grace {grace} is too long for ttl {ttl} (maximum {half})")).with_help(
+            "leasehold renews the lease after a third of the ttl; with this grace, one slow renewal would stop the \
+             command. Increase --ttl or reduce --grace",
         ));
     }
     Ok(grace)
@@ -489,5 +495,5 @@ pub(crate) fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
 }
 
 fn signal_error(error: std::io::Error) -> Failure {
-    Failure::new(FAILED, "failed", format!("cannot receive signals: {error}"))
+    Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
 }

@@ -90,7 +90,7 @@ impl Mode {
     pub(crate) fn description(self, name: &LockName) -> String {
         match self {
             Self::Lock => name.to_string(),
-            Self::Permit(1) => format!("{name} (its permit is held)"),
+            Self::Permit(1) => format!("{name} (the permit is held)"),
             Self::Permit(permits) => format!("{name} (all {permits} permits are held)"),
             Self::Shared => format!("{name} (shared)"),
             Self::Exclusive => format!("{name} (exclusive)"),

@@ -113,5 +113,5 @@ fn ignored_signals() -> u64 {
 pub(crate) fn interrupted(signal: Signal) -> Failure {
     let number = signal.as_raw();
     let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);
-    Failure::new(code, "interrupted", format!("ended by signal {number} while waiting"))
+    Failure::new(code, "interrupted", format!("interrupted by signal {number} while waiting"))
 }

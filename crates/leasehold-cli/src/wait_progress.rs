@@ -87,7 +87,7 @@ impl WaitProgress {
         let start = self.clock.now();
         self.clock.sleep(SHOW_AFTER).await;
         if self.now().is_some_and(|held| is_held_by_parent(&self.name, self.mode, &held)) {
-            output.warning(&format!("{}: this will not end by itself", HELD_BY_PARENT));
+            output.warning(&format!("{HELD_BY_PARENT}: this wait cannot succeed"));
         }
         if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }
@@ -170,7 +170,7 @@ impl WaitProgress {
 }
 
 /// What to say of [`is_held_by_parent`].
-pub(crate) const HELD_BY_PARENT: &str = "this very command runs under the lock that it waits for";
+pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold run` that holds the same lock";
 
 /// Whether `held` is the grant of the `leasehold run` that started us, and keeps out who asks for `name` as `sharing` says:
 /// it holds it until we have ended.

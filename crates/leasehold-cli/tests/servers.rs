@@ -115,7 +115,7 @@ fn a_job_once_per_period(sandbox: &Sandbox, url: &str) {
     assert_eq!(once("echo ran").expect(0).stdout, "ran\n");
     let again = once("echo never").expect(0);
     assert!(again.stdout.is_empty() && again.stderr.contains("hourly already ran"), "{again:?}");
-    assert!(again.stderr.contains("(tester@") && again.stderr.contains(", again in <= "), "{again:?}");
+    assert!(again.stderr.contains("(tester@") && again.stderr.contains(", next run in <= "), "{again:?}");
 }
 
 fn held(sandbox: &Sandbox, url: &str, words: &str) -> Holder {

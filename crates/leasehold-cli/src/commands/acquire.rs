@@ -16,8 +16,8 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     let name = context::lock_name(&args.lock.lock)?;
     let mode = Mode::of(&args.mode);
     if mode == Mode::Exclusive {
-        return Err(Failure::usage("an exclusive hold cannot be handed on as a ticket").with_help(format!(
-            "it is made of nine locks; run what needs it: leasehold run --exclusive {} -- ...",
+        return Err(Failure::usage("--exclusive cannot be used with `acquire`").with_help(format!(
+            "an exclusive lock consists of nine locks, and a ticket holds one; instead use: leasehold run --exclusive {} -- ...",
             human::quoted(name.as_str())
         )));
     }
@@ -27,8 +27,9 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
         .for_ticket()
         .mode(mode);
     let store = context.store()?;
-    let mut signals = Signals::ending()
-        .map_err(|error| Failure::new(FAILED, "failed", format!("cannot receive signals: {error}")))?;
+    let mut signals = Signals::ending().map_err(|error| {
+        Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
+    })?;
     let locker = signals.unless(context::open(&store)).await?;
     let guard = request.acquire(&locker, &store, &context.output, &mut signals).await?;
     let ticket = guard.into_ticket().await.map_err(|error| Failure { code: FAILED, ..error.into() })?;
@@ -49,7 +50,9 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     if printed.is_err() {
         // Nobody has the ticket: nobody could release the lock, and everybody would wait for its lease to end.
         if let Err(error) = locker.release(&ticket).await {
-            context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
+            context
+                .output
+                .warning(&format!("the lock was not released and stays held until its lease ends: {error}"));
         }
     }
     printed.map(|()| 0)

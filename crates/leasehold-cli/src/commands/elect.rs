@@ -62,7 +62,7 @@ impl Candidate<'_> {
                 match job.campaign(self.context, &self.request, self.value.as_deref(), &mut session).await {
                     Ok(guard) => guard,
                     Err(failure) if failure.kind == "unavailable" => {
-                        self.back_off(&format!("no campaign: {}", failure.message), pause, &mut session)
+                        self.back_off(&format!("cannot campaign: {}", failure.message), pause, &mut session)
                             .await?;
                         pause = (pause * 2).min(MAX_PAUSE);
                         continue;
@@ -108,8 +108,8 @@ fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Fail
     let characters = value.as_ref().map_or(0, |value| value.chars().count());
     if characters > Election::MAX_VALUE {
         let most = Election::MAX_VALUE;
-        return Err(Failure::usage(format!("the value has {characters} characters, and at most {most} fit"))
-            .with_help("advertise an address, and serve the rest from there"));
+        return Err(Failure::usage(format!("the value has {characters} characters (maximum {most})"))
+            .with_help("advertise an address and serve larger data from there"));
     }
     Ok(value)
 }

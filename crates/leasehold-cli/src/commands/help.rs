@@ -40,9 +40,8 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
         return Ok(0);
     }
     let topics: Vec<&str> = TOPICS.iter().map(|topic| topic.name).collect();
-    let failure = suggested(wanted, Failure::usage(format!("there is no subcommand or topic {wanted:?}")));
-    Err(failure
-        .with_help(format!("the topics are: {}; the subcommands: leasehold --help", topics.join(", "))))
+    let failure = suggested(wanted, Failure::usage(format!("unknown subcommand or topic {wanted:?}")));
+    Err(failure.with_help(format!("topics: {}; for the subcommands: leasehold --help", topics.join(", "))))
 }
 
 /// With the subcommand that is most like `wanted`, as the parser of the command line says.
@@ -50,55 +49,56 @@ pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
     let error = Cli::try_parse_from(["leasehold", wanted]).err();
     match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {
         Some(ContextValue::Strings(subcommands)) if !subcommands.is_empty() => {
-            failure.with_help(format!("a similar subcommand: {}", subcommands.join(", ")))
+            failure.with_help(format!("a similar subcommand exists: {}", subcommands.join(", ")))
         }
         _ => failure,
     }
 }
 
 const EXIT_CODES: &str = "\
-Of run, once and elect:
-  the command's, or 128 + signal   the command ended while the lock was held
-  122   the lock was lost while the command ran, or was about to be: the command was stopped. Overrides the
-        command's own status, since work done after the loss must not look successful. With --ticket also when it was
-        lost before: nothing was run. elect goes on after a loss, and campaigns again
-  123   held by another (--try); -E replaces it
-  124   waited in vain (--wait); -E replaces it
-  125   leasehold failed: the store, its URL, its permissions, config.toml; also when --wait ended before the store had
-        said that another has the lock, and when a command of once succeeded but the store could not be told: it may
-        run again within its period
+run, once and elect:
+  the command's code, or 128 + signal   the command ended while the lock was held
+  122   the lock was lost, or was about to be lost, and the command was stopped. This replaces the command's own code,
+        so that work done after the loss does not look successful. With --ticket also: the lock was lost before the
+        command started, and the command did not run. elect does not exit after a loss: it campaigns again
+  123   the lock is held (--try); change it with -E
+  124   timed out waiting for the lock (--wait); change it with -E
+  125   leasehold failed: the store, its URL, its permissions or config.toml. Also: --wait ended before the store
+        reported a holder; or the command of once succeeded but the run could not be recorded, so that it may run
+        again in its period
   126   the command is not executable
   127   the command was not found
   128 + signal   a signal ended leasehold while it waited for the lock
   2     the command line is wrong
-Of once:
-  0     also when it already ran in this period: a line on stderr says so
 
-Of update:
-  0     written, or there was nothing to write
-  the command's, or 128 + signal   the command failed; nothing was written
-  122   a higher token than that of --fence wrote the object; nothing was written
-  124   others changed the object each time, until --attempts or --within were used up; nothing was written
-  125   leasehold failed; when the message says that the object may have been written, look at it before trying again
+once:
+  0     also: the command already ran in this period (see stderr)
+
+update:
+  0     the object was written, or its content did not change
+  the command's code, or 128 + signal   the command failed; nothing was written
+  122   a token higher than --fence wrote the object; nothing was written
+  124   other clients changed the object on every attempt (--attempts, --within); nothing was written
+  125   leasehold failed. If the message says that the object may have been written, check the object before you retry
   126, 127   as above
   2     the command line is wrong
 
-Of the other subcommands:
-  0     done
-  1     the answer is no: the ticket's lock is lost (renew, release), the token is not the current one (break), a higher
-        token wrote the object (put), the store is not safe for locks (doctor)
+All other subcommands:
+  0     success
+  1     the answer is no: the lock of the ticket is lost (renew, release); the lock is not held with that token (break);
+        a higher token wrote the object (put); the store is not safe for locks (doctor)
   2     the command line is wrong
   123, 124, 125   as above
 
-A command may use any of these numbers itself: `--report FILE` writes what happened as JSON, whose `outcome` is one
-of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed; that of `once --report FILE`
-also already_ran, and not_told: it succeeded, and the store does not know.
+A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
+report is one of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed. For once also:
+already_ran, and not_told (the command succeeded, but the run could not be recorded in the store).
 ";
 
 const ENVIRONMENT: &str = "\
-A setting is taken from the flag, else from the environment, else from config.toml, else it has its default.
+Each setting comes from the option, else from the environment, else from config.toml, else from its default.
 
-  flag                   variable                       key in config.toml
+  option                 variable                       key in config.toml
   --store                LEASEHOLD_STORE                store
   --ttl                  LEASEHOLD_TTL                  ttl
   --wait                 LEASEHOLD_WAIT                 wait
@@ -118,33 +118,33 @@ A setting is taken from the flag, else from the environment, else from config.to
   --json, --quiet        LEASEHOLD_JSON, _QUIET         -
   TICKET, --ticket       LEASEHOLD_TICKET               -
 
-Switches are 1 or 0. NO_COLOR is honoured. With -v, RUST_LOG chooses what is logged.
+The values of switches are 1 and 0. NO_COLOR is respected. With -v, RUST_LOG selects what is logged.
 
-The file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.toml):
+The configuration file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.toml):
 
   store = \"prod\"
   ttl = \"1m\"
 
-  note = \"command-line\"      # show others the whole command line, which may hold secrets, and not the command's name alone
+  note = \"command-line\"      # show the whole command line to other processes, including any secrets in it
 
   [stores.prod]
   url = \"s3://my-bucket/locks?region=eu-west-1\"
 
-The command that `run`, `once` or `elect` runs finds:
-  LEASEHOLD_LOCK    the lock's name
-  LEASEHOLD_TOKEN   the fencing token (elect: the term): give it along with every write, let the resource refuse lower ones;
-                    absent where the store's protocol has none
-  LEASEHOLD_PERMIT  with --permits: the number of the permit; LEASEHOLD_LOCK and the token are that permit's
-  LEASEHOLD_STORE   the store's URL, without passwords
-  LEASEHOLD_RUN     a random name of this run
+`run`, `once` and `elect` set these variables for the command:
+  LEASEHOLD_LOCK    name of the lock
+  LEASEHOLD_TOKEN   fencing token (elect: the term). Send it with every write, and let the resource reject lower tokens.
+                    Not set if the protocol of the store has no tokens
+  LEASEHOLD_PERMIT  with --permits: number of the permit. LEASEHOLD_LOCK and LEASEHOLD_TOKEN then belong to this permit
+  LEASEHOLD_STORE   URL of the store, without passwords
+  LEASEHOLD_RUN     random id of this run
 
-The command that `update` runs finds:
-  LEASEHOLD_OBJECT_EXISTS   1, or 0 when there is no object yet
+`update` sets this variable for the command:
+  LEASEHOLD_OBJECT_EXISTS   1, or 0 if the object does not exist yet
 ";
 
 fn stores() -> String {
     let mut text = String::from(
-        "A store is given as a URL, or as an alias from config.toml (see `leasehold help environment`).\n\n",
+        "A store is a URL, or an alias from config.toml (see `leasehold help environment`).\n\n",
     );
     for scheme in SCHEMES {
         let _ = writeln!(text, "  {:<40} {}", scheme.example, scheme.store);
@@ -159,18 +159,22 @@ fn stores() -> String {
     }
     text.push_str(
         "
-The default is sqlite: without a path, a file in the user's state directory
-($XDG_STATE_HOME/leasehold/locks.db): for the processes of one machine.
+The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. It locks between
+processes of one machine.
 
-Every store understands these options after `?`:
-  store_clock=off   let only observation end a dead holder's lease, not the store's own clock
-  margin=5s         how much the store's clock may be off
-On s3 and gs, protocol=existence shares locks with clients that create an object and delete it, without history and rests,
-and on s3 without fencing tokens.
+Options of every store, after `?`:
+  store_clock=off   do not use the store's clock to end the lease of a crashed holder; only observe the lock
+  margin=5s         maximum error of the store's clock
+An unknown option is an error.
 
-`update` and `put` take objects of s3 and gs, like s3://bucket/path/counter.json?region=eu-west-1; the other stores keep none.
-Whether a store is safe, and what is missing: leasehold doctor -s URL.
-An option that a store does not know is an error. The clouds' own credentials, profiles and variables are used as they are.
+On s3 and gs, protocol=existence shares locks with clients that create and delete an object. It has no history and no
+cooldowns, and on s3 no fencing tokens.
+
+`update` and `put` need an object on s3 or gs, for example s3://bucket/path/counter.json?region=eu-west-1.
+
+To check whether a store is safe and what is missing, run leasehold doctor -s URL.
+
+The cloud stores use the credentials, profiles and variables of their cloud.
 ",
     );
     text

@@ -15,7 +15,7 @@ pub(super) async fn history(context: &Context, args: LockArgs) -> Result<u8, Fai
         // Nothing to show must not read as "nobody ever had it".
         let message = format!("locks in {} keep no history of their grants", capabilities.store);
         return Err(Error::unsupported(message)
-            .with_help("`leasehold show` tells who has a lock now")
+            .with_help("to see the current holder of a lock, use `leasehold show`")
             .into());
     }
     let status = locker.inspect(&name).await?;

@@ -22,7 +22,7 @@ pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
         Some(subcommand) => match command.find_subcommand(subcommand) {
             Some(command) => page(command, false),
             None => {
-                let failure = Failure::usage(format!("there is no subcommand {subcommand:?}"));
+                let failure = Failure::usage(format!("unknown subcommand {subcommand:?}"));
                 return Err(suggested(subcommand, failure));
             }
         },
@@ -34,7 +34,11 @@ pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
 fn write_all(command: &Command, folder: &Path) -> Result<u8, Failure> {
     let write = |name: String, page: std::io::Result<Vec<u8>>| std::fs::write(folder.join(name), page?);
     let failed = |error| {
-        Failure::new(FAILED, "failed", format!("cannot write the manual into {}: {error}", folder.display()))
+        Failure::new(
+            FAILED,
+            "failed",
+            format!("cannot write the manual pages to {}: {error}", folder.display()),
+        )
     };
     write("leasehold.1".to_owned(), page(command, true)).map_err(failed)?;
     for subcommand in command.get_subcommands() {

@@ -94,8 +94,9 @@ fn on(
     runtime: std::io::Result<Runtime>,
     subcommand: impl Future<Output = Result<u8, Failure>>,
 ) -> Result<u8, Failure> {
-    let runtime =
-        runtime.map_err(|error| Failure::new(FAILED, "failed", format!("cannot start: {error}")))?;
+    let runtime = runtime.map_err(|error| {
+        Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}"))
+    })?;
     let outcome = runtime.block_on(subcommand);
     // Not waiting for a thread that may hang in a name lookup or on stdin.
     runtime.shutdown_background();

@@ -35,13 +35,15 @@ pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<u8, Failur
 
 fn period(settings: &Settings, flag: Option<Duration>) -> Result<Duration, Failure> {
     let Some(period) = settings.pick(flag, "per", duration)? else {
-        return Err(Failure::usage("how long is the period? --per is missing")
-            .with_help("say how often it may run: --per 10m, or --per 23h for what cron starts daily"));
+        return Err(Failure::usage("--per is missing")
+            .with_help("set the period: --per 10m, or --per 23h for a daily cron job"));
     };
     if period.is_zero() || period > OncePer::LONGEST {
         let shown = human::span(period);
-        return Err(Failure::usage(format!("a period of {shown} is not one of at most 366 days"))
-            .with_help("it is the shortest time from one run to the next, more than zero: --per 10m"));
+        return Err(Failure::usage(format!(
+            "period {shown} is out of range (more than 0, at most 366 days)"
+        ))
+        .with_help("the period is the minimum time between the grants of two runs, for example --per 10m"));
     }
     Ok(period)
 }

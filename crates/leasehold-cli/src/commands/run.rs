@@ -15,7 +15,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure>
         let completion = if args.release { Completion::Release } else { Completion::KeepHeld };
         return by_ticket(context, given, args.command, completion).await;
     }
-    let lock = args.lock.ok_or_else(|| Failure::usage("there is no lock to run under"))?;
+    let lock = args.lock.ok_or_else(|| Failure::usage("no lock name given"))?;
     let name = context::lock_name(&lock)?;
     let note = Note::of(&args.command);
     let words = ("run", " -- ...");

@@ -34,7 +34,7 @@ pub(super) async fn sweep(context: &Context, args: SweepArgs) -> Result<u8, Fail
             }
             // It stays, and the others need not.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                context.output.warning(&format!("lock `{name}` was left as it is: {error}"));
+                context.output.warning(&format!("skipped lock `{name}`: {error}"));
             }
             Err(error) => return Err(error.into()),
         }

@@ -41,26 +41,25 @@ fn configured(context: &Context, ticket: &Ticket) -> Result<Store, Failure> {
     let fits = |alias: &Store| ticket.check_store(&alias.url).is_ok();
     context.settings.aliases().find(fits).ok_or_else(|| {
         Failure::usage(mismatch.to_string())
-            .with_help("a ticket does not choose the store. If you trust that store, name it: --store URL")
-            .with_help("or configure it: LEASEHOLD_STORE, or an alias in config.toml (see `leasehold help environment`)")
+            .with_help("leasehold does not open a store only because a ticket names it. If you trust that store, add --store URL")
+            .with_help("or configure it in LEASEHOLD_STORE or as an alias in config.toml (see `leasehold help environment`)")
     })
 }
 
 fn text(given: Option<OsString>) -> Result<String, Failure> {
     let none = || {
-        Failure::usage("there is no ticket")
-            .with_help(format!("give it as an argument, in {VARIABLE}, or on stdin with `-`"))
+        Failure::usage("no ticket given")
+            .with_help(format!("pass it as an argument, in {VARIABLE}, or on stdin with `-`"))
     };
     let given =
         given.or_else(|| std::env::var_os(VARIABLE).filter(|text| !text.is_empty())).ok_or_else(none)?;
     if given != "-" {
-        return given.into_string().map_err(|_| Failure::usage("this is not a ticket: it is not UTF-8"));
+        return given.into_string().map_err(|_| Failure::usage("this is not a ticket: invalid UTF-8"));
     }
     let mut bytes = Vec::new();
     std::io::stdin()
         .take(MAX_BYTES)
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::new(FAILED, "failed", format!("cannot read stdin: {error}")))?;
-    String::from_utf8(bytes)
-        .map_err(|_| Failure::usage("what stands on stdin is not a ticket: it is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| Failure::usage("stdin is not a ticket: invalid UTF-8"))
 }

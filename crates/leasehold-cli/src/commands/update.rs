@@ -49,12 +49,8 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
 }
 
 fn empty_output(command: &str, shown: &str) -> Failure {
-    Failure::new(
-        FAILED,
-        "empty",
-        format!("the command {command:?} printed nothing; {shown} was left as it is"),
-    )
-    .with_help("a pipeline that broke looks like that; say --allow-empty when an empty object is meant")
+    Failure::new(FAILED, "empty", format!("the command {command:?} printed nothing; {shown} was not changed"))
+        .with_help("a broken pipeline can cause this; to write an empty object, add --allow-empty")
 }
 
 fn report(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure> {
@@ -75,6 +71,6 @@ fn report(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failu
     print(&if updated.written {
         format!("updated {shown}\n")
     } else {
-        format!("{shown} is as it was: nothing was written\n")
+        format!("{shown} is unchanged; nothing was written\n")
     })
 }

@@ -26,9 +26,9 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
                     format!("lock `{name}`: the store did not answer within {}", human::span(limit));
                 return Failure::new(FAILED, "unavailable", message);
             }
-            let message = format!("lock `{name}` was not free within {}", human::span(limit));
+            let message = format!("lock `{name}` did not become free within {}", human::span(limit));
             Failure::new(TIMED_OUT, "timed_out", message)
-                .with_help(format!("see who has it: leasehold show {}", human::quoted(name.as_str())))
+                .with_help(format!("to see the holder: leasehold show {}", human::quoted(name.as_str())))
         })??,
     }
     if context.output.json {

@@ -35,16 +35,16 @@ pub(crate) fn waiting(name: &str, held: &Held) -> String {
     text
 }
 
-/// `for deploy/prod: no answer from the store for 3s, trying for another 12s`
+/// `for deploy/prod: no answer from the store for 3s, giving up in 12s`
 pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String {
     let text = format!("for {name}: no answer from the store for {}", span(passed));
     match left {
         Duration::ZERO => text,
-        left => format!("{text}, trying for another {}", span_up(left)),
+        left => format!("{text}, giving up in {}", span_up(left)),
     }
 }
 
-/// `nightly already ran 3m ago (alice@ci-7), again in <= 57m`
+/// `nightly already ran 3m ago (alice@ci-7), next run in <= 57m`
 pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     let mut text = format!("{name} already ran");
     if let Some(ago) = ran.ago {
@@ -54,7 +54,7 @@ pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
         let _ = write!(text, " ({})", without_process(by));
     }
     if let Some(left) = ran.again_within {
-        let _ = write!(text, ", again in <= {}", span_up(left));
+        let _ = write!(text, ", next run in <= {}", span_up(left));
     }
     text
 }
@@ -125,7 +125,7 @@ pub(crate) fn lock(status: &Status) -> String {
 
 /// Who leads: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
 pub(crate) fn leader(leader: Option<&Leader>) -> String {
-    let Some(leader) = leader else { return "nobody".to_owned() };
+    let Some(leader) = leader else { return "no leader".to_owned() };
     match &leader.value {
         Some(value) => format!("{leader}, value {}", printable(value, Election::MAX_VALUE)),
         None => leader.to_string(),
@@ -268,7 +268,7 @@ mod tests {
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
         );
         let unanswered = |left| unanswered("x", Duration::from_millis(3_100), Duration::from_millis(left));
-        assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, trying for another 12s");
+        assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, giving up in 12s");
         assert_eq!(unanswered(0), "for x: no answer from the store for 3s");
         assert_eq!(short_holder(&held), "alice@ci-7 (pid 4121)");
         let mut ran = AlreadyRan::default();
@@ -277,6 +277,6 @@ mod tests {
         ran.by = held.holder;
         ran.ago = Some(Duration::from_secs(180));
         ran.again_within = Some(Duration::from_secs(3_420));
-        assert_eq!(already_ran(&name, &ran), "nightly already ran 3m ago (alice@ci-7), again in <= 57m");
+        assert_eq!(already_ran(&name, &ran), "nightly already ran 3m ago (alice@ci-7), next run in <= 57m");
     }
 }

@@ -90,8 +90,8 @@ fn bad_options_are_usage_errors() {
         assert!(!outcome.stderr.contains("panicked") && !outcome.stderr.is_empty(), "{words}: {outcome:?}");
     }
     let grace = sandbox.run("run x --ttl 10s --grace 6s -- true").expect(2);
-    assert!(grace.stderr.contains("more than half of the ttl of 10s"), "{grace:?}");
-    assert!(grace.stderr.contains("renewed"), "{grace:?}");
+    assert!(grace.stderr.contains("grace 6s is too long for ttl 10s (maximum 5s)"), "{grace:?}");
+    assert!(grace.stderr.contains("renews the lease"), "{grace:?}");
     sandbox.run("run x --ttl 10s --grace 5s -- true").expect(0);
 }
 

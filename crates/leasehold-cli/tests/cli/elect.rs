@@ -237,7 +237,7 @@ fn a_candidate_that_is_told_to_end_while_it_waits_leaves_nothing() {
 fn people_are_told_who_leads_without_control_characters() {
     let sandbox = Sandbox::new();
     let mut observer = observer(&sandbox, "elect x --observe");
-    assert_eq!(observer.first, "nobody");
+    assert_eq!(observer.first, "no leader");
     let mut command = sandbox.leasehold([
         "elect",
         "x",
@@ -287,7 +287,7 @@ fn what_makes_no_sense_is_a_usage_error() {
 #[test]
 fn with_once_a_candidate_leads_once_and_an_observer_looks_once() {
     let sandbox = Sandbox::new();
-    assert_eq!(sandbox.run("elect x --observe --once").expect(0).stdout, "nobody\n");
+    assert_eq!(sandbox.run("elect x --observe --once").expect(0).stdout, "no leader\n");
     let ended = sandbox.run_script("elect x --once", "echo led; exit 3").expect(3);
     assert_eq!(ended.stdout, "led\n");
     // Without it a candidate campaigns again after a loss, whatever --on-exit says.

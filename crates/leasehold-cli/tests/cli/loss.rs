@@ -142,7 +142,8 @@ fn a_release_that_hangs_is_not_tried_on_after_the_lease() {
     // attempt with the lease: either may be first.
     let ended = holder.end().expect(0);
     let told = ["no answer to the release within", "the store did not answer before the lease ended"];
-    let told = told.map(|reason| format!("it lapses by itself: {reason}"));
+    let told =
+        told.map(|reason| format!("the lock was not released and stays held until its lease ends: {reason}"));
     assert!(told.iter().any(|reason| ended.stderr.contains(reason)), "{ended:?}");
 }
 

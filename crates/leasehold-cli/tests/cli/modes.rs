@@ -35,11 +35,11 @@ fn so_many_hold_a_permit_and_the_next_is_told_by_whom() {
         "{lines:?}"
     );
     assert!(lines[0].contains("alice@") && lines[0].contains("bob@"), "{lines:?}");
-    assert_eq!(lines[1], "  help: wait for it: leasehold run --wait 10m render --permits 2 -- ...");
-    assert!(lines[2].contains("the lease ends by itself in <= "), "{lines:?}");
-    assert_eq!(lines[3], "  help: who has what: leasehold ls render");
+    assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m render --permits 2 -- ...");
+    assert!(lines[2].contains("the lease ends in <= "), "{lines:?}");
+    assert_eq!(lines[3], "  help: to list the holders: leasehold ls render");
     let late = sandbox.run("run -w 300ms render --permits 2 -- true").expect(124);
-    assert!(late.stderr.contains("are held") && late.stderr.contains("; waited 300ms"), "{late:?}");
+    assert!(late.stderr.contains("are held") && late.stderr.contains("; timed out after 300ms"), "{late:?}");
     sandbox.run("run -n -E 0 render --permits 2 -- false").expect(0);
     let listed = sandbox.run("ls render").expect(0).stdout;
     assert!(listed.contains("render/permit-1") && listed.contains("render/permit-2"), "{listed}");
@@ -57,7 +57,7 @@ fn who_waits_for_a_permit_says_so_and_gets_the_one_that_is_released() {
     let mut line = String::new();
     let mut stderr = BufReader::new(process.stderr.take().unwrap());
     stderr.read_line(&mut line).unwrap();
-    assert!(line.starts_with("     Waiting for render (its permit is held): alice@"), "{line}");
+    assert!(line.starts_with("     Waiting for render (the permit is held): alice@"), "{line}");
     ended(first);
     assert_eq!(Outcome::of(process.wait_with_output().unwrap()).expect(0).stdout, "1\n");
 }
@@ -163,6 +163,9 @@ fn who_is_kept_out_by_the_hold_that_it_runs_under_is_told_so() {
         let mut command = sandbox.scripted(&format!("run x {outer}"), &script);
         command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
         let tried = Outcome::of(command.output().unwrap()).expect(123);
-        assert!(tried.stderr.contains("help: this very command runs under the lock"), "{outer}: {tried:?}");
+        assert!(
+            tried.stderr.contains("help: this command runs under a `leasehold run` that holds the same lock"),
+            "{outer}: {tried:?}"
+        );
     }
 }

@@ -25,7 +25,7 @@ fn of_four_that_are_started_at_once_one_runs_and_the_others_say_that_it_did() {
     for other in four.iter().filter(|outcome| outcome.stdout.is_empty()) {
         let line = other.stderr.lines().last().unwrap();
         assert!(line.starts_with("nightly already ran ") && line.contains(" ago (tester@"), "{other:?}");
-        assert!(line.contains(", again in <= 59m") || line.ends_with(", again in <= 1h"), "{other:?}");
+        assert!(line.contains(", next run in <= 59m") || line.ends_with(", next run in <= 1h"), "{other:?}");
     }
     let tried = sandbox.run("once -n nightly --per 1h -- echo never").expect(0);
     assert!(tried.stdout.is_empty() && tried.stderr.starts_with("nightly already ran "), "{tried:?}");
@@ -90,7 +90,10 @@ fn a_machine_that_dies_in_the_middle_leaves_it_to_the_next() {
     assert!(held.stderr.contains("leasehold once --wait 10m x --per ... -- ..."), "{held:?}");
     sandbox.run("once -n -E 0 x --per 1h -- echo never").expect(0);
     let timed_out = sandbox.run("once -w 100ms x --per 1h -- echo never").expect(124);
-    assert!(timed_out.stderr.contains("waited 100ms") && timed_out.stdout.is_empty(), "{timed_out:?}");
+    assert!(
+        timed_out.stderr.contains("timed out after 100ms") && timed_out.stdout.is_empty(),
+        "{timed_out:?}"
+    );
     send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
     assert_eq!(sandbox.run("once -w 60s x --per 1h -- echo ran").expect(0).stdout, "ran\n");
@@ -125,8 +128,11 @@ fn a_success_that_the_store_was_not_told_of_is_no_success() {
     sandbox.write("go", "");
     let ended = holder.end().expect(125);
     drop(cut_off);
-    assert!(ended.stderr.contains("that `x` ran could not be noted in the store"), "{ended:?}");
-    assert!(ended.stderr.contains("help: it may run again within its period"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("`x` succeeded, but the run could not be recorded in the store"),
+        "{ended:?}"
+    );
+    assert!(ended.stderr.contains("help: the command may run again within its period"), "{ended:?}");
     let told = report(&sandbox);
     assert_eq!((&told["outcome"], &told["exit_code"]), (&"not_told".into(), &125.into()), "{told}");
     assert_eq!((&told["command_exit_code"], &told["rests"]), (&0.into(), &false.into()), "{told}");
@@ -151,10 +157,10 @@ fn a_bad_period_is_a_usage_error_and_nothing_runs() {
     let sandbox = Sandbox::new();
     for (words, says) in [
         ("once x", "--per is missing"),
-        ("once x --per 0s", "a period of 0ms"),
+        ("once x --per 0s", "period 0ms is out of range"),
         ("once x --per 367d", "at most 366 days"),
-        ("once x --per soon", "a duration is like"),
-        ("once x --per 5", "a duration is like"),
+        ("once x --per soon", "expected a duration like"),
+        ("once x --per 5", "expected a duration like"),
     ] {
         let refused = sandbox.run(&format!("{words} -- echo ran")).expect(2);
         assert!(refused.stderr.contains(says) && refused.stdout.is_empty(), "{words}: {refused:?}");
@@ -165,7 +171,7 @@ fn a_bad_period_is_a_usage_error_and_nothing_runs() {
     };
     assert!(by_variable("soon").expect(2).stderr.contains("LEASEHOLD_PER"));
     assert_eq!(by_variable("366d").expect(0).stdout, "ran\n");
-    assert!(by_variable("10m").expect(0).stderr.contains("again in <= 36"), "the rest is that of the run");
+    assert!(by_variable("10m").expect(0).stderr.contains("next run in <= 36"), "the rest is that of the run");
 }
 
 #[test]
@@ -173,7 +179,10 @@ fn who_wants_a_lock_that_rests_is_told_when_it_may_be_had_and_not_of_a_dead_proc
     let sandbox = Sandbox::new();
     sandbox.run("once x --per 1h -- true").expect(0);
     let refused = sandbox.run("run -n x -- true").expect(123);
-    assert!(refused.stderr.starts_with("error: lock `x` rests, token "), "{refused:?}");
-    assert!(refused.stderr.contains("help: it may be had again in <= "), "{refused:?}");
-    assert!(refused.stderr.contains("help: to end its rest now: leasehold break x --token "), "{refused:?}");
+    assert!(refused.stderr.starts_with("error: lock `x` is in its cooldown, token "), "{refused:?}");
+    assert!(refused.stderr.contains("help: the cooldown ends in <= "), "{refused:?}");
+    assert!(
+        refused.stderr.contains("help: to end the cooldown now: leasehold break x --token "),
+        "{refused:?}"
+    );
 }

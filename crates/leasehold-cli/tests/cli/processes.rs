@@ -96,7 +96,10 @@ fn what_a_command_leaves_in_its_group_ends_before_the_release_and_a_daemon_does_
         while ! [ -s stubborn ] || ! [ -s daemon ]; do sleep 0.01; done";
     let mut command = sandbox.scripted("run x --ttl 3s --grace 200ms", script);
     let ended = Outcome::of(command.stdout(Stdio::null()).output().unwrap()).expect(0);
-    assert!(ended.stderr.contains("warning: ended processes that the command had left behind"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("warning: terminated processes that the command left running"),
+        "{ended:?}"
+    );
     assert!(!is_alive(sandbox.read("stubborn").trim()));
     let daemon = sandbox.read("daemon").trim().to_owned();
     assert!(is_alive(&daemon));

@@ -106,15 +106,12 @@ fn a_lock_that_is_held_is_123_124_or_what_was_asked_for() {
     let lines: Vec<&str> = held.stderr.lines().collect();
     assert!(lines[0].starts_with("error: lock `deploy/prod` is held by alice@"), "{lines:?}");
     assert!(lines[0].ends_with(&format!("(pid {}), token {token}", holder.pid())), "{lines:?}");
-    assert_eq!(lines[1], "  help: wait for it: leasehold run --wait 10m deploy/prod -- ...");
-    assert!(
-        lines[2].starts_with("  help: if that process is dead, the lease ends by itself in <= "),
-        "{lines:?}"
-    );
+    assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m deploy/prod -- ...");
+    assert!(lines[2].starts_with("  help: if that process is dead, the lease ends in <= "), "{lines:?}");
     assert_eq!(
         lines[3],
         format!(
-            "  help: to evict it now (unsafe while it runs): leasehold break deploy/prod --token {token}"
+            "  help: to evict the holder now (unsafe while it runs): leasehold break deploy/prod --token {token}"
         )
     );
     assert_eq!(held.stdout, "");
@@ -206,10 +203,10 @@ fn a_run_under_its_own_lock_is_told_so() {
         Outcome::of(command.output().unwrap())
     };
     let tried = nested("-n").expect(123);
-    assert!(tried.stderr.contains("help: this very command runs under the lock"), "{tried:?}");
+    assert!(tried.stderr.contains("help: this command runs under a `leasehold run`"), "{tried:?}");
     assert!(!tried.stderr.contains("break"), "it would evict itself: {tried:?}");
     let waited = nested("-w 600ms").expect(124);
-    assert!(waited.stderr.starts_with("warning: this very command runs under the lock"), "{waited:?}");
+    assert!(waited.stderr.starts_with("warning: this command runs under a `leasehold run`"), "{waited:?}");
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn nobody_is_told_to_look_for_the_process_of_a_ticket() {
     sandbox.run("acquire x --owner alice --ttl 1h").expect(0);
     let refused = sandbox.run("run -n x -- true").expect(123);
     assert!(refused.stderr.contains("alice@") && refused.stderr.contains(" by ticket"), "{refused:?}");
-    assert!(refused.stderr.contains("held by a ticket, and ends by itself in <= "), "{refused:?}");
+    assert!(refused.stderr.contains("help: a ticket holds the lock; the lease ends in <= "), "{refused:?}");
 }
 
 #[test]
