@@ -1,4 +1,4 @@
-//! Settings: a flag, else `LEASEHOLD_<LONG_FLAG>`, else `config.toml`, else the default.
+//! Settings. Precedence: option, `LEASEHOLD_<OPTION>`, `config.toml`, default.
 
 #[cfg(any(test, fuzzing))]
 #[path = "config/fuzzing.rs"] // With a path it is found from the fuzz target too.
@@ -12,17 +12,17 @@ use serde::Deserialize;
 
 use crate::exit::{FAILED, Failure};
 
-/// Where the locks live when nobody says.
+/// The default store.
 const DEFAULT_STORE: &str = "sqlite:";
 
-/// What the environment and the configuration file say.
+/// The settings from the environment and the configuration file.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     path: PathBuf,
     file: File,
 }
 
-/// `config.toml`. A key that does not exist is an error: a misspelt one must not be dropped in silence.
+/// `config.toml`. An unknown key is an error, so that a misspelled key is not ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -64,22 +64,22 @@ impl Settings {
         Self::from_text(path, &text)
     }
 
-    /// What the file at `path` says.
+    /// Parses `text`, the content of the file at `path`.
     fn from_text(path: &Path, text: &str) -> Result<Self, Failure> {
         match toml::from_str(text) {
             Ok(file) => Ok(Self { path: path.to_owned(), file }),
             Err(error) => {
                 let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
                 let line = before.matches('\n').count() + 1;
-                // Only the message: the line itself may hold a password.
+                // Only the message, because the line itself may hold a password.
                 Err(bad_file(path, &format!("line {line}: {}", without_values(error.message()))))
             }
         }
     }
 
-    /// The value of setting `name` (as in `--name`), read by `parse`; `None` when only the default is left.
+    /// The value of setting `name` (as in `--name`), parsed by `parse`. `None` means the default.
     ///
-    /// The error of a bad value says where it stands.
+    /// The error for an invalid value names its source.
     pub(crate) fn pick<T>(
         &self,
         flag: Option<T>,
@@ -100,7 +100,7 @@ impl Settings {
         parse(&text).map(Some).map_err(wrong)
     }
 
-    /// A switch: given, else `LEASEHOLD_<NAME>`.
+    /// A switch: the option, else `LEASEHOLD_<NAME>`.
     pub(crate) fn switch(flag: bool, name: &str) -> Result<bool, Failure> {
         if flag {
             return Ok(true);
@@ -140,7 +140,7 @@ impl Settings {
             .with_help("an example of a store URL is sqlite:/var/lib/locks.db (see `leasehold help stores`)"))
     }
 
-    /// The stores that config.toml gives names to.
+    /// The aliases of config.toml.
     pub(crate) fn aliases(&self) -> impl Iterator<Item = Store> {
         let store =
             |(name, alias): (&String, &Alias)| Store { url: absolute(&alias.url), given: Some(name.clone()) };
@@ -165,11 +165,11 @@ impl Settings {
     }
 }
 
-/// A store: how to reach it, and how to show it.
+/// A store, with the name that the user gave it.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     pub(crate) url: String,
-    /// What was given, without secrets; `None` for the default.
+    /// The URL or alias as given, without secrets; `None` for the default.
     pub(crate) given: Option<String>,
 }
 
@@ -180,8 +180,8 @@ impl Store {
     }
 }
 
-/// `sqlite:locks.db` with its whole path. Tickets and `LEASEHOLD_STORE` are used in other folders, where the relative
-/// path would name, and make, another file: two holders of one lock.
+/// `sqlite:locks.db` with an absolute path. Tickets and `LEASEHOLD_STORE` are used in other folders, where the relative
+/// path would create another file, and the lock would have two holders.
 fn absolute(url: &str) -> String {
     let path = url.split_once(':').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("sqlite"));
     let relative =
@@ -200,7 +200,7 @@ fn redacted(url: &str) -> String {
     leasehold::url::StoreUrl::parse(url).map_or_else(|_| without_secrets(url), |url| url.to_string())
 }
 
-/// What was given in place of a URL, to be quoted: without what stands where URLs have users, passwords and options.
+/// Text that should be a URL, for an error message: without the parts where a URL has users, passwords and options.
 pub(crate) fn without_secrets(given: &str) -> String {
     let (place, options) = match given.split_once('?') {
         Some((place, _)) => (place, "?..."),
@@ -215,7 +215,7 @@ pub(crate) fn without_secrets(given: &str) -> String {
     format!("{}{options}", leasehold::lease::printable(&place, 200))
 }
 
-/// An error's text without the value that it repeats in quotes, which may hold a password too.
+/// The text of an error without the quoted value, which may hold a password.
 fn without_values(message: &str) -> String {
     let (before, after) = match (message.find('"'), message.rfind('"')) {
         (Some(first), Some(last)) if first < last => (&message[..first], &message[last + 1..]),
@@ -239,7 +239,7 @@ fn bad_file(path: &Path, what: &str) -> Failure {
         .with_help("for the list of keys, see `leasehold help environment`")
 }
 
-/// The environment variable of setting `name` and its value; an empty one counts as not set.
+/// The environment variable of setting `name` and its value. An empty value counts as not set.
 fn variable(name: &str) -> Result<Option<(String, String)>, Failure> {
     let variable = format!("LEASEHOLD_{}", key(name).to_ascii_uppercase());
     match std::env::var_os(&variable).map(OsString::into_string) {

@@ -1,4 +1,4 @@
-//! A command that runs under a lock: what is run, how it is supervised and with_report, and what becomes of the lock then.
+//! Runs a command under a lock: setup, supervision, report, and the end of the lease.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -25,45 +25,46 @@ use crate::signals::Signals;
 /// The longest default grace.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Who has waited for a lock for so long no longer keeps a process for its command.
+/// After this time of waiting, the prepared processes of the command are ended.
 const PREPARED_LIFETIME: Duration = Duration::from_secs(2);
 
-/// A command that is to run under a lock.
+/// A command to run under a lock.
 #[derive(Debug)]
 pub(crate) struct Job {
     command: Vec<OsString>,
     plan: Plan,
     store: Store,
-    /// Where the report goes.
+    /// The file of the report.
     file: Option<PathBuf>,
     report: Report,
 }
 
-/// What a job needs to take its lock and to run: the store, and the signals that are meant for it or for its command.
+/// An open store, with the signals for leasehold or its command.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) locker: Locker,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) signals: Signals,
-    /// What becomes the command, if it was started already.
+    /// The prepared process of the command, if it was started early.
     prepared: Option<Prepared>,
-    /// The guardian of the command that ran before.
+    /// The guardian of the previous command.
     previous_guardian: Option<Dismissed>,
 }
 
-/// What becomes of the lock once the command has ended and the lock was ours until then.
+/// What to do with the lock when the command has ended without a loss.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Completion {
-    /// It is free.
+    /// Release it.
     Release,
-    /// It stays held, by its ticket.
+    /// Renew it: the ticket keeps holding it.
     KeepHeld,
-    /// It rests until so long after its grant, if the command has succeeded; or else, too.
+    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, only with
+    /// `count_failures`.
     Cooldown { period: Duration, count_failures: bool },
 }
 
 impl Completion {
-    /// How long the lock rests after a command that ended so.
+    /// The cooldown after a command that ended like this.
     fn cooldown(self, ended: &Result<Ended, Failure>) -> Option<Duration> {
         match (self, ended) {
             (Self::Cooldown { period, count_failures }, Ok(ended)) => {
@@ -86,7 +87,7 @@ impl Hold for Guard {
 }
 
 impl Job {
-    /// What `args` describe, to run under a lease of `ttl`. Finds out first whether its report can be written.
+    /// A job for `args`, with a lease of `ttl`. Checks that its report can be written.
     pub(crate) fn new(
         context: &Context,
         args: CommandArgs,
@@ -96,7 +97,7 @@ impl Job {
         Self::on(context, context.store()?, args, lock, ttl)
     }
 
-    /// The same, with the lock in `store`.
+    /// The same, in `store`.
     pub(crate) fn on(
         context: &Context,
         store: Store,
@@ -126,7 +127,7 @@ impl Job {
         })
     }
 
-    /// Does `work`, and writes the report of how it ended.
+    /// Runs `work`, and writes the report about its outcome.
     pub(crate) async fn with_report(
         mut self,
         context: &Context,
@@ -137,20 +138,20 @@ impl Job {
         if let Err(failure) = &outcome {
             report = report.failed(failure);
         }
-        // What was run was run: a report that cannot be written does not change how it ended.
+        // The command has run: a report that cannot be written does not change the outcome.
         if let Some(Err(failure)) = self.file.map(|file| report.write(&file)) {
             context.output.warning(&failure.message);
         }
         outcome
     }
 
-    /// Finds out whether the command can be run, and opens the store.
+    /// Checks that the command can be run, and opens the store.
     pub(crate) async fn open(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
         self.start(false).await
     }
 
-    /// The same for a lock that will mostly be had at once: until then the command's process has the time to start.
+    /// The same, but also starts the process of the command, for a lock that is likely to be free.
     pub(crate) async fn open_prepared(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
         self.start(true).await
@@ -162,7 +163,7 @@ impl Job {
         let mut prepared = None;
         let outcome = poll!(&mut opened);
         if prepare && !matches!(outcome, Poll::Ready(Err(_))) {
-            // While the store is opened.
+            // In parallel with opening the store.
             prepared = Some(Prepared::start(&self.command, self.plan)?);
         }
         let locker = match outcome {
@@ -172,7 +173,7 @@ impl Job {
         Ok(Session { clock: context::clock(&locker), locker, signals, prepared, previous_guardian: None })
     }
 
-    /// Takes the lock.
+    /// Acquires the lock.
     pub(crate) async fn acquire(
         &mut self,
         context: &Context,
@@ -191,7 +192,7 @@ impl Job {
         acquired
     }
 
-    /// Waits until this candidate leads, and advertises `value`. The report is that of the term to come.
+    /// Waits until this candidate leads, and advertises `value`. Starts a new report for the term.
     pub(crate) async fn campaign(
         &mut self,
         context: &Context,
@@ -208,7 +209,7 @@ impl Job {
         elected
     }
 
-    /// Takes up the lock of `ticket`, which renews it.
+    /// Resumes the lock of `ticket`, which renews it.
     pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
         let Session { locker, signals, .. } = session;
         let resumed = signals.unless(async { Ok(locker.resume(ticket).await) }).await?;
@@ -221,12 +222,12 @@ impl Job {
         })
     }
 
-    /// Whether the lock was lost in the latest run.
+    /// Whether the latest run lost the lock.
     pub(crate) fn was_lost(&self) -> bool {
         self.report.outcome == "lost"
     }
 
-    /// Takes the lock if what is to be done once per `period` is due.
+    /// Acquires the lock if the job is due.
     pub(crate) async fn acquire_if_due(
         &mut self,
         context: &Context,
@@ -242,14 +243,14 @@ impl Job {
         due
     }
 
-    /// Says that the command was not run, because it `ran` already.
+    /// Reports that the command did not run, because it ran before.
     pub(crate) fn already_ran(&mut self, context: &Context, lock: &LockName, ran: AlreadyRan) -> u8 {
         let line = human::already_ran(lock, &ran);
         let ran = EarlierRun::from(ran);
         if !context.output.quiet {
             let line =
                 if context.output.json { json::already_ran(lock, &ran).to_string() } else { line.clone() };
-            // Nobody who reads is nobody who is told.
+            // A closed stderr is not an error.
             let _ = writeln!(std::io::stderr(), "{line}");
         }
         self.report.outcome = "already_ran".to_owned();
@@ -258,7 +259,7 @@ impl Job {
         self.report.exit_code
     }
 
-    /// Runs the command under `guard`, ends the guard, and says how it all ended.
+    /// Runs the command under `guard`, ends the lease, and returns the exit code.
     pub(crate) async fn run_under(
         &mut self,
         context: &Context,
@@ -269,16 +270,16 @@ impl Job {
         let Session { locker, clock, signals, prepared, previous_guardian } = session;
         let granted = clock.now();
         self.report.token = guard.token().ok();
-        // On a terminal Ctrl-Z stops us and the command alike, without our help.
+        // On a terminal, Ctrl-Z stops leasehold and the command directly.
         signals.add_others(!child::is_interactive()).map_err(signal_error)?;
         if let Some(previous_guardian) = previous_guardian.take() {
             previous_guardian.end();
         }
         let mut ended = self.supervise(&guard, prepared.take(), locker, signals, &**clock).await;
         *previous_guardian = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
-        // What ended the command was not meant for the release.
+        // A signal that ended the command must not interrupt the release.
         signals.discard_pending();
-        // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
+        // Check before the release ends the guard: work done after the deadline must not look protected.
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
         let cooldown = completion.cooldown(&ended).filter(|_| loss.is_none());
@@ -300,23 +301,24 @@ impl Job {
     ) -> Result<Ended, Failure> {
         let environment = [
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
-            // Of a store without tokens: absent, so that a script that needs one fails, and is not given another lock's.
+            // Unset for a store without tokens, so that a script that needs one fails and does not use the token of
+            // another lock.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
             ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
         let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
-        // If we are killed, the lock is not free before the command and its guardian have ended.
+        // If leasehold is killed, the lock is not free before the command and its guardian have ended.
         let pids = prepared.prepare()?;
         let added = locker.add_processes(guard, &pids).await;
         added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
-        // That may have taken longer than the lease lasts.
+        // Adding the processes may have taken longer than the lease.
         guard.check()?;
         prepared.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
     }
 
-    /// Ends the guard, and lets the lock rest; a loss that only the store knows of goes into `loss`. Gives the error when
-    /// the store could not be told of the rest.
+    /// Releases or renews the lock, as `completion` says. Stores a loss that only the store knows of in `loss`. Returns
+    /// the error if a cooldown could not be recorded.
     async fn end_lease(
         &mut self,
         context: &Context,
@@ -339,7 +341,7 @@ impl Job {
         let ours = match within_lease(ended, left, session).await {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
-                // The store knows better: ended by somebody else since the last renewal, while the command ran.
+                // Another process ended the grant after the last renewal, while the command ran.
                 let message = format!("lock `{name}` was lost before the command ended");
                 loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
                 false
@@ -362,8 +364,8 @@ impl Job {
         unrecorded
     }
 
-    /// What to exit with when the command ran, and the store does not know. It is not done once for the period then: one
-    /// that succeeded must not look as if it were.
+    /// The exit code if the run could not be recorded in the store. The command may run again in its period, so its
+    /// success must not look like the only run.
     fn unrecorded(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
         const AGAIN: &str = "the command may run again within its period";
         let result = if code == 0 { "succeeded" } else { "failed" };
@@ -398,7 +400,8 @@ impl Job {
         }
         let message = loss.as_ref().map_or_else(
             || {
-                // The words of a lease that has ended: which of the two comes first is a matter of milliseconds.
+                // The same words as for a lease that has ended: which of the two comes first is a matter of
+                // milliseconds.
                 let token = report.token.map(|token| format!(" (token {token})")).unwrap_or_default();
                 format!("lock `{}`{token} was lost: its lease was not renewed in time", report.lock)
             },
@@ -420,8 +423,8 @@ impl Job {
     }
 }
 
-/// Stops to renew, and renews by the ticket once: whoever uses it next has a whole ttl, and whether the lock was ours until
-/// now is known, as by a release.
+/// Stops the renewals and renews the ticket once, so that its next user has a full ttl. Reports a loss, as a release
+/// does.
 async fn renew_ticket(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
     let renewed = async { locker.renew(&guard.into_ticket().await?).await };
     match renewed.await {
@@ -431,15 +434,15 @@ async fn renew_ticket(guard: Guard, locker: &Locker) -> leasehold::Result<Releas
     }
 }
 
-/// Waits for `acquired`, and has the command's guardian start meanwhile; if that takes long, without the command's
-/// processes.
+/// Waits for `acquired`, and starts the guardian of the command in the meantime. Ends the prepared processes if the
+/// wait is long.
 async fn with_prepared<T>(
     acquired: impl Future<Output = T>,
     prepared: &mut Option<Prepared>,
     clock: &dyn Clock,
 ) -> T {
     let mut acquired = std::pin::pin!(acquired);
-    // The store is asked first: to start a process takes us some tenths of a millisecond.
+    // Send the request first: starting a process takes some tenths of a millisecond.
     if let Poll::Ready(acquired) = poll!(&mut acquired) {
         return acquired;
     }
@@ -455,8 +458,8 @@ async fn with_prepared<T>(
     acquired.await
 }
 
-/// When the store hangs, what ends the guard is broken off by a signal, and at the end of the lease, of which `left` is left:
-/// then it changes nothing any more.
+/// Waits for the end of the lease to be recorded. Gives up at a signal, and after `left`, when the lease has ended
+/// anyway.
 async fn within_lease(
     ended: impl Future<Output = leasehold::Result<Released>>,
     left: Duration,
@@ -489,7 +492,7 @@ fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<D
     Ok(grace)
 }
 
-/// `command` as a line for a shell.
+/// `command` as a shell command line.
 pub(crate) fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
     vec!["/bin/sh".into(), "-c".into(), command.join(OsStr::new(" "))]
 }

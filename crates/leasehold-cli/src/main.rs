@@ -1,4 +1,4 @@
-//! The `leasehold` command: words for people and programs around the leasehold library. No lock logic lives here.
+//! The `leasehold` command: argument parsing, output and process supervision around the library. It has no lock logic.
 
 mod acquisition;
 mod args;
@@ -26,7 +26,7 @@ use crate::args::Cli;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // Before anything else: `run` starts this program again for its child, and that must cost next to nothing.
+    // First, because `run` starts this program again for its child, and that must be fast.
     if let Some(code) = child::internal_subcommand(&arguments) {
         return code;
     }
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     commands::dispatch(&arguments)
 }
 
-/// Answers a shell that asks for completions, and ends the process; otherwise does nothing.
+/// If a shell requests completions, prints them and exits. Otherwise does nothing.
 fn answer_shell() {
     if std::env::var_os(complete::VARIABLE).is_some() {
         clap_complete::CompleteEnv::with_factory(Cli::command).var(complete::VARIABLE).complete();

@@ -1,4 +1,4 @@
-//! With whom a lock is held: alone, as one of so many permits, or shared.
+//! How a lock is held: alone, as a permit, shared or exclusive.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,17 +17,17 @@ pub(crate) enum WaitPolicy {
     Forever,
 }
 
-/// What is taken of a name. Its text is the flag that asks for it, with a space before it.
+/// How to hold a lock. `Display` gives the option that selects the mode, after a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// The lock.
+    /// A plain lock.
     #[default]
     Lock,
-    /// One of so many permits.
+    /// One of this many permits.
     Permit(usize),
-    /// A hold beside other shared ones.
+    /// As a reader.
     Shared,
-    /// The hold beside no other, shared ones included.
+    /// As a writer.
     Exclusive,
 }
 
@@ -41,7 +41,7 @@ impl Mode {
         }
     }
 
-    /// Asks for it with the name and the settings of `lock`.
+    /// Acquires it with the name and the settings of `lock`.
     pub(crate) fn acquire(
         self,
         lock: Lock,
@@ -86,7 +86,7 @@ impl Mode {
         }
     }
 
-    /// What is waited for when `name` is held as it is asked for here, for people.
+    /// What a waiter for `name` waits for.
     pub(crate) fn description(self, name: &LockName) -> String {
         match self {
             Self::Lock => name.to_string(),
@@ -97,8 +97,8 @@ impl Mode {
         }
     }
 
-    /// Whether who asks for this of `name` is kept waiting for as long as `held` is: the lock that stands in its way, and
-    /// not one of several that would do.
+    /// Whether a process that acquires `name` in this mode must wait until the lock `held` is released. False if
+    /// another permit or another reader could release first.
     pub(crate) fn is_blocked_by(self, name: &LockName, held: &str) -> bool {
         let Some(part) = held.strip_prefix(name.as_str()) else { return false };
         match self {
@@ -108,7 +108,7 @@ impl Mode {
         }
     }
 
-    /// The number of the permit that `held` is.
+    /// The permit number of the lock `held`.
     pub(crate) fn permit(self, held: &LockName) -> Option<usize> {
         let Self::Permit(_) = self else { return None };
         held.as_str().rsplit_once("/permit-")?.1.parse().ok()
@@ -138,7 +138,7 @@ mod tests {
             all.into_iter().filter(|held| mode.is_blocked_by(&name, held)).collect::<Vec<_>>()
         };
         assert_eq!(by(Mode::Lock), ["x"]);
-        // Another slot may become free.
+        // Another reader may release first.
         assert_eq!(by(Mode::Shared), ["x"]);
         assert_eq!(by(Mode::Exclusive), ["x", "x/shared-2"]);
         assert_eq!(by(Mode::Permit(1)), ["x/permit-1"]);

@@ -1,4 +1,4 @@
-//! The object that `update` and `put` are about.
+//! The object of `update` and `put`.
 
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Object, Token};

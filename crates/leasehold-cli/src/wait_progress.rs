@@ -1,4 +1,4 @@
-//! What people see while a lock is waited for.
+//! Shows the progress while waiting for a lock.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -12,26 +12,26 @@ use leasehold::{Held, LockName};
 use crate::mode::Mode;
 use crate::output::{Output, human, json};
 
-/// Most locks are had at once; nobody wants to read of a wait that is over.
+/// Shorter waits are not shown.
 const SHOW_AFTER: Duration = Duration::from_millis(400);
-/// Where there is no terminal, a line so often.
+/// Without a terminal: the interval between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
-/// A store that has said nothing for so long is reported of.
+/// A store that does not answer is reported after this time.
 const REPORT_SILENCE_AFTER: Duration = Duration::from_secs(2);
-/// How often the spinner turns.
+/// Frame time of the spinner.
 const FRAME_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Keeps what was last heard of the holder, and shows it.
+/// Keeps the latest known holder, and shows it.
 #[derive(Clone, Debug)]
 pub(crate) struct WaitProgress {
     name: LockName,
-    /// What of it is waited for.
+    /// How the lock will be held.
     mode: Mode,
     clock: Arc<dyn Clock>,
     latest: Arc<Mutex<Option<(Held, Moment)>>>,
-    /// Whether a line is to tell of each holder only once, in place of one now and then.
+    /// Whether to log each holder once, instead of one line per interval.
     once_per_holder: bool,
-    /// How long a store that says nothing is asked.
+    /// How long the store may take to answer.
     limit: Duration,
 }
 
@@ -47,22 +47,22 @@ impl WaitProgress {
         }
     }
 
-    /// The same, given up after `limit` when the store says nothing.
+    /// Sets how long the store may take to answer.
     pub(crate) fn within(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
 
-    /// The same, waiting to hold it with those whom `sharing` allows.
+    /// Sets the mode.
     pub(crate) fn mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
     }
 
-    /// For a wait that may take months: into a log, a line for each holder.
+    /// For a wait of any length: without a terminal, logs each holder once.
     pub(crate) fn once_per_holder(self) -> Self {
         Self { once_per_holder: true, ..self }
     }
 
-    /// What to call each time the holder is heard of.
+    /// The callback for each report of the holder.
     pub(crate) fn observer(&self) -> impl Fn(&Held) + Send + Sync + 'static {
         let this = self.clone();
         move |held| {
@@ -71,7 +71,7 @@ impl WaitProgress {
         }
     }
 
-    /// Runs `wait`, showing what is waited for. Cancel safe if `wait` is.
+    /// Runs `wait` and shows its progress. Cancel safe if `wait` is.
     pub(crate) async fn show_during<F: Future>(&self, output: &Output, wait: F) -> F::Output {
         tokio::select! {
             biased;
@@ -92,14 +92,14 @@ impl WaitProgress {
         if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }
 
-    /// One line that changes, on a terminal.
+    /// On a terminal: one line that changes.
     async fn spin(&self, output: &Output, start: Moment) -> Infallible {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let template = if output.colors() { "{spinner} {msg:.cyan}" } else { "{spinner} {msg}" };
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()),
         );
-        // Takes the line away whenever the wait ends or is dropped.
+        // Removes the line when the wait ends or is dropped.
         let _clear = ClearOnDrop(bar.clone());
         let shown = self.mode.description(&self.name);
         loop {
@@ -115,7 +115,7 @@ impl WaitProgress {
         }
     }
 
-    /// A line now and then, into a log.
+    /// Without a terminal: a line per interval.
     async fn log_lines(&self, output: &Output, start: Moment) -> Infallible {
         let mut reported = None;
         let mut reported_silence = !output.verbose;
@@ -144,36 +144,37 @@ impl WaitProgress {
             } else {
                 format!("{:>12} {}", "Waiting", human::waiting(&shown, &held))
             };
-            // Nobody who reads is nobody who is reported.
+            // A closed stderr is not an error.
             let _ = writeln!(std::io::stderr(), "{line}");
             self.clock.sleep(LINE_INTERVAL).await;
         }
     }
 
-    /// For how long the store has said nothing, if that is long, and for how long it is still asked.
+    /// How long the store has not answered, and how long it may still take. `None` if it answered or if the time is
+    /// short.
     fn unanswered(&self, start: Moment) -> Option<(Duration, Duration)> {
         let passed = self.clock.now().shortest_since(start);
         (passed >= REPORT_SILENCE_AFTER).then(|| (passed, self.limit.saturating_sub(passed)))
     }
 
-    /// What was last heard, with its durations moved on to now.
+    /// The latest known holder, with durations as of now.
     pub(crate) fn now(&self) -> Option<Held> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (mut held, at) = latest?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
-        // Over, and it is not ours: it has been renewed since it was last heard of.
+        // The lease would be over, but the lock is still held: the holder has renewed it.
         held.lapses_within =
             held.lapses_within.map(|left| left.saturating_sub(since)).filter(|left| !left.is_zero());
         Some(held)
     }
 }
 
-/// What to say of [`is_held_by_parent`].
+/// The message for [`is_held_by_parent`].
 pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold run` that holds the same lock";
 
-/// Whether `held` is the grant of the `leasehold run` that started us, and keeps out who asks for `name` as `sharing` says:
-/// it holds it until we have ended.
+/// Whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of `name` in
+/// `mode`. That run holds it until this process ends.
 pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &Held) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))

@@ -1,4 +1,4 @@
-//! `leasehold acquire LOCK`: prints a ticket, and nothing else, on stdout.
+//! `leasehold acquire LOCK`: acquires a lock and prints only its ticket on stdout.
 
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
         print_all(&format!("{ticket}\n"))
     };
     if printed.is_err() {
-        // Nobody has the ticket: nobody could release the lock, and everybody would wait for its lease to end.
+        // The ticket is lost: release the lock, or all waiters would wait for the end of its lease.
         if let Err(error) = locker.release(&ticket).await {
             context
                 .output

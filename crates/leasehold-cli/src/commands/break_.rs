@@ -1,4 +1,4 @@
-//! `leasehold break LOCK --token N`: evicts a holder. Compare-and-set, never blind.
+//! `leasehold break LOCK --token N`: evicts the holder with this token, by compare-and-set.
 
 use leasehold::{Evicted, Token};
 use serde_json::Value;

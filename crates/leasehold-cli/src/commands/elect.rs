@@ -15,11 +15,12 @@ use crate::job::{Completion, Job, Session};
 use crate::output::{human, json, print_unless_closed};
 use crate::signals::interrupted;
 
-/// The pause between the end of a command and the next campaign, or after trouble of the store: from this,
+/// Minimum delay before the next campaign, after the command has ended or the store has failed. The delay doubles each
+/// time.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// up to this, while what comes after it
+/// Maximum delay.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// is over within this.
+/// A term that lasts this long resets the delay.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Failure> {
@@ -45,15 +46,15 @@ struct Candidate<'a> {
     request: Request,
     value: Option<String>,
     on_exit: OnExit,
-    /// Whether it leads only once.
+    /// Whether to lead only once.
     once: bool,
 }
 
 impl Candidate<'_> {
-    /// One term after the other.
+    /// Runs one term after another.
     async fn run(&self, job: &mut Job) -> Result<u8, Failure> {
         let mut session = job.open().await?;
-        // A store that cannot be reached at all is for whoever started this to know of, and not to be tried for ever.
+        // Fail now if the store is unreachable, instead of retrying forever: the user should know.
         let election = session.locker.election(self.request.name.as_str());
         session.signals.unless(async { Ok(election.leader().await?) }).await?;
         let mut pause = MIN_PAUSE;
@@ -72,7 +73,7 @@ impl Candidate<'_> {
             let elected = session.clock.now();
             let code = job.run_under(self.context, &mut session, guard, Completion::Release).await?;
             let asked_to_end = match session.signals.ending_signal() {
-                // To many programs this means to read their settings again. One that ends by it was meant to.
+                // Many programs reload their settings on SIGHUP. It ends the candidate only if it ended the command.
                 Some(Signal::HUP) => i32::from(code) == i32::from(SIGNAL_BASE) + Signal::HUP.as_raw(),
                 signal => signal.is_some(),
             };
@@ -82,7 +83,7 @@ impl Candidate<'_> {
             if session.clock.now().longest_since(elected) >= STABLE_AFTER {
                 pause = MIN_PAUSE;
             }
-            // After a loss another leads already, or nobody can.
+            // After a loss, campaign at once: another candidate leads already, or the store is down.
             if !job.was_lost() {
                 self.back_off(&format!("the command ended with exit code {code}"), pause, &mut session)
                     .await?;
@@ -114,7 +115,7 @@ fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Fail
     Ok(value)
 }
 
-/// Prints who leads: `once`, or until nobody reads it any more.
+/// Prints the current leader (`once`), and each change until stdout is closed.
 async fn observe(context: &Context, name: &str, once: bool) -> Result<u8, Failure> {
     let locker = context::open(&context.store()?).await?;
     let mut changes = locker.election(name).observe();

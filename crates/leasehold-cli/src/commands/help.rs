@@ -1,4 +1,4 @@
-//! `leasehold help SUBCOMMAND|TOPIC`, and what the topics say.
+//! `leasehold help SUBCOMMAND|TOPIC`, and the text of the topics.
 
 use std::fmt::Write as _;
 
@@ -10,14 +10,13 @@ use crate::args::{Cli, HelpArgs};
 use crate::exit::Failure;
 use crate::output::print;
 
-/// A page of help that belongs to no subcommand.
+/// A help page that is not about one subcommand.
 pub(super) struct Topic {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
     pub(super) text: fn() -> String,
 }
 
-/// All of them.
 pub(super) const TOPICS: [Topic; 3] = [
     Topic { name: "exit-codes", title: "EXIT CODES", text: || EXIT_CODES.to_owned() },
     Topic { name: "environment", title: "ENVIRONMENT", text: || ENVIRONMENT.to_owned() },
@@ -44,7 +43,7 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
     Err(failure.with_help(format!("topics: {}; for the subcommands: leasehold --help", topics.join(", "))))
 }
 
-/// With the subcommand that is most like `wanted`, as the parser of the command line says.
+/// Adds the most similar subcommand to `failure`, as the argument parser suggests it.
 pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
     let error = Cli::try_parse_from(["leasehold", wanted]).err();
     match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {

@@ -1,4 +1,4 @@
-//! The verbs, a file each.
+//! The subcommands, one file each.
 
 mod acquire;
 mod break_;
@@ -33,7 +33,7 @@ use crate::context::Context;
 use crate::exit::{FAILED, Failure};
 use crate::output::Output;
 
-/// Runs the subcommand that `arguments` ask for.
+/// Runs the subcommand in `arguments`.
 pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
@@ -78,18 +78,18 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
     }
 }
 
-/// For `run` and `once`: a thread that is busy, or that waits for a terminal, must not keep the lease from being renewed.
-/// That thread is the main one; what renews has one to itself, and blocks it nowhere.
+/// For subcommands that run a command: one worker thread renews the lease, even if the main thread is busy or blocked
+/// by a terminal.
 fn run_runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-/// For the others: what starts fastest.
+/// For the others: starts fastest.
 fn small_runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Runs `subcommand` on the main thread, which is where `run` has to start its command.
+/// Runs `subcommand` on the main thread, where `run` must start its command.
 fn on(
     runtime: std::io::Result<Runtime>,
     subcommand: impl Future<Output = Result<u8, Failure>>,
@@ -98,12 +98,12 @@ fn on(
         Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}"))
     })?;
     let outcome = runtime.block_on(subcommand);
-    // Not waiting for a thread that may hang in a name lookup or on stdin.
+    // Do not wait for a thread that may hang in a name lookup or on stdin.
     runtime.shutdown_background();
     outcome
 }
 
-/// Says what is wrong with the command line, or what was asked about it.
+/// Prints the usage error, the help or the version, and returns the exit code.
 fn explain(error: &clap::Error, arguments: &[OsString]) -> u8 {
     let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
     if json && !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
@@ -115,7 +115,7 @@ fn explain(error: &clap::Error, arguments: &[OsString]) -> u8 {
         Output { json, ..Output::default() }.failure(&failure);
         return failure.code;
     }
-    // To a reader that has gone away there is nothing to say.
+    // A closed output is not an error.
     let _ = error.print();
     u8::try_from(error.exit_code()).unwrap_or(FAILED)
 }

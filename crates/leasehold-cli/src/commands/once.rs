@@ -1,4 +1,4 @@
-//! `leasehold once LOCK --per 1h -- CMD...`: runs CMD once per period, on whichever machine comes first.
+//! `leasehold once LOCK --per 1h -- CMD...`: runs CMD once per period, on one of several machines.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `leasehold put OBJECT FILE --fence TOKEN`: writes an object, unless a higher token wrote it before.
+//! `leasehold put OBJECT FILE --fence TOKEN`: writes an object unless a higher token has written it.
 
 use std::fs::File;
 use std::io::Read;
@@ -29,7 +29,7 @@ pub(super) async fn put(context: &Context, args: PutArgs) -> Result<u8, Failure>
         false if context.output.quiet => return Ok(0),
         false => format!("wrote {shown} with token {token}"),
     };
-    // A failure would ask for another try, and it is done.
+    // The object is written. An error here would suggest to retry.
     if let Err(failure) = print(&format!("{line}\n")) {
         context.output.warning(&failure.message);
     }
@@ -40,7 +40,7 @@ fn is_stdin(file: &Path) -> bool {
     file.as_os_str() == "-"
 }
 
-/// The whole of `file`, or of stdin.
+/// Reads `file` or stdin to the end.
 fn content(file: &Path) -> Result<Vec<u8>, Failure> {
     let shown = file.display();
     let unread = |error| Failure::new(FAILED, "failed", format!("cannot read {shown}: {error}"));

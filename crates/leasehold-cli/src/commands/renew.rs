@@ -1,4 +1,4 @@
-//! `leasehold renew TICKET`: prolongs a lease once.
+//! `leasehold renew TICKET`: renews a lease once.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! `leasehold run LOCK -- CMD...`: holds LOCK while CMD runs. With `--ticket`, the lock of a ticket, which stays held.
+//! `leasehold run LOCK -- CMD...`: runs CMD while holding LOCK. With `--ticket`, LOCK stays held by the ticket.
 
 use std::ffi::OsString;
 

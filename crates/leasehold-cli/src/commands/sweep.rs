@@ -1,4 +1,4 @@
-//! `leasehold sweep [PREFIX] --older-than 30d`: deletes the records of locks that have been free for long.
+//! `leasehold sweep [PREFIX] --older-than 30d`: deletes the records of locks that have been free for a long time.
 
 use futures_util::StreamExt as _;
 use leasehold::{ErrorKind, LockName, Swept};
@@ -10,7 +10,7 @@ use crate::exit::Failure;
 use crate::output::json::object;
 use crate::output::print;
 
-/// Locks that are asked for at the same time.
+/// Number of locks to sweep concurrently.
 const AT_ONCE: usize = 8;
 
 pub(super) async fn sweep(context: &Context, args: SweepArgs) -> Result<u8, Failure> {
@@ -32,7 +32,7 @@ pub(super) async fn sweep(context: &Context, args: SweepArgs) -> Result<u8, Fail
                 deleted += 1;
                 report(context, &name, args.dry_run)?;
             }
-            // It stays, and the others need not.
+            // Skip the damaged record and continue.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 context.output.warning(&format!("skipped lock `{name}`: {error}"));
             }

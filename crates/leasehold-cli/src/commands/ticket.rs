@@ -1,4 +1,4 @@
-//! The ticket that `renew`, `release` and `run --ticket` are given, and the store that it belongs to.
+//! The ticket of `renew`, `release` and `run --ticket`, and its store.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -11,9 +11,9 @@ use crate::config::Store;
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 
-/// Where a ticket may stand instead of on the command line.
+/// The variable with the ticket, if the command line has none.
 const VARIABLE: &str = "LEASEHOLD_TICKET";
-/// No ticket is longer, in bytes.
+/// Maximum size of a ticket, in bytes.
 const MAX_BYTES: u64 = 64 * 1024;
 
 /// Reads the ticket and opens its store.
@@ -23,17 +23,17 @@ pub(super) async fn open(context: &Context, args: TicketArgs) -> Result<(Ticket,
     Ok((ticket, locker))
 }
 
-/// The ticket that is `given`, or where it stands, and its store.
+/// Reads the ticket from `given` or from the environment, and finds its store.
 pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
     let ticket: Ticket = text(given)?.parse().map_err(Failure::bad_argument)?;
     match context.explicit_store()? {
-        // It may have another URL here than where the lock was acquired.
+        // The store may have another URL here than where the lock was acquired.
         Some(store) => Ok((ticket.without_store(), store)),
         None => configured(context, &ticket).map(|store| (ticket, store)),
     }
 }
 
-/// The configured store or alias that `ticket` is of. The URL in a ticket is never opened: its writer chose it.
+/// The configured store or alias of `ticket`. Never opens the URL in the ticket: its author may not be trusted.
 fn configured(context: &Context, ticket: &Ticket) -> Result<Store, Failure> {
     let store = context.store()?;
     StoreUrl::parse(&store.url)?;

@@ -1,4 +1,4 @@
-//! `leasehold update OBJECT -- CMD...`: passes an object through CMD, optimistically.
+//! `leasehold update OBJECT -- CMD...`: updates an object with CMD, by optimistic concurrency.
 
 use leasehold::{ErrorKind, Updated};
 use serde_json::json;
@@ -41,7 +41,7 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
         true => Failure { code: LOST, ..failure },
         false => failure,
     })?;
-    // A failure would ask for another try, and it is done.
+    // The object is written. An error here would suggest to retry.
     if let Err(failure) = report(context, &shown, &updated) {
         context.output.warning(&failure.message);
     }

@@ -1,4 +1,4 @@
-//! `leasehold wait LOCK`: waits until nobody has it, without taking it.
+//! `leasehold wait LOCK`: waits until the lock is free, without acquiring it.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use leasehold::doctor::{CheckStatus, Finding, Report};
 use leasehold::lease::printable;
 use serde_json::{Value, json};
 
-/// A store's own words are cut to this.
+/// Maximum length of a text from the store.
 const MAX_CHARS: usize = 400;
 
 /// `{"type":"report","store","safe","kind","findings":[{"check","verdict","seen","help"}],"round_trips",...}`
@@ -18,7 +18,7 @@ pub(crate) fn json(store: &str, report: &Report) -> Value {
     document
 }
 
-/// A line for each finding, what to do about it below, and a summary.
+/// A line per finding with its fix below, and a summary.
 pub(crate) fn human(store: &str, report: &Report, colors: bool) -> String {
     let width = report.findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut text = format!("{store}{}\n", report.kind.map_or_else(String::new, |kind| format!(" ({kind})")));

@@ -1,4 +1,4 @@
-//! Text for people. What another machine wrote is printed without control characters.
+//! Text for people. Text from other machines is printed without control characters.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -100,7 +100,7 @@ pub(crate) fn table(locks: &[Status]) -> String {
     aligned(&rows)
 }
 
-/// Everything that is known of one lock.
+/// All details of one lock.
 pub(crate) fn lock(status: &Status) -> String {
     let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
@@ -123,7 +123,7 @@ pub(crate) fn lock(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// Who leads: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
+/// The leader: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
 pub(crate) fn leader(leader: Option<&Leader>) -> String {
     let Some(leader) = leader else { return "no leader".to_owned() };
     match &leader.value {
@@ -132,7 +132,7 @@ pub(crate) fn leader(leader: Option<&Leader>) -> String {
     }
 }
 
-/// The latest grants that are over, newest first.
+/// The most recent ended grants, newest first.
 pub(crate) fn history(status: &Status) -> String {
     let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];
     for past in &status.history {
@@ -147,7 +147,7 @@ pub(crate) fn history(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// One word.
+/// The state as one word.
 pub(crate) fn state(state: &State) -> &'static str {
     match state {
         State::Free => "free",
@@ -168,7 +168,7 @@ pub(crate) fn token_of(status: &Status) -> Option<Token> {
     status.token.or_else(|| holder_of(&status.state)?.token)
 }
 
-/// `3m12s`, cut to the two largest units; below a second in milliseconds.
+/// `3m12s`: the two largest units; below one second in milliseconds.
 pub(crate) fn span(duration: Duration) -> String {
     if duration < Duration::from_secs(1) {
         return format!("{}ms", duration.as_millis());
@@ -181,19 +181,19 @@ pub(crate) fn span(duration: Duration) -> String {
     shown.fold(String::new(), |text, (unit, count)| format!("{text}{count}{unit}"))
 }
 
-/// The same for an upper bound: rounded up to whole seconds.
+/// The same for an upper bound, rounded up to whole seconds.
 pub(crate) fn span_up(duration: Duration) -> String {
     span(Duration::from_secs(duration.as_millis().div_ceil(1_000) as u64))
 }
 
-/// A point in time on the store's clock, or what stands for none.
+/// A time on the store's clock; `-` if unknown.
 pub(crate) fn time(us: Option<u64>) -> String {
     let seconds = us.and_then(|us| i64::try_from(us / 1_000_000).ok());
     let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-/// `text` as a word for a POSIX shell.
+/// `text` quoted as one word for a POSIX shell.
 pub(crate) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@,+=%".contains(c);
     if !text.is_empty() && text.chars().all(plain) && !text.starts_with('-') {

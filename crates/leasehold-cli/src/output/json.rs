@@ -1,4 +1,5 @@
-//! JSON for programs: one document, or lines with a `type`. Names are stable, durations carry their unit.
+//! JSON for programs: one document, or one per line, each with a `type`. Names are stable, and names of durations end
+//! in their unit.
 
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
     }
 }
 
-/// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each grant that is over.
+/// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each ended grant.
 pub(crate) fn history(status: &Status) -> Vec<Value> {
     let grant = |past: &leasehold::lease::PastGrant| {
         let mut object = object("grant", &status.name);
