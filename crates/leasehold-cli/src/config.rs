@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_url_is_quoted_without_secrets() {
+    fn an_invalid_url_is_quoted_without_secrets() {
         for (given, shown) in [
             ("counter.json", "counter.json"),
             ("s3//bucket/x?secret=hunter2", "s3//bucket/x?..."),

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_cannot_be_had_beside_it_is_kept_out() {
+    fn a_mode_is_blocked_only_by_conflicting_locks() {
         let name = LockName::new("x").unwrap();
         let by = |mode: Mode| {
             let all = ["x", "x/shared-2", "x/permit-1", "x/y", "xy", "y"];

@@ -136,7 +136,7 @@ fn the_doctor_passes_etcd() {
 
 /// Fault 25, on a real server.
 #[test]
-fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
+fn fault_25_the_doctor_finds_a_server_without_preconditions() {
     let diagnosis = examined(&Server::S3Ignoring.fresh_url());
     diagnosis.fails(&[
         "create-if-absent",
@@ -150,14 +150,14 @@ fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
 }
 
 #[test]
-fn fault_25_the_doctor_refuses_an_emulator_whose_uploads_ignore_preconditions() {
+fn fault_25_the_doctor_finds_uploads_without_preconditions() {
     let diagnosis = examined(&Server::BadGcs.fresh_url());
     diagnosis.fails(&["read-after-write", "create-if-absent"]);
 }
 
 /// Fault 26, on a real server: only races find it. And a lock is refused on it too.
 #[test]
-fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
+fn fault_26_the_doctor_finds_non_atomic_writes() {
     let url = Server::S3Racy.fresh_url();
     let diagnosis = examined(&url);
     diagnosis.fails(&["create-race", "atomic-race"]);
@@ -197,7 +197,7 @@ fn the_doctor_races_several_endpoints_together() {
 
 /// The same with items. Nobody uses the table until the doctor passes it.
 #[test]
-fn fault_26_the_doctor_refuses_a_dynamodb_that_checks_and_writes_in_two_steps() {
+fn fault_26_the_doctor_finds_non_atomic_dynamodb_writes() {
     let url = Server::DynamoDbRacy.fresh_url();
     let diagnosis = examined(&url);
     assert!(diagnosis.checks("failed").contains(&"atomic-race"), "{:#}", diagnosis.report);
@@ -208,14 +208,14 @@ fn fault_26_the_doctor_refuses_a_dynamodb_that_checks_and_writes_in_two_steps() 
 
 /// What a release by deletion needs, and MinIO has not.
 #[test]
-fn the_doctor_refuses_deletes_without_preconditions_where_releases_delete() {
+fn the_doctor_finds_deletes_without_preconditions() {
     let url = format!("{}&protocol=existence", Server::MinIo.fresh_url());
     examined(&url).fails(&["conditional-delete"]);
 }
 
 /// Fault 34: what is missing is named, and no more.
 #[test]
-fn fault_34_the_doctor_names_the_permission_that_is_missing_on_s3() {
+fn fault_34_the_doctor_names_missing_permissions_on_s3() {
     for (missing, check) in [("s3:PutObject", "permission-write"), ("s3:GetObject", "permission-read")] {
         let diagnosis = without(missing);
         diagnosis.fails(&[check]);
@@ -280,7 +280,7 @@ fn variable(name: &str) -> String {
 
 /// Users of etcd who may read and not write, who may do neither, and who are not let in at all.
 #[tokio::test(flavor = "multi_thread")]
-async fn fault_34_the_doctor_names_the_permission_that_is_missing_on_etcd() {
+async fn fault_34_the_doctor_names_missing_permissions_on_etcd() {
     let cluster = Cluster::start(1, &[]).await;
     for command in [
         &["user", "add", "root:secret"][..],

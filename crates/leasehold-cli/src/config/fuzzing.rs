@@ -48,7 +48,7 @@ fn assert_hidden(text: &str, shown: &str) {
 
 #[cfg(test)]
 #[test]
-fn every_kept_configuration_file_is_read_or_refused_without_showing_a_password() {
+fn corpus_files_are_parsed_or_refused_without_a_password() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/config");
     let mut count = 0;
     for file in std::fs::read_dir(&folder).unwrap() {

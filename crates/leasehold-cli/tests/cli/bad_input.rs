@@ -96,7 +96,7 @@ fn bad_options_are_usage_errors() {
 }
 
 #[test]
-fn what_is_misspelt_is_answered_with_what_is_most_like_it() {
+fn misspelled_words_get_a_suggestion() {
     let sandbox = Sandbox::new();
     for (words, meant) in [
         ("rum x -- true", "'run'"),

@@ -56,7 +56,7 @@ fn a_ttl_that_no_lock_can_have_is_refused() {
 
 /// Who may not write is told so, and where. Permissions do not bind root, so root asks as nobody.
 #[test]
-fn fault_34_the_doctor_names_the_file_or_folder_that_cannot_be_written() {
+fn fault_34_the_doctor_names_the_unwritable_file_or_folder() {
     const NOBODY: u32 = 65_534;
     let sandbox = Sandbox::new();
     let open =

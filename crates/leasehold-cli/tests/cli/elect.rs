@@ -43,7 +43,7 @@ fn json(line: &str) -> Value {
 }
 
 #[test]
-fn of_two_candidates_one_leads_and_hands_over_at_once_when_it_is_told_to_end() {
+fn a_leader_that_gets_sigterm_hands_over_at_once() {
     let sandbox = Sandbox::new();
     // An hour: only a leader that resigns can be followed within the time of a test.
     let first = sandbox.hold("elect x --ttl 1h --value http://one --report one.json", &member("one"));
@@ -85,7 +85,7 @@ fn of_two_candidates_one_leads_and_hands_over_at_once_when_it_is_told_to_end() {
 }
 
 #[test]
-fn a_leader_that_is_killed_is_followed() {
+fn a_killed_leader_is_replaced() {
     let sandbox = Sandbox::new();
     let first = sandbox.hold("elect x --ttl 1h", &member("one"));
     let second = waiting(&sandbox, "elect x --ttl 1h", &member("two"));
@@ -114,7 +114,7 @@ fn a_loss_kills_the_command_and_the_candidate_campaigns_again() {
 }
 
 #[test]
-fn cut_off_from_the_store_the_command_is_dead_before_another_leads() {
+fn without_the_store_the_command_dies_before_another_leads() {
     let sandbox = Sandbox::new();
     let mut leader = sandbox.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let pid = leader.first.clone();
@@ -127,7 +127,7 @@ fn cut_off_from_the_store_the_command_is_dead_before_another_leads() {
 
 /// It would kill the next command: it finds what it kills by descent.
 #[test]
-fn a_guardian_that_slept_through_the_end_of_its_term_is_gone_before_the_next() {
+fn a_guardian_that_overslept_is_gone_before_the_next_term() {
     let sandbox = Sandbox::new();
     let mut leader = sandbox.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let (guardian, pid) = (leader.guardian(), leader.first.clone());
@@ -142,7 +142,7 @@ fn a_guardian_that_slept_through_the_end_of_its_term_is_gone_before_the_next() {
 }
 
 #[test]
-fn a_command_that_ends_resigns_and_campaigns_again_after_ever_longer_pauses() {
+fn the_delay_between_campaigns_grows() {
     let sandbox = Sandbox::new();
     let mut leader = sandbox.hold("elect x --ttl 1h", "echo $LEASEHOLD_TOKEN; exit 3");
     // While it pauses, another can lead; and what would be for the command is for nobody.
@@ -178,7 +178,7 @@ fn with_on_exit_exit_it_ends_with_the_command() {
 
 /// A setting that all commands read says how long the others wait for a lock. A candidate campaigns for as long as it takes.
 #[test]
-fn trouble_of_the_store_does_not_end_a_candidate_whatever_the_settings_say_of_waiting() {
+fn a_candidate_survives_store_outages_despite_a_wait_limit() {
     let sandbox = Sandbox::new();
     let leader = sandbox.hold("elect x --ttl 1h", &member("one"));
     // Reads get through, and nobody is granted anything.
@@ -198,7 +198,7 @@ fn trouble_of_the_store_does_not_end_a_candidate_whatever_the_settings_say_of_wa
 }
 
 #[test]
-fn a_hangup_that_the_command_takes_for_something_else_does_not_end_the_candidate() {
+fn a_sighup_that_the_command_handles_does_not_end_elect() {
     let sandbox = Sandbox::new();
     let script = "trap 'echo reloads' HUP; trap 'exit 7' TERM; echo leads
         until test -e end; do sleep 0.01; done; rm end";
@@ -216,7 +216,7 @@ fn a_hangup_that_the_command_takes_for_something_else_does_not_end_the_candidate
 }
 
 #[test]
-fn a_candidate_that_is_told_to_end_while_it_waits_leaves_nothing() {
+fn a_candidate_that_gets_sigterm_leaves_nothing() {
     let sandbox = Sandbox::new();
     let leader = sandbox.hold("elect x --ttl 1h", &member("one"));
     let candidate = waiting(&sandbox, "elect x --ttl 1h", "echo leads > leads");
@@ -234,7 +234,7 @@ fn a_candidate_that_is_told_to_end_while_it_waits_leaves_nothing() {
 }
 
 #[test]
-fn people_are_told_who_leads_without_control_characters() {
+fn observe_prints_no_control_characters() {
     let sandbox = Sandbox::new();
     let mut observer = observer(&sandbox, "elect x --observe");
     assert_eq!(observer.first, "no leader");
@@ -259,7 +259,7 @@ fn people_are_told_who_leads_without_control_characters() {
 }
 
 #[test]
-fn what_makes_no_sense_is_a_usage_error() {
+fn conflicting_arguments_are_usage_errors() {
     let sandbox = Sandbox::new();
     for line in [
         "elect x",

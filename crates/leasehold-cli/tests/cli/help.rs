@@ -25,7 +25,7 @@ const VERBS: [&str; 19] = [
 ];
 
 #[test]
-fn every_verb_explains_itself() {
+fn every_subcommand_has_help() {
     let sandbox = Sandbox::new();
     let top = sandbox.run("--help").expect(0).stdout;
     for verb in VERBS {
@@ -94,7 +94,7 @@ fn difference(old: &str, new: &str) -> String {
 
 /// What a verb does stands in front, and not what one of the structs does that its arguments are made of.
 #[test]
-fn each_verb_says_what_it_does_wherever_it_is_described() {
+fn each_help_text_begins_with_its_description() {
     let sandbox = Sandbox::new();
     let top = sandbox.run("--help").expect(0).stdout;
     for verb in VERBS {
@@ -126,7 +126,7 @@ fn the_topics_cover_every_code_flag_and_store() {
 }
 
 #[test]
-fn the_manual_has_a_page_for_each_verb() {
+fn the_manual_has_a_page_for_each_subcommand() {
     let sandbox = Sandbox::new();
     let page = sandbox.run("man").expect(0).stdout;
     assert!(
@@ -144,7 +144,7 @@ fn the_manual_has_a_page_for_each_verb() {
 }
 
 #[test]
-fn shells_complete_verbs_and_the_names_of_locks() {
+fn shells_complete_subcommands_and_lock_names() {
     let sandbox = Sandbox::new();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let script = sandbox.run(&format!("completions {shell}")).expect(0).stdout;
@@ -170,7 +170,7 @@ fn shells_complete_verbs_and_the_names_of_locks() {
 }
 
 #[test]
-fn a_variable_of_somebody_elses_does_not_keep_run_from_running() {
+fn an_unrelated_complete_variable_does_not_affect_run() {
     let sandbox = Sandbox::new();
     for value in ["bash", "1"] {
         let output =

@@ -35,7 +35,7 @@ fn successor(sandbox: &Sandbox, pids: &[String]) -> Holder {
 }
 
 #[test]
-fn an_eviction_kills_everything_at_once_and_makes_122() {
+fn an_eviction_kills_all_processes_at_once_and_exits_122() {
     let sandbox = Sandbox::new();
     let script = format!("echo $LEASEHOLD_TOKEN > token; {STUBBORN}");
     let holder = sandbox.hold("run x --ttl 1s --report out.json", &script);
@@ -53,7 +53,7 @@ fn an_eviction_kills_everything_at_once_and_makes_122() {
 }
 
 #[test]
-fn a_loss_that_only_the_release_tells_of_is_no_success() {
+fn a_loss_found_by_the_release_exits_122() {
     let sandbox = Sandbox::new();
     // Evicted, and ended before the next renewal could hear of it.
     let script = format!("{} break x --token $LEASEHOLD_TOKEN", env!("CARGO_BIN_EXE_leasehold"));
@@ -64,7 +64,7 @@ fn a_loss_that_only_the_release_tells_of_is_no_success() {
 }
 
 #[test]
-fn cut_off_from_the_store_the_command_gets_sigterm_and_time_to_end_well() {
+fn without_the_store_the_command_gets_sigterm_and_its_grace() {
     let sandbox = Sandbox::new();
     let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.01; done";
     let mut holder = sandbox.hold("run x --ttl 2s --grace 900ms --report out.json", script);
@@ -79,7 +79,7 @@ fn cut_off_from_the_store_the_command_gets_sigterm_and_time_to_end_well() {
 }
 
 #[test]
-fn cut_off_from_the_store_everything_is_dead_before_a_successor_has_the_lock() {
+fn without_the_store_all_processes_die_before_the_next_grant() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold("run x --ttl 1s", STUBBORN);
     let processes = processes(&sandbox, &holder);
@@ -94,7 +94,7 @@ fn cut_off_from_the_store_everything_is_dead_before_a_successor_has_the_lock() {
 }
 
 #[test]
-fn stopped_for_longer_than_the_lease_leaves_nothing_running_when_a_successor_has_the_lock() {
+fn a_stopped_run_leaves_no_process_at_the_next_grant() {
     let sandbox = Sandbox::new();
     // The command has a process group of its own: what stops leasehold does not stop it.
     let holder = sandbox.hold("run x --ttl 1s", STUBBORN);
@@ -110,7 +110,7 @@ fn stopped_for_longer_than_the_lease_leaves_nothing_running_when_a_successor_has
 }
 
 #[test]
-fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
+fn a_stopped_command_is_killed_before_it_can_continue() {
     let sandbox = Sandbox::new();
     let script = "echo $$; while :; do if [ -e taken ]; then echo went on > late; fi; done";
     let holder = sandbox.hold("run x --ttl 1s", script);
@@ -131,7 +131,7 @@ fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
 }
 
 #[test]
-fn a_release_that_hangs_is_not_tried_on_after_the_lease() {
+fn a_hanging_release_ends_with_the_lease() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.scripted("run x --ttl 2s", "echo ready; cat");
     command.stdin(Stdio::piped());
@@ -148,7 +148,7 @@ fn a_release_that_hangs_is_not_tried_on_after_the_lease() {
 }
 
 #[test]
-fn a_lock_that_was_lost_without_notice_is_noticed_when_the_command_ends() {
+fn an_unnoticed_loss_is_reported_when_the_command_ends() {
     let sandbox = Sandbox::new();
     // With --on-lost none nobody stops it; its success must still not look like one.
     let mut command = sandbox.scripted("run x --ttl 1s --on-lost none", "echo $LEASEHOLD_TOKEN; cat");

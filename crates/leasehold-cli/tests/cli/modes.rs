@@ -21,7 +21,7 @@ fn ended(mut holder: Holder) {
 }
 
 #[test]
-fn so_many_hold_a_permit_and_the_next_is_told_by_whom() {
+fn a_refusal_names_the_holders_of_all_permits() {
     let sandbox = Sandbox::new();
     let first = held(&sandbox, "run render --permits 2 --owner alice");
     let second = held(&sandbox, "run render --permits 2 --owner bob");
@@ -49,7 +49,7 @@ fn so_many_hold_a_permit_and_the_next_is_told_by_whom() {
 }
 
 #[test]
-fn who_waits_for_a_permit_says_so_and_gets_the_one_that_is_released() {
+fn a_waiter_gets_the_permit_that_is_released() {
     let sandbox = Sandbox::new();
     let first = held(&sandbox, "run render --permits 1 --owner alice");
     let mut command = sandbox.scripted("run render --permits 1", "echo $LEASEHOLD_PERMIT");
@@ -121,7 +121,7 @@ fn a_writer_that_loses_one_part_is_stopped() {
 }
 
 #[test]
-fn a_permit_and_a_shared_hold_can_be_a_ticket_and_an_exclusive_hold_cannot() {
+fn tickets_exist_for_permits_and_shared_but_not_exclusive() {
     let sandbox = Sandbox::new();
     let acquired = sandbox.run("--json acquire render --permits 1").expect(0).stdout;
     let acquired: Value = serde_json::from_str(&acquired).unwrap();
@@ -138,7 +138,7 @@ fn a_permit_and_a_shared_hold_can_be_a_ticket_and_an_exclusive_hold_cannot() {
 }
 
 #[test]
-fn flags_that_make_no_sense_are_usage_errors() {
+fn conflicting_options_are_usage_errors() {
     let sandbox = Sandbox::new();
     for words in
         ["--permits 0", "--permits 65", "--permits x", "--permits 2 --shared", "--shared --exclusive"]
@@ -154,7 +154,7 @@ fn flags_that_make_no_sense_are_usage_errors() {
 }
 
 #[test]
-fn who_is_kept_out_by_the_hold_that_it_runs_under_is_told_so() {
+fn a_run_that_its_parent_blocks_says_so() {
     let sandbox = Sandbox::new();
     for (outer, inner) in
         [("--shared", "--exclusive"), ("--exclusive", "--shared"), ("--permits 1", "--permits 1")]

@@ -12,7 +12,7 @@ fn report(sandbox: &Sandbox) -> Value {
 }
 
 #[test]
-fn of_four_that_are_started_at_once_one_runs_and_the_others_say_that_it_did() {
+fn one_of_four_concurrent_starts_runs_the_command() {
     let sandbox = Sandbox::new();
     let start = |_| {
         let mut command = sandbox.scripted("once nightly --per 1h", "echo ran; sleep 0.3");
@@ -82,7 +82,7 @@ fn a_failure_may_be_tried_again_unless_failures_count() {
 }
 
 #[test]
-fn a_machine_that_dies_in_the_middle_leaves_it_to_the_next() {
+fn a_crashed_run_is_repeated_by_the_next_process() {
     let sandbox = Sandbox::new();
     let dead = sandbox.hold("once x --per 1h --ttl 30s", "echo held; while :; do sleep 0.05; done");
     let held = sandbox.run("once -n x --per 1h -- echo never").expect(123);
@@ -119,7 +119,7 @@ fn it_runs_again_when_its_period_is_over() {
 }
 
 #[test]
-fn a_success_that_the_store_was_not_told_of_is_no_success() {
+fn an_unrecorded_success_exits_125() {
     let sandbox = Sandbox::new();
     sandbox.run("init").expect(0);
     let words = "once x --per 1h --ttl 3s --grace 100ms --report out.json";
@@ -140,7 +140,7 @@ fn a_success_that_the_store_was_not_told_of_is_no_success() {
 }
 
 #[test]
-fn a_lock_that_is_lost_makes_122_and_counts_as_no_run() {
+fn a_lost_lock_exits_122_and_is_not_counted_as_a_run() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold(
         "once x --per 1h --count-failures --ttl 2s --report out.json",
@@ -175,7 +175,7 @@ fn a_bad_period_is_a_usage_error_and_nothing_runs() {
 }
 
 #[test]
-fn who_wants_a_lock_that_rests_is_told_when_it_may_be_had_and_not_of_a_dead_process() {
+fn a_refusal_in_the_cooldown_says_when_it_ends() {
     let sandbox = Sandbox::new();
     sandbox.run("once x --per 1h -- true").expect(0);
     let refused = sandbox.run("run -n x -- true").expect(123);

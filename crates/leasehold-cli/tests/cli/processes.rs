@@ -40,7 +40,7 @@ fn a_command_that_a_signal_ends_makes_128_and_the_signal() {
 }
 
 #[test]
-fn what_was_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     let sandbox = Sandbox::new();
     let script =
         "trap '' HUP; exec \"$LEASEHOLD\" run x -- sh -c 'echo ready; cat; grep SigIgn /proc/self/status'";
@@ -57,7 +57,7 @@ fn what_was_ignored_stays_ignored() {
 }
 
 #[test]
-fn ending_while_waiting_is_128_and_the_signal_and_starts_nothing() {
+fn a_signal_while_waiting_exits_128_plus_and_runs_nothing() {
     let sandbox = Sandbox::new();
     let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
     let mut second = sandbox.scripted("run x", "echo ran");
@@ -89,7 +89,7 @@ fn no_descriptor_of_ours_reaches_the_command() {
 }
 
 #[test]
-fn what_a_command_leaves_in_its_group_ends_before_the_release_and_a_daemon_does_not() {
+fn group_leftovers_end_before_the_release_but_daemons_live() {
     let sandbox = Sandbox::new();
     let script = "sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' > /dev/null 2>&1 &
         setsid sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
@@ -133,7 +133,7 @@ fn the_command_dies_with_leasehold_and_its_guardian() {
 }
 
 #[test]
-fn a_guardian_that_was_killed_harms_nobody() {
+fn a_killed_guardian_does_not_affect_the_run() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.scripted("run x --ttl 1s", "echo ready; cat; echo done");
     command.stdin(Stdio::piped());
@@ -144,7 +144,7 @@ fn a_guardian_that_was_killed_harms_nobody() {
 }
 
 #[test]
-fn a_guardian_that_was_killed_before_the_command_went_is_replaced() {
+fn a_guardian_killed_before_the_command_starts_is_replaced() {
     let sandbox = Sandbox::new();
     let first = sandbox.hold("run x", "echo ready; sleep 1000");
     let mut second = sandbox.scripted("run x", "echo $$; exec sleep 1000");
@@ -177,7 +177,7 @@ fn being_stopped_by_a_terminal_stops_the_command_too() {
 }
 
 #[test]
-fn a_run_within_a_run_ends_what_it_started_when_both_are_killed() {
+fn a_killed_nested_run_leaves_no_process() {
     let sandbox = Sandbox::new();
     let daemon = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & echo $$; exec sleep 1000";
     let inner = format!("exec \"$LEASEHOLD\" run y -- sh -c \"{}\"", daemon.replace('$', "\\$"));
@@ -192,7 +192,7 @@ fn a_run_within_a_run_ends_what_it_started_when_both_are_killed() {
 }
 
 #[test]
-fn a_run_is_two_processes_more_than_its_command_would_be() {
+fn a_run_has_two_more_processes_than_its_command() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold("run x", "echo $$; exec sleep 1000");
     let mut children = children_of(holder.pid());
@@ -203,7 +203,7 @@ fn a_run_is_two_processes_more_than_its_command_would_be() {
 }
 
 #[test]
-fn who_waits_for_long_keeps_no_process_for_its_command() {
+fn a_long_wait_keeps_no_prepared_process() {
     let sandbox = Sandbox::new();
     let first = sandbox.hold("run x", "echo ready; sleep 1000");
     let mut second = sandbox.scripted("run x", "echo ran");
@@ -310,7 +310,7 @@ fn nothing_in_a_cgroup_outlives_its_command() {
 }
 
 #[test]
-fn a_release_that_hangs_is_broken_off_by_a_signal() {
+fn a_signal_interrupts_a_hanging_release() {
     let sandbox = Sandbox::new();
     let mut holder = sandbox.hold("run x --ttl 1h", "echo ready; sleep 1000");
     let _store = sandbox.cut_off();

@@ -52,7 +52,7 @@ fn stdin_and_arguments_pass_through_untouched() {
 }
 
 #[test]
-fn what_the_command_leaves_of_stdin_is_there_for_whoever_comes_next() {
+fn unread_stdin_remains_for_the_next_process() {
     let sandbox = Sandbox::new();
     let file = sandbox.write("in", "one\ntwo\n");
     let script = "\"$LEASEHOLD\" run x -- sh -c 'read word; echo had $word'; cat
@@ -194,7 +194,7 @@ fn a_report_into_a_pipe_or_a_device_leaves_it_what_it_is() {
 }
 
 #[test]
-fn a_run_under_its_own_lock_is_told_so() {
+fn a_run_under_its_own_lock_says_so() {
     let sandbox = Sandbox::new();
     let nested = |words: &str| {
         let script = format!("exec \"$LEASEHOLD\" run {words} x -- true");

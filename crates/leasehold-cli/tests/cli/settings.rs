@@ -40,7 +40,7 @@ fn a_store_may_have_an_alias() {
 }
 
 #[test]
-fn a_bad_setting_is_named_with_its_place() {
+fn an_invalid_setting_is_named_with_its_source() {
     let sandbox = Sandbox::new();
     for (text, named) in [
         ("stor = \"x\"", "`stor`"),
@@ -87,7 +87,7 @@ fn a_flag_about_waiting_overrides_a_variable_about_trying() {
 }
 
 #[test]
-fn the_note_is_the_name_of_the_command_unless_all_of_it_is_asked_for() {
+fn the_default_note_is_the_name_of_the_command() {
     let sandbox = Sandbox::new();
     let note = |words: &str| {
         let script = "\"$LEASEHOLD\" show x --json; : hunter2";

@@ -51,7 +51,7 @@ fn ctrl_c_reaches_the_command() {
 }
 
 #[test]
-fn an_interrupt_that_the_terminal_sends_to_all_is_not_passed_on_once_more() {
+fn an_interrupt_from_the_terminal_is_not_forwarded_again() {
     let sandbox = Sandbox::new();
     let script = "trap \"echo interrupted\" INT; trap \"exit 4\" USR1; echo ready
         kill -INT $PPID; kill -USR1 $PPID; while :; do sleep 0.01; done";
@@ -61,7 +61,7 @@ fn an_interrupt_that_the_terminal_sends_to_all_is_not_passed_on_once_more() {
 }
 
 #[test]
-fn a_loss_kills_all_of_the_command_and_nobody_else_in_the_group() {
+fn a_loss_kills_only_the_command_in_a_shared_group() {
     let sandbox = Sandbox::new();
     let script = "trap \"\" TERM INT HUP; sleep 1000 & echo $! > second; setsid sleep 1000 & echo $! > third
         echo $$ > first; echo $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
@@ -102,7 +102,7 @@ fn a_command_in_a_pipeline_reads_the_terminal_too() {
 }
 
 #[test]
-fn all_of_the_command_dies_with_leasehold_and_nobody_else_in_the_group() {
+fn only_the_command_dies_with_leasehold_in_a_shared_group() {
     let sandbox = Sandbox::new();
     let script = "sleep 1000 & echo $! > second; setsid sleep 1000 & echo $! > third
         echo $PPID; while :; do sleep 0.01; done";

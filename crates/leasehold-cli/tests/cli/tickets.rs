@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::support::{Holder, Outcome, Sandbox, is_alive, wait_until};
 
 #[test]
-fn a_ticket_is_all_that_acquire_prints_and_all_that_renew_and_release_need() {
+fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
     let sandbox = Sandbox::new();
     let acquired = sandbox.run("acquire deploy/prod --ttl 10m").expect(0);
     assert_eq!(acquired.stderr, "");
@@ -129,7 +129,7 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
 }
 
 #[test]
-fn acquire_says_who_has_it() {
+fn acquire_names_the_holder() {
     let sandbox = Sandbox::new();
     let first: Value = serde_json::from_str(&sandbox.run("acquire x --json").expect(0).stdout).unwrap();
     assert_eq!((&first["type"], &first["ttl_ms"]), (&"ticket".into(), &30_000.into()));
@@ -143,7 +143,7 @@ fn acquire_says_who_has_it() {
 }
 
 #[test]
-fn what_is_no_ticket_is_not_repeated() {
+fn an_invalid_ticket_is_not_shown() {
     let sandbox = Sandbox::new();
     for bad in ["hunter2", "lh1_hunter2", "lh1_", "lh1_é"] {
         let outcome = sandbox.run(&format!("renew {bad}")).expect(2);
@@ -174,7 +174,7 @@ fn a_ticket_for_a_relative_path_is_good_in_every_folder() {
 }
 
 #[test]
-fn nobody_is_told_to_look_for_the_process_of_a_ticket() {
+fn a_refusal_names_a_ticket_instead_of_a_process() {
     let sandbox = Sandbox::new();
     sandbox.run("acquire x --owner alice --ttl 1h").expect(0);
     let refused = sandbox.run("run -n x -- true").expect(123);
@@ -183,7 +183,7 @@ fn nobody_is_told_to_look_for_the_process_of_a_ticket() {
 }
 
 #[test]
-fn a_ticket_that_nobody_got_holds_nothing() {
+fn a_ticket_that_cannot_be_printed_is_released() {
     let sandbox = Sandbox::new();
     let full = File::options().write(true).open("/dev/full").unwrap();
     let output = sandbox.leasehold(["acquire", "x"]).stdout(full).output().unwrap();
@@ -240,7 +240,7 @@ fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
 }
 
 #[test]
-fn a_run_by_ticket_is_renewed_and_its_lock_is_left_to_the_next_step() {
+fn a_run_by_ticket_renews_and_keeps_the_lock() {
     let sandbox = Sandbox::new();
     let ticket = ticket(&sandbox, "x --ttl 1s");
     // Longer than the lease.
@@ -258,7 +258,7 @@ fn a_run_by_ticket_is_renewed_and_its_lock_is_left_to_the_next_step() {
 }
 
 #[test]
-fn a_run_by_a_ticket_that_is_lost_runs_nothing_and_makes_122() {
+fn a_run_by_a_lost_ticket_exits_122_without_running() {
     let sandbox = Sandbox::new();
     let ticket = ticket(&sandbox, "x --ttl 1h");
     sandbox.run(&format!("release {ticket}")).expect(0);
@@ -270,7 +270,7 @@ fn a_run_by_a_ticket_that_is_lost_runs_nothing_and_makes_122() {
 }
 
 #[test]
-fn a_run_by_ticket_that_loses_its_lock_is_killed_and_makes_122() {
+fn a_loss_kills_a_run_by_ticket_and_exits_122() {
     let sandbox = Sandbox::new();
     let ticket = ticket(&sandbox, "x --ttl 1s");
     let stubborn = "trap '' TERM; echo $$; while :; do sleep 0.01; done";
@@ -287,7 +287,7 @@ fn a_run_by_ticket_that_loses_its_lock_is_killed_and_makes_122() {
 }
 
 #[test]
-fn two_runs_by_one_ticket_keep_it_together_and_whoever_releases_ends_it_for_both() {
+fn a_release_ends_all_concurrent_runs_by_one_ticket() {
     let sandbox = Sandbox::new();
     let ticket = ticket(&sandbox, "x --ttl 1s");
     let start = |name: &str| {
@@ -323,7 +323,7 @@ fn a_run_by_ticket_that_is_killed_leaves_the_ticket_valid() {
 }
 
 #[test]
-fn a_ticket_is_instead_of_all_that_asks_for_a_lock() {
+fn a_ticket_conflicts_with_the_options_of_an_acquisition() {
     let sandbox = Sandbox::new();
     let ticket = ticket(&sandbox, "x --ttl 1h");
     for words in

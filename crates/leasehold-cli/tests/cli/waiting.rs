@@ -24,7 +24,7 @@ fn waiting(sandbox: &Sandbox, words: &str) -> (Child, BufReader<std::process::Ch
 }
 
 #[test]
-fn the_second_waits_says_for_whom_and_goes_on() {
+fn the_second_run_waits_and_names_the_holder() {
     let sandbox = Sandbox::new();
     let mut first = held(&sandbox, "run deploy/prod --owner alice --note releasing");
     let (second, _stderr, line) = waiting(&sandbox, "run deploy/prod -- echo ran");
@@ -90,7 +90,7 @@ fn what_others_wrote_cannot_move_the_cursor() {
 }
 
 #[test]
-fn whoever_waited_in_vain_is_told_for_whom() {
+fn a_timeout_names_the_holder() {
     let sandbox = Sandbox::new();
     let first = held(&sandbox, "run x --owner alice");
     // At moments that have nothing to do with those at which the store is asked.
@@ -102,7 +102,7 @@ fn whoever_waited_in_vain_is_told_for_whom() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_is_not_said_to_have_a_holder() {
+fn a_silent_store_is_not_reported_as_a_held_lock() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
@@ -114,7 +114,7 @@ fn a_store_that_does_not_answer_is_not_said_to_have_a_holder() {
 }
 
 #[test]
-fn a_store_that_is_silent_is_told_of_when_asked_for() {
+fn verbose_output_reports_a_silent_store() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
@@ -126,7 +126,7 @@ fn a_store_that_is_silent_is_told_of_when_asked_for() {
 }
 
 #[test]
-fn a_wait_for_a_silent_store_ends_with_its_limit_and_is_not_prolonged() {
+fn a_wait_for_a_silent_store_ends_at_its_limit() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();

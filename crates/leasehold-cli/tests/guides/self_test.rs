@@ -35,7 +35,7 @@ fn other_output() {
 }
 
 #[test]
-fn a_block_that_nobody_would_run() {
+fn a_block_that_would_not_be_run() {
     fails("```sh\ntrue\n```\n\n```fish\ntrue\n```\n", &["line 5", "fish"]);
     fails("```\ntrue\n```\n", &["line 1", "\"\""]);
     fails("```text\ntrue\n```\n", &["line 1", "nobody's output"]);
