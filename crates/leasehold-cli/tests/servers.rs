@@ -1,16 +1,16 @@
-//! The command on every store that is a server, as its page in `docs/stores` shows it. `./test` starts the servers.
+//! The command on every store with a server. `./test` starts the servers.
 
 use leasehold_testkit::servers::{Server, below};
 use rustix::process::Signal;
 
 use crate::support::{self, Holder, Sandbox};
 
-/// What a user of any store does in a day.
+/// The common tasks of a user, on the store at `url`.
 fn a_day_on(url: &str) {
     let sandbox = Sandbox::new();
     let on = |words: &str| sandbox.run(&words.replacen(' ', &format!(" -s {url} "), 1));
     sandbox.run(&format!("init -s {url}")).expect(0);
-    // A job, twice.
+    // Run a job twice.
     for _ in 0..2 {
         let job =
             sandbox.run_script(&format!("run -s {url} deploy/prod"), "echo lock $LEASEHOLD_LOCK").expect(0);
@@ -19,7 +19,7 @@ fn a_day_on(url: &str) {
     an_eviction(&sandbox, url);
     an_election(&sandbox, url);
     a_job_once_per_period(&sandbox, url);
-    // A lock that outlives its process, and is handed on.
+    // A ticket holds a lock without a process.
     let ticket = on("acquire steps --ttl 60s").expect(0).stdout;
     let refused = on("run -n steps -- true").expect(123);
     assert!(refused.stderr.contains("by ticket"), "{refused:?}");
@@ -31,27 +31,27 @@ fn a_day_on(url: &str) {
         assert_eq!(ran.expect(5).stdout, "steps\n", "{step}");
         on("run -n steps -- true").expect(123);
     }
-    // Ended by another between the last renewal and the end of a step: found out when the step has ended.
+    // A release during a step is found when the step has ended.
     let release = format!("{} release -s '{url}' {ticket} || echo failed", env!("CARGO_BIN_EXE_leasehold"));
     let ran = sandbox.run_script(&format!("run -s {url} --ticket={ticket}"), &release).expect(122);
-    // A store that tells at once has the step killed before it can say so.
+    // With a store that reports the release at once, the step is killed before it can print.
     assert!(["released steps\n", ""].contains(&&*ran.stdout), "{ran:?}");
     sandbox.run(&format!("release -s {url} {ticket}")).expect(1);
     several_holders(&sandbox, url);
-    // Who had it before.
+    // The history.
     let history = on("history deploy/prod");
     match history.code {
         0 => assert!(history.stdout.contains("evicted") && history.stdout.contains("tester@"), "{history:?}"),
         _ => assert!(history.stderr.contains("keep no history"), "{history:?}"),
     }
-    // A holder that dies, with all that it started.
+    // A holder and its processes crash.
     let dead = held(&sandbox, url, "nightly --ttl 2s");
     support::send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
     on("run -w 60s nightly -- true").expect(0);
 }
 
-/// Permits, and shared and exclusive holds.
+/// Semaphores and readers-writer locks.
 fn several_holders(sandbox: &Sandbox, url: &str) {
     let permit = held(sandbox, url, "render --permits 2");
     let script = "echo $LEASEHOLD_LOCK $LEASEHOLD_PERMIT";
@@ -88,7 +88,7 @@ fn an_eviction(sandbox: &Sandbox, url: &str) {
     assert_eq!(evicted.code, 122, "{evicted:?}");
 }
 
-/// An hour: only who resigns can be followed within the time of a test.
+/// The ttl is an hour: only a leader that resigns can be replaced in time.
 fn an_election(sandbox: &Sandbox, url: &str) {
     let serve = "trap 'exit 0' TERM; echo leads; while :; do sleep 0.05; done";
     let candidate =
@@ -122,13 +122,13 @@ fn held(sandbox: &Sandbox, url: &str, words: &str) -> Holder {
     sandbox.hold(&format!("run -s {url} {words}"), "echo held; while :; do sleep 0.05; done")
 }
 
-/// What a user does with an object that others write too.
+/// The common tasks with an object that has several writers.
 fn objects_on(server: Server) {
     let sandbox = Sandbox::new();
     let url = below(&server.fresh_url(), "counter.txt");
     let update = |words: &str, script: &str| sandbox.run_script(&format!("update {url} {words}"), script);
     let content = || update("", "cat >content; exit 3").expect(3);
-    // Created, changed, and left alone in every way that is not a change.
+    // Created, changed, and left unchanged in each possible way.
     let created = update("", "echo exists $LEASEHOLD_OBJECT_EXISTS; cat").expect(0);
     assert!(created.stdout.starts_with("updated ") && created.stdout.contains("counter.txt"), "{created:?}");
     content();
@@ -154,7 +154,7 @@ fn objects_on(server: Server) {
     assert_eq!(sandbox.read("content"), "");
 }
 
-/// What is done is not reported as failed when that cannot be said, or it would be done again.
+/// A successful write is not reported as failed if stdout is closed: a retry would repeat it.
 fn unheard(sandbox: &Sandbox, url: &str) {
     let full = || std::fs::File::create("/dev/full").unwrap();
     let words = format!("update {url}");
@@ -164,7 +164,7 @@ fn unheard(sandbox: &Sandbox, url: &str) {
     sandbox.run_script(&words, "sed '$d'").expect(0);
 }
 
-/// Another writes while the command runs: it runs again, or that was it.
+/// Another client writes while the command runs: the command runs again, or the attempts are used up.
 fn conflicts(sandbox: &Sandbox, url: &str) {
     let other =
         format!("{:?} update '{url}' -- sh -c 'cat; echo other'", assert_cmd::cargo::cargo_bin!("leasehold"));

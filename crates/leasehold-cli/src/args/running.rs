@@ -37,10 +37,10 @@ With --shared and --exclusive, LOCK is a readers-writer lock: up to eight reader
 or one writer. Without these flags, leasehold acquires LOCK as a plain lock and does NOT wait for readers: if some \
 processes use --shared, all others must use --exclusive.
 
-With --ticket, the command runs under a lock from `leasehold acquire`. leasehold renews the lease before, \
-during and after the run, so that the next step of the script starts with a full lease. If the lock is lost, it exits \
-with 122 without running the command. Several commands can use one ticket at a time; releasing the ticket releases the \
-lock for all of them.
+With --ticket, the command runs under a lock from `leasehold acquire`. leasehold renews the lease before, during and \
+after the run, so that the next step of the script starts with a full lease. If the lock is already lost, it exits \
+with 122 without running the command. Several commands can use one ticket at a time; releasing the ticket releases \
+the lock for all of them.
 
 Examples:
   leasehold run deploy/prod -- make deploy
@@ -50,7 +50,8 @@ Examples:
   leasehold run index --shared -- ./search           # together with other readers
   leasehold run index --exclusive -- ./rebuild       # alone
   leasehold run cache --shell -- 'du -s /cache > size && ls'
-  leasehold run --ticket=\"$ticket\" -- ./step-2; leasehold run --ticket=\"$ticket\" --release -- ./step-3"
+  leasehold run --ticket=\"$ticket\" -- ./step-2
+  leasehold run --ticket=\"$ticket\" --release -- ./step-3"
 )]
 pub(crate) struct RunArgs {
     /// Name of the lock, for example deploy/prod
@@ -134,7 +135,7 @@ The period starts when the lock is granted, on the store's clock. For a daily cr
 the next cron run starts slightly less than a day after the grant.
 
 If the command succeeds but leasehold cannot record this in the store, it exits with 125, and the command may run \
-again in the same period. To run the command again early, use leasehold break LOCK --token N with the token from \
+again in the same period. To run the command again early, use `leasehold break LOCK --token N` with the token from \
 `leasehold show LOCK`.
 
 Examples:

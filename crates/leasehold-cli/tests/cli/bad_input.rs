@@ -1,4 +1,4 @@
-//! Bad input: a clear error, never a panic.
+//! Bad input leads to a clear error, never to a panic.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,10 +10,10 @@ fn hostile_lock_names_are_usage_errors_on_one_line() {
     let sandbox = Sandbox::new();
     let long = "x".repeat(10_000);
     for name in ["", "../x", "/x", "x/", "a//b", "a\nb", "a\u{1b}[31mb", "\u{202e}x", ".", &long] {
-        for verb in [&["run"][..], &["acquire"], &["show"], &["history"], &["wait"]] {
-            let mut words: Vec<&str> = verb.to_vec();
+        for subcommand in [&["run"][..], &["acquire"], &["show"], &["history"], &["wait"]] {
+            let mut words: Vec<&str> = subcommand.to_vec();
             words.push(name);
-            if verb == ["run"] {
+            if subcommand == ["run"] {
                 words.extend(["--", "true"]);
             }
             let outcome = Outcome::of(sandbox.leasehold(&words).output().unwrap()).expect(2);
@@ -154,8 +154,8 @@ fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
 #[test]
 fn a_missing_folder_of_a_store_is_made_by_init_only() {
     let sandbox = Sandbox::new();
-    for verb in ["ls", "show x", "run x -- true", "acquire x"] {
-        let refused = sandbox.run(&format!("-s sqlite:no/such/locks.db {verb}")).expect(125);
+    for subcommand in ["ls", "show x", "run x -- true", "acquire x"] {
+        let refused = sandbox.run(&format!("-s sqlite:no/such/locks.db {subcommand}")).expect(125);
         let folder = sandbox.path("no/such").display().to_string();
         assert!(refused.stderr.contains(&format!("the folder {folder} does not exist")), "{refused:?}");
         assert!(refused.stderr.contains("leasehold init --store sqlite:"), "{refused:?}");

@@ -54,7 +54,8 @@ fn a_ttl_that_no_lock_can_have_is_refused() {
     assert!(refused.stderr.contains("between 500ms and 24h"), "{refused:?}");
 }
 
-/// Who may not write is told so, and where. Permissions do not bind root, so root asks as nobody.
+/// Checks the message for a missing permission. Root has all permissions, so as root the test runs leasehold as
+/// `nobody`.
 #[test]
 fn fault_34_the_doctor_names_the_unwritable_file_or_folder() {
     const NOBODY: u32 = 65_534;
@@ -62,7 +63,7 @@ fn fault_34_the_doctor_names_the_unwritable_file_or_folder() {
     let open =
         |path: &std::path::Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     open(&sandbox.path(""), 0o755);
-    // Where nobody may run it.
+    // Copied to a folder where the user `nobody` can run it.
     let program = sandbox.path("leasehold");
     fs::copy(assert_cmd::cargo::cargo_bin!("leasehold"), &program).unwrap();
     open(&program, 0o755);
@@ -109,7 +110,7 @@ fn the_doctor_refuses_a_file_that_is_no_store_of_locks() {
     assert_eq!(sandbox.read("notes.db"), diary, "it was left alone");
 }
 
-/// A URL that names no store is no store that could be examined.
+/// A URL that does not parse is a usage error, not a finding.
 #[test]
 fn a_bad_url_is_an_error_and_no_diagnosis() {
     let sandbox = Sandbox::new();

@@ -1,4 +1,4 @@
-//! `elect`: one of several candidates runs its command, and everybody can find out who.
+//! `elect`: one of several candidates runs its command, and observers see the leader.
 
 use std::process::Stdio;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::support::{Holder, Outcome, Sandbox, is_alive, send, wait_until};
 
-/// Says its name and its term, and ends when it is told to.
+/// A script that prints its name and its term, and ends on SIGTERM.
 fn member(name: &str) -> String {
     format!(
         "trap 'echo {name} ends; exit 7' TERM; echo {name} $LEASEHOLD_TOKEN; while :; do sleep 0.01; done"
     )
 }
 
-/// A candidate whose command has not started yet: it waits.
+/// A candidate that waits.
 fn waiting(sandbox: &Sandbox, words: &str, script: &str) -> Waiting {
     let mut command = sandbox.scripted(words, script);
     let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -24,7 +24,7 @@ fn waiting(sandbox: &Sandbox, words: &str, script: &str) -> Waiting {
 struct Waiting(std::process::Child);
 
 impl Waiting {
-    /// Its command's first line.
+    /// Waits until it leads: its command has printed the first line.
     fn leads(mut self) -> Holder {
         let stdout = std::io::BufReader::new(self.0.stdout.take().unwrap());
         let mut holder = Holder { process: self.0, stdout, first: String::new() };
@@ -33,7 +33,7 @@ impl Waiting {
     }
 }
 
-/// What an observer prints.
+/// An `elect --observe` process.
 fn observer(sandbox: &Sandbox, words: &str) -> Holder {
     Holder::start(sandbox.leasehold(words.split_whitespace()))
 }
@@ -45,7 +45,7 @@ fn json(line: &str) -> Value {
 #[test]
 fn a_leader_that_gets_sigterm_hands_over_at_once() {
     let sandbox = Sandbox::new();
-    // An hour: only a leader that resigns can be followed within the time of a test.
+    // The ttl is an hour: only a leader that resigns can be replaced in time.
     let first = sandbox.hold("elect x --ttl 1h --value http://one --report one.json", &member("one"));
     let second = waiting(&sandbox, "elect x --ttl 1h --value http://two", &member("two"));
     let mut observer = observer(&sandbox, "elect x --observe --json");
@@ -60,7 +60,7 @@ fn a_leader_that_gets_sigterm_hands_over_at_once() {
     assert_eq!(json(&sandbox.run("ls --json").expect(0).stdout)["holder"]["value"], "http://one");
 
     first.signal(Signal::TERM);
-    // Its command is told, and its exit code is that of the candidate.
+    // The command receives the signal, and its exit code becomes that of the candidate.
     let ended = first.end().expect(7);
     assert_eq!(ended.stdout, "one ends\n");
     let report = json(&sandbox.read("one.json"));
@@ -68,11 +68,11 @@ fn a_leader_that_gets_sigterm_hands_over_at_once() {
 
     let second = second.leads();
     let follows = loop {
-        let told = json(&observer.line());
-        if told["type"] == "leader" {
-            break told;
+        let line = json(&observer.line());
+        if line["type"] == "leader" {
+            break line;
         }
-        assert_eq!(told["type"], "nobody");
+        assert_eq!(line["type"], "nobody");
     };
     assert_eq!(
         (&follows["value"], format!("two {}", follows["term"])),
@@ -89,7 +89,7 @@ fn a_killed_leader_is_replaced() {
     let sandbox = Sandbox::new();
     let first = sandbox.hold("elect x --ttl 1h", &member("one"));
     let second = waiting(&sandbox, "elect x --ttl 1h", &member("two"));
-    // With its guardian, which would do no more than kill the command.
+    // Kill its guardian too, which would only kill the command.
     send(first.guardian(), Signal::KILL);
     first.signal(Signal::KILL);
     assert!(second.leads().first.starts_with("two "));
@@ -125,7 +125,7 @@ fn without_the_store_the_command_dies_before_another_leads() {
     leader.signal(Signal::KILL);
 }
 
-/// It would kill the next command: it finds what it kills by descent.
+/// The guardian finds its targets by descent, so it would kill the next command.
 #[test]
 fn a_guardian_that_overslept_is_gone_before_the_next_term() {
     let sandbox = Sandbox::new();
@@ -136,7 +136,7 @@ fn a_guardian_that_overslept_is_gone_before_the_next_term() {
     wait_until("the command is killed", || !is_alive(&pid));
     drop(store);
     let next = leader.line();
-    assert!(!is_alive(&guardian.to_string()), "it was stopped, and would go on now");
+    assert!(!is_alive(&guardian.to_string()), "the stopped guardian would continue now");
     assert!(is_alive(&next));
     leader.signal(Signal::KILL);
 }
@@ -145,7 +145,7 @@ fn a_guardian_that_overslept_is_gone_before_the_next_term() {
 fn the_delay_between_campaigns_grows() {
     let sandbox = Sandbox::new();
     let mut leader = sandbox.hold("elect x --ttl 1h", "echo $LEASEHOLD_TOKEN; exit 3");
-    // While it pauses, another can lead; and what would be for the command is for nobody.
+    // During the delay, another candidate can lead, and signals for the command are ignored.
     wait_until("it pauses", || sandbox.run("show x").stdout.contains("free"));
     leader.signal(Signal::CONT);
     leader.signal(Signal::WINCH);
@@ -168,7 +168,7 @@ fn with_on_exit_exit_it_ends_with_the_command() {
     sandbox.run_script("elect x --on-exit exit", "kill -9 $$").expect(137);
     let output = sandbox.scripted("elect x", "exit 6").env("LEASEHOLD_ON_EXIT", "exit").output().unwrap();
     Outcome::of(output).expect(6);
-    // Lost, it goes on to campaign.
+    // After a loss, it campaigns again.
     let script = format!(
         "[ -e again ] && exit 8; touch again; {} break x --token $LEASEHOLD_TOKEN",
         env!("CARGO_BIN_EXE_leasehold")
@@ -176,20 +176,20 @@ fn with_on_exit_exit_it_ends_with_the_command() {
     sandbox.run_script("elect x --on-exit exit --ttl 1h", &script).expect(8);
 }
 
-/// A setting that all commands read says how long the others wait for a lock. A candidate campaigns for as long as it takes.
+/// A wait limit in the settings is for the other subcommands. A candidate has none.
 #[test]
 fn a_candidate_survives_store_outages_despite_a_wait_limit() {
     let sandbox = Sandbox::new();
     let leader = sandbox.hold("elect x --ttl 1h", &member("one"));
-    // Reads get through, and nobody is granted anything.
+    // Reads succeed, and writes fail.
     let store = sandbox.cut_off();
     let mut command = sandbox.scripted("elect x --ttl 1h", "true");
     let mut candidate =
         command.env("LEASEHOLD_WAIT", "1h").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = String::new();
+    let mut line = String::new();
     let mut stderr = std::io::BufReader::new(candidate.stderr.take().unwrap());
-    std::io::BufRead::read_line(&mut stderr, &mut told).unwrap();
-    assert!(told.contains("campaigning again"), "{told}");
+    std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+    assert!(line.contains("campaigning again"), "{line}");
     candidate.kill().unwrap();
     candidate.wait().unwrap();
     drop(store);
@@ -290,7 +290,7 @@ fn with_once_a_candidate_leads_once_and_an_observer_looks_once() {
     assert_eq!(sandbox.run("elect x --observe --once").expect(0).stdout, "no leader\n");
     let ended = sandbox.run_script("elect x --once", "echo led; exit 3").expect(3);
     assert_eq!(ended.stdout, "led\n");
-    // Without it a candidate campaigns again after a loss, whatever --on-exit says.
+    // Without --once, a candidate campaigns again after a loss, with any --on-exit.
     let holder = sandbox.hold("elect x --once --ttl 1s", "echo $LEASEHOLD_TOKEN; exec sleep 1000");
     let seen = json(&sandbox.run("elect x --observe --once --json").expect(0).stdout);
     assert_eq!(seen["term"].to_string(), holder.first);

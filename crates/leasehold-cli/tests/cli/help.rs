@@ -1,8 +1,8 @@
-//! Help, manual pages and completions: one definition, all of it printed without a store.
+//! Help, manual pages and completions. None of them needs a store.
 
 use crate::support::{Outcome, Sandbox};
 
-const VERBS: [&str; 19] = [
+const SUBCOMMANDS: [&str; 19] = [
     "run",
     "once",
     "elect",
@@ -28,14 +28,14 @@ const VERBS: [&str; 19] = [
 fn every_subcommand_has_help() {
     let sandbox = Sandbox::new();
     let top = sandbox.run("--help").expect(0).stdout;
-    for verb in VERBS {
-        assert!(top.lines().any(|line| line.trim_start().starts_with(verb)), "{verb}: {top}");
-        let short = sandbox.run(&format!("{verb} -h")).expect(0).stdout;
-        let asked = sandbox.run(&format!("help {verb}")).expect(0).stdout;
+    for subcommand in SUBCOMMANDS {
+        assert!(top.lines().any(|line| line.trim_start().starts_with(subcommand)), "{subcommand}: {top}");
+        let short = sandbox.run(&format!("{subcommand} -h")).expect(0).stdout;
+        let asked = sandbox.run(&format!("help {subcommand}")).expect(0).stdout;
         assert!(short.contains("Usage: leasehold") && asked.contains("Usage: leasehold"), "{short}");
         assert!(short.lines().all(|line| line.chars().count() <= 100), "{short}");
     }
-    for verb in [
+    for subcommand in [
         "run",
         "elect",
         "acquire",
@@ -50,12 +50,15 @@ fn every_subcommand_has_help() {
         "completions",
         "man",
     ] {
-        assert!(sandbox.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
+        assert!(
+            sandbox.run(&format!("help {subcommand}")).expect(0).stdout.contains("Example"),
+            "{subcommand}"
+        );
     }
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");
 }
 
-/// The help of each verb and topic, in `tests/help`: a change of any of these is seen in review.
+/// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
 #[cfg(all(feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))] // Or `help stores` says otherwise.
 fn every_help_text_is_the_one_that_was_reviewed() {
@@ -63,7 +66,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
     let sandbox = Sandbox::new();
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help");
     let update = std::env::var_os(UPDATE).is_some();
-    let pages = VERBS.iter().chain(&["exit-codes", "environment", "stores"]);
+    let pages = SUBCOMMANDS.iter().chain(&["exit-codes", "environment", "stores"]);
     let pages = pages.map(|page| ((*page).to_owned(), format!("help {page}")));
     let mut wrong = String::new();
     for (page, words) in std::iter::once(("leasehold".to_owned(), "--help".to_owned())).chain(pages) {
@@ -83,7 +86,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
     );
 }
 
-/// The lines that only one of two texts has.
+/// The lines that differ between two texts.
 fn difference(old: &str, new: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
     let only = |sign: char, these: &[&str], others: &[&str]| -> String {
@@ -92,17 +95,17 @@ fn difference(old: &str, new: &str) -> String {
     only('-', &old, &new) + &only('+', &new, &old)
 }
 
-/// What a verb does stands in front, and not what one of the structs does that its arguments are made of.
+/// The help must begin with the description of the subcommand, not of a flattened struct.
 #[test]
 fn each_help_text_begins_with_its_description() {
     let sandbox = Sandbox::new();
     let top = sandbox.run("--help").expect(0).stdout;
-    for verb in VERBS {
-        let line = top.lines().find(|line| line.split_whitespace().next() == Some(verb)).unwrap();
-        let about = line.trim_start().strip_prefix(verb).unwrap().trim();
-        for words in [format!("{verb} -h"), format!("help {verb}")] {
+    for subcommand in SUBCOMMANDS {
+        let line = top.lines().find(|line| line.split_whitespace().next() == Some(subcommand)).unwrap();
+        let about = line.trim_start().strip_prefix(subcommand).unwrap().trim();
+        for words in [format!("{subcommand} -h"), format!("help {subcommand}")] {
             let help = sandbox.run(&words).expect(0).stdout;
-            // The long ones wrap.
+            // Long descriptions are wrapped.
             assert!(help.starts_with(&about[..about.len().min(60)]), "{words}: {help}");
         }
     }

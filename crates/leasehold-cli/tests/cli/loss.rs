@@ -1,4 +1,4 @@
-//! Losing the lock while the command runs (FAULTS rows 10, 11, 15, 37).
+//! Loss of the lock while the command runs (faults 10, 11, 15 and 37 in docs/evidence.md).
 
 use std::process::Stdio;
 
@@ -7,21 +7,22 @@ use serde_json::Value;
 
 use crate::support::{Holder, Sandbox, is_alive, is_stopped, send, wait_for_file, wait_until};
 
-/// A command that ignores SIGTERM, with a child that does, and a grandchild in a session of its own.
+/// A command that ignores SIGTERM, with a child that ignores it too, and a grandchild in another session.
 const STUBBORN: &str = "trap '' TERM HUP INT; exec 0</dev/null
     sh -c 'trap \"\" TERM; echo $$ > second; sleep 1000' &
     setsid sh -c 'trap \"\" TERM; echo $$ > third; sleep 1000' &
     while ! [ -s second ] || ! [ -s third ]; do sleep 0.01; done
     echo $$; while :; do sleep 0.01; done";
 
-/// What is said of a lease that was not renewed, whether the command ended just before it or just after it.
+/// The message for a lease that was not renewed, whether the command ended just before or after its end.
 const NOT_RENEWED: &str = "was lost: its lease was not renewed in time";
 
 fn processes(sandbox: &Sandbox, holder: &Holder) -> [String; 3] {
     [holder.first.clone(), sandbox.read("second").trim().to_owned(), sandbox.read("third").trim().to_owned()]
 }
 
-/// A second `run`, which waits; the file `taken` appears when it has the lock, with those of `pids` that live then.
+/// Starts a second `run`, which waits. When it has the lock, it writes the processes of `pids` that are alive to the
+/// file `taken`.
 fn successor(sandbox: &Sandbox, pids: &[String]) -> Holder {
     let check = format!(
         "for p in {}; do case $(cut -d' ' -f3 /proc/$p/stat 2>/dev/null) in ''|Z|X) ;; *) printf \"$p \";; esac; done > all
@@ -55,7 +56,7 @@ fn an_eviction_kills_all_processes_at_once_and_exits_122() {
 #[test]
 fn a_loss_found_by_the_release_exits_122() {
     let sandbox = Sandbox::new();
-    // Evicted, and ended before the next renewal could hear of it.
+    // The command ends before the next renewal can find the eviction.
     let script = format!("{} break x --token $LEASEHOLD_TOKEN", env!("CARGO_BIN_EXE_leasehold"));
     sandbox.run_script("run x --ttl 30s --report out.json", &script).expect(122);
     let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
@@ -71,7 +72,7 @@ fn without_the_store_the_command_gets_sigterm_and_its_grace() {
     let store = sandbox.cut_off();
     assert_eq!(holder.line(), "cleaned up");
     drop(store);
-    // Its own code says success; work that was broken off must not.
+    // The command exits with 0, but its work was interrupted.
     let ended = holder.end().expect(122);
     assert!(ended.stderr.contains(NOT_RENEWED), "{ended:?}");
     let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
@@ -86,7 +87,7 @@ fn without_the_store_all_processes_die_before_the_next_grant() {
     let store = sandbox.cut_off();
     let mut successor = successor(&sandbox, &processes);
     wait_until("the command is killed", || !processes.iter().any(|pid| is_alive(pid)));
-    // Only its own clock can have told it: nothing was said by the store.
+    // The local clock alone has ended it: the store did not answer.
     drop(store);
     assert_eq!(wait_for_file(&sandbox.path("taken")), "alive: \n");
     holder.end().expect(122);
@@ -96,7 +97,7 @@ fn without_the_store_all_processes_die_before_the_next_grant() {
 #[test]
 fn a_stopped_run_leaves_no_process_at_the_next_grant() {
     let sandbox = Sandbox::new();
-    // The command has a process group of its own: what stops leasehold does not stop it.
+    // The command has its own process group, so stopping leasehold does not stop it.
     let holder = sandbox.hold("run x --ttl 1s", STUBBORN);
     let processes = processes(&sandbox, &holder);
     holder.signal(Signal::STOP);
@@ -138,25 +139,25 @@ fn a_hanging_release_ends_with_the_lease() {
     let mut holder = Holder::start(command);
     let _store = sandbox.cut_off();
     drop(holder.process.stdin.take());
-    // The store alone would be given ten seconds, and then another message. The library and the command both end the
-    // attempt with the lease: either may be first.
+    // The store has a timeout of ten seconds, with another message. The library and the command both stop at the end of
+    // the lease: either may be first.
     let ended = holder.end().expect(0);
-    let told = ["no answer to the release within", "the store did not answer before the lease ended"];
-    let told =
-        told.map(|reason| format!("the lock was not released and stays held until its lease ends: {reason}"));
-    assert!(told.iter().any(|reason| ended.stderr.contains(reason)), "{ended:?}");
+    let messages = ["no answer to the release within", "the store did not answer before the lease ended"];
+    let messages = messages
+        .map(|reason| format!("the lock was not released and stays held until its lease ends: {reason}"));
+    assert!(messages.iter().any(|reason| ended.stderr.contains(reason)), "{ended:?}");
 }
 
 #[test]
 fn an_unnoticed_loss_is_reported_when_the_command_ends() {
     let sandbox = Sandbox::new();
-    // With --on-lost none nobody stops it; its success must still not look like one.
+    // With --on-lost none, leasehold does not stop the command. Its success must still not be reported.
     let mut command = sandbox.scripted("run x --ttl 1s --on-lost none", "echo $LEASEHOLD_TOKEN; cat");
     command.stdin(Stdio::piped());
     let mut holder = Holder::start(command);
     holder.signal(Signal::STOP);
     wait_until("it is stopped", || is_stopped(holder.pid()));
-    // Taken over: so the lease has ended for the holder too, whatever it has heard.
+    // Another process takes over, so the lease has ended for the holder too.
     sandbox.run("run x -- true").expect(0);
     drop(holder.process.stdin.take());
     holder.signal(Signal::CONT);

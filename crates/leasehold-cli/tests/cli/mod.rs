@@ -1,4 +1,4 @@
-//! The `leasehold` command, as its users meet it: real processes, real signals, a real store in a temporary folder.
+//! Tests of the `leasehold` command with real processes, real signals and a real store in a temporary folder.
 
 mod bad_input;
 mod doctor;

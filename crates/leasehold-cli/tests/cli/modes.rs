@@ -92,7 +92,7 @@ fn readers_are_together_and_a_writer_is_alone() {
         refused.stderr.contains("alice@") && refused.stderr.contains("10m index --exclusive -- ..."),
         "{refused:?}"
     );
-    // As the help says: a plain lock does not wait for them.
+    // A plain lock does not wait for readers.
     sandbox.run("run -n index -- true").expect(0);
     ended(first);
     ended(second);

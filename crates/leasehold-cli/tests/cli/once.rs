@@ -1,4 +1,4 @@
-//! `once`: a command that runs once per period, whoever starts it.
+//! `once`: runs a command once per period.
 
 use std::process::Stdio;
 
@@ -37,7 +37,7 @@ fn one_of_four_concurrent_starts_runs_the_command() {
     assert_eq!(line["holder"]["name"], "tester");
     assert!(line["token"].is_u64() && line["ago_ms"].is_u64(), "{line}");
     assert!(line["again_within_ms"].as_u64().unwrap() <= 3_600_000, "{line}");
-    // As an operator, again before its time.
+    // An operator can end the cooldown.
     sandbox.run(&format!("break nightly --token {}", line["token"])).expect(0);
     assert_eq!(sandbox.run("once nightly --per 1h -- echo again").expect(0).stdout, "again\n");
 }
@@ -47,7 +47,7 @@ fn a_failure_may_be_tried_again_unless_failures_count() {
     let sandbox = Sandbox::new();
     sandbox.run_script("once x --per 1h", "exit 3").expect(3);
     sandbox.run_script("once x --per 1h", "kill -KILL $$").expect(137);
-    // Who waits while it fails runs it.
+    // A process that waits for a run that fails runs the command next.
     let failing = sandbox.hold("once x --per 1h", "echo held; until test -e go; do sleep 0.01; done; exit 4");
     let mut waiting = sandbox.scripted("once x --per 1h --report out.json", "echo mine");
     let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -76,7 +76,7 @@ fn a_failure_may_be_tried_again_unless_failures_count() {
     let output = sandbox.scripted("once z --per 1h", "exit 3").env("LEASEHOLD_COUNT_FAILURES", "1").output();
     Outcome::of(output.unwrap()).expect(3);
     sandbox.run("once -n z --per 1h -- echo never").expect(0);
-    // Not started is not run.
+    // A command that did not start does not count as a run.
     sandbox.run("once v --per 1h --count-failures -- /no/such").expect(127);
     sandbox.run("once v --per 1h -- true").expect(0);
 }
@@ -109,7 +109,7 @@ fn it_runs_again_when_its_period_is_over() {
     wait_until("it runs again", || sandbox.run("once x --per 1s -- echo ran").expect(0).stdout == "ran\n");
     let took = env.now().longest_since(start);
     assert!(took >= std::time::Duration::from_millis(995), "{took:?}");
-    // One that takes longer than its period: whoever waited runs it next, and not at the same time.
+    // A run that takes longer than its period: the waiting process runs next, not at the same time.
     let first = sandbox.hold("once y --per 50ms", "echo $$; sleep 0.3");
     let pid = first.first.clone();
     let next =
@@ -133,9 +133,9 @@ fn an_unrecorded_success_exits_125() {
         "{ended:?}"
     );
     assert!(ended.stderr.contains("help: the command may run again within its period"), "{ended:?}");
-    let told = report(&sandbox);
-    assert_eq!((&told["outcome"], &told["exit_code"]), (&"not_told".into(), &125.into()), "{told}");
-    assert_eq!((&told["command_exit_code"], &told["rests"]), (&0.into(), &false.into()), "{told}");
+    let report = report(&sandbox);
+    assert_eq!((&report["outcome"], &report["exit_code"]), (&"not_told".into(), &125.into()), "{report}");
+    assert_eq!((&report["command_exit_code"], &report["rests"]), (&0.into(), &false.into()), "{report}");
     sandbox.run("once -w 60s x --per 1h -- echo ran").expect(0);
 }
 
@@ -171,7 +171,10 @@ fn a_bad_period_is_a_usage_error_and_nothing_runs() {
     };
     assert!(by_variable("soon").expect(2).stderr.contains("LEASEHOLD_PER"));
     assert_eq!(by_variable("366d").expect(0).stdout, "ran\n");
-    assert!(by_variable("10m").expect(0).stderr.contains("next run in <= 36"), "the rest is that of the run");
+    assert!(
+        by_variable("10m").expect(0).stderr.contains("next run in <= 36"),
+        "the cooldown has the period of its run"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The command's processes: signals, descriptors, what is left behind, what dies with whom.
+//! The processes of a command: signals, descriptors, and what happens to them at the end.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
@@ -34,7 +34,7 @@ fn a_command_that_a_signal_ends_makes_128_and_the_signal() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold("run x", "echo ready; sleep 1000");
     holder.signal(Signal::TERM);
-    // The whole group got it, sh and sleep.
+    // The whole group received the signal: sh and sleep.
     holder.end().expect(143);
     sandbox.run("run -n x -- true").expect(0);
 }
@@ -74,7 +74,7 @@ fn a_signal_while_waiting_exits_128_plus_and_runs_nothing() {
 #[test]
 fn no_descriptor_of_ours_reaches_the_command() {
     let sandbox = Sandbox::new();
-    // What the test itself was started with may be there too: compare with a command that leasehold did not start.
+    // The test may have inherited descriptors: compare with a command that leasehold did not start.
     let list = "for fd in /proc/self/fd/*; do readlink $fd; done | sort; true";
     let plain = std::process::Command::new("sh").args(["-c", list]).stdin(Stdio::null()).output().unwrap();
     let plain = Outcome::of(plain).stdout;
@@ -165,13 +165,13 @@ fn a_guardian_killed_before_the_command_starts_is_replaced() {
 #[test]
 fn being_stopped_by_a_terminal_stops_the_command_too() {
     let sandbox = Sandbox::new();
-    // Starts nothing: a shell that waits for its vfork(2) child, stopped before it could exec, is never seen stopped.
+    // The script starts no process: a shell that is stopped between vfork(2) and exec is never reported as stopped.
     let holder = sandbox.hold("run x", "trap 'exit 5' USR1; echo $$; while :; do :; done");
     let child: i32 = holder.first.parse().unwrap();
     holder.signal(Signal::TSTP);
     wait_until("both stop", || is_stopped(holder.pid()) && is_stopped(child));
     holder.signal(Signal::CONT);
-    wait_until("both go on", || !is_stopped(holder.pid()) && !is_stopped(child));
+    wait_until("both continue", || !is_stopped(holder.pid()) && !is_stopped(child));
     holder.signal(Signal::USR1);
     holder.end().expect(5);
 }
@@ -185,7 +185,8 @@ fn a_killed_nested_run_leaves_no_process() {
     command.env("LEASEHOLD", sandbox.leasehold([""; 0]).get_program());
     let holder = Holder::start(command);
     let (child, daemon) = (holder.first.clone(), wait_for_file(&sandbox.path("daemon")));
-    // The guardian of the outer run ends the inner one with all that has its mark; not the guardian that is to end this.
+    // The guardian of the outer run kills the inner run and all processes with its mark, except the guardian of the
+    // inner run.
     holder.signal(Signal::KILL);
     wait_until("the command dies", || !is_alive(&child));
     wait_until("what left its group dies", || !is_alive(daemon.trim()));
@@ -208,7 +209,7 @@ fn a_long_wait_keeps_no_prepared_process() {
     let first = sandbox.hold("run x", "echo ready; sleep 1000");
     let mut second = sandbox.scripted("run x", "echo ran");
     let mut second = second.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    // By then it has started the one that is there for a lock that is had at once.
+    // At this time it has prepared a process, in case the lock is free soon.
     let mut waiting = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut waiting)
         .unwrap();
@@ -226,14 +227,14 @@ fn with_on_lost_none_nothing_is_killed() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold("run x --on-lost none", "echo $$; exec sleep 1000");
     let child = holder.first.clone();
-    assert_eq!(children_of(holder.pid()), [child.parse::<i32>().unwrap()], "nobody is there to kill it");
+    assert_eq!(children_of(holder.pid()), [child.parse::<i32>().unwrap()], "it has no guardian");
     holder.signal(Signal::KILL);
     wait_until("leasehold dies", || !is_alive(&holder.pid().to_string()));
     assert!(is_alive(&child));
     crate::support::send(child.parse().unwrap(), Signal::KILL);
 }
 
-/// As JSON in the row of `x`: the processes without whose end the lock does not end.
+/// The processes in the row of `x`: the lock ends when all of them have ended.
 fn processes_of_x(sandbox: &Sandbox) -> Vec<i64> {
     let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
     let text: String =
@@ -254,7 +255,7 @@ fn the_lock_of_a_killed_run_ends_with_its_last_process() {
     let daemon = sandbox.read("daemon").trim().to_owned();
     let all = [holder.pid(), guardian, child.parse().unwrap()].map(i64::from);
     assert_eq!(processes_of_x(&sandbox), all);
-    // As if it were starved: what the command started outlives leasehold for as long as that lasts.
+    // A stopped guardian is like a starved one: the descendants of the command outlive leasehold.
     crate::support::send(guardian, Signal::STOP);
     wait_until("the guardian is stopped", || is_stopped(guardian));
     holder.signal(Signal::KILL);
@@ -279,11 +280,11 @@ fn the_lock_of_a_killed_run_ends_with_its_command() {
     sandbox.run("run x -- true").expect(0);
 }
 
-/// Where one may be made: elsewhere it is seen to be refused.
+/// Where the machine permits no cgroup, checks the error.
 #[test]
 fn nothing_in_a_cgroup_outlives_its_command() {
     let sandbox = Sandbox::new();
-    // Neither its group nor its environment tells whose it is, and its parent is gone.
+    // The daemon has no link to its command: another group, an empty environment, and no parent.
     let daemon = "setsid env -i sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
         while ! [ -s daemon ]; do sleep 0.01; done";
     let first = Outcome::of(sandbox.scripted("run x --cgroup", daemon).output().unwrap());
@@ -302,7 +303,7 @@ fn nothing_in_a_cgroup_outlives_its_command() {
     assert!(group.contains("leasehold-"), "{group}");
     holder.signal(Signal::KILL);
     sandbox.run("run x -- true").expect(0);
-    assert!(!is_alive(&pid), "it outlived its lock");
+    assert!(!is_alive(&pid), "the daemon outlived its lock");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
     let folder = format!("{}{group}", mount.split(' ').nth(4).unwrap());
@@ -314,7 +315,7 @@ fn a_signal_interrupts_a_hanging_release() {
     let sandbox = Sandbox::new();
     let mut holder = sandbox.hold("run x --ttl 1h", "echo ready; sleep 1000");
     let _store = sandbox.cut_off();
-    // The first one ends the command, and a later one the release.
+    // The first signal ends the command, and a later one ends the release.
     wait_until("it has ended", || {
         holder.signal(Signal::TERM);
         holder.process.try_wait().unwrap().is_some()

@@ -26,7 +26,7 @@ fn the_command_finds_lock_token_and_store_in_its_environment() {
     let (first, second) = (words(&first), words(&second));
     assert_eq!((&*first[0], &*first[2]), ("deploy/prod", "sqlite:"));
     assert!(first[1].parse::<u64>().unwrap() < second[1].parse().unwrap(), "tokens rise");
-    // Also when the caller had other values.
+    // The variables of the caller are overwritten.
     let output = sandbox.scripted("run x", script).env("LEASEHOLD_LOCK", "other").output().unwrap();
     assert!(Outcome::of(output).stdout.starts_with("x "));
 }
@@ -86,7 +86,7 @@ fn what_cannot_be_run_is_126_or_127_and_takes_no_lock() {
     let file = sandbox.write("script", "echo never");
     sandbox.run(&format!("run x -- {}", file.display())).expect(126);
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    // As with every other program that runs programs: no #! line means sh.
+    // Without a #! line, sh runs the script, as with execvp(3).
     assert_eq!(sandbox.run(&format!("run x -- {}", file.display())).expect(0).stdout, "never\n");
     let bad = sandbox.write("bad", "#!/no/such/interpreter\n");
     std::fs::set_permissions(&bad, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -150,7 +150,7 @@ fn the_report_says_what_an_exit_code_cannot() {
     let names: Vec<_> =
         std::fs::read_dir(sandbox.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().contains(".new")), "{names:?}");
-    // Found out before the command runs.
+    // Fails before the command runs.
     let bad = sandbox.run_script("run x --report no/such/folder/out.json", "echo ran").expect(125);
     assert_eq!(bad.stdout, "");
 }
@@ -174,7 +174,7 @@ fn json_errors_are_documents_on_stderr() {
 fn a_report_into_a_pipe_or_a_device_leaves_it_what_it_is() {
     use std::os::unix::fs::FileTypeExt as _;
     let sandbox = Sandbox::new();
-    // As /dev/stdout is one; not that itself, which a mistake would destroy for the whole machine.
+    // A link like /dev/stdout. Not /dev/stdout itself: a defect could destroy it for the whole machine.
     std::os::unix::fs::symlink("/proc/self/fd/1", sandbox.path("stdout")).unwrap();
     let into_stdout = sandbox.run("run x --report stdout -- true").expect(0);
     assert!(into_stdout.stdout.contains("\"outcome\": \"exited\""), "{into_stdout:?}");
@@ -182,7 +182,7 @@ fn a_report_into_a_pipe_or_a_device_leaves_it_what_it_is() {
     let pipe = sandbox.path("pipe");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // Nobody reads it: said, and not waited for.
+    // A pipe without a reader: a warning, and no wait.
     let unread = sandbox.run("run x --report pipe -- true").expect(0);
     assert!(unread.stderr.contains("warning: cannot write the report pipe"), "{unread:?}");
     assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());

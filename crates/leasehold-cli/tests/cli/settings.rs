@@ -1,4 +1,4 @@
-//! Flag over environment over config.toml over default.
+//! Precedence: option, environment, config.toml, default.
 
 use crate::support::{Outcome, Sandbox};
 

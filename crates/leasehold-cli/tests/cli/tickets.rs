@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: a lock without a process.
+//! `acquire`, `renew`, `release`, `run --ticket`: locks without a process.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -17,7 +17,7 @@ fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
     assert_eq!(acquired.stderr, "");
     let ticket = acquired.stdout.trim();
     assert!(ticket.starts_with("lh1_") && !ticket.contains(char::is_whitespace), "{ticket}");
-    // No process stays behind, and the lock is still held.
+    // No process keeps running, and the lock is held.
     sandbox.run("run -n deploy/prod -- true").expect(123);
     assert!(sandbox.run(&format!("renew {ticket}")).expect(0).stdout.starts_with("renewed deploy/prod"));
     let output = sandbox.leasehold(["renew"]).env("LEASEHOLD_TICKET", ticket).output().unwrap();
@@ -26,7 +26,7 @@ fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
     let output = sandbox.leasehold(["release", "-"]).stdin(File::open(file).unwrap()).output().unwrap();
     Outcome::of(output).expect(0);
     sandbox.run("run -n deploy/prod -- true").expect(0);
-    // Over is over.
+    // A released ticket is invalid.
     let again = sandbox.run(&format!("renew {ticket}")).expect(1);
     assert!(again.stderr.contains("lost"), "{again:?}");
     sandbox.run(&format!("release {ticket}")).expect(1);
@@ -46,7 +46,7 @@ fn a_ticket_of_another_store_needs_that_store_by_name() {
         }
         assert!(!sandbox.path("state").exists());
     }
-    // The store that is named is the one that is asked.
+    // An explicit store is used, even if the lock is not there.
     sandbox.run(&format!("-s sqlite:{} release {ticket}", sandbox.path("third.db").display())).expect(1);
     sandbox.run(&format!("-s {url} renew {ticket}")).expect(0);
     let configured = sandbox.leasehold(["renew", &ticket]).env("LEASEHOLD_STORE", &url).output().unwrap();
@@ -60,7 +60,7 @@ fn a_ticket_of_another_store_needs_that_store_by_name() {
     assert!(!sandbox.path("a.db").exists() && !sandbox.path("state").exists());
 }
 
-/// What somebody writes who wants the job that reads it to open `store`.
+/// A ticket from an attacker who wants leasehold to open `store`.
 fn forged(store: &str) -> String {
     let json = serde_json::json!({
         "lock": "x", "grant": "00112233445566778899aabbccddeeff", "token": 7, "ttl_ms": 30_000, "store": store,
@@ -105,7 +105,7 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
                     command.env(name, value);
                 }
                 if store.starts_with("gs://bucket?proxy") && configured == "gs://bucket" {
-                    // The same store: the configured URL is read, and fails before anything is sent.
+                    // The same store: leasehold reads the configured URL, and fails before it sends a request.
                     command.env("STORAGE_EMULATOR_HOST", "user@host");
                     let outcome = Outcome::of(command.output().unwrap()).expect(125);
                     assert!(outcome.stderr.contains("STORAGE_EMULATOR_HOST"), "{outcome:?}");
@@ -167,7 +167,7 @@ fn a_ticket_for_a_relative_path_is_good_in_every_folder() {
         command.env("LEASEHOLD_STORE", store).current_dir(sandbox.path("other"));
         Outcome::of(command.output().unwrap())
     };
-    // The same words mean another file there.
+    // The same relative URL means another file there.
     elsewhere("sqlite:locks.db").expect(2);
     elsewhere(&format!("sqlite:{}", sandbox.path("locks.db").display())).expect(0);
     assert!(!sandbox.path("other/locks.db").exists());
@@ -203,7 +203,7 @@ fn ticket(sandbox: &Sandbox, words: &str) -> String {
 #[test]
 fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
     let sandbox = Sandbox::new();
-    // As somebody writes it. Between all steps, nobody else is granted the lock.
+    // Between the steps, no other process gets the lock.
     let script = r#"set -eu
         leasehold() { "$LEASEHOLD" "$@"; }
         others() { leasehold run -n steps -- true && exit 99 || [ $? -eq 123 ]; }
@@ -243,7 +243,7 @@ fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
 fn a_run_by_ticket_renews_and_keeps_the_lock() {
     let sandbox = Sandbox::new();
     let ticket = ticket(&sandbox, "x --ttl 1s");
-    // Longer than the lease.
+    // The script takes longer than the lease.
     let script = "i=0; while [ $i -lt 150 ]; do i=$((i + 1)); sleep 0.01; done";
     let words = format!("run --ticket={ticket} --report out.json");
     sandbox.run_script(&words, script).expect(0);
@@ -280,7 +280,7 @@ fn a_loss_kills_a_run_by_ticket_and_exits_122() {
     wait_until("the command is killed", || !is_alive(&pid));
     drop(store);
     running.end().expect(122);
-    // Ended by another between the last renewal and the end: found out by the renewal that comes after the command.
+    // A release during the run is found by the renewal after the command.
     let script = format!("{} release {{}}", env!("CARGO_BIN_EXE_leasehold"));
     let ticket = self::ticket(&sandbox, "y --ttl 1h");
     sandbox.run_script(&format!("run --ticket={ticket}"), &script.replace("{}", &ticket)).expect(122);
@@ -296,7 +296,7 @@ fn a_release_ends_all_concurrent_runs_by_one_ticket() {
         Holder::start(sandbox.scripted(&words, &script))
     };
     let (one, two) = (start("one"), start("two"));
-    // Both renew: neither is lost within three leases.
+    // Both runs renew: neither loses the lock within three leases.
     let began = std::fs::metadata(sandbox.write("began", "x")).unwrap().modified().unwrap();
     wait_until("three leases are over", || began.elapsed().unwrap().as_secs() >= 3);
     assert!(is_alive(&one.first) && is_alive(&two.first));

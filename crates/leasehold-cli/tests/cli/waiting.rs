@@ -1,4 +1,4 @@
-//! Waiting: who is told what, and when it ends.
+//! Waiting for a lock: progress, limits and errors.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
@@ -93,7 +93,7 @@ fn what_others_wrote_cannot_move_the_cursor() {
 fn a_timeout_names_the_holder() {
     let sandbox = Sandbox::new();
     let first = held(&sandbox, "run x --owner alice");
-    // At moments that have nothing to do with those at which the store is asked.
+    // The limits do not coincide with the polls of the store.
     for limit in [60, 110, 170, 230] {
         let late = sandbox.run(&format!("run -w {limit}ms x -- true")).expect(124);
         assert!(late.stderr.contains("is held by alice@"), "{late:?}");
@@ -130,7 +130,7 @@ fn a_wait_for_a_silent_store_ends_at_its_limit() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
-    // After a shorter limit the store is asked once more; what that hears would be another message.
+    // With a shorter limit, leasehold inspects the lock once more, and the message differs.
     let late = sandbox.run("run -w 2100ms x -- true").expect(125);
     assert!(late.stderr.contains("within 2.1s; the holder of lock `x` is unknown"), "{late:?}");
 }

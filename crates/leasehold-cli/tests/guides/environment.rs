@@ -1,4 +1,4 @@
-//! What the readers of the guides have, and what takes its place here. This is all that is changed in a guide.
+//! What the readers of the guides have, and its substitutes in the tests. Guides are changed in no other way.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -11,7 +11,7 @@ use leasehold_testkit::servers::Server;
 
 use super::script::quoted;
 
-/// What a guide may mention, and what takes its run.
+/// The words in a guide that need a substitute.
 const SUBSTITUTES: &[(&str, Maker)] = &[
     ("my-bucket", bucket),
     ("dynamodb", dynamodb),
@@ -28,7 +28,7 @@ const SUBSTITUTES: &[(&str, Maker)] = &[
 
 type Maker = fn() -> Substitute;
 
-/// Variables of ours that the guides' commands get, if they are there.
+/// Variables of the test process that the commands of the guides inherit.
 const INHERITED: &[&str] = &[
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -41,20 +41,19 @@ const INHERITED: &[&str] = &[
     "TMPDIR",
 ];
 
-/// What takes a run.
+/// A substitute for what readers have.
 #[derive(Default)]
 struct Substitute {
-    /// Is written instead.
+    /// The text that replaces the word.
     text: Option<String>,
     variables: Vec<(&'static str, String)>,
-    /// Shell commands that make it.
+    /// Shell commands that create it.
     setup: String,
-    /// A program's name and its shell script.
+    /// The name and the shell script of a program.
     program: Option<(&'static str, String)>,
 }
 
-/// A bucket that nobody else uses, on servers for S3 and for Google Cloud Storage. Both kinds of clients go by these
-/// variables.
+/// A new bucket on the S3 server and on the GCS server. The clients find the servers by these variables.
 fn bucket() -> Substitute {
     let name = unique("my-bucket");
     let (s3, gcs) = (Server::Moto.address(), Server::FakeGcs.address());
@@ -77,12 +76,12 @@ fn dynamodb() -> Substitute {
     Substitute { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..Substitute::default() }
 }
 
-/// A table's name that nobody else uses. The guides make the tables.
+/// A new name for a table, which the guide creates.
 fn table() -> Substitute {
     Substitute { text: Some(unique("table")), ..Substitute::default() }
 }
 
-/// Keys in etcd that nobody else uses.
+/// A new prefix of keys in etcd.
 fn prefix() -> Substitute {
     Substitute { text: Some(unique("my-app") + "/"), ..Substitute::default() }
 }
@@ -95,7 +94,7 @@ fn google() -> Substitute {
     Substitute { text: Some(format!("http://{}", Server::FakeGcs.address())), ..Substitute::default() }
 }
 
-/// A PostgreSQL database of its own.
+/// A new PostgreSQL database.
 fn database() -> Substitute {
     let (server, name) = (Server::PostgreSql.url(), unique("guide").replace('-', "_"));
     let database = server.replace("/postgres", &format!("/{name}"));
@@ -134,7 +133,7 @@ exit $status
     Substitute { program: Some((name, script)), ..Substitute::default() }
 }
 
-/// Gives an access token that nobody asks for.
+/// Prints an access token. The emulators do not check it.
 fn gcloud() -> Substitute {
     Substitute { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..Substitute::default() }
 }
@@ -147,12 +146,12 @@ fn unique(name: &str) -> String {
 /// The substitutes that one guide needs.
 pub(crate) struct Environment {
     substitutes: BTreeMap<&'static str, Substitute>,
-    /// Takes the place of `/usr/local/bin`: a folder with the programs that readers have installed.
+    /// Replaces `/usr/local/bin`: a folder with the programs that readers have installed.
     programs: PathBuf,
 }
 
 impl Environment {
-    /// For `guide`, which is followed in `folder`.
+    /// The environment for `guide` in `folder`.
     pub(crate) fn for_guide(guide: &str, folder: &Path) -> Self {
         let mentioned = SUBSTITUTES.iter().filter(|(word, _)| guide.contains(word));
         let substitutes = mentioned.map(|(word, substitute)| (*word, substitute())).collect();
@@ -176,7 +175,7 @@ impl Environment {
         }
     }
 
-    /// The guide, as it is followed here.
+    /// The guide with the substitutes.
     pub(crate) fn adapted(&self, guide: &str) -> String {
         let guide = guide.replace("/usr/local/bin", &self.programs.display().to_string());
         let texts =
@@ -188,11 +187,11 @@ impl Environment {
         self.substitutes.values().map(|substitute| substitute.setup.as_str()).collect()
     }
 
-    /// All that the guide's commands find in their environment.
+    /// The environment variables of the commands.
     pub(crate) fn variables(&self) -> BTreeMap<String, String> {
         let ours = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)));
         let given = self.substitutes.values().flat_map(|substitute| &substitute.variables);
-        // What the AWS command of version 1 calls it.
+        // The name in version 1 of the AWS command.
         let region = env::var("AWS_REGION").map(|region| ("AWS_DEFAULT_REGION".to_owned(), region));
         let path = format!("{}:/usr/local/bin:/usr/bin:/bin", self.programs.display());
         ours.chain(given.map(|(name, value)| ((*name).to_owned(), value.clone())))

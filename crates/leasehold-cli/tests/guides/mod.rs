@@ -1,17 +1,17 @@
-//! Every command of the guides in `docs/guides`, as it stands there, with the servers that `./test` starts.
+//! Runs every command of the guides in `docs/guides`, with the servers that `./test` starts.
 //!
-//! A guide's blocks are run in order, by one shell, in a folder of their own:
+//! One shell runs the blocks of a guide in order, in a new folder:
 //!
-//! | block | what is done with it |
+//! | block | use |
 //! |---|---|
-//! | `sh` | it is run by `bash -euo pipefail` |
-//! | `text` | it is what the block before it has printed; `...` stands for anything |
+//! | `sh` | run by `bash -euo pipefail` |
+//! | `text` | expected output of the block before; `...` matches anything |
 //! | `crontab` | the command of each entry is run as cron runs it |
-//! | `yaml` | the commands of a workflow (GitHub Actions, GitLab) are run, each step in a shell of its own |
-//! | `rust` | it is an example in the library's documentation (`crates/leasehold/src/guides.rs`), and so run there |
+//! | `yaml` | the commands of a workflow (GitHub Actions, GitLab) are run, each step in a new shell |
+//! | `rust` | run as a documentation test of the library (`crates/leasehold/src/guides.rs`) |
 //!
-//! Any other block fails, since nobody would run it. What readers have and this machine has not stands in one table:
-//! `environment.rs`.
+//! Any other block is an error. `environment.rs` has the substitutes for what readers have and the test machine has
+//! not.
 
 mod document;
 mod environment;
@@ -27,7 +27,7 @@ use std::{env, fs};
 
 use self::runner::GuideRun;
 
-/// The guides, each with its test.
+/// Defines a test for each guide.
 macro_rules! guides {
     ($($name:ident: $file:literal,)*) => {
         const FILES: &[&str] = &[$($file),*];
@@ -40,7 +40,7 @@ macro_rules! guides {
     };
 }
 
-/// Those whose tests go on where the guide ends.
+/// Guides with further tests in another module.
 const TESTED_ELSEWHERE: &[&str] = &[recipes::FILE];
 
 guides! {
@@ -51,7 +51,7 @@ guides! {
     migrating: "migrating.md",
 }
 
-/// Does what the guide says, and gives the folder in which it was done.
+/// Runs a guide.
 #[track_caller]
 fn follow(file: &str) -> GuideRun {
     let text = fs::read_to_string(folder().join(file)).unwrap();
@@ -83,7 +83,7 @@ fn every_guide_has_its_test() {
     assert_eq!(there, tested);
 }
 
-/// Only names the others.
+/// The index is not a guide.
 const INDEX: &str = "README.md";
 
 #[test]

@@ -1,4 +1,4 @@
-//! The recipes of the guide on tokens, once it has been followed: its own scripts, in a race.
+//! Runs the recipes of the guide on fencing tokens in a race, after the guide itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -7,10 +7,10 @@ use super::runner::GuideRun;
 
 pub(crate) const FILE: &str = "fencing.md";
 
-/// The largest token that there can be. Those of the race are below it, and above all that a store has granted.
+/// The largest possible token. The tokens of the race are below it, and above all tokens from stores.
 const LARGEST: u64 = (1 << 53) - 1;
 
-/// The recipes: what saves with a token, and what shows the content and the token, a line each.
+/// The recipes: a command that saves with a token, and one that prints the content and the token, a line each.
 const RECIPES: &[(&str, &str)] = &[
     (
         "./save-postgresql",
@@ -62,7 +62,7 @@ impl Recipe<'_> {
         }
     }
 
-    /// Writers with different tokens, all at once, while somebody watches.
+    /// Writers with different tokens run concurrently, while a reader checks the content.
     fn in_a_race(&self) {
         let over = AtomicBool::new(false);
         let accepted = thread::scope(|scope| {
@@ -97,7 +97,7 @@ impl Recipe<'_> {
 
     fn refuses_late_ones(&self) {
         let (content, token) = self.shown();
-        // Also the one that is greater in the order of a dictionary.
+        // 99 would be greater if tokens were compared as text.
         for lower in [token - 1, 99] {
             assert_eq!(self.save(lower, "late"), Some(1), "{}", self.save);
         }
@@ -107,14 +107,14 @@ impl Recipe<'_> {
         assert_eq!(self.shown(), ("next".to_owned(), token + 1), "{}", self.save);
     }
 
-    /// Gives the exit code: 0, or 1 when it was refused.
+    /// Returns the exit code: 0, or 1 if the write was refused.
     fn save(&self, token: u64, content: &str) -> Option<i32> {
         let (code, printed) = self.run.command(&format!("{} {token} '{content}'", self.save));
         assert!(matches!(code, Some(0 | 1)), "{} {token}: {code:?} {printed}", self.save);
         code
     }
 
-    /// What is stored, and with which token.
+    /// The stored content and its token.
     fn shown(&self) -> (String, u64) {
         let (code, printed) = self.run.command(self.show);
         let (content, token) =
@@ -123,5 +123,5 @@ impl Recipe<'_> {
     }
 }
 
-/// So many at once, one less than a prime so that their order is mixed.
+/// Number of writers: one less than a prime, to mix their order.
 const WRITERS: u64 = 10;

@@ -1,4 +1,4 @@
-//! A folder of its own for each guide, in which what it says is done.
+//! Runs a guide in a new folder.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ use super::environment::Environment;
 use super::output;
 use super::script::{self, DONE, OUTPUT, PROGRESS};
 
-/// No guide takes longer unless it hangs.
+/// Time limit of a guide.
 const SECONDS: &str = "120";
 
-/// What timeout(1) says when the time was up.
+/// The exit code of timeout(1) after the time limit.
 const TIMED_OUT: i32 = 124;
 
-/// Where a guide was followed, with the files that it has made.
+/// A guide that was run, with its folder.
 pub(crate) struct GuideRun {
     folder: tempfile::TempDir,
     environment: Environment,
 }
 
-/// Does what the guide says. The error says which block failed, and how.
+/// Runs a guide. The error names the block that failed.
 pub(crate) fn follow(guide: &str) -> Result<GuideRun, String> {
     let folder = tempfile::tempdir().unwrap();
     let environment = Environment::for_guide(guide, folder.path());
@@ -40,7 +40,7 @@ impl GuideRun {
         self.folder.path().join(name)
     }
 
-    /// Runs `command` in the same environment after the guide. Gives its exit code, and what it has printed.
+    /// Runs `command` in the same environment after the guide. Returns its exit code and its output.
     pub(crate) fn command(&self, command: &str) -> (Option<i32>, String) {
         let output = self.shell().arg("-c").arg(self.environment.adapted(command)).output().unwrap();
         let printed = [output.stdout, output.stderr].concat();
@@ -53,7 +53,7 @@ impl GuideRun {
     }
 
     fn shell(&self) -> Command {
-        // It makes a process group of its own, and kills all of it when the time is up.
+        // timeout(1) makes a new process group, and kills all of it at the end.
         let mut command = Command::new("timeout");
         command
             .args(["--kill-after=5", SECONDS, "bash"])

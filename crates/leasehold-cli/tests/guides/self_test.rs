@@ -1,4 +1,4 @@
-//! A guide that is wrong fails.
+//! Wrong guides fail.
 
 use super::runner;
 
@@ -38,7 +38,7 @@ fn other_output() {
 fn a_block_that_would_not_be_run() {
     fails("```sh\ntrue\n```\n\n```fish\ntrue\n```\n", &["line 5", "fish"]);
     fails("```\ntrue\n```\n", &["line 1", "\"\""]);
-    fails("```text\ntrue\n```\n", &["line 1", "nobody's output"]);
+    fails("```text\ntrue\n```\n", &["line 1", "without a block before"]);
     fails("    leasehold ls\n", &["line 1", "without a fence"]);
 }
 
