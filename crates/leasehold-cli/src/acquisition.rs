@@ -213,8 +213,11 @@ impl Request {
             ));
         }
         // A short limit may be shorter than one request takes. A long limit was long enough.
-        let left = FINAL_INSPECT_TIMEOUT.saturating_sub(limit);
-        match timeout(&*clock(locker), left, locker.inspect(&self.name)).await {
+        let status = match FINAL_INSPECT_TIMEOUT.saturating_sub(limit) {
+            Duration::ZERO => None,
+            left => timeout(&*clock(locker), left, locker.inspect(&self.name)).await,
+        };
+        match status {
             None => {
                 let failure = Failure::new(
                     FAILED,
