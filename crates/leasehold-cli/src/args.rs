@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, ValueEnum, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 
 pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
@@ -30,33 +30,33 @@ use crate::complete::lock_names;
   leasehold update s3://my-bucket/counter.json -- jq '.n += 1'
   leasehold ls
 
-Most long flags can be set as LEASEHOLD_<FLAG> or in config.toml: see `leasehold help environment`.
-Exit codes: `leasehold help exit-codes`. Store URLs: `leasehold help stores`."
+Most options can also be set in the environment or in config.toml: see `leasehold help environment`.
+For exit codes, see `leasehold help exit-codes`. For store URLs, see `leasehold help stores`."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) common: Common,
     #[command(subcommand)]
-    pub(crate) verb: Verb,
+    pub(crate) subcommand: Subcommand,
 }
 
-/// What every verb understands.
+/// The options of every subcommand.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Common options")]
 pub(crate) struct Common {
-    /// Where the locks live: a URL, or an alias from config.toml [default: sqlite:]
+    /// Store of the locks: a URL, or an alias from config.toml [default: sqlite:]
     #[arg(short, long, global = true, value_name = "URL|ALIAS", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) store: Option<String>,
-    /// Print JSON: results on stdout, errors and progress on stderr
+    /// Print JSON: results to stdout, errors and progress to stderr
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Print nothing but results and errors
+    /// Print only results and errors
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
-    /// Log what happens to stderr; -vv logs more
+    /// Log to stderr; -vv logs more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// When to use colors and a spinner; NO_COLOR is honoured [default: auto]
+    /// When to use colors and a spinner; NO_COLOR is respected [default: auto]
     #[arg(long, global = true, value_name = "WHEN")]
     pub(crate) color: Option<ColorChoice>,
 }
@@ -67,25 +67,25 @@ pub(crate) enum ColorChoice {
     /// On a terminal, unless NO_COLOR is set
     #[default]
     Auto,
-    /// Also into files and pipes
+    /// Always, also in files and pipes
     Always,
-    /// Not at all
+    /// Never
     Never,
 }
 
-#[derive(Debug, Subcommand)]
-// Only the verb that was asked for is defined in full: to define them all takes longer than to take a lock.
+#[derive(Debug, clap::Subcommand)]
+// Defines only the requested subcommand in full: defining all of them takes longer than acquiring a lock.
 #[command(defer = true)]
-pub(crate) enum Verb {
-    /// Hold LOCK while a command runs
+pub(crate) enum Subcommand {
+    /// Run a command while holding LOCK
     Run(RunArgs),
-    /// Run a command while leading, one of all candidates for NAME
+    /// Run a command while this process is the elected leader of NAME
     Elect(ElectArgs),
-    /// Run a command once per period, on whichever machine comes first
+    /// Run a command once per period, on one of several machines
     Once(OnceArgs),
-    /// Take LOCK and print a ticket to renew and release it with
+    /// Acquire LOCK and print a ticket that renews and releases it
     Acquire(AcquireArgs),
-    /// Prolong the lease of a ticket once
+    /// Renew the lease of a ticket once
     Renew(TicketArgs),
     /// Release the lock of a ticket
     Release(TicketArgs),
@@ -93,57 +93,58 @@ pub(crate) enum Verb {
     Ls(LsArgs),
     /// Show the state of LOCK
     Show(LockArgs),
-    /// Show the latest grants of LOCK that are over
+    /// Show the most recent ended grants of LOCK
     History(LockArgs),
-    /// Wait until LOCK is free, without taking it
+    /// Wait until LOCK is free, without acquiring it
     Wait(WaitArgs),
-    /// Evict the holder of LOCK, if it is still the one with this token
+    /// Evict the holder of LOCK if its token is still N
     Break(BreakArgs),
-    /// Delete the records of locks that have been free for long
+    /// Delete the records of locks that have been free for a long time
     Sweep(SweepArgs),
-    /// Pass an object through a command and write what comes out, unless it changed meanwhile: then again
+    /// Replace the content of an object with the output of a command; retry on a conflict
     Update(UpdateArgs),
-    /// Write an object, unless a higher token wrote it before
+    /// Write an object unless a higher token has already written it
     Put(PutArgs),
-    /// Create what the store needs: a folder, a table
+    /// Create what the store needs: a folder or a table
     Init,
-    /// Examine whether the store is safe for locks, and say what to do where it is not
+    /// Check whether the store is safe for locks, and explain how to fix what is not
     Doctor(DoctorArgs),
-    /// Print a shell's completion script
+    /// Print a shell completion script
     Completions(CompletionsArgs),
-    /// Print the manual page, in roff
+    /// Print the manual page in roff format
     Man(ManArgs),
-    /// Explain a verb, or exit-codes, environment or stores
+    /// Print help for a subcommand or for a topic: exit-codes, environment, stores
     Help(HelpArgs),
 }
 
-// With whom a lock is held. Structs that are flattened have no doc comment: it would become the verb's description.
+// How a lock can be shared. Flattened structs have no doc comment, because clap would use it as the subcommand's
+// description.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
-pub(crate) struct SharingArgs {
-    /// Take one of N permits: at most N hold LOCK at once
+pub(crate) struct ModeArgs {
+    /// Acquire one of N permits: LOCK has at most N holders at a time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
     pub(crate) permits: Option<u8>,
-    /// Hold LOCK together with up to seven others who say --shared, and never beside one who says --exclusive
+    /// Acquire LOCK as a reader: at most eight --shared holders at a time, and no --exclusive holder
     #[arg(long)]
     pub(crate) shared: bool,
-    /// Hold LOCK alone, also without anybody who says --shared
+    /// Acquire LOCK as a writer: no other --exclusive or --shared holder
     #[arg(long)]
     pub(crate) exclusive: bool,
 }
 
 const MAX_PERMITS: i64 = leasehold::Semaphore::MAX_PERMITS as i64;
 
-// How a lock is asked for.
+// How to acquire a lock.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ClaimArgs {
-    /// Do not wait when another holds it: exit 123
+    /// Do not wait: exit with 123 if the lock is held
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
     pub(crate) try_once: bool,
-    /// Wait at most this long, then exit 124 [default: as long as it takes]
+    /// Wait at most this long, then exit with 124 [default: no limit]
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
-    /// Exit with N instead of 123 and 124; with 0, and --quiet, nothing is said about it either
+    /// Exit with N instead of 123 or 124; with 0 and --quiet, also print no error
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
     #[command(flatten)]
@@ -152,59 +153,58 @@ pub(crate) struct ClaimArgs {
     pub(crate) holder: HolderArgs,
 }
 
-// How long to put up with a store.
+// How long a store may take to answer.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TimeoutArgs {
-    /// Give up when the store has not answered for so long: exit 125 [default: 15s]
+    /// Exit with 125 if the store does not answer for this long [default: 15s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) store_timeout: Option<Duration>,
 }
 
-// What others are shown of who holds a lock.
+// The description of the holder that other processes see.
 #[derive(Debug, Default, Args)]
 pub(crate) struct HolderArgs {
-    /// Who holds it, for others to see [default: the user]
+    /// Name of the holder, shown to other processes [default: the user's name]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner: Option<String>,
-    /// What it is held for, for others to see; `command-line` for CMD with its arguments [default: the name of CMD]
+    /// Note shown to other processes; `command-line` shows CMD with its arguments [default: the name of CMD]
     #[arg(long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "No process stays behind: the lease ends by itself after --ttl unless the ticket is renewed.
-A ticket is a secret: who has it can renew and release the lock.
+#[command(after_help = "No process keeps running: the lease ends after --ttl unless you renew the ticket.
+A ticket is a secret: anyone who has it can renew and release the lock.
 
 Examples:
   ticket=$(leasehold acquire deploy/prod --ttl 10m)
   printf %s \"$ticket\" | leasehold renew -
   printf %s \"$ticket\" | leasehold release -
-  ticket=$(leasehold acquire render --permits 3)"
-)]
+  ticket=$(leasehold acquire render --permits 3)")]
 pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
     #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
+    pub(crate) mode: ModeArgs,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
-    /// How long the lease lasts unless it is renewed [default: 30s]
+    /// How long the lease lasts without a renewal [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The ticket has to be of the configured store or of an alias in config.toml; --store names another.
+    after_help = "The ticket must belong to the configured store or to an alias in config.toml. For any other store, \
+add --store.
 
 Examples:
   leasehold renew \"$ticket\"
-  printf %s \"$ticket\" | leasehold release -           # other users cannot see it in the list of processes
+  printf %s \"$ticket\" | leasehold release -           # hides the ticket from `ps`
   LEASEHOLD_TICKET=$ticket leasehold release"
 )]
 pub(crate) struct TicketArgs {
-    /// What `leasehold acquire` printed; - reads it from stdin [default: $LEASEHOLD_TICKET]
+    /// Ticket from `leasehold acquire`; - reads it from stdin [default: $LEASEHOLD_TICKET]
     #[arg(value_name = "TICKET|-")]
     pub(crate) ticket: Option<OsString>,
 }
@@ -214,55 +214,58 @@ pub(crate) struct TicketArgs {
   leasehold ls
   leasehold ls deploy/ --json | jq -r 'select(.state == \"held\") | .lock'")]
 pub(crate) struct LsArgs {
-    /// Only locks whose names start with this
+    /// List only locks whose names start with PREFIX
     #[arg(add = ArgValueCompleter::new(lock_names))]
     pub(crate) prefix: Option<OsString>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Only locks that are free, and have been for so long by the store's own clock; a lock that a dead holder left \
-behind is not free. The next token of a name is higher than all before, and who acquires a lock while it is swept has it. Refused \
-where the store does not delete conditionally, or the permission to delete is missing. On etcd nothing is left to sweep.
+    after_help = "Deletes only the records of locks that have been free for at least --older-than, measured by the \
+store's clock. A lock whose holder crashed is not free. Deleting a record is safe: later tokens of the lock are still \
+higher than all earlier ones, and a process that acquires the lock at the same time keeps it.
+
+Fails if the store has no conditional deletes or if you have no permission to delete. On etcd there is nothing to \
+sweep.
 
 Examples:
   leasehold sweep --older-than 30d --dry-run
   leasehold sweep builds/ --older-than 7d"
 )]
 pub(crate) struct SweepArgs {
-    /// Only locks whose names start with this
+    /// Sweep only locks whose names start with PREFIX
     #[arg(add = ArgValueCompleter::new(lock_names))]
     pub(crate) prefix: Option<OsString>,
-    /// For how long a lock has been free at least
+    /// Minimum time that a lock has been free
     #[arg(long, value_name = "DURATION", value_parser = duration, required = true)]
     pub(crate) older_than: Duration,
-    /// Say what would be deleted, and delete nothing
+    /// Print what would be deleted, without deleting it
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LockArgs {
-    /// The lock's name, like deploy/prod
+    /// Name of the lock, for example deploy/prod
     #[arg(value_name = "LOCK", add = ArgValueCompleter::new(lock_names))]
     pub(crate) lock: OsString,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
-  leasehold wait deploy/prod --wait 5m && echo 'nobody deploys'")]
+  leasehold wait deploy/prod --wait 5m && echo 'no deploy is running'")]
 pub(crate) struct WaitArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
-    /// Wait at most this long, then exit 124 [default: as long as it takes]
+    /// Wait at most this long, then exit with 124 [default: no limit]
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Unsafe while the holder runs, unless the resource checks tokens: it learns of it only when \
-it renews next. Exits 1, having changed nothing, when the lock is not held with that token.
+    after_help = "Unsafe while the holder is still running, unless the resource checks tokens: the holder notices the \
+eviction only at its next renewal. If the lock is not held with that token, changes nothing and exits with 1.
 
 Example:
   leasehold show deploy/prod
@@ -271,24 +274,24 @@ Example:
 pub(crate) struct BreakArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
-    /// The token of the grant to end, as shown by `leasehold show`
+    /// Token of the grant to end, from `leasehold show`
     #[arg(long, value_name = "N", required = true)]
     pub(crate) token: u64,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Names of locks are completed too, from the store that is configured.
+#[command(after_help = "The completions include the names of locks in the configured store.
 
 Examples:
   source <(leasehold completions bash)                      # in ~/.bashrc
   source <(leasehold completions zsh)                       # in ~/.zshrc
   leasehold completions fish > ~/.config/fish/completions/leasehold.fish")]
 pub(crate) struct CompletionsArgs {
-    /// Whose script
+    /// Shell to complete for
     pub(crate) shell: Shell,
 }
 
-/// The shells that completions exist for.
+/// The supported shells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Shell {
     Bash,
@@ -303,21 +306,21 @@ pub(crate) enum Shell {
   leasehold man | man -l -
   leasehold man --dir /usr/local/share/man/man1")]
 pub(crate) struct ManArgs {
-    /// Of this verb instead of the whole command
+    /// Print the page of this subcommand
     #[arg(conflicts_with = "dir")]
-    pub(crate) verb: Option<String>,
-    /// Write all pages into this folder
+    pub(crate) subcommand: Option<String>,
+    /// Write all pages to this folder
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub(crate) dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Asks the store for what it must refuse, races it, and measures it: some hundred requests, in a few seconds, under \
-names of its own that begin with leasehold-doctor-. Nobody's locks are touched. A line for each check: what was seen, and \
-what to do about it.
+    after_help = "Sends requests that the store must refuse, runs concurrent writes against each other, and measures \
+latency: a few hundred requests in a few seconds. It writes only names that begin with leasehold-doctor-, and does \
+not touch other locks. It prints one line per check, with the result and, if needed, the fix.
 
-Exits with 0 when the store is safe, warnings or not, and with 1 when it is not or cannot be reached.
+Exits with 0 if the store is safe, also with warnings, and with 1 if the store is unsafe or unreachable.
 
 Examples:
   leasehold doctor                                                # the default store
@@ -326,34 +329,34 @@ Examples:
   leasehold doctor --thorough --json | jq -r '.findings[] | select(.verdict == \"failed\") | .check'"
 )]
 pub(crate) struct DoctorArgs {
-    /// The ttl that locks will have [default: 30s]
+    /// The ttl of your locks [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
-    /// How many locks will be held all the time, for the cost
+    /// Number of locks held at all times, to estimate the cost
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) locks: u32,
-    /// How often locks will be acquired and released per day, for the cost
+    /// Number of acquisitions per day, to estimate the cost
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     pub(crate) acquisitions: u32,
-    /// Race longer and measure more: some minutes
+    /// Run more races and measurements: takes a few minutes
     #[arg(long)]
     pub(crate) thorough: bool,
-    /// Another endpoint of the same store, to be raced together with the store's own; may be repeated (S3)
+    /// Another endpoint of the same store, to include in the races; can be repeated (S3 only)
     #[arg(long, value_name = "URL")]
     pub(crate) endpoint: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct HelpArgs {
-    /// A verb, or exit-codes, environment or stores
-    #[arg(value_name = "VERB|TOPIC")]
+    /// Subcommand, or topic: exit-codes, environment, stores
+    #[arg(value_name = "SUBCOMMAND|TOPIC")]
     pub(crate) topic: Option<String>,
 }
 
 /// Reads `30s`, `10m`, `1h 30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text.trim())
-        .map_err(|error| format!("{error}; a duration is like 30s, 10m or 1h 30m"))
+        .map_err(|error| format!("{error}; expected a duration like 30s, 10m or 1h 30m"))
 }
 
 #[cfg(test)]
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_people_write_them() {
+    fn human_readable_durations_are_parsed() {
         assert_eq!(duration("1h 30m").unwrap(), Duration::from_secs(5_400));
         assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
         for bad in ["", "5", "-1s", "1y2", "99999999999999999999y", "s"] {

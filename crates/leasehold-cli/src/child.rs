@@ -1,4 +1,4 @@
-//! The command that `run` runs: started, supervised against the lease, and ended before the lease does.
+//! Starts the command of `run`, supervises it, and ends it before the lease ends.
 
 mod cgroup;
 mod guardian;
@@ -33,46 +33,46 @@ use crate::args::OnLost;
 use crate::exit::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND};
 use crate::signals::Signals;
 
-/// The hidden verb of a guardian.
+/// The internal subcommand of a guardian.
 const GUARDIAN: &str = "__guardian";
 
-/// This very program, also after its file was replaced by another version.
+/// The executable of this process, also after its file was replaced.
 #[cfg(target_os = "linux")]
 const OURSELVES: &str = "/proc/self/exe";
 #[cfg(not(target_os = "linux"))]
 const OURSELVES: &str = "leasehold";
 
-/// How often the lease is looked at, at least: a timer that should have fired is never proof of anything.
-const SLICE: Duration = Duration::from_millis(250);
-/// Pause between looks at whether what was told to end has ended.
-const GLANCE: Duration = Duration::from_millis(10);
-/// How often orphans that ended are taken note of, for a command that runs for days and leaves thousands.
-const REAPING: Duration = Duration::from_secs(10);
-/// How long a process may take to disappear after SIGKILL before it is given up: it hangs in the kernel.
+/// Maximum sleep between checks of the lease: timers can fire late.
+const MAX_SLEEP: Duration = Duration::from_millis(250);
+/// Poll interval while waiting for processes to end.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How often to reap orphans, for a command that runs for days and leaves thousands.
+const REAP_INTERVAL: Duration = Duration::from_secs(10);
+/// How long to wait for a process after SIGKILL. A process that takes longer hangs in the kernel.
 const BURIAL: Duration = Duration::from_secs(2);
 
-/// What a command is run under; the lock's guard, outside tests.
+/// The lock that a command runs under: a [`Guard`](leasehold::Guard), outside tests.
 pub(crate) trait Hold: Sync {
-    /// How long it certainly still holds; zero when it was lost.
+    /// How long the lock is certainly still held; zero after a loss.
     fn remaining(&self) -> Duration;
-    /// Completes when it was lost. Cancel safe.
+    /// Completes when the lock is lost. Cancel safe.
     fn lost(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// The rules that a command is supervised by.
+/// The rules for supervising a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) on_lost: OnLost,
-    /// SIGTERM when so much remains.
+    /// Send SIGTERM when this much of the lease remains.
     pub(crate) grace: Duration,
     pub(crate) ttl: Duration,
-    /// Whether the command has a cgroup of its own, in which nothing outlives it.
+    /// Whether to run the command in a new cgroup and to kill all that is left in it.
     pub(crate) cgroup: bool,
 }
 
 impl Plan {
-    /// SIGKILL when so much remains: a twentieth of the ttl, at most a second. A busy machine may take its time to
-    /// schedule us, and a process to die.
+    /// Send SIGKILL when this much remains: a twentieth of the ttl, at most a second. On a busy machine, scheduling and
+    /// the end of a process take time.
     fn margin(&self) -> Duration {
         (self.ttl / 20).min(Duration::from_secs(1))
     }
@@ -86,28 +86,28 @@ impl Plan {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// We ended it, because the lock was lost or about to be.
+    /// Whether it was stopped because the lock was lost or about to be lost.
     pub(crate) stopped: bool,
-    /// Processes that it had left behind in its group were ended.
+    /// Whether processes that it left in its group were terminated.
     pub(crate) left_behind: bool,
-    /// Its guardian, which has to end before the next command starts.
+    /// Its guardian, which must end before the next command starts.
     pub(crate) guardian: Option<Dismissed>,
 }
 
-/// A command that runs.
+/// A running command.
 #[derive(Debug)]
 pub(crate) struct Running {
     process: tokio::process::Child,
     tree: Tree,
     guardian: Option<Guardian>,
-    /// Dropped after all that is in it has ended.
+    /// Dropped after all its processes have ended.
     cgroup: Option<Cgroup>,
     plan: Plan,
     interactive: bool,
 }
 
-/// What to exit with if `arguments` are those that this program starts itself with.
-pub(crate) fn hidden_verb(arguments: &[OsString]) -> Option<ExitCode> {
+/// Runs an internal subcommand, if `arguments` name one, and returns its exit code.
+pub(crate) fn internal_subcommand(arguments: &[OsString]) -> Option<ExitCode> {
     match arguments.get(1)?.to_str()? {
         #[cfg(target_os = "linux")]
         shim::VERB => Some(shim::main(arguments.get(2..)?)),
@@ -116,19 +116,19 @@ pub(crate) fn hidden_verb(arguments: &[OsString]) -> Option<ExitCode> {
     }
 }
 
-/// The variable that names one run of `leasehold run` to all processes that descend from it.
+/// The variable that marks all descendants of one `leasehold run`.
 pub(crate) const RUN: &str = "LEASEHOLD_RUN";
 
-/// What the command's environment differs in from ours: a variable with its value, or to be taken out.
+/// Changes to the environment of the command: a variable with its new value, or `None` to remove it.
 pub(crate) type Environment<'a> = [(&'a str, Option<String>)];
 
-/// A command that can start at once: where it takes a process of ours to begin with, that is there, and waits.
+/// A command that is ready to start: on Linux, its process already exists and waits.
 ///
-/// The kernel ties its life to the *thread* that starts it, so that has to be the main thread.
+/// The kernel ties the life of that process to the *thread* that starts it. So this must be the main thread.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct Prepared {
     plan: Plan,
-    /// What the command and all that it starts will be marked with.
+    /// The mark of the command and its descendants.
     run: Id,
     #[cfg(target_os = "linux")]
     shim: Shim,
@@ -136,8 +136,8 @@ pub(crate) struct Ready {
     cgroup: Option<Cgroup>,
 }
 
-impl Ready {
-    /// Starts what `command` begins as when it is run by `plan`.
+impl Prepared {
+    /// Starts the waiting process of `command`.
     #[cfg_attr(not(target_os = "linux"), expect(unused_variables))]
     pub(crate) fn start(command: &[OsString], plan: Plan) -> Result<Self, Failure> {
         let run = Id::random(&Random::from_os());
@@ -158,7 +158,7 @@ impl Ready {
         })
     }
 
-    /// Starts its guardian too, which [`prepare`](Self::prepare) does otherwise.
+    /// Starts the guardian early. Otherwise [`prepare`](Self::prepare) starts it.
     pub(crate) fn guard(&mut self) {
         if self.plan.protects() {
             self.guardian = self.new_guardian().ok();
@@ -169,12 +169,11 @@ impl Ready {
         Guardian::start(self.run, self.cgroup.as_ref())
     }
 
-    /// Starts what is missing of the processes that the command needs, and gives the ids of all: they work under the lock
-    /// as long as they live.
+    /// Starts the processes that are still missing. Returns the ids of all: the lock must stay held while they live.
     pub(crate) fn prepare(&mut self) -> Result<Vec<u32>, Failure> {
         let mut pids = Vec::new();
         if self.plan.protects() {
-            // One that was killed meanwhile is replaced: the command never runs without.
+            // Replace a guardian that was killed: the command never runs without one.
             let guardian = match self.guardian.take().and_then(Guardian::unless_ended) {
                 Some(guardian) => guardian,
                 None => self.new_guardian().map_err(cannot_start)?,
@@ -187,7 +186,7 @@ impl Ready {
         Ok(pids)
     }
 
-    /// Starts `command`, the same, with `environment` on top of ours, and the mark of this run.
+    /// Starts `command` with `environment` and the mark of this run.
     #[cfg_attr(target_os = "linux", expect(unused_variables))]
     pub(crate) fn launch(
         self,
@@ -199,7 +198,7 @@ impl Ready {
         let environment = &[environment, &[mark]].concat();
         #[cfg(target_os = "linux")]
         if plan.protects() {
-            // Orphans become our children, where they can be found. A kernel that refuses leaves the process group.
+            // Adopt orphans, so that they can be found. If the kernel refuses, the process group remains.
             let _ = rustix::process::set_child_subreaper(Some(getpid()));
         }
         let mut guardian = self.guardian;
@@ -208,7 +207,7 @@ impl Ready {
         #[cfg(not(target_os = "linux"))]
         let process = spawn(command, environment)?;
         let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let leader = leader.ok_or_else(|| cannot_start(io::Error::other("it has no process id")))?;
+        let leader = leader.ok_or_else(|| cannot_start(io::Error::other("the process has no id")))?;
         let spare = guardian.as_ref().and_then(Guardian::pid);
         let tree = Tree {
             root: Known::of_ours(getpid()),
@@ -223,7 +222,7 @@ impl Ready {
         Ok(Running { process, tree, guardian, cgroup: self.cgroup, plan, interactive })
     }
 
-    /// Ends what was started: it will not be needed soon.
+    /// Ends the prepared processes.
     pub(crate) async fn dismiss(self) {
         if let Some(guardian) = self.guardian {
             guardian.dismiss().end();
@@ -234,9 +233,9 @@ impl Ready {
 }
 
 fn no_cgroup(error: io::Error) -> Failure {
-    Failure::new(FAILED, "failed", format!("--cgroup: the command cannot have a cgroup of its own: {error}"))
+    Failure::new(FAILED, "failed", format!("--cgroup: cannot create a cgroup for the command: {error}"))
         .with_help(
-            "that takes Linux 5.14, cgroups of version 2, and the permission to make one below our own",
+            "--cgroup needs Linux 5.14, cgroup v2 and permission to create a cgroup below the current one",
         )
 }
 
@@ -244,7 +243,7 @@ fn cannot_start(error: io::Error) -> Failure {
     Failure::new(FAILED, "failed", format!("cannot start a process: {error}"))
 }
 
-/// Starts `command` as a child like any other.
+/// Starts `command` as an ordinary child process.
 #[cfg(not(target_os = "linux"))]
 fn spawn(command: &[OsString], environment: &Environment<'_>) -> Result<tokio::process::Child, Failure> {
     let mut process = tokio::process::Command::new(&command[0]);
@@ -261,11 +260,11 @@ fn spawn(command: &[OsString], environment: &Environment<'_>) -> Result<tokio::p
     process.spawn().map_err(|error| cannot_run(&command[0], &error))
 }
 
-/// Whether stdin is a terminal, or we are in the foreground of one. The command then stays in our process group: in
-/// another the terminal would stop it when it reads, as `data | leasehold run x -- sudo ...` does for the password,
-/// and the lock would be held by a stopped command for ever. Ctrl-C and Ctrl-Z reach it directly.
+/// Whether stdin is a terminal, or this process is in the foreground of one. The command then stays in this process
+/// group. In another group, the terminal would stop it when it reads (`data | leasehold run x -- sudo ...` reads the
+/// password), and a stopped command would hold the lock forever. Ctrl-C and Ctrl-Z reach it directly.
 pub(crate) fn is_interactive() -> bool {
-    // Once and for all: `bg` and `fg` must not change what the command was started with.
+    // Evaluated once: `bg` and `fg` must not change how a running command is treated.
     static INTERACTIVE: OnceLock<bool> = OnceLock::new();
     let in_foreground = || {
         let terminal = std::fs::File::open("/dev/tty").ok()?;
@@ -275,7 +274,7 @@ pub(crate) fn is_interactive() -> bool {
 }
 
 impl Running {
-    /// Supervises the command until it has ended and nothing that it must not leave behind is left.
+    /// Supervises the command until it and the processes that must not outlive it have ended.
     pub(crate) async fn supervise(
         mut self,
         hold: &impl Hold,
@@ -290,12 +289,12 @@ impl Running {
             let now = clock.now();
             let remaining = if lost { Duration::ZERO } else { hold.remaining() };
             stage = self.enforce(stage, now, remaining);
-            // After the look at the lease: who continues us after a long stop must not continue a command that has
-            // lost its lock meanwhile.
+            // Forward after the check of the lease: SIGCONT after a long stop must not continue a command that has lost
+            // its lock.
             if let Some(signal) = pending.take().filter(|_| stage != Stage::Killed) {
                 self.forward(signal);
             }
-            if now.longest_since(reaped) >= REAPING {
+            if now.longest_since(reaped) >= REAP_INTERVAL {
                 reaped = now;
                 self.tree.reap_orphans();
             }
@@ -308,27 +307,28 @@ impl Running {
                 () = clock.sleep(pause) => {}
             }
         };
-        let status =
-            status.map_err(|error| Failure::new(FAILED, "failed", format!("cannot wait: {error}")))?;
+        let status = status.map_err(|error| {
+            Failure::new(FAILED, "failed", format!("cannot wait for the command: {error}"))
+        })?;
         self.tree.leader_ended = true;
         let stopped = stage != Stage::Running;
-        let left_behind = self.clear_up(stopped || lost, hold, clock).await;
+        let left_behind = self.clean_up(stopped || lost, hold, clock).await;
         let guardian = self.guardian.take().map(Guardian::dismiss);
         Ok(Ended { status, stopped, left_behind, guardian })
     }
 
-    /// Does to the command what `remaining` demands.
+    /// Stops the command if `remaining` requires it.
     fn enforce(&mut self, stage: Stage, now: Moment, remaining: Duration) -> Stage {
         if !self.plan.protects() {
             return stage;
         }
         let margin = self.plan.margin();
         if let Some(guardian) = &mut self.guardian {
-            // The guardian acts when we have not: a little later than we would, still before the end.
+            // The guardian acts if this process does not: a little later, but before the lease ends.
             guardian.set_end(now, remaining.saturating_sub(margin / 2));
         }
         if remaining <= margin {
-            // Again in each round: what was forked meanwhile has to go too.
+            // Repeated in each round, to kill newly forked processes too.
             self.kill();
             return Stage::Killed;
         }
@@ -348,44 +348,46 @@ impl Running {
         }
     }
 
-    /// Whether anything is left that must not outlive the command.
-    fn is_left(&self) -> bool {
+    /// Whether processes remain that must not outlive the command.
+    fn has_processes(&self) -> bool {
         self.tree.group_is_left() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
     }
 
-    /// How long to sleep: until the next threshold, and never long.
+    /// How long to sleep: until the next threshold, within limits.
     fn pause(&self, stage: Stage, remaining: Duration) -> Duration {
         let next = match stage {
             Stage::Running if self.plan.on_lost == OnLost::Term => self.plan.grace,
             Stage::Running | Stage::Terminated => self.plan.margin(),
-            Stage::Killed => return GLANCE,
+            Stage::Killed => return POLL_INTERVAL,
         };
-        remaining.saturating_sub(next).clamp(Duration::from_millis(1), SLICE.min(self.plan.ttl / 10))
+        remaining.saturating_sub(next).clamp(Duration::from_millis(1), MAX_SLEEP.min(self.plan.ttl / 10))
     }
 
     fn forward(&self, signal: Signal) {
-        // On a terminal these reach the command directly, and twice would be once too many.
+        // The terminal sends these to the command directly. Do not send them twice.
         let direct = [Signal::INT, Signal::QUIT, Signal::WINCH, Signal::CONT];
         if self.interactive && direct.contains(&signal) {
             return;
         }
-        // These end most programs, so only the one that they are meant for is told.
+        // These end most programs, so send them only to the command itself.
         if [Signal::USR1, Signal::USR2].contains(&signal) {
             return self.tree.signal_leader(signal);
         }
         self.tree.signal_group(signal);
         if signal == Signal::TSTP {
-            // Whoever stops us means the job; the guardian ends it if it is stopped for longer than the lease.
+            // SIGTSTP is meant for the whole job. If it stays stopped longer than the lease, the guardian kills the
+            // command.
             let _ = kill_process(getpid(), Signal::STOP);
         }
     }
 
-    /// Ends what the command left in its group; after a loss, all that it started. Whether there was anything.
+    /// Terminates the processes that the command left in its group, or after a loss all its descendants. Returns
+    /// whether there were any.
     ///
-    /// A process that goes on without the lock is as bad as a command that does, so they end before the release. Those
-    /// that left the group on purpose, as daemons do, are let alone unless the lock was lost.
-    async fn clear_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
-        if !self.plan.protects() || (!lost && !self.is_left()) {
+    /// They end before the release, because they would run without the lock. Processes that left the group, as daemons
+    /// do, are only killed after a loss.
+    async fn clean_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
+        if !self.plan.protects() || (!lost && !self.has_processes()) {
             return false;
         }
         if lost {
@@ -393,26 +395,26 @@ impl Running {
         } else {
             self.tree.signal_group(Signal::TERM);
             self.tree.signal_group(Signal::CONT);
-            let patience = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
-            await_end(|| self.tree.group_is_left(), patience, clock).await;
+            let timeout = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
+            await_end(|| self.tree.group_is_left(), timeout, clock).await;
             self.tree.signal_group(Signal::KILL);
             if let Some(cgroup) = &self.cgroup {
                 cgroup.kill();
             }
         }
-        await_end(|| self.is_left(), BURIAL, clock).await;
+        await_end(|| self.has_processes(), BURIAL, clock).await;
         true
     }
 }
 
-async fn await_end(is_left: impl Fn() -> bool, most: Duration, clock: &dyn Clock) {
+async fn await_end(has_processes: impl Fn() -> bool, limit: Duration, clock: &dyn Clock) {
     let start = clock.now();
-    while is_left() && clock.now().longest_since(start) < most {
-        clock.sleep(GLANCE).await;
+    while has_processes() && clock.now().longest_since(start) < limit {
+        clock.sleep(POLL_INTERVAL).await;
     }
 }
 
-/// How far the command was brought to its end.
+/// How far the command has been stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Running,
@@ -420,7 +422,7 @@ enum Stage {
     Killed,
 }
 
-/// Finds out before the lock is taken whether `program` can be run, as execvp(3) would look for it.
+/// Checks, before the lock is acquired, that `program` can be run. Searches as execvp(3) does.
 pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
     let executable = |path: &Path| access(path, Access::EXEC_OK).is_ok() && path.is_file();
     if program.as_encoded_bytes().contains(&b'/') {
@@ -442,25 +444,27 @@ pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
     let shown = program.to_string_lossy();
     let error = Failure::new(NOT_FOUND, "not_found", format!("the command {shown:?} was not found"));
     if shown.contains(char::is_whitespace) {
-        return Err(error.with_help("its arguments are words of their own; for a line of shell, add --shell"));
+        return Err(
+            error.with_help("pass each argument separately, or add --shell to run a shell command line")
+        );
     }
-    Err(error.with_help("it is looked for in $PATH; shell built-ins and aliases need --shell"))
+    Err(error.with_help("leasehold searches $PATH; for a shell built-in, add --shell"))
 }
 
 fn not_executable(program: &OsStr) -> Failure {
     let message = format!("the command {:?} is not an executable file", program.to_string_lossy());
     Failure::new(NOT_EXECUTABLE, "not_executable", message)
-        .with_help("a script is made executable by chmod +x")
+        .with_help("to make a script executable, use chmod +x")
 }
 
-/// Why `program` did not start.
+/// The failure for a `program` that did not start.
 pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     let code = code_of(error);
     let kind = if code == NOT_FOUND { "not_found" } else { "not_executable" };
     Failure::new(code, kind, format!("cannot run the command {:?}: {error}", program.to_string_lossy()))
 }
 
-/// What env(1) and timeout(1) exit with for a command that cannot be executed.
+/// The exit codes of env(1) and timeout(1) for a command that cannot be executed.
 fn code_of(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }

@@ -1,4 +1,4 @@
-//! Completion of lock names on the command line.
+//! Completes lock names on the command line.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -9,34 +9,34 @@ use leasehold::clock::{SystemClock, timeout};
 
 use crate::config::Settings;
 
-/// The variable in which a shell says that it wants completions. Not clap's own `COMPLETE`: whoever has a variable of so
-/// common a name would find that `run` runs nothing.
+/// The variable with which a shell requests completions. Not clap's `COMPLETE`: where this common name is already set,
+/// `run` would print completions instead of running the command.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_COMPLETE";
-/// A shell that waits for a store is worse than one that offers nothing.
-const LIMIT: Duration = Duration::from_millis(500);
-/// More names help nobody.
-const MOST: usize = 200;
+/// Timeout: no completions are better than a shell that hangs.
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum number of names to offer.
+const MAX_NAMES: usize = 200;
 
-/// The names of locks that start with `current`; none when the store does not answer soon.
+/// The names of locks that start with `current`. Empty if the store does not answer in time.
 pub(crate) fn lock_names(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(prefix) = current.to_str() else { return Vec::new() };
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return Vec::new();
     };
-    let names = runtime.block_on(timeout(&SystemClock, LIMIT, names(prefix)));
+    let names = runtime.block_on(timeout(&SystemClock, TIMEOUT, names(prefix)));
     runtime.shutdown_background();
     names.flatten().unwrap_or_default()
 }
 
 async fn names(prefix: &str) -> Option<Vec<CompletionCandidate>> {
-    let store = Settings::load().ok()?.store(store_on_the_line()).ok()?;
+    let store = Settings::load().ok()?.store(store_argument()).ok()?;
     let locker = leasehold::Locker::open(&store.url).await.ok()?;
-    let names = locker.list(prefix).take(MOST).filter_map(async |name| name.ok());
+    let names = locker.list(prefix).take(MAX_NAMES).filter_map(async |name| name.ok());
     Some(names.map(|name| CompletionCandidate::new(name.as_str())).collect().await)
 }
 
-/// The store on the command line that is being completed, which the shell passes on after `--`.
-fn store_on_the_line() -> Option<String> {
+/// The `--store` of the command line that is being completed. The shell passes that line after `--`.
+fn store_argument() -> Option<String> {
     let words: Vec<String> = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok()).collect();
     let line = words.iter().position(|word| word == "--").map_or(&words[..], |at| &words[at + 1..]);
     line.iter().enumerate().find_map(|(at, word)| match word.as_str() {

@@ -1,4 +1,4 @@
-//! Settings: a flag, else `LEASEHOLD_<LONG_FLAG>`, else `config.toml`, else the default.
+//! Settings. Precedence: option, `LEASEHOLD_<OPTION>`, `config.toml`, default.
 
 #[cfg(any(test, fuzzing))]
 #[path = "config/fuzzing.rs"] // With a path it is found from the fuzz target too.
@@ -12,17 +12,17 @@ use serde::Deserialize;
 
 use crate::exit::{FAILED, Failure};
 
-/// Where the locks live when nobody says.
+/// The default store.
 const DEFAULT_STORE: &str = "sqlite:";
 
-/// What the environment and the configuration file say.
+/// The settings from the environment and the configuration file.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     path: PathBuf,
     file: File,
 }
 
-/// `config.toml`. A key that does not exist is an error: a misspelt one must not be dropped in silence.
+/// `config.toml`. An unknown key is an error, so that a misspelled key is not ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -58,28 +58,28 @@ impl Settings {
     fn from_file(path: &Path) -> Result<Self, Failure> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
-            Err(error) if is_absence(&error) => return Ok(Self::default()),
+            Err(error) if is_missing(&error) => return Ok(Self::default()),
             Err(error) => return Err(bad_file(path, &error.to_string())),
         };
         Self::from_text(path, &text)
     }
 
-    /// What the file at `path` says.
+    /// Parses `text`, the content of the file at `path`.
     fn from_text(path: &Path, text: &str) -> Result<Self, Failure> {
         match toml::from_str(text) {
             Ok(file) => Ok(Self { path: path.to_owned(), file }),
             Err(error) => {
                 let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
                 let line = before.matches('\n').count() + 1;
-                // Only the message: the line itself may hold a password.
+                // Only the message, because the line itself may hold a password.
                 Err(bad_file(path, &format!("line {line}: {}", without_values(error.message()))))
             }
         }
     }
 
-    /// The value of setting `name` (as in `--name`), read by `parse`; `None` when only the default is left.
+    /// The value of setting `name` (as in `--name`), parsed by `parse`. `None` means the default.
     ///
-    /// The error of a bad value says where it stands.
+    /// The error for an invalid value names its source.
     pub(crate) fn pick<T>(
         &self,
         flag: Option<T>,
@@ -92,14 +92,15 @@ impl Settings {
         if let Some((variable, text)) = variable(name)? {
             return parse(&text)
                 .map(Some)
-                .map_err(|error| Failure::usage(format!("bad value {text:?} in {variable}: {error}")));
+                .map_err(|error| Failure::usage(format!("invalid value {text:?} for {variable}: {error}")));
         }
         let Some(text) = self.in_file(name) else { return Ok(None) };
-        let wrong = |error| bad_file(&self.path, &format!("bad value {text:?} of `{}`: {error}", key(name)));
+        let wrong =
+            |error| bad_file(&self.path, &format!("invalid value {text:?} for `{}`: {error}", key(name)));
         parse(&text).map(Some).map_err(wrong)
     }
 
-    /// A switch: given, else `LEASEHOLD_<NAME>`.
+    /// A switch: the option, else `LEASEHOLD_<NAME>`.
     pub(crate) fn switch(flag: bool, name: &str) -> Result<bool, Failure> {
         if flag {
             return Ok(true);
@@ -108,7 +109,7 @@ impl Settings {
         match text.to_ascii_lowercase().as_str() {
             "1" | "true" | "yes" | "on" => Ok(true),
             "0" | "false" | "no" | "off" => Ok(false),
-            _ => Err(Failure::usage(format!("{variable} is 1 or 0, not {text:?}"))),
+            _ => Err(Failure::usage(format!("invalid value {text:?} for {variable}: expected 1 or 0"))),
         }
     }
 
@@ -129,17 +130,17 @@ impl Settings {
         }
         let aliases: Vec<&str> = self.file.stores.keys().map(String::as_str).collect();
         let known = match (aliases.is_empty(), self.path.as_os_str().is_empty()) {
-            (true, true) => "there is no config.toml with aliases".to_owned(),
+            (true, true) => "there is no config.toml that defines aliases".to_owned(),
             (true, false) => format!("{} defines no aliases", self.path.display()),
             (false, _) => format!("{} defines: {}", self.path.display(), aliases.join(", ")),
         };
         let shown = without_secrets(&given);
         Err(Failure::new(FAILED, "invalid", format!("{shown:?} is neither a store URL nor an alias"))
             .with_help(known)
-            .with_help("a store URL is like sqlite:/var/lib/locks.db; see `leasehold help stores`"))
+            .with_help("an example of a store URL is sqlite:/var/lib/locks.db (see `leasehold help stores`)"))
     }
 
-    /// The stores that config.toml gives names to.
+    /// The aliases of config.toml.
     pub(crate) fn aliases(&self) -> impl Iterator<Item = Store> {
         let store =
             |(name, alias): (&String, &Alias)| Store { url: absolute(&alias.url), given: Some(name.clone()) };
@@ -164,11 +165,11 @@ impl Settings {
     }
 }
 
-/// A store: how to reach it, and how to show it.
+/// A store, with the name that the user gave it.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     pub(crate) url: String,
-    /// What was given, without secrets; `None` for the default.
+    /// The URL or alias as given, without secrets; `None` for the default.
     pub(crate) given: Option<String>,
 }
 
@@ -179,8 +180,8 @@ impl Store {
     }
 }
 
-/// `sqlite:locks.db` with its whole path. Tickets and `LEASEHOLD_STORE` are used in other folders, where the relative
-/// path would name, and make, another file: two holders of one lock.
+/// `sqlite:locks.db` with an absolute path. Tickets and `LEASEHOLD_STORE` are used in other folders, where the relative
+/// path would create another file, and the lock would have two holders.
 fn absolute(url: &str) -> String {
     let path = url.split_once(':').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("sqlite"));
     let relative =
@@ -199,7 +200,7 @@ fn redacted(url: &str) -> String {
     leasehold::url::StoreUrl::parse(url).map_or_else(|_| without_secrets(url), |url| url.to_string())
 }
 
-/// What was given in place of a URL, to be quoted: without what stands where URLs have users, passwords and options.
+/// Text that should be a URL, for an error message: without the parts where a URL has users, passwords and options.
 pub(crate) fn without_secrets(given: &str) -> String {
     let (place, options) = match given.split_once('?') {
         Some((place, _)) => (place, "?..."),
@@ -214,7 +215,7 @@ pub(crate) fn without_secrets(given: &str) -> String {
     format!("{}{options}", leasehold::lease::printable(&place, 200))
 }
 
-/// An error's text without the value that it repeats in quotes, which may hold a password too.
+/// The text of an error without the quoted value, which may hold a password.
 fn without_values(message: &str) -> String {
     let (before, after) = match (message.find('"'), message.rfind('"')) {
         (Some(first), Some(last)) if first < last => (&message[..first], &message[last + 1..]),
@@ -229,16 +230,16 @@ fn config_path() -> Option<PathBuf> {
     Some(home.join("leasehold/config.toml"))
 }
 
-fn is_absence(error: &std::io::Error) -> bool {
+fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
 
 fn bad_file(path: &Path, what: &str) -> Failure {
     Failure::new(FAILED, "invalid", format!("{}: {what}", path.display()))
-        .with_help("the keys are listed by `leasehold help environment`")
+        .with_help("for the list of keys, see `leasehold help environment`")
 }
 
-/// The environment variable of setting `name` and its value; an empty one counts as not set.
+/// The environment variable of setting `name` and its value. An empty value counts as not set.
 fn variable(name: &str) -> Result<Option<(String, String)>, Failure> {
     let variable = format!("LEASEHOLD_{}", key(name).to_ascii_uppercase());
     match std::env::var_os(&variable).map(OsString::into_string) {
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_url_is_quoted_without_secrets() {
+    fn an_invalid_url_is_quoted_without_secrets() {
         for (given, shown) in [
             ("counter.json", "counter.json"),
             ("s3//bucket/x?secret=hunter2", "s3//bucket/x?..."),

@@ -1,4 +1,4 @@
-//! What every verb starts from: settings, the way to print, and the store.
+//! The context of every subcommand: settings, output and store.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use crate::config::{Settings, Store};
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// Lines of log that may wait for a slow stderr before they are dropped.
+/// Maximum number of log lines that wait for a slow stderr. Further lines are dropped.
 const LOG_BACKLOG: usize = 1_024;
 
 #[derive(Debug)]
@@ -41,13 +41,13 @@ impl Context {
         Ok(Self { settings, output, common })
     }
 
-    /// Which store is meant.
+    /// The store from the option, the environment or config.toml.
     pub(crate) fn store(&self) -> Result<Store, Failure> {
         self.settings.store(self.common.store.clone())
     }
 
-    /// The store on the command line; the environment and config.toml do not count.
-    pub(crate) fn named_store(&self) -> Result<Option<Store>, Failure> {
+    /// The store from the option only.
+    pub(crate) fn explicit_store(&self) -> Result<Option<Store>, Failure> {
         self.common.store.is_some().then(|| self.store()).transpose()
     }
 }
@@ -66,7 +66,9 @@ pub(crate) fn clock(locker: &Locker) -> Arc<dyn Clock> {
 pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
     let Some(text) = given.to_str() else {
         return Err(Failure::usage(format!("lock name {:?} is not UTF-8", given.to_string_lossy()))
-            .with_help("a lock name is like deploy/prod: segments separated by `/`, at most 256 bytes"));
+            .with_help(
+                "a lock name has segments separated by `/` and at most 256 bytes, for example deploy/prod",
+            ));
     };
     LockName::new(text).map_err(Failure::bad_argument)
 }
@@ -79,7 +81,7 @@ pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
         .ok_or_else(|| Failure::usage(format!("the prefix {:?} is not UTF-8", given.to_string_lossy())))
 }
 
-/// What is to be written into a command line to mean `store`; nothing for the default.
+/// The `--store` option that selects `store` in a command line; empty for the default store.
 pub(crate) fn store_flag(store: &Store) -> String {
     store
         .given
@@ -87,7 +89,7 @@ pub(crate) fn store_flag(store: &Store) -> String {
         .map_or_else(String::new, |given| format!(" -s {}", crate::output::human::quoted(given)))
 }
 
-/// What others are shown of a command: by default its name alone, since its arguments may hold secrets.
+/// The note about a command. Other processes see it, so by default it is only the name: arguments may hold secrets.
 #[derive(Clone, Debug)]
 pub(crate) struct Note {
     /// `make …`
@@ -100,7 +102,7 @@ impl Note {
     pub(crate) fn of(command: &CommandArgs) -> Self {
         let words: Vec<_> = command.command.iter().map(|word| word.to_string_lossy()).collect();
         let program = match words.first() {
-            // A line for a shell begins with anything, an assignment too.
+            // A shell line can begin with anything, such as an assignment that holds a secret.
             Some(_) if command.shell => "sh",
             Some(program) => program.rsplit('/').next().unwrap_or_default(),
             None => "",
@@ -120,12 +122,12 @@ fn log_to_stderr(verbose: u8, output: Output) {
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .with_ansi(output.colors())
         .with_writer(Log::start());
-    // It fails only when there is one already.
+    // Fails only if a subscriber is already set.
     let _ = subscriber.try_init();
 }
 
-/// Hands lines to a thread that writes them. A terminal that is stopped with Ctrl-S, or a pipe that nobody reads, must
-/// not hold up the task that renews a lease.
+/// Passes log lines to a thread that writes them. A stopped terminal (Ctrl-S) or a full pipe must not block the task
+/// that renews the lease.
 #[derive(Clone, Debug)]
 struct Log(SyncSender<Vec<u8>>);
 

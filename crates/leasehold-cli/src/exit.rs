@@ -4,15 +4,16 @@ use std::process::ExitStatus;
 
 use leasehold::{Error, ErrorKind};
 
-/// The other verbs' negative answer: not released, not evicted.
+/// The negative answer of the other subcommands: not released, not evicted.
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
-/// The lock was lost while CMD ran; overrides CMD's status, so that work done after the loss cannot look successful.
+/// The lock was lost while CMD ran. Replaces the status of CMD, so that work done after the loss does not look
+/// successful.
 pub(crate) const LOST: u8 = 122;
-/// Held by another, with `--try`.
+/// The lock is held, with `--try`.
 pub(crate) const HELD: u8 = 123;
-/// Waited in vain, with `--wait`; or tried in vain, to update an object.
+/// Timed out, with `--wait`; or `update` ran out of attempts.
 pub(crate) const TIMED_OUT: u8 = 124;
 /// leasehold itself failed: the store, its URL, its permissions.
 pub(crate) const FAILED: u8 = 125;
@@ -20,14 +21,14 @@ pub(crate) const FAILED: u8 = 125;
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// CMD was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
-/// Added to the number of the signal that ended CMD, or us while we waited.
+/// Added to the number of the signal that ended CMD, or that ended leasehold while it waited.
 pub(crate) const SIGNAL_BASE: u8 = 128;
 
-/// Why a verb ended without doing what it was asked for: what to say, and the exit code.
+/// Why a subcommand failed: message and exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
-    /// For programs, one word.
+    /// One word, for programs.
     pub(crate) kind: String,
     pub(crate) message: String,
     pub(crate) help: Vec<String>,
@@ -43,7 +44,7 @@ impl Failure {
         Self::new(USAGE, "usage", message)
     }
 
-    /// What the library says about an argument.
+    /// A library error about an argument.
     pub(crate) fn bad_argument(error: impl Into<Error>) -> Self {
         let error = error.into();
         Self { help: error.help().to_vec(), ..Self::usage(error.to_string()) }
@@ -66,12 +67,12 @@ impl From<Error> for Failure {
     }
 }
 
-/// What is said may repeat what others wrote, and is read on a terminal.
+/// Removes control characters: messages can contain text from other processes, and appear on a terminal.
 fn clean(text: &str) -> String {
     leasehold::lease::printable(text, text.len())
 }
 
-/// What to exit with for a child that ended with `status`: its own code, or 128 + the signal that ended it.
+/// The exit code for a child that ended with `status`: its own code, or 128 + signal.
 pub(crate) fn of_child(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt as _;
     let code = match (status.code(), status.signal()) {

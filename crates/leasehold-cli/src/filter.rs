@@ -1,4 +1,4 @@
-//! A command as a filter: bytes in, bytes out.
+//! Runs a command as a filter of bytes.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,13 +11,13 @@ use tokio::process::Command;
 use crate::child;
 use crate::exit::{FAILED, Failure, of_child};
 
-/// Says to the command whether there is an object.
+/// The variable that says whether the object exists.
 const EXISTS: &str = "LEASEHOLD_OBJECT_EXISTS";
 
-/// What `command` makes of `input`; a failure with the command's exit code when it does not exit with 0.
+/// Returns the output of `command` for `input`. If the command fails, returns a failure with its exit code.
 ///
 /// Dropping the future kills the command.
-pub(crate) async fn through(command: &[OsString], input: Option<&[u8]>) -> Result<Vec<u8>, Failure> {
+pub(crate) async fn run(command: &[OsString], input: Option<&[u8]>) -> Result<Vec<u8>, Failure> {
     let name = command[0].to_string_lossy();
     let failed = |error: io::Error| {
         Failure::new(FAILED, "failed", format!("cannot run the command {name:?}: {error}"))
@@ -33,7 +33,7 @@ pub(crate) async fn through(command: &[OsString], input: Option<&[u8]>) -> Resul
     let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
     let feed = async {
         if let Some(mut stdin) = stdin {
-            // A command need not read everything, or anything.
+            // A command may read none or only part of its input.
             let _ = stdin.write_all(input.unwrap_or_default()).await;
         }
     };
@@ -57,5 +57,9 @@ pub(crate) async fn through(command: &[OsString], input: Option<&[u8]>) -> Resul
     if status.success() {
         return Ok(output);
     }
-    Err(Failure::new(of_child(status), "aborted", format!("{name}: {status}; nothing was written")))
+    Err(Failure::new(
+        of_child(status),
+        "aborted",
+        format!("the command {name:?} failed ({status}); nothing was written"),
+    ))
 }

@@ -1,4 +1,6 @@
-//! A command that runs under a lock: what is run, how it is supervised and reported, and what becomes of the lock then.
+//! Runs a command under a lock: setup, acquisition and supervision.
+
+mod completion;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -10,69 +12,46 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use futures_util::poll;
 use leasehold::clock::{Clock, timeout};
-use leasehold::{AlreadyRan, Due, Error, ErrorKind, Guard, LockName, Locker, Released, Ticket};
+use leasehold::{AlreadyRan, Due, ErrorKind, Guard, LockName, Locker, Ticket};
 
-use crate::acquiring::{Request, WITHDRAWAL};
+pub(crate) use self::completion::Completion;
+use crate::acquisition::Request;
 use crate::args::{CommandArgs, OnLost, duration};
-use crate::child::{self, Dismissed, Ended, Hold, Plan, Ready};
+use crate::child::{self, Dismissed, Ended, Hold, Plan, Prepared};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
-use crate::exit::{FAILED, Failure, LOST, of_child};
+use crate::exit::{FAILED, Failure, LOST};
 use crate::output::{human, json};
-use crate::report::{self, Earlier, Report, ms};
+use crate::report::{self, EarlierRun, Report, ms};
 use crate::signals::Signals;
 
 /// The longest default grace.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Who has waited for a lock for so long no longer keeps a process for its command.
-const SOON: Duration = Duration::from_secs(2);
+/// After this time of waiting, the prepared processes of the command are ended.
+const PREPARED_LIFETIME: Duration = Duration::from_secs(2);
 
-/// A command that is to run under a lock.
+/// A command to run under a lock.
 #[derive(Debug)]
 pub(crate) struct Job {
     command: Vec<OsString>,
     plan: Plan,
     store: Store,
-    /// Where the report goes.
+    /// The file of the report.
     file: Option<PathBuf>,
     report: Report,
 }
 
-/// What a job needs to take its lock and to run: the store, and the signals that are meant for it or for its command.
+/// An open store, with the signals for leasehold or its command.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) locker: Locker,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) signals: Signals,
-    /// What becomes the command, if it was started already.
-    ready: Option<Ready>,
-    /// The guardian of the command that ran before.
-    former: Option<Dismissed>,
-}
-
-/// What becomes of the lock once the command has ended and the lock was ours until then.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Afterwards {
-    /// It is free.
-    Release,
-    /// It stays held, by its ticket.
-    HandOn,
-    /// It rests until so long after its grant, if the command has succeeded; or else, too.
-    Rest { period: Duration, also_after_failure: bool },
-}
-
-impl Afterwards {
-    /// How long the lock rests after a command that ended so.
-    fn rest(self, ended: &Result<Ended, Failure>) -> Option<Duration> {
-        match (self, ended) {
-            (Self::Rest { period, also_after_failure }, Ok(ended)) => {
-                let counts = ended.status.success() || also_after_failure;
-                Some(period).filter(|_| counts && !ended.stopped)
-            }
-            (Self::Release | Self::HandOn, _) | (_, Err(_)) => None,
-        }
-    }
+    /// The prepared process of the command, if it was started early.
+    prepared: Option<Prepared>,
+    /// The guardian of the previous command.
+    previous_guardian: Option<Dismissed>,
 }
 
 impl Hold for Guard {
@@ -86,7 +65,7 @@ impl Hold for Guard {
 }
 
 impl Job {
-    /// What `args` describe, to run under a lease of `ttl`. Finds out first whether its report can be written.
+    /// A job for `args`, with a lease of `ttl`. Checks that its report can be written.
     pub(crate) fn new(
         context: &Context,
         args: CommandArgs,
@@ -96,7 +75,7 @@ impl Job {
         Self::on(context, context.store()?, args, lock, ttl)
     }
 
-    /// The same, with the lock in `store`.
+    /// The same, in `store`.
     pub(crate) fn on(
         context: &Context,
         store: Store,
@@ -110,7 +89,9 @@ impl Job {
         let grace = grace(settings, args.grace, ttl)?;
         let cgroup = Settings::switch(args.cgroup, "cgroup")?;
         if cgroup && on_lost == Some(OnLost::None) {
-            return Err(Failure::usage("--cgroup ends what --on-lost none lets run: say one of them"));
+            return Err(Failure::usage(
+                "--cgroup cannot be used with --on-lost none: --cgroup kills what --on-lost none keeps running",
+            ));
         }
         if let Some(file) = &file {
             report::check(file)?;
@@ -124,8 +105,8 @@ impl Job {
         })
     }
 
-    /// Does `work`, and writes the report of how it ended.
-    pub(crate) async fn reported(
+    /// Runs `work`, and writes the report about its outcome.
+    pub(crate) async fn with_report(
         mut self,
         context: &Context,
         work: impl AsyncFnOnce(&mut Self) -> Result<u8, Failure>,
@@ -135,42 +116,42 @@ impl Job {
         if let Err(failure) = &outcome {
             report = report.failed(failure);
         }
-        // What was run was run: a report that cannot be written does not change how it ended.
+        // The command has run: a report that cannot be written does not change the outcome.
         if let Some(Err(failure)) = self.file.map(|file| report.write(&file)) {
             context.output.warning(&failure.message);
         }
         outcome
     }
 
-    /// Finds out whether the command can be run, and opens the store.
-    pub(crate) async fn begin(&self) -> Result<Session, Failure> {
+    /// Checks that the command can be run, and opens the store.
+    pub(crate) async fn open(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
-        self.open(false).await
+        self.start(false).await
     }
 
-    /// The same for a lock that will mostly be had at once: until then the command's process has the time to start.
-    pub(crate) async fn begin_at_once(&self) -> Result<Session, Failure> {
+    /// The same, but also starts the process of the command, for a lock that is likely to be free.
+    pub(crate) async fn open_prepared(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
-        self.open(true).await
+        self.start(true).await
     }
 
-    async fn open(&self, at_once: bool) -> Result<Session, Failure> {
-        let mut signals = Signals::ending().map_err(no_signals)?;
+    async fn start(&self, prepare: bool) -> Result<Session, Failure> {
+        let mut signals = Signals::ending().map_err(signal_error)?;
         let mut opened = std::pin::pin!(context::open(&self.store));
-        let mut ready = None;
+        let mut prepared = None;
         let outcome = poll!(&mut opened);
-        if at_once && !matches!(outcome, Poll::Ready(Err(_))) {
-            // While the store is opened.
-            ready = Some(Ready::start(&self.command, self.plan)?);
+        if prepare && !matches!(outcome, Poll::Ready(Err(_))) {
+            // In parallel with opening the store.
+            prepared = Some(Prepared::start(&self.command, self.plan)?);
         }
         let locker = match outcome {
             Poll::Ready(outcome) => outcome?,
             Poll::Pending => signals.unless(opened).await?,
         };
-        Ok(Session { clock: context::clock(&locker), locker, signals, ready, former: None })
+        Ok(Session { clock: context::clock(&locker), locker, signals, prepared, previous_guardian: None })
     }
 
-    /// Takes the lock.
+    /// Acquires the lock.
     pub(crate) async fn acquire(
         &mut self,
         context: &Context,
@@ -178,9 +159,9 @@ impl Job {
         session: &mut Session,
     ) -> Result<Guard, Failure> {
         let asked = session.clock.now();
-        let Session { locker, signals, clock, ready, .. } = session;
+        let Session { locker, signals, clock, prepared, .. } = session;
         let acquired = request.acquire(locker, &self.store, &context.output, signals);
-        let acquired = unless_long(acquired, ready, &**clock).await;
+        let acquired = with_prepared(acquired, prepared, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         if let Ok(guard) = &acquired {
             self.report.permit = request.permit(guard.name());
@@ -189,7 +170,7 @@ impl Job {
         acquired
     }
 
-    /// Waits until this candidate leads, and advertises `value`. The report is that of the term to come.
+    /// Waits until this candidate leads, and advertises `value`. Starts a new report for the term.
     pub(crate) async fn campaign(
         &mut self,
         context: &Context,
@@ -206,7 +187,7 @@ impl Job {
         elected
     }
 
-    /// Takes up the lock of `ticket`, which renews it.
+    /// Resumes the lock of `ticket`, which renews it.
     pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
         let Session { locker, signals, .. } = session;
         let resumed = signals.unless(async { Ok(locker.resume(ticket).await) }).await?;
@@ -219,12 +200,12 @@ impl Job {
         })
     }
 
-    /// Whether the lock was lost in the latest run.
+    /// Whether the latest run lost the lock.
     pub(crate) fn was_lost(&self) -> bool {
         self.report.outcome == "lost"
     }
 
-    /// Takes the lock if what is to be done once per `period` is due.
+    /// Acquires the lock if the job is due.
     pub(crate) async fn acquire_if_due(
         &mut self,
         context: &Context,
@@ -233,21 +214,21 @@ impl Job {
         session: &mut Session,
     ) -> Result<Due, Failure> {
         let asked = session.clock.now();
-        let Session { locker, signals, clock, ready, .. } = session;
+        let Session { locker, signals, clock, prepared, .. } = session;
         let due = request.acquire_if_due(period, locker, &self.store, &context.output, signals);
-        let due = unless_long(due, ready, &**clock).await;
+        let due = with_prepared(due, prepared, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
         due
     }
 
-    /// Says that the command was not run, because it `ran` already.
+    /// Reports that the command did not run, because it ran before.
     pub(crate) fn already_ran(&mut self, context: &Context, lock: &LockName, ran: AlreadyRan) -> u8 {
         let line = human::already_ran(lock, &ran);
-        let ran = Earlier::from(ran);
+        let ran = EarlierRun::from(ran);
         if !context.output.quiet {
             let line =
                 if context.output.json { json::already_ran(lock, &ran).to_string() } else { line.clone() };
-            // Nobody who reads is nobody who is told.
+            // A closed stderr is not an error.
             let _ = writeln!(std::io::stderr(), "{line}");
         }
         self.report.outcome = "already_ran".to_owned();
@@ -256,34 +237,34 @@ impl Job {
         self.report.exit_code
     }
 
-    /// Runs the command under `guard`, ends the guard, and says how it all ended.
+    /// Runs the command under `guard`, ends the lease, and returns the exit code.
     pub(crate) async fn run_under(
         &mut self,
         context: &Context,
         session: &mut Session,
         guard: Guard,
-        afterwards: Afterwards,
+        completion: Completion,
     ) -> Result<u8, Failure> {
-        let Session { locker, clock, signals, ready, former } = session;
+        let Session { locker, clock, signals, prepared, previous_guardian } = session;
         let granted = clock.now();
         self.report.token = guard.token().ok();
-        // On a terminal Ctrl-Z stops us and the command alike, without our help.
-        signals.add_others(!child::is_interactive()).map_err(no_signals)?;
-        if let Some(former) = former.take() {
-            former.end();
+        // On a terminal, Ctrl-Z stops leasehold and the command directly.
+        signals.add_others(!child::is_interactive()).map_err(signal_error)?;
+        if let Some(previous_guardian) = previous_guardian.take() {
+            previous_guardian.end();
         }
-        let mut ended = self.supervise(&guard, ready.take(), locker, signals, &**clock).await;
-        *former = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
-        // What ended the command was not meant for the release.
-        signals.forget();
-        // The clock decides, before the release ends the guard: work done after the deadline must not look protected.
+        let mut ended = self.supervise(&guard, prepared.take(), locker, signals, &**clock).await;
+        *previous_guardian = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
+        // A signal that ended the command must not interrupt the release.
+        signals.discard_pending();
+        // Check before the release ends the guard: work done after the deadline must not look protected.
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
-        let rest = afterwards.rest(&ended).filter(|_| loss.is_none());
-        let untold = self.give_up(context, guard, &mut loss, session, (afterwards, rest)).await;
-        let code = self.judge(context, ended?, loss)?;
-        Ok(match untold {
-            Some(error) => self.not_told(context, &error, code),
+        let cooldown = completion.cooldown(&ended).filter(|_| loss.is_none());
+        let unrecorded = self.end_lease(context, guard, &mut loss, session, (completion, cooldown)).await;
+        let code = self.conclude(context, ended?, loss)?;
+        Ok(match unrecorded {
+            Some(error) => self.unrecorded(context, &error, code),
             None => code,
         })
     }
@@ -291,203 +272,71 @@ impl Job {
     async fn supervise(
         &self,
         guard: &Guard,
-        ready: Option<Ready>,
+        prepared: Option<Prepared>,
         locker: &Locker,
         signals: &mut Signals,
         clock: &dyn Clock,
     ) -> Result<Ended, Failure> {
         let environment = [
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
-            // Of a store without tokens: absent, so that a script that needs one fails, and is not given another lock's.
+            // Unset for a store without tokens, so that a script that needs one fails and does not use the token of
+            // another lock.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
             ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
-        let mut ready = ready.map_or_else(|| Ready::start(&self.command, self.plan), Ok)?;
-        // If we are killed, the lock is not free before the command and its guardian have ended.
-        let pids = ready.prepare()?;
+        let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
+        // If leasehold is killed, the lock is not free before the command and its guardian have ended.
+        let pids = prepared.prepare()?;
         let added = locker.add_processes(guard, &pids).await;
         added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
-        // That may have taken longer than the lease lasts.
+        // Adding the processes may have taken longer than the lease.
         guard.check()?;
-        ready.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
-    }
-
-    /// Ends the guard, and lets the lock rest; a loss that only the store knows of goes into `loss`. Gives the error when
-    /// the store could not be told of the rest.
-    async fn give_up(
-        &mut self,
-        context: &Context,
-        guard: Guard,
-        loss: &mut Option<Error>,
-        session: &mut Session,
-        (afterwards, rest): (Afterwards, Option<Duration>),
-    ) -> Option<Error> {
-        let name = guard.name().clone();
-        let locker = session.locker.clone();
-        let left = guard.remaining();
-        let given_up = async {
-            match (rest, afterwards) {
-                (Some(period), _) => guard.rest(period).await,
-                (None, Afterwards::HandOn) => hand_on(guard, &locker).await,
-                (None, _) => guard.release().await,
-            }
-        };
-        let mut untold = None;
-        let ours = match unless_in_vain(given_up, left, session).await {
-            Ok(Released::Released) => true,
-            Ok(Released::AlreadyLost) => {
-                // The store knows better: ended by somebody else since the last renewal, while the command ran.
-                let message = format!("lock `{name}` was not ours any more when the command had ended");
-                loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
-                false
-            }
-            Err(error) if rest.is_some() => {
-                untold = Some(error);
-                false
-            }
-            Err(error) => {
-                let what = match afterwards {
-                    Afterwards::HandOn => "the ticket was not renewed",
-                    Afterwards::Release | Afterwards::Rest { .. } => "the lock was not released",
-                };
-                context.output.warning(&format!("{what}, it lapses by itself: {error}"));
-                false
-            }
-        };
-        self.report.released = Some(ours && !matches!(afterwards, Afterwards::HandOn));
-        self.report.rests = rest.map(|_| ours);
-        untold
-    }
-
-    /// What to exit with when the command ran, and the store does not know. It is not done once for the period then: one
-    /// that succeeded must not look as if it were.
-    fn not_told(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
-        const AGAIN: &str = "it may run again within its period";
-        let message = format!("that `{}` ran could not be noted in the store: {error}", self.report.lock);
-        if code != 0 {
-            context.output.warning(&format!("{message}; {AGAIN}"));
-            return code;
-        }
-        context.output.failure(&Failure::new(FAILED, "not_told", message.clone()).with_help(AGAIN));
-        self.report.outcome = "not_told".to_owned();
-        self.report.exit_code = FAILED;
-        self.report.message = Some(message);
-        FAILED
-    }
-
-    fn judge(&mut self, context: &Context, ended: Ended, loss: Option<Error>) -> Result<u8, Failure> {
-        let report = &mut self.report;
-        report.command_exit_code = ended.status.code();
-        report.command_signal = child::ending_signal(ended.status);
-        if !ended.stopped && loss.is_none() {
-            if ended.left_behind && !context.output.quiet {
-                context
-                    .output
-                    .warning("ended processes that the command had left behind in its process group");
-            }
-            report.outcome = if ended.status.code().is_some() { "exited" } else { "signaled" }.to_owned();
-            report.exit_code = of_child(ended.status);
-            return Ok(report.exit_code);
-        }
-        let message = loss.as_ref().map_or_else(
-            || {
-                // The words of a lease that has ended: which of the two comes first is a matter of milliseconds.
-                let token = report.token.map(|token| format!(" (token {token})")).unwrap_or_default();
-                format!("lock `{}`{token} was lost: its lease was not renewed in time", report.lock)
-            },
-            ToString::to_string,
-        );
-        report.lost_reason = Some(match &loss {
-            None => "not_renewed",
-            Some(error) => error.loss().map_or("ended", report::reason),
-        });
-        report.outcome = "lost".to_owned();
-        report.exit_code = LOST;
-        report.message = Some(message.clone());
-        context.output.failure(&Failure::new(LOST, "lost", message).with_help(if ended.stopped {
-            "the command was ended; what it did last may be incomplete"
-        } else {
-            "what the command did last may have been done without the lock"
-        }));
-        Ok(LOST)
+        prepared.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
     }
 }
 
-/// Stops to renew, and renews by the ticket once: whoever uses it next has a whole ttl, and whether the lock was ours until
-/// now is known, as by a release.
-async fn hand_on(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
-    let renewed = async { locker.renew(&guard.into_ticket().await?).await };
-    match renewed.await {
-        Ok(_) => Ok(Released::Released),
-        Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
-        Err(error) => Err(error),
-    }
-}
-
-/// Waits for `acquired`, and has the command's guardian start meanwhile; if that takes long, without the command's
-/// processes.
-async fn unless_long<T>(
+/// Waits for `acquired`, and starts the guardian of the command in the meantime. Ends the prepared processes if the
+/// wait is long.
+async fn with_prepared<T>(
     acquired: impl Future<Output = T>,
-    ready: &mut Option<Ready>,
+    prepared: &mut Option<Prepared>,
     clock: &dyn Clock,
 ) -> T {
     let mut acquired = std::pin::pin!(acquired);
-    // The store is asked first: to start a process takes us some tenths of a millisecond.
+    // Send the request first: starting a process takes some tenths of a millisecond.
     if let Poll::Ready(acquired) = poll!(&mut acquired) {
         return acquired;
     }
-    if let Some(ready) = ready {
-        ready.guard();
+    if let Some(prepared) = prepared {
+        prepared.guard();
     }
-    if let Some(acquired) = timeout(clock, SOON, &mut acquired).await {
+    if let Some(acquired) = timeout(clock, PREPARED_LIFETIME, &mut acquired).await {
         return acquired;
     }
-    if let Some(ready) = ready.take() {
-        ready.dismiss().await;
+    if let Some(prepared) = prepared.take() {
+        prepared.dismiss().await;
     }
     acquired.await
-}
-
-/// When the store hangs, what ends the guard is broken off by a signal, and at the end of the lease, of which `left` is left:
-/// then it changes nothing any more.
-async fn unless_in_vain(
-    given_up: impl Future<Output = leasehold::Result<Released>>,
-    left: Duration,
-    session: &mut Session,
-) -> leasehold::Result<Released> {
-    let Session { signals, clock, .. } = session;
-    let mut given_up = std::pin::pin!(given_up);
-    tokio::select! {
-        biased;
-        released = &mut given_up => released,
-        () = clock.sleep(left) => {
-            Err(Error::new(ErrorKind::Unavailable, "the store did not answer before the lease ended"))
-        }
-        _ = signals.next_ending() => match timeout(&**clock, WITHDRAWAL, given_up).await {
-            Some(released) => released,
-            None => Err(Error::new(ErrorKind::Unavailable, "interrupted by a signal")),
-        },
-    }
 }
 
 fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<Duration, Failure> {
     let Some(grace) = settings.pick(flag, "grace", duration)? else { return Ok(GRACE.min(ttl / 3)) };
     if grace > ttl / 2 {
-        let (grace, ttl) = (humantime::format_duration(grace), humantime::format_duration(ttl));
-        return Err(Failure::usage(format!("a grace of {grace} is more than half of the ttl of {ttl}")).with_help(
-            "the lease is renewed when a third of the ttl has passed; with so long a grace, one slow renewal would \
-             already stop the command. Give a longer --ttl or a shorter --grace",
+        let [grace, ttl, half] = [grace, ttl, ttl / 2].map(humantime::format_duration);
+        return Err(Failure::usage(format!("grace {grace} is too long for ttl {ttl} (maximum {half})")).with_help(
+            "leasehold renews the lease after a third of the ttl; with this grace, one slow renewal would stop the \
+             command. Increase --ttl or reduce --grace",
         ));
     }
     Ok(grace)
 }
 
-/// `command` as a line for a shell.
+/// `command` as a shell command line.
 pub(crate) fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
     vec!["/bin/sh".into(), "-c".into(), command.join(OsStr::new(" "))]
 }
 
-fn no_signals(error: std::io::Error) -> Failure {
-    Failure::new(FAILED, "failed", format!("cannot receive signals: {error}"))
+fn signal_error(error: std::io::Error) -> Failure {
+    Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
 }

@@ -1,21 +1,21 @@
-//! The `leasehold` command: words for people and programs around the leasehold library. No lock logic lives here.
+//! The `leasehold` command: argument parsing, output and process supervision around the library. It has no lock logic.
 
-mod acquiring;
+mod acquisition;
 mod args;
 mod child;
+mod commands;
 mod complete;
 mod config;
 mod context;
 mod exit;
 mod filter;
 mod job;
+mod mode;
 mod object;
 mod output;
 mod report;
-mod sharing;
 mod signals;
-mod verbs;
-mod waiting;
+mod wait_progress;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -26,15 +26,15 @@ use crate::args::Cli;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // Before anything else: `run` starts this program again for its child, and that must cost next to nothing.
-    if let Some(code) = child::hidden_verb(&arguments) {
+    // First, because `run` starts this program again for its child, and that must be fast.
+    if let Some(code) = child::internal_subcommand(&arguments) {
         return code;
     }
     answer_shell();
-    verbs::dispatch(&arguments)
+    commands::dispatch(&arguments)
 }
 
-/// Answers a shell that asks for completions, and ends the process; otherwise does nothing.
+/// If a shell requests completions, prints them and exits. Otherwise does nothing.
 fn answer_shell() {
     if std::env::var_os(complete::VARIABLE).is_some() {
         clap_complete::CompleteEnv::with_factory(Cli::command).var(complete::VARIABLE).complete();

@@ -1,4 +1,4 @@
-//! The object that `update` and `put` are about.
+//! The object of `update` and `put`.
 
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Object, Token};
@@ -22,8 +22,9 @@ impl Target {
             return Err(Failure::usage(format!("the object's URL {shown:?} is not UTF-8")));
         };
         let shown = StoreUrl::parse(url).map_err(|_| {
-            Failure::usage(format!("{:?} is not the URL of an object", without_secrets(url)))
-                .with_help("like s3://my-bucket/path/counter.json or gs://my-bucket/counter.json")
+            Failure::usage(format!("{:?} is not an object URL", without_secrets(url))).with_help(
+                "an object URL is like s3://my-bucket/path/counter.json or gs://my-bucket/counter.json",
+            )
         })?;
         let object = Object::open(url).await.map_err(|error| match error.kind() {
             ErrorKind::Invalid | ErrorKind::Unsupported => Failure::bad_argument(error),

@@ -1,4 +1,4 @@
-//! `--report FILE`: how a `run` or `once` ended, without the ambiguity of an exit code that the command may use too.
+//! `--report FILE`: the outcome of a command, without the ambiguity of exit codes that the command may use too.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,48 +13,49 @@ use crate::exit::{FAILED, Failure};
 /// The document. Field names are stable; a field that does not apply is null.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// `exited`, `signaled`, `lost`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`;
-    /// of `once` also `already_ran`, and `not_told`: the command succeeded, and the store does not know.
+    /// `exited`, `signaled`, `lost`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`. For
+    /// `once` also `already_ran`, and `not_told`: the command succeeded, but the run could not be recorded in the
+    /// store.
     pub(crate) outcome: String,
-    /// What leasehold exits with.
+    /// The exit code of leasehold.
     pub(crate) exit_code: u8,
     pub(crate) lock: String,
     pub(crate) store: String,
     pub(crate) token: Option<Token>,
-    /// The number of the permit that was held, with `--permits`.
+    /// The number of the permit, with `--permits`.
     pub(crate) permit: Option<usize>,
-    /// What the command exited with.
+    /// The exit code of the command.
     pub(crate) command_exit_code: Option<i32>,
     /// The signal that ended the command.
     pub(crate) command_signal: Option<i32>,
-    /// For how long the lock was waited for.
+    /// How long leasehold waited for the lock.
     pub(crate) waited_ms: Option<u64>,
-    /// For how long it was held, as far as the command is concerned.
+    /// How long the lock was held while the command ran.
     pub(crate) held_ms: Option<u64>,
-    /// `expired`, `taken_over`, `ended`, `deleted`, or `not_renewed`: the command was ended before the lease was.
+    /// `expired`, `taken_over`, `ended`, `deleted`, or `not_renewed`: the command was stopped before the lease ended.
     pub(crate) lost_reason: Option<&'static str>,
-    /// Whether we ended our grant, and the store knows. If not, it lapses.
+    /// Whether the store has recorded the release. If not, the lease ends by itself.
     pub(crate) released: Option<bool>,
-    /// Of `once`: whether the lock now rests until the period is over.
+    /// For `once`: whether the lock has a cooldown until the period is over.
     pub(crate) rests: Option<bool>,
-    /// Of `once`: the run that counts for this period, when the command was not run.
-    pub(crate) already_ran: Option<Earlier>,
-    /// What went wrong, for people.
+    /// For `once`: the earlier run of this period, if the command did not run.
+    pub(crate) already_ran: Option<EarlierRun>,
+    /// The error message.
     pub(crate) message: Option<String>,
 }
 
-/// A run of `once` that made another one needless. What the store does not tell is null.
+/// An earlier run of `once` in the same period. Fields that the store does not record are null.
 #[derive(Debug, Serialize)]
-pub(crate) struct Earlier {
+pub(crate) struct EarlierRun {
     pub(crate) holder: Option<Holder>,
     pub(crate) token: Option<Token>,
-    /// Since it was granted the lock; or since it ended, where only that is known.
+    /// Since its grant; or since its end, if only that is known.
     pub(crate) ago_ms: Option<u64>,
-    /// Until the next may run, at most.
+    /// Upper bound of the time until the next run.
     pub(crate) again_within_ms: Option<u64>,
 }
 
-impl From<AlreadyRan> for Earlier {
+impl From<AlreadyRan> for EarlierRun {
     fn from(ran: AlreadyRan) -> Self {
         Self {
             holder: ran.by,
@@ -83,7 +84,7 @@ impl Report {
         self
     }
 
-    /// Writes it, so that a reader finds all of it or nothing.
+    /// Writes the report atomically: a reader never sees a part of it.
     pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
         let failed = |error: std::io::Error| {
             Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))
@@ -93,19 +94,19 @@ impl Report {
         if is_special(file) {
             return open_special(file).and_then(|mut opened| opened.write_all(&text)).map_err(failed);
         }
-        let file = &followed(file);
-        let beside = beside(file);
-        let written = File::create(&beside)
+        let file = &resolved(file);
+        let temporary = temporary(file);
+        let written = File::create(&temporary)
             .and_then(|mut written| written.write_all(&text).and_then(|()| written.sync_all()))
-            .and_then(|()| std::fs::rename(&beside, file));
+            .and_then(|()| std::fs::rename(&temporary, file));
         if written.is_err() {
-            let _ = std::fs::remove_file(&beside);
+            let _ = std::fs::remove_file(&temporary);
         }
         written.map_err(failed)
     }
 }
 
-/// Finds out before the command runs whether the report can be written after it.
+/// Checks, before the command runs, that the report can be written.
 pub(crate) fn check(file: &Path) -> Result<(), Failure> {
     let failed = |error: std::io::Error| {
         Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))
@@ -114,17 +115,18 @@ pub(crate) fn check(file: &Path) -> Result<(), Failure> {
         return Err(failed(std::io::Error::other("it is a folder")));
     }
     if is_special(file) {
-        // Not opened: a pipe may get its reader later, and would take this for the end of the report.
+        // Not opened: a pipe may get its reader later, and opening and closing it would look like the end of the
+        // report.
         return Ok(());
     }
-    let beside = beside(&followed(file));
-    let made = File::create(&beside);
-    let _ = std::fs::remove_file(&beside);
+    let temporary = temporary(&resolved(file));
+    let made = File::create(&temporary);
+    let _ = std::fs::remove_file(&temporary);
     made.map(drop).map_err(failed)
 }
 
-/// Whether `file` is a device, a pipe or one of our own descriptors (`/dev/null`, `/dev/stdout`, `>(...)`): written to
-/// as it is. To put a file in its place would destroy it, for everybody.
+/// Whether `file` is a device, a pipe or an open descriptor (`/dev/null`, `/dev/stdout`, `>(...)`). It is written
+/// directly: replacing it would destroy it for all users of the machine.
 fn is_special(file: &Path) -> bool {
     let is_other = std::fs::metadata(file).is_ok_and(|found| !found.is_file() && !found.is_dir());
     let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
@@ -134,17 +136,17 @@ fn is_special(file: &Path) -> bool {
 
 fn open_special(file: &Path) -> std::io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt as _;
-    // A pipe that nobody reads is an error, not a reason to wait for ever.
+    // A pipe without a reader is an error; do not wait for one.
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     File::options().append(true).custom_flags(flags).open(file)
 }
 
-/// What a symbolic link stands for, so that the link stays one.
-fn followed(file: &Path) -> PathBuf {
+/// The target of a symbolic link, so that the link itself is kept.
+fn resolved(file: &Path) -> PathBuf {
     file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }
 
-/// One word for how a lock was lost.
+/// The reason of a loss, as one word.
 pub(crate) fn reason(loss: &Loss) -> &'static str {
     match loss.reason {
         LossReason::Expired { .. } => "expired",
@@ -156,7 +158,7 @@ pub(crate) fn reason(loss: &Loss) -> &'static str {
     }
 }
 
-fn beside(file: &Path) -> PathBuf {
+fn temporary(file: &Path) -> PathBuf {
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     file.with_file_name(name)

@@ -1,4 +1,4 @@
-//! Signals that people and programs send us.
+//! Receives and forwards signals.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -8,29 +8,30 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::{FAILED, Failure, SIGNAL_BASE};
 
-/// What ends us while we wait for a lock, and is passed on to a command that runs.
+/// Ends leasehold while it waits for a lock. Forwarded to a running command.
 const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
-/// Passed on to a command that runs.
+/// Forwarded to a running command.
 const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
 
-/// Receives signals in place of their default actions, until the process ends.
+/// Receives signals instead of their default actions, until the process ends.
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
-    asked_to_end: Option<Signal>,
-    /// What [`ignored`] said at first.
+    ending_signal: Option<Signal>,
+    /// The signals that were ignored at the start.
     ignored: u64,
 }
 
 impl Signals {
-    /// Those that end a process.
+    /// Receives the signals that end a process.
     pub(crate) fn ending() -> io::Result<Self> {
-        let mut signals = Self { streams: Vec::new(), asked_to_end: None, ignored: ignored() };
+        let mut signals = Self { streams: Vec::new(), ending_signal: None, ignored: ignored_signals() };
         signals.add(&ENDING)?;
         Ok(signals)
     }
 
-    /// Adds those that only a command knows what to do with. `stop`: also SIGTSTP, which then no longer stops us.
+    /// Also receives the signals that are only forwarded. `stop`: include SIGTSTP, which then no longer stops
+    /// leasehold.
     pub(crate) fn add_others(&mut self, stop: bool) -> io::Result<()> {
         let others: Vec<Signal> = OTHERS.into_iter().filter(|&s| stop || s != Signal::TSTP).collect();
         self.add(&others)
@@ -41,8 +42,8 @@ impl Signals {
             if self.streams.iter().any(|(received, _)| *received == signal) {
                 continue;
             }
-            // What our parent had us ignore (nohup, `&` in a script) stays ignored, and so it does for the command:
-            // installing a handler would undo that.
+            // A signal that the parent process ignores (nohup, `&` in a script) stays ignored, also for the command. A
+            // handler would undo that.
             if self.ignored & (1 << (signal.as_raw() - 1)) == 0 {
                 self.streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }
@@ -65,19 +66,19 @@ impl Signals {
         }
     }
 
-    /// The latest signal so far that ends a process, whoever received it here, and also if it was forgotten; SIGHUP, which
-    /// may mean something else, only when there was no other.
-    pub(crate) fn asked_to_end(&self) -> Option<Signal> {
-        self.asked_to_end
+    /// The latest signal that ends a process, even if it was discarded. SIGHUP, which can have another meaning, counts
+    /// only if there was no other.
+    pub(crate) fn ending_signal(&self) -> Option<Signal> {
+        self.ending_signal
     }
 
-    /// Forgets those that have arrived.
-    pub(crate) fn forget(&mut self) {
+    /// Discards signals that have arrived.
+    pub(crate) fn discard_pending(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
         while self.poll(&mut context).is_ready() {}
     }
 
-    /// Does `work`, unless a signal comes first. Cancels `work`.
+    /// Runs `work` until it ends or a signal arrives. A signal cancels `work`.
     pub(crate) async fn unless<T>(
         &mut self,
         work: impl Future<Output = Result<T, Failure>>,
@@ -92,8 +93,8 @@ impl Signals {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
         for (signal, stream) in &mut self.streams {
             if stream.poll_recv(context).is_ready() {
-                if ENDING.contains(signal) && (*signal != Signal::HUP || self.asked_to_end.is_none()) {
-                    self.asked_to_end = Some(*signal);
+                if ENDING.contains(signal) && (*signal != Signal::HUP || self.ending_signal.is_none()) {
+                    self.ending_signal = Some(*signal);
                 }
                 return Poll::Ready(*signal);
             }
@@ -102,16 +103,16 @@ impl Signals {
     }
 }
 
-/// The signals that this process was started ignoring, a bit each; none where that cannot be read.
-fn ignored() -> u64 {
+/// The signals that were ignored when this process started, as a bit mask; 0 if unknown.
+fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// What a signal that came before there was anything to pass it on to means.
+/// The failure for a signal that arrived before there was a command to forward it to.
 pub(crate) fn interrupted(signal: Signal) -> Failure {
     let number = signal.as_raw();
     let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);
-    Failure::new(code, "interrupted", format!("ended by signal {number} while waiting"))
+    Failure::new(code, "interrupted", format!("interrupted by signal {number} while waiting"))
 }

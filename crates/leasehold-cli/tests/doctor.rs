@@ -1,4 +1,4 @@
-//! `leasehold doctor` on real servers: it passes the good ones, and refuses each of the bad ones for what is bad.
+//! `leasehold doctor` on real servers: it accepts the good ones, and reports the flaw of each bad one.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -7,9 +7,9 @@ use leasehold_testkit::etcd::{Cluster, etcdctl};
 use leasehold_testkit::servers::{Server, below};
 use serde_json::Value;
 
-use crate::support::{Outcome, Place};
+use crate::support::{Outcome, Sandbox};
 
-/// What the doctor found.
+/// The report of the doctor.
 struct Diagnosis {
     code: i32,
     report: Value,
@@ -38,7 +38,7 @@ impl Diagnosis {
         self.finding(check)["help"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect()
     }
 
-    /// It is not safe, because of these checks and no others, and each says what to do.
+    /// Asserts that exactly these checks failed, each with help.
     #[track_caller]
     fn fails(&self, checks: &[&str]) {
         assert_eq!(self.checks("failed"), checks, "{:#}", self.report);
@@ -54,11 +54,11 @@ impl Diagnosis {
 }
 
 fn examined(url: &str) -> Diagnosis {
-    let place = Place::new();
-    Diagnosis::of(&place.run(&format!("doctor --json -s {url}")))
+    let sandbox = Sandbox::new();
+    Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url}")))
 }
 
-/// A good server, on which every layer was looked at, and nothing is left.
+/// Asserts that a good server passes on every layer, and that the doctor leaves no objects.
 fn a_good_store(server: Server, checks: &[&str]) {
     let url = server.fresh_url();
     let diagnosis = examined(&url);
@@ -72,7 +72,7 @@ fn a_good_store(server: Server, checks: &[&str]) {
     }
     assert!(diagnosis.report["smallest_ttl_ms"].as_u64().unwrap() >= 500);
     assert_eq!(diagnosis.report["round_trips"].as_array().unwrap().len(), 4);
-    assert_eq!(Place::new().run(&format!("ls -s {url}")).expect(0).stdout, "", "nothing is left");
+    assert_eq!(Sandbox::new().run(&format!("ls -s {url}")).expect(0).stdout, "", "nothing is left");
 }
 
 const OBJECTS: &[&str] = &[
@@ -129,14 +129,14 @@ fn the_doctor_passes_etcd() {
     {
         assert!(passed.contains(&check), "{check}: {:#}", diagnosis.report);
     }
-    // Of etcd's whole seconds, however fast it is.
+    // etcd has a resolution of one second.
     let smallest = diagnosis.report["smallest_ttl_ms"].as_u64().unwrap();
     assert!(smallest >= 2_000 && smallest.is_multiple_of(1_000), "{smallest}");
 }
 
 /// Fault 25, on a real server.
 #[test]
-fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
+fn fault_25_the_doctor_finds_a_server_without_preconditions() {
     let diagnosis = examined(&Server::S3Ignoring.fresh_url());
     diagnosis.fails(&[
         "create-if-absent",
@@ -150,14 +150,14 @@ fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
 }
 
 #[test]
-fn fault_25_the_doctor_refuses_an_emulator_whose_uploads_ignore_preconditions() {
+fn fault_25_the_doctor_finds_uploads_without_preconditions() {
     let diagnosis = examined(&Server::BadGcs.fresh_url());
     diagnosis.fails(&["read-after-write", "create-if-absent"]);
 }
 
-/// Fault 26, on a real server: only races find it. And a lock is refused on it too.
+/// Fault 26, on a real server: only races find it. An acquisition is refused too.
 #[test]
-fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
+fn fault_26_the_doctor_finds_non_atomic_writes() {
     let url = Server::S3Racy.fresh_url();
     let diagnosis = examined(&url);
     diagnosis.fails(&["create-race", "atomic-race"]);
@@ -168,54 +168,54 @@ fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
             .contains("not check preconditions atomically")
     );
     assert!(diagnosis.help("atomic-race").contains("conditional writes"));
-    let refused = Place::new().run(&format!("run -s {url} deploy -- true")).expect(125);
+    let refused = Sandbox::new().run(&format!("run -s {url} deploy -- true")).expect(125);
     assert!(
         refused.stderr.contains("found unsafe") && refused.stderr.contains("leasehold doctor"),
         "{refused:?}"
     );
     let fresh = Server::S3Racy.fresh_url();
     for reason in ["does not check preconditions atomically", "found unsafe"] {
-        let refused = Place::new().run(&format!("run -s {fresh} deploy -- true")).expect(125);
+        let refused = Sandbox::new().run(&format!("run -s {fresh} deploy -- true")).expect(125);
         assert!(refused.stderr.contains(reason), "{refused:?}");
     }
 }
 
-/// Two names of one server are two front ends.
+/// Two names of one server act as two front ends.
 #[test]
 fn the_doctor_races_several_endpoints_together() {
     let url = Server::Moto.fresh_url();
     let other = format!("http://{}", Server::Moto.address().to_string().replace("127.0.0.1", "localhost"));
-    let place = Place::new();
-    let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint {other}")));
+    let sandbox = Sandbox::new();
+    let diagnosis = Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url} --endpoint {other}")));
     diagnosis.passes();
     let seen = diagnosis.finding("endpoints")["seen"].as_str().unwrap();
     assert!(seen.contains("127.0.0.1") && seen.contains("localhost"), "{seen}");
     assert!(diagnosis.finding("create-race")["seen"].as_str().unwrap().contains("a store that lets two win"));
-    let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint nonsense")));
+    let diagnosis = Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url} --endpoint nonsense")));
     diagnosis.fails(&["endpoints"]);
 }
 
-/// The same with items. Nobody uses the table until the doctor passes it.
+/// The same with DynamoDB items. The table is not used before the doctor has passed it.
 #[test]
-fn fault_26_the_doctor_refuses_a_dynamodb_that_checks_and_writes_in_two_steps() {
+fn fault_26_the_doctor_finds_non_atomic_dynamodb_writes() {
     let url = Server::DynamoDbRacy.fresh_url();
     let diagnosis = examined(&url);
     assert!(diagnosis.checks("failed").contains(&"atomic-race"), "{:#}", diagnosis.report);
     assert!(diagnosis.finding("atomic-race")["seen"].as_str().unwrap().contains("in one step"));
-    let refused = Place::new().run(&format!("run -s {url} deploy -- true")).expect(125);
+    let refused = Sandbox::new().run(&format!("run -s {url} deploy -- true")).expect(125);
     assert!(refused.stderr.contains("found unsafe"), "{refused:?}");
 }
 
-/// What a release by deletion needs, and MinIO has not.
+/// `?protocol=existence` needs conditional deletes, and MinIO has none.
 #[test]
-fn the_doctor_refuses_deletes_without_preconditions_where_releases_delete() {
+fn the_doctor_finds_deletes_without_preconditions() {
     let url = format!("{}&protocol=existence", Server::MinIo.fresh_url());
     examined(&url).fails(&["conditional-delete"]);
 }
 
-/// Fault 34: what is missing is named, and no more.
+/// Fault 34: the doctor names exactly the missing permissions.
 #[test]
-fn fault_34_the_doctor_names_the_permission_that_is_missing_on_s3() {
+fn fault_34_the_doctor_names_missing_permissions_on_s3() {
     for (missing, check) in [("s3:PutObject", "permission-write"), ("s3:GetObject", "permission-read")] {
         let diagnosis = without(missing);
         diagnosis.fails(&[check]);
@@ -225,8 +225,8 @@ fn fault_34_the_doctor_names_the_permission_that_is_missing_on_s3() {
     }
 }
 
-/// MinIO says that an object is not there also to those who may not list: locks work, listings do not. (Amazon says 403,
-/// and then the check fails: that is tested without a server.)
+/// Without permission to list, MinIO reports missing objects as missing: locks work, listings do not. (Amazon returns
+/// 403, and the check fails: tested without a server.)
 #[test]
 fn what_only_listings_and_clean_ups_need_is_a_warning_or_less() {
     let diagnosis = without("s3:ListBucket");
@@ -239,7 +239,7 @@ fn what_only_listings_and_clean_ups_need_is_a_warning_or_less() {
     assert_eq!(left["verdict"], "not_applicable", "it cannot delete what it wrote: {left}");
 }
 
-/// The doctor with credentials of MinIO's own that allow everything but one action.
+/// Runs the doctor with MinIO credentials that allow all actions but one.
 fn without(missing: &str) -> Diagnosis {
     let url = Server::MinIo.fresh_url();
     let actions = ["s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:ListBucket"];
@@ -257,8 +257,8 @@ fn without(missing: &str) -> Diagnosis {
         .output()
         .unwrap();
     let issued = String::from_utf8(issued.stdout).unwrap();
-    let place = Place::new();
-    let mut command = place.leasehold(["doctor", "--json", "-s", &url]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(["doctor", "--json", "-s", &url]);
     command
         .env("AWS_ACCESS_KEY_ID", element(&issued, "AccessKeyId"))
         .env("AWS_SECRET_ACCESS_KEY", element(&issued, "SecretAccessKey"))
@@ -278,9 +278,9 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run ./test --with-servers"))
 }
 
-/// Users of etcd who may read and not write, who may do neither, and who are not let in at all.
+/// etcd users with read permission, with no permission, and without access.
 #[tokio::test(flavor = "multi_thread")]
-async fn fault_34_the_doctor_names_the_permission_that_is_missing_on_etcd() {
+async fn fault_34_the_doctor_names_missing_permissions_on_etcd() {
     let cluster = Cluster::start(1, &[]).await;
     for command in [
         &["user", "add", "root:secret"][..],
@@ -299,8 +299,8 @@ async fn fault_34_the_doctor_names_the_permission_that_is_missing_on_etcd() {
     }
     let examined = async |login: &str, prefix: &str| {
         let url = format!("etcd://{login}@{}/{prefix}/", cluster.address(0));
-        let place = Place::new();
-        let outcome = place.run(&format!("doctor --json -s {url}"));
+        let sandbox = Sandbox::new();
+        let outcome = sandbox.run(&format!("doctor --json -s {url}"));
         assert!(!outcome.stdout.contains("hunter2") && !outcome.stderr.contains("hunter2"), "{outcome:?}");
         Diagnosis::of(&outcome)
     };
@@ -328,7 +328,7 @@ fn the_doctor_refuses_a_table_and_a_bucket_that_are_not_there() {
 
 #[test]
 fn the_doctor_refuses_a_store_that_does_not_answer() {
-    // Bound and not listening once it is dropped: nobody else is given it soon.
+    // The port was bound just before, so another process is unlikely to get it.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let diagnosis = examined(&format!("etcd://{address}/locks/"));
     diagnosis.fails(&["reachable"]);

@@ -1,4 +1,5 @@
-//! The tests of the command, in one binary. Those on servers, and the guides, need every store: `./test` starts the servers.
+//! The integration tests of the command, in one binary. Server tests and guides need all stores: `./test` starts the
+//! servers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(feature = "sqlite")]

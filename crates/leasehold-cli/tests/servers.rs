@@ -1,71 +1,71 @@
-//! The command on every store that is a server, as its page in `docs/stores` shows it. `./test` starts the servers.
+//! The command on every store with a server. `./test` starts the servers.
 
 use leasehold_testkit::servers::{Server, below};
 use rustix::process::Signal;
 
-use crate::support::{self, Holder, Place};
+use crate::support::{self, Holder, Sandbox};
 
-/// What a user of any store does in a day.
+/// The common tasks of a user, on the store at `url`.
 fn a_day_on(url: &str) {
-    let place = Place::new();
-    let on = |words: &str| place.run(&words.replacen(' ', &format!(" -s {url} "), 1));
-    place.run(&format!("init -s {url}")).expect(0);
-    // A job, twice.
+    let sandbox = Sandbox::new();
+    let on = |words: &str| sandbox.run(&words.replacen(' ', &format!(" -s {url} "), 1));
+    sandbox.run(&format!("init -s {url}")).expect(0);
+    // Run a job twice.
     for _ in 0..2 {
         let job =
-            place.run_script(&format!("run -s {url} deploy/prod"), "echo lock $LEASEHOLD_LOCK").expect(0);
+            sandbox.run_script(&format!("run -s {url} deploy/prod"), "echo lock $LEASEHOLD_LOCK").expect(0);
         assert_eq!(job.stdout, "lock deploy/prod\n");
     }
-    an_eviction(&place, url);
-    an_election(&place, url);
-    a_job_once_per_period(&place, url);
-    // A lock that outlives its process, and is handed on.
+    an_eviction(&sandbox, url);
+    an_election(&sandbox, url);
+    a_job_once_per_period(&sandbox, url);
+    // A ticket holds a lock without a process.
     let ticket = on("acquire steps --ttl 60s").expect(0).stdout;
     let refused = on("run -n steps -- true").expect(123);
     assert!(refused.stderr.contains("by ticket"), "{refused:?}");
-    place.run(&format!("renew -s {url} {ticket}")).expect(0);
+    sandbox.run(&format!("renew -s {url} {ticket}")).expect(0);
     let ticket = ticket.trim();
     for step in ["one", "two"] {
         let ran =
-            place.run_script(&format!("run -s {url} --ticket={ticket}"), "echo $LEASEHOLD_LOCK; exit 5");
+            sandbox.run_script(&format!("run -s {url} --ticket={ticket}"), "echo $LEASEHOLD_LOCK; exit 5");
         assert_eq!(ran.expect(5).stdout, "steps\n", "{step}");
         on("run -n steps -- true").expect(123);
     }
-    // Ended by another between the last renewal and the end of a step: found out when the step has ended.
+    // A release during a step is found when the step has ended.
     let release = format!("{} release -s '{url}' {ticket} || echo failed", env!("CARGO_BIN_EXE_leasehold"));
-    let ran = place.run_script(&format!("run -s {url} --ticket={ticket}"), &release).expect(122);
-    // A store that tells at once has the step killed before it can say so.
+    let ran = sandbox.run_script(&format!("run -s {url} --ticket={ticket}"), &release).expect(122);
+    // With a store that reports the release at once, the step is killed before it can print.
     assert!(["released steps\n", ""].contains(&&*ran.stdout), "{ran:?}");
-    place.run(&format!("release -s {url} {ticket}")).expect(1);
-    several_holders(&place, url);
-    // Who had it before.
+    sandbox.run(&format!("release -s {url} {ticket}")).expect(1);
+    several_holders(&sandbox, url);
+    // The history.
     let history = on("history deploy/prod");
     match history.code {
         0 => assert!(history.stdout.contains("evicted") && history.stdout.contains("tester@"), "{history:?}"),
         _ => assert!(history.stderr.contains("keep no history"), "{history:?}"),
     }
-    // A holder that dies, with all that it started.
-    let dead = held(&place, url, "nightly --ttl 2s");
+    // A holder and its processes crash.
+    let dead = held(&sandbox, url, "nightly --ttl 2s");
     support::send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
     on("run -w 60s nightly -- true").expect(0);
 }
 
-/// Permits, and shared and exclusive holds.
-fn several_holders(place: &Place, url: &str) {
-    let permit = held(place, url, "render --permits 2");
+/// Semaphores and readers-writer locks.
+fn several_holders(sandbox: &Sandbox, url: &str) {
+    let permit = held(sandbox, url, "render --permits 2");
     let script = "echo $LEASEHOLD_LOCK $LEASEHOLD_PERMIT";
-    let other = place.run_script(&format!("run -n -s {url} render --permits 2"), script).expect(0).stdout;
+    let other = sandbox.run_script(&format!("run -n -s {url} render --permits 2"), script).expect(0).stdout;
     assert!(other == "render/permit-1 1\n" || other == "render/permit-2 2\n", "{other}");
-    let refused = place.run(&format!("run -n -s {url} render --permits 1 -- true"));
+    let refused = sandbox.run(&format!("run -n -s {url} render --permits 1 -- true"));
     assert!(refused.code == 0 || refused.stderr.contains("the permit of `render` is held"), "{refused:?}");
     ended(permit);
-    let reader = held(place, url, "index --shared");
-    place.run(&format!("run -n -s {url} index --shared -- true")).expect(0);
-    let refused = place.run(&format!("run -n -s {url} index --exclusive -- true")).expect(123);
+    let reader = held(sandbox, url, "index --shared");
+    sandbox.run(&format!("run -n -s {url} index --shared -- true")).expect(0);
+    let refused = sandbox.run(&format!("run -n -s {url} index --exclusive -- true")).expect(123);
     assert!(refused.stderr.contains("is held shared: `index/shared-"), "{refused:?}");
     ended(reader);
-    place.run(&format!("run -w 60s -s {url} index --exclusive -- true")).expect(0);
+    sandbox.run(&format!("run -w 60s -s {url} index --exclusive -- true")).expect(0);
 }
 
 fn ended(holder: Holder) {
@@ -73,28 +73,28 @@ fn ended(holder: Holder) {
     holder.end();
 }
 
-fn an_eviction(place: &Place, url: &str) {
-    let holder = held(place, url, "deploy/prod --ttl 3s");
-    let refused = place.run(&format!("run -n -s {url} deploy/prod -- true")).expect(123);
+fn an_eviction(sandbox: &Sandbox, url: &str) {
+    let holder = held(sandbox, url, "deploy/prod --ttl 3s");
+    let refused = sandbox.run(&format!("run -n -s {url} deploy/prod -- true")).expect(123);
     assert!(refused.stderr.contains("tester@"), "{refused:?}");
-    let listed = place.run(&format!("ls -s {url}")).expect(0).stdout;
+    let listed = sandbox.run(&format!("ls -s {url}")).expect(0).stdout;
     assert!(listed.contains("deploy/prod") && listed.contains("tester@"), "{listed}");
-    let shown = place.run(&format!("show --json -s {url} deploy/prod")).expect(0).stdout;
+    let shown = sandbox.run(&format!("show --json -s {url} deploy/prod")).expect(0).stdout;
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     let token = shown["token"].as_u64().unwrap();
-    place.run(&format!("break -s {url} deploy/prod --token {}", token + 1)).expect(1);
-    place.run(&format!("break -s {url} deploy/prod --token {token}")).expect(0);
+    sandbox.run(&format!("break -s {url} deploy/prod --token {}", token + 1)).expect(1);
+    sandbox.run(&format!("break -s {url} deploy/prod --token {token}")).expect(0);
     let evicted = holder.end();
     assert_eq!(evicted.code, 122, "{evicted:?}");
 }
 
-/// An hour: only who resigns can be followed within the time of a test.
-fn an_election(place: &Place, url: &str) {
+/// The ttl is an hour: only a leader that resigns can be replaced in time.
+fn an_election(sandbox: &Sandbox, url: &str) {
     let serve = "trap 'exit 0' TERM; echo leads; while :; do sleep 0.05; done";
     let candidate =
-        |value: &str| place.scripted(&format!("elect -s {url} web --ttl 1h --value {value}"), serve);
+        |value: &str| sandbox.scripted(&format!("elect -s {url} web --ttl 1h --value {value}"), serve);
     let first = Holder::start(candidate("http://one"));
-    let mut follower = Holder::start(place.leasehold(["elect", "-s", url, "web", "--observe", "--json"]));
+    let mut follower = Holder::start(sandbox.leasehold(["elect", "-s", url, "web", "--observe", "--json"]));
     assert!(follower.first.contains("\"value\":\"http://one\""), "{}", follower.first);
     first.signal(Signal::TERM);
     let second = Holder::start(candidate("http://two"));
@@ -104,8 +104,8 @@ fn an_election(place: &Place, url: &str) {
     second.end().expect(0);
 }
 
-fn a_job_once_per_period(place: &Place, url: &str) {
-    let once = |script: &str| place.run_script(&format!("once -s {url} hourly --per 1h"), script);
+fn a_job_once_per_period(sandbox: &Sandbox, url: &str) {
+    let once = |script: &str| sandbox.run_script(&format!("once -s {url} hourly --per 1h"), script);
     if url.contains("protocol=existence") {
         let refused = once("echo ran").expect(125);
         assert!(refused.stdout.is_empty() && refused.stderr.contains("cannot rest"), "{refused:?}");
@@ -115,24 +115,24 @@ fn a_job_once_per_period(place: &Place, url: &str) {
     assert_eq!(once("echo ran").expect(0).stdout, "ran\n");
     let again = once("echo never").expect(0);
     assert!(again.stdout.is_empty() && again.stderr.contains("hourly already ran"), "{again:?}");
-    assert!(again.stderr.contains("(tester@") && again.stderr.contains(", again in <= "), "{again:?}");
+    assert!(again.stderr.contains("(tester@") && again.stderr.contains(", next run in <= "), "{again:?}");
 }
 
-fn held(place: &Place, url: &str, words: &str) -> Holder {
-    place.hold(&format!("run -s {url} {words}"), "echo held; while :; do sleep 0.05; done")
+fn held(sandbox: &Sandbox, url: &str, words: &str) -> Holder {
+    sandbox.hold(&format!("run -s {url} {words}"), "echo held; while :; do sleep 0.05; done")
 }
 
-/// What a user does with an object that others write too.
+/// The common tasks with an object that has several writers.
 fn objects_on(server: Server) {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let url = below(&server.fresh_url(), "counter.txt");
-    let update = |words: &str, script: &str| place.run_script(&format!("update {url} {words}"), script);
+    let update = |words: &str, script: &str| sandbox.run_script(&format!("update {url} {words}"), script);
     let content = || update("", "cat >content; exit 3").expect(3);
-    // Created, changed, and left alone in every way that is not a change.
+    // Created, changed, and left unchanged in each possible way.
     let created = update("", "echo exists $LEASEHOLD_OBJECT_EXISTS; cat").expect(0);
     assert!(created.stdout.starts_with("updated ") && created.stdout.contains("counter.txt"), "{created:?}");
     content();
-    assert_eq!(place.read("content"), "exists 0\n");
+    assert_eq!(sandbox.read("content"), "exists 0\n");
     let written = update("--json", "echo $LEASEHOLD_OBJECT_EXISTS; cat").expect(0).stdout;
     let written: serde_json::Value = serde_json::from_str(&written).unwrap();
     assert_eq!((&written["written"], &written["bytes"]), (&true.into(), &11.into()), "{written}");
@@ -143,57 +143,57 @@ fn objects_on(server: Server) {
     let failed = update("", "echo x; kill -9 $$").expect(137);
     assert!(failed.stderr.contains("nothing was written"), "{failed:?}");
     update("", "exec /no/such").expect(127);
-    place.run(&format!("update {url} -- /no/such")).expect(127);
+    sandbox.run(&format!("update {url} -- /no/such")).expect(127);
     content();
-    assert_eq!(place.read("content"), "1\nexists 0\n");
-    unheard(&place, &url);
-    conflicts(&place, &url);
-    fences(&place, &url);
-    place.run(&format!("update --shell --allow-empty {url} -- cat >/dev/null")).expect(0);
+    assert_eq!(sandbox.read("content"), "1\nexists 0\n");
+    unheard(&sandbox, &url);
+    conflicts(&sandbox, &url);
+    fences(&sandbox, &url);
+    sandbox.run(&format!("update --shell --allow-empty {url} -- cat >/dev/null")).expect(0);
     content();
-    assert_eq!(place.read("content"), "");
+    assert_eq!(sandbox.read("content"), "");
 }
 
-/// What is done is not reported as failed when that cannot be said, or it would be done again.
-fn unheard(place: &Place, url: &str) {
+/// A successful write is not reported as failed if stdout is closed: a retry would repeat it.
+fn unheard(sandbox: &Sandbox, url: &str) {
     let full = || std::fs::File::create("/dev/full").unwrap();
     let words = format!("update {url}");
-    let done = place.scripted(&words, "cat; echo again").stdout(full()).output().unwrap();
+    let done = sandbox.scripted(&words, "cat; echo again").stdout(full()).output().unwrap();
     assert_eq!(done.status.code(), Some(0), "{done:?}");
     assert!(String::from_utf8_lossy(&done.stderr).contains("cannot write to stdout"), "{done:?}");
-    place.run_script(&words, "sed '$d'").expect(0);
+    sandbox.run_script(&words, "sed '$d'").expect(0);
 }
 
-/// Another writes while the command runs: it runs again, or that was it.
-fn conflicts(place: &Place, url: &str) {
+/// Another client writes while the command runs: the command runs again, or the attempts are used up.
+fn conflicts(sandbox: &Sandbox, url: &str) {
     let other =
         format!("{:?} update '{url}' -- sh -c 'cat; echo other'", assert_cmd::cargo::cargo_bin!("leasehold"));
     let meddled = |once: &str| format!("cat; [ -e {once} ] || {{ >{once}; {other} >&2; }}; echo mine");
-    let given_up = place.run_script(&format!("update {url} --attempts 1"), &meddled("first")).expect(124);
+    let given_up = sandbox.run_script(&format!("update {url} --attempts 1"), &meddled("first")).expect(124);
     assert!(given_up.stderr.contains("others changed it"), "{given_up:?}");
-    let again = place.run_script(&format!("update --json {url}"), &meddled("second")).expect(0);
+    let again = sandbox.run_script(&format!("update --json {url}"), &meddled("second")).expect(0);
     assert!(again.stdout.contains("\"attempts\":2"), "{again:?}");
-    place.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);
-    assert_eq!(place.read("content"), "1\nexists 0\nother\nother\nmine\n");
+    sandbox.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);
+    assert_eq!(sandbox.read("content"), "1\nexists 0\nother\nother\nmine\n");
 }
 
-fn fences(place: &Place, url: &str) {
-    place.write("a", "of 5");
-    place.write("b", "of 7");
-    let put = place.run(&format!("put {url} a --fence 5 --content-type text/plain")).expect(0);
+fn fences(sandbox: &Sandbox, url: &str) {
+    sandbox.write("a", "of 5");
+    sandbox.write("b", "of 7");
+    let put = sandbox.run(&format!("put {url} a --fence 5 --content-type text/plain")).expect(0);
     assert!(put.stdout.starts_with("wrote ") && put.stdout.contains("with token 5"), "{put:?}");
-    place.run(&format!("put {url} b --fence 7 --json")).expect(0);
-    let refused = place.run(&format!("put {url} a --fence 6")).expect(1);
+    sandbox.run(&format!("put {url} b --fence 7 --json")).expect(0);
+    let refused = sandbox.run(&format!("put {url} a --fence 6")).expect(1);
     assert!(refused.stderr.contains("token 7"), "{refused:?}");
-    place.run_script(&format!("update {url} --fence 6"), "echo x").expect(122);
-    place.run_script(&format!("update {url} --fence 8"), "cat; echo and 8").expect(0);
-    place.run(&format!("put {url} b --fence 7")).expect(1);
-    place.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);
-    assert_eq!(place.read("content"), "of 7and 8\n");
-    place.run(&format!("put {url} nosuch --fence 9")).expect(125);
-    let emptied = place.run(&format!("put {url} - --fence 9")).expect(125);
+    sandbox.run_script(&format!("update {url} --fence 6"), "echo x").expect(122);
+    sandbox.run_script(&format!("update {url} --fence 8"), "cat; echo and 8").expect(0);
+    sandbox.run(&format!("put {url} b --fence 7")).expect(1);
+    sandbox.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);
+    assert_eq!(sandbox.read("content"), "of 7and 8\n");
+    sandbox.run(&format!("put {url} nosuch --fence 9")).expect(125);
+    let emptied = sandbox.run(&format!("put {url} - --fence 9")).expect(125);
     assert!(emptied.stderr.contains("--allow-empty"), "{emptied:?}");
-    assert_eq!(place.run(&format!("put {url} - --fence 8 --allow-empty -q")).expect(0).stdout, "");
+    assert_eq!(sandbox.run(&format!("put {url} - --fence 8 --allow-empty -q")).expect(0).stdout, "");
 }
 
 #[test]

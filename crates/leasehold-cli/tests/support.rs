@@ -1,4 +1,4 @@
-//! A place of its own for each test, and ways to wait for what happens.
+//! An isolated folder for each test, and functions that wait for events.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What nobody has to wait for longer, on the slowest machine.
-const FOREVER: Duration = Duration::from_secs(60);
+/// Timeout of all waits, for the slowest machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A folder with a store, a configuration and nothing of the user's.
-pub(crate) struct Place(tempfile::TempDir);
+/// A folder with its own store and configuration.
+pub(crate) struct Sandbox(tempfile::TempDir);
 
-impl Place {
+impl Sandbox {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -25,7 +25,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// `leasehold` with `arguments`, not yet started.
+    /// A command for `leasehold` with `arguments`.
     pub(crate) fn leasehold<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("leasehold"));
         for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LEASEHOLD_"))
@@ -57,7 +57,7 @@ impl Place {
         self.leasehold(words.split_whitespace().chain(["--", "sh", "-c", script]))
     }
 
-    /// Holds a lock while the returned value lives; its script's first line of output has been read.
+    /// Holds a lock while the returned value lives. Returns after the script's first line of output.
     pub(crate) fn hold(&self, words: &str, script: &str) -> Holder {
         Holder::start(self.scripted(words, script))
     }
@@ -73,16 +73,16 @@ impl Place {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Locks the store's file, so that no renewal gets through until the value is dropped.
+    /// Locks the file of the store: no renewal succeeds until the value is dropped.
     pub(crate) fn cut_off(&self) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(self.path("state/leasehold/locks.db")).unwrap();
-        connection.busy_timeout(FOREVER).unwrap();
+        connection.busy_timeout(TIMEOUT).unwrap();
         connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
         connection
     }
 }
 
-/// What a process that has ended left.
+/// The result of a process.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: i32,
@@ -93,7 +93,7 @@ pub(crate) struct Outcome {
 impl Outcome {
     pub(crate) fn of(output: Output) -> Self {
         Self {
-            // A shell's way of saying it.
+            // 128 + signal, as a shell reports it.
             code: output.status.code().or_else(|| Some(output.status.signal()? + 128)).unwrap(),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
@@ -111,12 +111,12 @@ impl Outcome {
 pub(crate) struct Holder {
     pub(crate) process: Child,
     pub(crate) stdout: BufReader<ChildStdout>,
-    /// What its command printed first.
+    /// The first line of output of its command.
     pub(crate) first: String,
 }
 
 impl Holder {
-    /// In a process group of its own, as a shell starts a job.
+    /// Starts it in a new process group, as a shell starts a job.
     pub(crate) fn start(mut command: Command) -> Self {
         let mut process =
             command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -176,7 +176,7 @@ pub(crate) fn send(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// The guardian that the `leasehold run` of `pid` has, if it has one.
+/// The guardian of the `leasehold run` with `pid`, if it has one.
 pub(crate) fn guardian_of(pid: i32) -> Option<i32> {
     let is_guardian = |pid: &i32| {
         fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains("__guardian")
@@ -191,8 +191,8 @@ pub(crate) fn children_of(parent: i32) -> Vec<i32> {
     pids.filter(|pid| stat(*pid).is_some_and(|(_, its_parent)| its_parent == parent)).collect()
 }
 
-/// Whether `pid` is a process that may still do something.
-pub(crate) fn lives(pid: &str) -> bool {
+/// Whether `pid` is a running process.
+pub(crate) fn is_alive(pid: &str) -> bool {
     stat(pid.parse().unwrap()).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
@@ -207,19 +207,19 @@ fn stat(pid: i32) -> Option<(char, i32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Waits for what nobody announces.
+/// Polls until `happened` returns true.
 #[track_caller]
 #[allow(clippy::disallowed_methods)] // A pause between two looks decides about nothing.
-pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !happened() {
-        assert!(start.elapsed() < FOREVER, "in vain: {what}");
+        assert!(start.elapsed() < TIMEOUT, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// The contents of `path`, once it exists.
-pub(crate) fn awaited(path: &Path) -> String {
-    until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
+pub(crate) fn wait_for_file(path: &Path) -> String {
+    wait_until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
     fs::read_to_string(path).unwrap()
 }

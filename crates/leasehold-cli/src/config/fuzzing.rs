@@ -1,4 +1,4 @@
-//! What holds of `config.toml`, whoever wrote it.
+//! Properties of `config.toml` with any content.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use super::Settings;
 use crate::exit::{FAILED, Failure};
 
-/// Stands for a password: in the kept inputs as `$SECRET`.
+/// A password. Corpus files contain `$SECRET` in its place.
 const SECRET: &str = "hunter2-9f3k";
 
-/// What cannot be read is an error that shows no password, and so are the stores that it names when they are shown.
+/// Input that cannot be parsed is an error that shows no password. The stores of a valid file also show none.
 pub(crate) fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data).replace("$SECRET", SECRET);
     match Settings::from_text(Path::new("/config.toml"), &text) {
@@ -40,7 +40,7 @@ fn assert_clean(text: &str, failure: &Failure) {
 
 fn assert_hidden(text: &str, shown: &str) {
     assert!(!shown.contains(char::is_control), "{shown:?}");
-    // A value of the file, in whatever quotes; keys are named.
+    // Checks only inputs where the secret is the password in a URL that is a value. Keys are shown.
     let is_value = text.lines().all(|line| line.find(SECRET) > line.find('='));
     let is_login = text.lines().all(|line| !line.contains(SECRET) || line.contains(&format!(":{SECRET}@")));
     assert!(!is_value || !is_login || !shown.contains(SECRET), "{shown:?}");
@@ -48,7 +48,7 @@ fn assert_hidden(text: &str, shown: &str) {
 
 #[cfg(test)]
 #[test]
-fn every_kept_configuration_file_is_read_or_refused_without_showing_a_password() {
+fn corpus_files_are_parsed_or_refused_without_a_password() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/config");
     let mut count = 0;
     for file in std::fs::read_dir(&folder).unwrap() {

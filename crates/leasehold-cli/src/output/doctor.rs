@@ -6,8 +6,8 @@ use leasehold::doctor::{CheckStatus, Finding, Report};
 use leasehold::lease::printable;
 use serde_json::{Value, json};
 
-/// A store's own words are cut to this.
-const MOST: usize = 400;
+/// Maximum length of a text from the store.
+const MAX_CHARS: usize = 400;
 
 /// `{"type":"report","store","safe","kind","findings":[{"check","verdict","seen","help"}],"round_trips",...}`
 pub(crate) fn json(store: &str, report: &Report) -> Value {
@@ -18,7 +18,7 @@ pub(crate) fn json(store: &str, report: &Report) -> Value {
     document
 }
 
-/// A line for each finding, what to do about it below, and a summary.
+/// A line per finding with its fix below, and a summary.
 pub(crate) fn human(store: &str, report: &Report, colors: bool) -> String {
     let width = report.findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut text = format!("{store}{}\n", report.kind.map_or_else(String::new, |kind| format!(" ({kind})")));
@@ -41,11 +41,11 @@ fn line(text: &mut String, finding: &Finding, width: usize, colors: bool) {
         text,
         "  {on}{mark:<4}{off}  {check:<width$}  {seen}",
         check = finding.check,
-        seen = printable(&finding.seen, MOST)
+        seen = printable(&finding.seen, MAX_CHARS)
     );
     let indent = 2 + 4 + 2 + width + 2;
     for help in finding.help.iter().flat_map(|help| help.lines()) {
-        let _ = writeln!(text, "{:indent$}help: {}", "", printable(help, MOST));
+        let _ = writeln!(text, "{:indent$}help: {}", "", printable(help, MAX_CHARS));
     }
 }
 

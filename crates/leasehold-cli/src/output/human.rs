@@ -1,4 +1,4 @@
-//! Text for people. What another machine wrote is printed without control characters.
+//! Text for people. Text from other machines is printed without control characters.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 
 /// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
 pub(crate) fn waiting(name: &str, held: &Held) -> String {
-    let mut text = format!("for {name}: {}", who(held));
+    let mut text = format!("for {name}: {}", holder(held));
     if let Some(age) = held.held_for {
         let _ = write!(text, ", held {}", span(age));
     }
@@ -35,16 +35,16 @@ pub(crate) fn waiting(name: &str, held: &Held) -> String {
     text
 }
 
-/// `for deploy/prod: no answer from the store for 3s, trying for another 12s`
+/// `for deploy/prod: no answer from the store for 3s, giving up in 12s`
 pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String {
     let text = format!("for {name}: no answer from the store for {}", span(passed));
     match left {
         Duration::ZERO => text,
-        left => format!("{text}, trying for another {}", span_up(left)),
+        left => format!("{text}, giving up in {}", span_up(left)),
     }
 }
 
-/// `nightly already ran 3m ago (alice@ci-7), again in <= 57m`
+/// `nightly already ran 3m ago (alice@ci-7), next run in <= 57m`
 pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     let mut text = format!("{name} already ran");
     if let Some(ago) = ran.ago {
@@ -54,22 +54,22 @@ pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
         let _ = write!(text, " ({})", without_process(by));
     }
     if let Some(left) = ran.again_within {
-        let _ = write!(text, ", again in <= {}", span_up(left));
+        let _ = write!(text, ", next run in <= {}", span_up(left));
     }
     text
 }
 
 /// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
-pub(crate) fn who(held: &Held) -> String {
+pub(crate) fn holder(held: &Held) -> String {
     let mut held = held.clone();
     held.token = None;
     held.to_string()
 }
 
 /// `alice@ci-7 (pid 4121)`.
-pub(crate) fn who_shortly(held: &Held) -> String {
+pub(crate) fn short_holder(held: &Held) -> String {
     match &held.holder {
-        None => who(held),
+        None => holder(held),
         Some(holder) if holder.pid == 0 => Holder { note: None, ..holder.clone() }.to_string(),
         Some(holder) => format!("{} (pid {})", without_process(holder), holder.pid),
     }
@@ -94,19 +94,19 @@ pub(crate) fn table(locks: &[Status]) -> String {
             held.and_then(|held| held.lapses_within)
                 .map_or_else(dash, |left| format!("<= {}", span_up(left))),
             token_of(status).map_or_else(dash, |token| token.to_string()),
-            held.map_or_else(dash, who),
+            held.map_or_else(dash, holder),
         ]);
     }
     aligned(&rows)
 }
 
-/// Everything that is known of one lock.
+/// All details of one lock.
 pub(crate) fn lock(status: &Status) -> String {
     let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
     row("state", state(&status.state).to_owned());
     if let Some(held) = holder_of(&status.state) {
-        row("holder", who(held));
+        row("holder", holder(held));
         if let Some(value) = held.holder.as_ref().and_then(|holder| holder.value.as_deref()) {
             row("value", printable(value, Election::MAX_VALUE));
         }
@@ -123,16 +123,16 @@ pub(crate) fn lock(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// Who leads: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
+/// The leader: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
 pub(crate) fn leader(leader: Option<&Leader>) -> String {
-    let Some(leader) = leader else { return "nobody".to_owned() };
+    let Some(leader) = leader else { return "no leader".to_owned() };
     match &leader.value {
         Some(value) => format!("{leader}, value {}", printable(value, Election::MAX_VALUE)),
         None => leader.to_string(),
     }
 }
 
-/// The latest grants that are over, newest first.
+/// The most recent ended grants, newest first.
 pub(crate) fn history(status: &Status) -> String {
     let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];
     for past in &status.history {
@@ -147,7 +147,7 @@ pub(crate) fn history(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// One word.
+/// The state as one word.
 pub(crate) fn state(state: &State) -> &'static str {
     match state {
         State::Free => "free",
@@ -168,7 +168,7 @@ pub(crate) fn token_of(status: &Status) -> Option<Token> {
     status.token.or_else(|| holder_of(&status.state)?.token)
 }
 
-/// `3m12s`, cut to the two largest units; below a second in milliseconds.
+/// `3m12s`: the two largest units; below one second in milliseconds.
 pub(crate) fn span(duration: Duration) -> String {
     if duration < Duration::from_secs(1) {
         return format!("{}ms", duration.as_millis());
@@ -181,19 +181,19 @@ pub(crate) fn span(duration: Duration) -> String {
     shown.fold(String::new(), |text, (unit, count)| format!("{text}{count}{unit}"))
 }
 
-/// The same for an upper bound: rounded up to whole seconds.
+/// The same for an upper bound, rounded up to whole seconds.
 pub(crate) fn span_up(duration: Duration) -> String {
     span(Duration::from_secs(duration.as_millis().div_ceil(1_000) as u64))
 }
 
-/// A point in time on the store's clock, or what stands for none.
+/// A time on the store's clock; `-` if unknown.
 pub(crate) fn time(us: Option<u64>) -> String {
     let seconds = us.and_then(|us| i64::try_from(us / 1_000_000).ok());
     let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-/// `text` as a word for a POSIX shell.
+/// `text` quoted as one word for a POSIX shell.
 pub(crate) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@,+=%".contains(c);
     if !text.is_empty() && text.chars().all(plain) && !text.starts_with('-') {
@@ -268,15 +268,15 @@ mod tests {
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
         );
         let unanswered = |left| unanswered("x", Duration::from_millis(3_100), Duration::from_millis(left));
-        assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, trying for another 12s");
+        assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, giving up in 12s");
         assert_eq!(unanswered(0), "for x: no answer from the store for 3s");
-        assert_eq!(who_shortly(&held), "alice@ci-7 (pid 4121)");
+        assert_eq!(short_holder(&held), "alice@ci-7 (pid 4121)");
         let mut ran = AlreadyRan::default();
         let name = LockName::new("nightly").unwrap();
         assert_eq!(already_ran(&name, &ran), "nightly already ran");
         ran.by = held.holder;
         ran.ago = Some(Duration::from_secs(180));
         ran.again_within = Some(Duration::from_secs(3_420));
-        assert_eq!(already_ran(&name, &ran), "nightly already ran 3m ago (alice@ci-7), again in <= 57m");
+        assert_eq!(already_ran(&name, &ran), "nightly already ran 3m ago (alice@ci-7), next run in <= 57m");
     }
 }

@@ -1,4 +1,5 @@
-//! JSON for programs: one document, or lines with a `type`. Names are stable, durations carry their unit.
+//! JSON for programs: one document, or one per line, each with a `type`. Names are stable, and names of durations end
+//! in their unit.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::human;
 use crate::exit::Failure;
-use crate::report::{Earlier, ms};
+use crate::report::{EarlierRun, ms};
 
 /// `{"type":"error","kind","message","help"}`
 pub(crate) fn error(failure: &Failure) -> Value {
@@ -30,7 +31,7 @@ pub(crate) fn unanswered(name: &LockName, passed: Duration, left: Duration) -> V
 }
 
 /// `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`
-pub(crate) fn already_ran(name: &LockName, ran: &Earlier) -> Value {
+pub(crate) fn already_ran(name: &LockName, ran: &EarlierRun) -> Value {
     let mut object = object("already_ran", name);
     if let Value::Object(ran) = json!(ran) {
         object.extend(ran);
@@ -59,7 +60,7 @@ pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
     }
 }
 
-/// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each grant that is over.
+/// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each ended grant.
 pub(crate) fn history(status: &Status) -> Vec<Value> {
     let grant = |past: &leasehold::lease::PastGrant| {
         let mut object = object("grant", &status.name);

@@ -1,4 +1,4 @@
-//! What is printed: for people ([`human`]) and for programs ([`json`]).
+//! Output for people ([`human`]) and for programs ([`json`]).
 
 pub(crate) mod doctor;
 pub(crate) mod human;
@@ -9,23 +9,23 @@ use std::io::{self, IsTerminal as _, Write as _};
 use crate::args::ColorChoice;
 use crate::exit::Failure;
 
-/// How to print.
+/// The output settings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Output {
     pub(crate) json: bool,
     pub(crate) quiet: bool,
     pub(crate) color: ColorChoice,
-    /// Whether what happens is logged.
+    /// Whether logging is on.
     pub(crate) verbose: bool,
 }
 
 impl Output {
-    /// Whether stderr takes colors.
+    /// Whether to use colors on stderr.
     pub(crate) fn colors(&self) -> bool {
         self.colors_on(&io::stderr())
     }
 
-    /// Whether stdout takes colors.
+    /// Whether to use colors on stdout.
     pub(crate) fn colors_on_stdout(&self) -> bool {
         self.colors_on(&io::stdout())
     }
@@ -41,15 +41,15 @@ impl Output {
         }
     }
 
-    /// Whether a line on stderr may move.
-    pub(crate) fn spins(&self) -> bool {
+    /// Whether stderr can show a spinner.
+    pub(crate) fn animates(&self) -> bool {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         !self.json && !dumb && io::stderr().is_terminal()
     }
 
-    /// Says why a verb failed.
+    /// Prints the error of a subcommand.
     pub(crate) fn failure(&self, failure: &Failure) {
-        // With `-E 0` a lock that another has is no error, and cron would send a mail for each line.
+        // With `-E 0`, a held lock is not an error, and cron would send a mail for each line.
         if self.quiet && failure.code == 0 {
             return;
         }
@@ -61,7 +61,7 @@ impl Output {
         let _ = io::stderr().write_all(text.as_bytes());
     }
 
-    /// Says what did not keep the verb from doing its work.
+    /// Prints a warning.
     pub(crate) fn warning(&self, message: &str) {
         let text = if self.json {
             format!("{}\n", serde_json::json!({ "type": "warning", "message": message }))
@@ -74,23 +74,23 @@ impl Output {
     }
 }
 
-/// Prints `text` on stdout. A reader that has gone away (`| head`) has what it wanted: that is no failure.
+/// Prints `text` on stdout. A closed stdout (`| head`) is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    tell(text).map(|_| ())
+    print_unless_closed(text).map(|_| ())
 }
 
-/// Prints `text` on stdout, one of many. Gives whether there is still a reader.
-pub(crate) fn tell(text: &str) -> Result<bool, Failure> {
+/// Prints `text` on stdout. Returns false if stdout is closed.
+pub(crate) fn print_unless_closed(text: &str) -> Result<bool, Failure> {
     match write(text) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(unprinted(&error)),
+        Err(error) => Err(write_error(&error)),
     }
 }
 
-/// Prints `text` on stdout, where a reader that has gone away is a failure: it is what everything was done for.
+/// Prints `text` on stdout. A closed stdout is an error, because this output is the result of the subcommand.
 pub(crate) fn print_all(text: &str) -> Result<(), Failure> {
-    write(text).map_err(|error| unprinted(&error))
+    write(text).map_err(|error| write_error(&error))
 }
 
 fn write(text: &str) -> io::Result<()> {
@@ -98,6 +98,6 @@ fn write(text: &str) -> io::Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
 }
 
-fn unprinted(error: &io::Error) -> Failure {
+fn write_error(error: &io::Error) -> Failure {
     Failure::new(crate::exit::FAILED, "failed", format!("cannot write to stdout: {error}"))
 }

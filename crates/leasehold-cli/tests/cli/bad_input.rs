@@ -1,36 +1,36 @@
-//! Bad input: a clear error, never a panic.
+//! Bad input leads to a clear error, never to a panic.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 
-use crate::support::{Outcome, Place};
+use crate::support::{Outcome, Sandbox};
 
 #[test]
 fn hostile_lock_names_are_usage_errors_on_one_line() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let long = "x".repeat(10_000);
     for name in ["", "../x", "/x", "x/", "a//b", "a\nb", "a\u{1b}[31mb", "\u{202e}x", ".", &long] {
-        for verb in [&["run"][..], &["acquire"], &["show"], &["history"], &["wait"]] {
-            let mut words: Vec<&str> = verb.to_vec();
+        for subcommand in [&["run"][..], &["acquire"], &["show"], &["history"], &["wait"]] {
+            let mut words: Vec<&str> = subcommand.to_vec();
             words.push(name);
-            if verb == ["run"] {
+            if subcommand == ["run"] {
                 words.extend(["--", "true"]);
             }
-            let outcome = Outcome::of(place.leasehold(&words).output().unwrap()).expect(2);
+            let outcome = Outcome::of(sandbox.leasehold(&words).output().unwrap()).expect(2);
             assert!(outcome.stderr.starts_with("error: lock name"), "{outcome:?}");
             assert!(outcome.stderr.contains("  help: ") && outcome.stderr.len() < 600, "{outcome:?}");
             assert!(!outcome.stderr.contains('\u{1b}') && outcome.stderr.lines().count() == 2, "{outcome:?}");
         }
     }
     let words = [OsStr::new("show"), OsStr::from_bytes(b"a\xffb")];
-    let outcome = Outcome::of(place.leasehold(words).output().unwrap()).expect(2);
+    let outcome = Outcome::of(sandbox.leasehold(words).output().unwrap()).expect(2);
     assert!(outcome.stderr.contains("not UTF-8"), "{outcome:?}");
 }
 
 #[test]
 fn bad_store_urls_are_125_and_name_what_is_wrong() {
-    let place = Place::new();
-    place.write("a-file", "not a folder");
+    let sandbox = Sandbox::new();
+    sandbox.write("a-file", "not a folder");
     for (url, named) in [
         ("nosuch", "nosuch"),
         ("nosuch://x", "nosuch"),
@@ -43,23 +43,23 @@ fn bad_store_urls_are_125_and_name_what_is_wrong() {
         ("sqlite:a-file/locks.db", "a-file"),
         ("C:", "URL"),
     ] {
-        let outcome = place.run(&format!("-s {url} run x -- true")).expect(125);
+        let outcome = sandbox.run(&format!("-s {url} run x -- true")).expect(125);
         assert!(
             outcome.stderr.contains(named) && outcome.stderr.starts_with("error: "),
             "{url}: {outcome:?}"
         );
     }
-    let secret = place.run("-s nosuch://id:hunter2@host?secret=hunter2 ls").expect(125);
+    let secret = sandbox.run("-s nosuch://id:hunter2@host?secret=hunter2 ls").expect(125);
     assert!(!secret.stderr.contains("hunter2"), "{secret:?}");
     if !cfg!(feature = "s3") {
-        let absent = place.run("-s s3://bucket ls").expect(125);
+        let absent = sandbox.run("-s s3://bucket ls").expect(125);
         assert!(absent.stderr.contains("--features s3"), "{absent:?}");
     }
 }
 
 #[test]
 fn bad_options_are_usage_errors() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for words in [
         "",
         "--wat",
@@ -86,18 +86,18 @@ fn bad_options_are_usage_errors() {
         "help wat",
         "man wat",
     ] {
-        let outcome = place.run(words).expect(2);
+        let outcome = sandbox.run(words).expect(2);
         assert!(!outcome.stderr.contains("panicked") && !outcome.stderr.is_empty(), "{words}: {outcome:?}");
     }
-    let grace = place.run("run x --ttl 10s --grace 6s -- true").expect(2);
-    assert!(grace.stderr.contains("more than half of the ttl of 10s"), "{grace:?}");
-    assert!(grace.stderr.contains("renewed"), "{grace:?}");
-    place.run("run x --ttl 10s --grace 5s -- true").expect(0);
+    let grace = sandbox.run("run x --ttl 10s --grace 6s -- true").expect(2);
+    assert!(grace.stderr.contains("grace 6s is too long for ttl 10s (maximum 5s)"), "{grace:?}");
+    assert!(grace.stderr.contains("renews the lease"), "{grace:?}");
+    sandbox.run("run x --ttl 10s --grace 5s -- true").expect(0);
 }
 
 #[test]
-fn what_is_misspelt_is_answered_with_what_is_most_like_it() {
-    let place = Place::new();
+fn misspelled_words_get_a_suggestion() {
+    let sandbox = Sandbox::new();
     for (words, meant) in [
         ("rum x -- true", "'run'"),
         ("relase", "'release'"),
@@ -108,19 +108,19 @@ fn what_is_misspelt_is_answered_with_what_is_most_like_it() {
         ("help swep", "sweep"),
         ("man exect", "elect"),
     ] {
-        let outcome = place.run(words).expect(2);
+        let outcome = sandbox.run(words).expect(2);
         assert!(outcome.stderr.contains(meant), "{words}: {outcome:?}");
     }
 }
 
 #[test]
 fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for (object, named) in
         [("counter.json", "s3://"), ("sqlite:locks.db", "s3://"), ("mem:", "s3://"), ("etcd://h/x", "s3://")]
     {
         for words in [format!("update {object} -- cat"), format!("put {object} - --fence 1")] {
-            let outcome = place.run(&words).expect(2);
+            let outcome = sandbox.run(&words).expect(2);
             assert!(outcome.stderr.contains(named) && outcome.stderr.starts_with("error: "), "{outcome:?}");
             assert!(object != "counter.json" || outcome.stderr.contains(r#""counter.json""#), "{outcome:?}");
         }
@@ -132,7 +132,7 @@ fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
             ("s3://bucket/../x?region=x", "segment"),
             ("s3://bucket/x?region=x&protocol=existence", "protocol"),
         ] {
-            let outcome = place.run(&format!("update {object} -- cat")).expect(2);
+            let outcome = sandbox.run(&format!("update {object} -- cat")).expect(2);
             assert!(outcome.stderr.contains(named), "{outcome:?}");
         }
     }
@@ -143,25 +143,25 @@ fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
         "update s3://b/x",
         "update s3://b/x --attempts 0 -- cat",
     ] {
-        place.run(words).expect(2);
+        sandbox.run(words).expect(2);
     }
-    let large = place.run("put s3://bucket/x - --fence 9007199254740992").expect(2);
+    let large = sandbox.run("put s3://bucket/x - --fence 9007199254740992").expect(2);
     assert!(large.stderr.contains("2^53"), "{large:?}");
-    let secret = place.run("update s3://id:hunter2@bucket/x -- cat").stderr;
+    let secret = sandbox.run("update s3://id:hunter2@bucket/x -- cat").stderr;
     assert!(!secret.contains("hunter2"), "{secret}");
 }
 
 #[test]
 fn a_missing_folder_of_a_store_is_made_by_init_only() {
-    let place = Place::new();
-    for verb in ["ls", "show x", "run x -- true", "acquire x"] {
-        let refused = place.run(&format!("-s sqlite:no/such/locks.db {verb}")).expect(125);
-        let folder = place.path("no/such").display().to_string();
+    let sandbox = Sandbox::new();
+    for subcommand in ["ls", "show x", "run x -- true", "acquire x"] {
+        let refused = sandbox.run(&format!("-s sqlite:no/such/locks.db {subcommand}")).expect(125);
+        let folder = sandbox.path("no/such").display().to_string();
         assert!(refused.stderr.contains(&format!("the folder {folder} does not exist")), "{refused:?}");
         assert!(refused.stderr.contains("leasehold init --store sqlite:"), "{refused:?}");
     }
-    place.run("doctor -s sqlite:no/such/locks.db").expect(1);
-    assert!(!place.path("no").exists());
-    place.run("init -s sqlite:no/such/locks.db").expect(0);
-    place.run("-s sqlite:no/such/locks.db run x -- true").expect(0);
+    sandbox.run("doctor -s sqlite:no/such/locks.db").expect(1);
+    assert!(!sandbox.path("no").exists());
+    sandbox.run("init -s sqlite:no/such/locks.db").expect(0);
+    sandbox.run("-s sqlite:no/such/locks.db run x -- true").expect(0);
 }

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 
 use serde_json::Value;
 
-use crate::support::{Outcome, Place};
+use crate::support::{Outcome, Sandbox};
 
 fn checks<'a>(report: &'a Value, verdict: &str) -> Vec<&'a str> {
     let findings = report["findings"].as_array().unwrap().iter();
@@ -18,22 +18,22 @@ fn checks<'a>(report: &'a Value, verdict: &str) -> Vec<&'a str> {
 
 #[test]
 fn the_doctor_passes_the_default_store_in_lines_for_people() {
-    let place = Place::new();
-    let healthy = place.run("doctor").expect(0);
+    let sandbox = Sandbox::new();
+    let healthy = sandbox.run("doctor").expect(0);
     for line in ["  ok    reachable", "  ok    claims-race", "  -     cost", "safe for locks\n"] {
         assert!(healthy.stdout.contains(line), "{line}: {}", healthy.stdout);
     }
     assert!(!healthy.stdout.contains('\u{1b}'), "no colors in a pipe: {}", healthy.stdout);
-    let colored = place.run("doctor --color always").expect(0);
+    let colored = sandbox.run("doctor --color always").expect(0);
     assert!(colored.stdout.contains("\u{1b}[1;32mok"), "{}", colored.stdout);
-    assert_eq!(place.run("doctor -q").expect(0).stdout, "");
-    assert_eq!(place.run("ls").expect(0).stdout, "", "nothing is left");
+    assert_eq!(sandbox.run("doctor -q").expect(0).stdout, "");
+    assert_eq!(sandbox.run("ls").expect(0).stdout, "", "nothing is left");
 }
 
 #[test]
 fn the_doctor_reports_one_json_document_with_stable_names() {
-    let place = Place::new();
-    let report = place.run("doctor --json -s mem: --ttl 10s").expect(0).stdout;
+    let sandbox = Sandbox::new();
+    let report = sandbox.run("doctor --json -s mem: --ttl 10s").expect(0).stdout;
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(
         (&report["type"], &report["safe"], &report["kind"]),
@@ -48,33 +48,34 @@ fn the_doctor_reports_one_json_document_with_stable_names() {
 
 #[test]
 fn a_ttl_that_no_lock_can_have_is_refused() {
-    let place = Place::new();
-    place.write("config/leasehold/config.toml", "ttl = \"100ms\"");
-    let refused = place.run("doctor").expect(2);
+    let sandbox = Sandbox::new();
+    sandbox.write("config/leasehold/config.toml", "ttl = \"100ms\"");
+    let refused = sandbox.run("doctor").expect(2);
     assert!(refused.stderr.contains("between 500ms and 24h"), "{refused:?}");
 }
 
-/// Who may not write is told so, and where. Permissions do not bind root, so root asks as nobody.
+/// Checks the message for a missing permission. Root has all permissions, so as root the test runs leasehold as
+/// `nobody`.
 #[test]
-fn fault_34_the_doctor_names_the_file_or_folder_that_cannot_be_written() {
+fn fault_34_the_doctor_names_the_unwritable_file_or_folder() {
     const NOBODY: u32 = 65_534;
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let open =
         |path: &std::path::Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
-    open(&place.path(""), 0o755);
-    // Where nobody may run it.
-    let program = place.path("leasehold");
+    open(&sandbox.path(""), 0o755);
+    // Copied to a folder where the user `nobody` can run it.
+    let program = sandbox.path("leasehold");
     fs::copy(assert_cmd::cargo::cargo_bin!("leasehold"), &program).unwrap();
     open(&program, 0o755);
-    let folder = place.path("shared");
+    let folder = sandbox.path("shared");
     fs::create_dir(&folder).unwrap();
-    place.run("init -s sqlite:shared/locks.db").expect(0);
+    sandbox.run("init -s sqlite:shared/locks.db").expect(0);
     let examined = || {
         let mut command = std::process::Command::new(&program);
         command
             .args(["doctor", "--json", "-s", "sqlite:shared/locks.db"])
-            .current_dir(place.path(""))
-            .env("HOME", place.path(""))
+            .current_dir(sandbox.path(""))
+            .env("HOME", sandbox.path(""))
             .env_remove("XDG_CONFIG_HOME");
         if rustix::process::geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);
@@ -100,21 +101,21 @@ fn fault_34_the_doctor_names_the_file_or_folder_that_cannot_be_written() {
 
 #[test]
 fn the_doctor_refuses_a_file_that_is_no_store_of_locks() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let diary = "dear diary, this is not a database and it is long enough to be told apart from one";
-    place.write("notes.db", diary);
-    let refused = place.run("doctor -s sqlite:notes.db").expect(1);
+    sandbox.write("notes.db", diary);
+    let refused = sandbox.run("doctor -s sqlite:notes.db").expect(1);
     assert!(refused.stdout.contains("FAIL  reachable") && refused.stdout.contains("help: "), "{refused:?}");
     assert!(refused.stdout.ends_with("NOT safe for locks: 1 check failed\n"), "{refused:?}");
-    assert_eq!(place.read("notes.db"), diary, "it was left alone");
+    assert_eq!(sandbox.read("notes.db"), diary, "it was left alone");
 }
 
-/// A URL that names no store is no store that could be examined.
+/// A URL that does not parse is a usage error, not a finding.
 #[test]
 fn a_bad_url_is_an_error_and_no_diagnosis() {
-    let place = Place::new();
-    let refused = place.run("doctor -s s3://bucket?regoin=x").expect(125);
+    let sandbox = Sandbox::new();
+    let refused = sandbox.run("doctor -s s3://bucket?regoin=x").expect(125);
     assert!(refused.stdout.is_empty() && refused.stderr.contains("regoin"), "{refused:?}");
-    place.run("doctor --ttl 1ms").expect(2);
-    place.run("doctor extra").expect(2);
+    sandbox.run("doctor --ttl 1ms").expect(2);
+    sandbox.run("doctor extra").expect(2);
 }

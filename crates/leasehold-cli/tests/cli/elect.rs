@@ -1,22 +1,22 @@
-//! `elect`: one of several candidates runs its command, and everybody can find out who.
+//! `elect`: one of several candidates runs its command, and observers see the leader.
 
 use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Holder, Outcome, Place, lives, send, until};
+use crate::support::{Holder, Outcome, Sandbox, is_alive, send, wait_until};
 
-/// Says its name and its term, and ends when it is told to.
+/// A script that prints its name and its term, and ends on SIGTERM.
 fn member(name: &str) -> String {
     format!(
         "trap 'echo {name} ends; exit 7' TERM; echo {name} $LEASEHOLD_TOKEN; while :; do sleep 0.01; done"
     )
 }
 
-/// A candidate whose command has not started yet: it waits.
-fn waiting(place: &Place, words: &str, script: &str) -> Waiting {
-    let mut command = place.scripted(words, script);
+/// A candidate that waits.
+fn waiting(sandbox: &Sandbox, words: &str, script: &str) -> Waiting {
+    let mut command = sandbox.scripted(words, script);
     let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     Waiting(process)
 }
@@ -24,7 +24,7 @@ fn waiting(place: &Place, words: &str, script: &str) -> Waiting {
 struct Waiting(std::process::Child);
 
 impl Waiting {
-    /// Its command's first line.
+    /// Waits until it leads: its command has printed the first line.
     fn leads(mut self) -> Holder {
         let stdout = std::io::BufReader::new(self.0.stdout.take().unwrap());
         let mut holder = Holder { process: self.0, stdout, first: String::new() };
@@ -33,9 +33,9 @@ impl Waiting {
     }
 }
 
-/// What an observer prints.
-fn observer(place: &Place, words: &str) -> Holder {
-    Holder::start(place.leasehold(words.split_whitespace()))
+/// An `elect --observe` process.
+fn observer(sandbox: &Sandbox, words: &str) -> Holder {
+    Holder::start(sandbox.leasehold(words.split_whitespace()))
 }
 
 fn json(line: &str) -> Value {
@@ -43,12 +43,12 @@ fn json(line: &str) -> Value {
 }
 
 #[test]
-fn of_two_candidates_one_leads_and_hands_over_at_once_when_it_is_told_to_end() {
-    let place = Place::new();
-    // An hour: only a leader that resigns can be followed within the time of a test.
-    let first = place.hold("elect x --ttl 1h --value http://one --report one.json", &member("one"));
-    let second = waiting(&place, "elect x --ttl 1h --value http://two", &member("two"));
-    let mut observer = observer(&place, "elect x --observe --json");
+fn a_leader_that_gets_sigterm_hands_over_at_once() {
+    let sandbox = Sandbox::new();
+    // The ttl is an hour: only a leader that resigns can be replaced in time.
+    let first = sandbox.hold("elect x --ttl 1h --value http://one --report one.json", &member("one"));
+    let second = waiting(&sandbox, "elect x --ttl 1h --value http://two", &member("two"));
+    let mut observer = observer(&sandbox, "elect x --observe --json");
     let leader = json(&observer.first);
     assert_eq!(
         (&leader["type"], &leader["lock"], &leader["value"]),
@@ -56,23 +56,23 @@ fn of_two_candidates_one_leads_and_hands_over_at_once_when_it_is_told_to_end() {
     );
     assert_eq!(format!("one {}", leader["term"]), first.first);
     assert_eq!(leader["holder"]["name"], "tester");
-    assert!(place.run("show x").expect(0).stdout.contains("http://one"));
-    assert_eq!(json(&place.run("ls --json").expect(0).stdout)["holder"]["value"], "http://one");
+    assert!(sandbox.run("show x").expect(0).stdout.contains("http://one"));
+    assert_eq!(json(&sandbox.run("ls --json").expect(0).stdout)["holder"]["value"], "http://one");
 
     first.signal(Signal::TERM);
-    // Its command is told, and its exit code is that of the candidate.
+    // The command receives the signal, and its exit code becomes that of the candidate.
     let ended = first.end().expect(7);
     assert_eq!(ended.stdout, "one ends\n");
-    let report = json(&place.read("one.json"));
+    let report = json(&sandbox.read("one.json"));
     assert_eq!((&report["outcome"], &report["released"]), (&"exited".into(), &true.into()));
 
     let second = second.leads();
     let follows = loop {
-        let told = json(&observer.line());
-        if told["type"] == "leader" {
-            break told;
+        let line = json(&observer.line());
+        if line["type"] == "leader" {
+            break line;
         }
-        assert_eq!(told["type"], "nobody");
+        assert_eq!(line["type"], "nobody");
     };
     assert_eq!(
         (&follows["value"], format!("two {}", follows["term"])),
@@ -85,11 +85,11 @@ fn of_two_candidates_one_leads_and_hands_over_at_once_when_it_is_told_to_end() {
 }
 
 #[test]
-fn a_leader_that_is_killed_is_followed() {
-    let place = Place::new();
-    let first = place.hold("elect x --ttl 1h", &member("one"));
-    let second = waiting(&place, "elect x --ttl 1h", &member("two"));
-    // With its guardian, which would do no more than kill the command.
+fn a_killed_leader_is_replaced() {
+    let sandbox = Sandbox::new();
+    let first = sandbox.hold("elect x --ttl 1h", &member("one"));
+    let second = waiting(&sandbox, "elect x --ttl 1h", &member("two"));
+    // Kill its guardian too, which would only kill the command.
     send(first.guardian(), Signal::KILL);
     first.signal(Signal::KILL);
     assert!(second.leads().first.starts_with("two "));
@@ -97,14 +97,14 @@ fn a_leader_that_is_killed_is_followed() {
 
 #[test]
 fn a_loss_kills_the_command_and_the_candidate_campaigns_again() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let script = "trap '' TERM; echo $$ $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
-    let mut leader = place.hold("elect x --ttl 1s", script);
+    let mut leader = sandbox.hold("elect x --ttl 1s", script);
     let (pid, term) =
         leader.first.split_once(' ').map(|(pid, term)| (pid.to_owned(), term.to_owned())).unwrap();
-    place.run(&format!("break x --token {term}")).expect(0);
+    sandbox.run(&format!("break x --token {term}")).expect(0);
     let again = leader.line();
-    assert!(!lives(&pid), "the command of the term that was lost");
+    assert!(!is_alive(&pid), "the command of the term that was lost");
     let (second, later) = again.split_once(' ').unwrap();
     assert!(later.parse::<u64>().unwrap() > term.parse::<u64>().unwrap());
     leader.signal(Signal::TERM);
@@ -114,46 +114,46 @@ fn a_loss_kills_the_command_and_the_candidate_campaigns_again() {
 }
 
 #[test]
-fn cut_off_from_the_store_the_command_is_dead_before_another_leads() {
-    let place = Place::new();
-    let mut leader = place.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
+fn without_the_store_the_command_dies_before_another_leads() {
+    let sandbox = Sandbox::new();
+    let mut leader = sandbox.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let pid = leader.first.clone();
-    let store = place.cut_off();
-    until("the command is killed", || !lives(&pid));
+    let store = sandbox.cut_off();
+    wait_until("the command is killed", || !is_alive(&pid));
     drop(store);
     assert_ne!(leader.line(), pid, "it campaigns again");
     leader.signal(Signal::KILL);
 }
 
-/// It would kill the next command: it finds what it kills by descent.
+/// The guardian finds its targets by descent, so it would kill the next command.
 #[test]
-fn a_guardian_that_slept_through_the_end_of_its_term_is_gone_before_the_next() {
-    let place = Place::new();
-    let mut leader = place.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
+fn a_guardian_that_overslept_is_gone_before_the_next_term() {
+    let sandbox = Sandbox::new();
+    let mut leader = sandbox.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let (guardian, pid) = (leader.guardian(), leader.first.clone());
     send(guardian, Signal::STOP);
-    let store = place.cut_off();
-    until("the command is killed", || !lives(&pid));
+    let store = sandbox.cut_off();
+    wait_until("the command is killed", || !is_alive(&pid));
     drop(store);
     let next = leader.line();
-    assert!(!lives(&guardian.to_string()), "it was stopped, and would go on now");
-    assert!(lives(&next));
+    assert!(!is_alive(&guardian.to_string()), "the stopped guardian would continue now");
+    assert!(is_alive(&next));
     leader.signal(Signal::KILL);
 }
 
 #[test]
-fn a_command_that_ends_resigns_and_campaigns_again_after_ever_longer_pauses() {
-    let place = Place::new();
-    let mut leader = place.hold("elect x --ttl 1h", "echo $LEASEHOLD_TOKEN; exit 3");
-    // While it pauses, another can lead; and what would be for the command is for nobody.
-    until("it pauses", || place.run("show x").stdout.contains("free"));
+fn the_delay_between_campaigns_grows() {
+    let sandbox = Sandbox::new();
+    let mut leader = sandbox.hold("elect x --ttl 1h", "echo $LEASEHOLD_TOKEN; exit 3");
+    // During the delay, another candidate can lead, and signals for the command are ignored.
+    wait_until("it pauses", || sandbox.run("show x").stdout.contains("free"));
     leader.signal(Signal::CONT);
     leader.signal(Signal::WINCH);
-    place.run_script("elect x --ttl 1h --on-exit exit", "exit 4").expect(4);
+    sandbox.run_script("elect x --ttl 1h --on-exit exit", "exit 4").expect(4);
     let (first, second): (u64, u64) = (leader.first.parse().unwrap(), leader.line().parse().unwrap());
     assert!(second > first);
     leader.line();
-    until("it pauses", || place.run("show x").stdout.contains("free"));
+    wait_until("it pauses", || sandbox.run("show x").stdout.contains("free"));
     leader.signal(Signal::TERM);
     let ended = leader.end().expect(143);
     for pause in ["ended with exit code 3; campaigning again in 1s", "campaigning again in 2s"] {
@@ -163,33 +163,33 @@ fn a_command_that_ends_resigns_and_campaigns_again_after_ever_longer_pauses() {
 
 #[test]
 fn with_on_exit_exit_it_ends_with_the_command() {
-    let place = Place::new();
-    place.run_script("elect x --on-exit exit", "exit 5").expect(5);
-    place.run_script("elect x --on-exit exit", "kill -9 $$").expect(137);
-    let output = place.scripted("elect x", "exit 6").env("LEASEHOLD_ON_EXIT", "exit").output().unwrap();
+    let sandbox = Sandbox::new();
+    sandbox.run_script("elect x --on-exit exit", "exit 5").expect(5);
+    sandbox.run_script("elect x --on-exit exit", "kill -9 $$").expect(137);
+    let output = sandbox.scripted("elect x", "exit 6").env("LEASEHOLD_ON_EXIT", "exit").output().unwrap();
     Outcome::of(output).expect(6);
-    // Lost, it goes on to campaign.
+    // After a loss, it campaigns again.
     let script = format!(
         "[ -e again ] && exit 8; touch again; {} break x --token $LEASEHOLD_TOKEN",
         env!("CARGO_BIN_EXE_leasehold")
     );
-    place.run_script("elect x --on-exit exit --ttl 1h", &script).expect(8);
+    sandbox.run_script("elect x --on-exit exit --ttl 1h", &script).expect(8);
 }
 
-/// A setting that all commands read says how long the others wait for a lock. A candidate campaigns for as long as it takes.
+/// A wait limit in the settings is for the other subcommands. A candidate has none.
 #[test]
-fn trouble_of_the_store_does_not_end_a_candidate_whatever_the_settings_say_of_waiting() {
-    let place = Place::new();
-    let leader = place.hold("elect x --ttl 1h", &member("one"));
-    // Reads get through, and nobody is granted anything.
-    let store = place.cut_off();
-    let mut command = place.scripted("elect x --ttl 1h", "true");
+fn a_candidate_survives_store_outages_despite_a_wait_limit() {
+    let sandbox = Sandbox::new();
+    let leader = sandbox.hold("elect x --ttl 1h", &member("one"));
+    // Reads succeed, and writes fail.
+    let store = sandbox.cut_off();
+    let mut command = sandbox.scripted("elect x --ttl 1h", "true");
     let mut candidate =
         command.env("LEASEHOLD_WAIT", "1h").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = String::new();
+    let mut line = String::new();
     let mut stderr = std::io::BufReader::new(candidate.stderr.take().unwrap());
-    std::io::BufRead::read_line(&mut stderr, &mut told).unwrap();
-    assert!(told.contains("campaigning again"), "{told}");
+    std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+    assert!(line.contains("campaigning again"), "{line}");
     candidate.kill().unwrap();
     candidate.wait().unwrap();
     drop(store);
@@ -198,47 +198,47 @@ fn trouble_of_the_store_does_not_end_a_candidate_whatever_the_settings_say_of_wa
 }
 
 #[test]
-fn a_hangup_that_the_command_takes_for_something_else_does_not_end_the_candidate() {
-    let place = Place::new();
+fn a_sighup_that_the_command_handles_does_not_end_elect() {
+    let sandbox = Sandbox::new();
     let script = "trap 'echo reloads' HUP; trap 'exit 7' TERM; echo leads
         until test -e end; do sleep 0.01; done; rm end";
-    let mut candidate = place.hold("elect x", script);
+    let mut candidate = sandbox.hold("elect x", script);
     candidate.signal(Signal::HUP);
     assert_eq!(candidate.line(), "reloads");
-    place.write("end", "");
+    sandbox.write("end", "");
     assert_eq!(candidate.line(), "leads", "it campaigns again");
     candidate.signal(Signal::TERM);
     candidate.end().expect(7);
 
-    let candidate = place.hold("elect x", "echo leads; while :; do sleep 0.01; done");
+    let candidate = sandbox.hold("elect x", "echo leads; while :; do sleep 0.01; done");
     candidate.signal(Signal::HUP);
     candidate.end().expect(129);
 }
 
 #[test]
-fn a_candidate_that_is_told_to_end_while_it_waits_leaves_nothing() {
-    let place = Place::new();
-    let leader = place.hold("elect x --ttl 1h", &member("one"));
-    let candidate = waiting(&place, "elect x --ttl 1h", "echo leads > leads");
+fn a_candidate_that_gets_sigterm_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    let leader = sandbox.hold("elect x --ttl 1h", &member("one"));
+    let candidate = waiting(&sandbox, "elect x --ttl 1h", "echo leads > leads");
     let mut candidate = candidate.0;
-    until("it waits", || {
-        place.run("show x").stdout.contains("held") && candidate.try_wait().unwrap().is_none()
+    wait_until("it waits", || {
+        sandbox.run("show x").stdout.contains("held") && candidate.try_wait().unwrap().is_none()
     });
     send(i32::try_from(candidate.id()).unwrap(), Signal::TERM);
     let ended = Outcome::of(candidate.wait_with_output().unwrap());
     assert!(ended.code == 143, "{ended:?}");
     leader.signal(Signal::TERM);
     leader.end().expect(7);
-    place.run("run -n x -- true").expect(0);
-    assert_eq!(place.read("leads"), "");
+    sandbox.run("run -n x -- true").expect(0);
+    assert_eq!(sandbox.read("leads"), "");
 }
 
 #[test]
-fn people_are_told_who_leads_without_control_characters() {
-    let place = Place::new();
-    let mut observer = observer(&place, "elect x --observe");
-    assert_eq!(observer.first, "nobody");
-    let mut command = place.leasehold([
+fn observe_prints_no_control_characters() {
+    let sandbox = Sandbox::new();
+    let mut observer = observer(&sandbox, "elect x --observe");
+    assert_eq!(observer.first, "no leader");
+    let mut command = sandbox.leasehold([
         "elect",
         "x",
         "--value",
@@ -254,13 +254,13 @@ fn people_are_told_who_leads_without_control_characters() {
     let line = observer.line();
     assert!(line.starts_with("tester@") && line.contains("\"serves\", term "), "{line}");
     assert!(line.ends_with("value a\u{fffd}[2J\u{fffd}b"), "{line}");
-    assert!(!place.run("show x").expect(0).stdout.contains('\u{1b}'));
+    assert!(!sandbox.run("show x").expect(0).stdout.contains('\u{1b}'));
     drop(leader);
 }
 
 #[test]
-fn what_makes_no_sense_is_a_usage_error() {
-    let place = Place::new();
+fn conflicting_arguments_are_usage_errors() {
+    let sandbox = Sandbox::new();
     for line in [
         "elect x",
         "elect",
@@ -273,28 +273,28 @@ fn what_makes_no_sense_is_a_usage_error() {
         "elect a//b -- true",
         "elect a//b --observe",
     ] {
-        place.run(line).expect(2);
+        sandbox.run(line).expect(2);
     }
     let long = "v".repeat(1_025);
     let refused =
-        Outcome::of(place.leasehold(["elect", "x", "--value", &long, "--", "true"]).output().unwrap())
+        Outcome::of(sandbox.leasehold(["elect", "x", "--value", &long, "--", "true"]).output().unwrap())
             .expect(2);
     assert!(refused.stderr.contains("1025 characters"), "{refused:?}");
-    place.run("-s nosuch://x elect x -- true").expect(125);
-    place.run("elect x -- no-such-command").expect(127);
+    sandbox.run("-s nosuch://x elect x -- true").expect(125);
+    sandbox.run("elect x -- no-such-command").expect(127);
 }
 
 #[test]
 fn with_once_a_candidate_leads_once_and_an_observer_looks_once() {
-    let place = Place::new();
-    assert_eq!(place.run("elect x --observe --once").expect(0).stdout, "nobody\n");
-    let ended = place.run_script("elect x --once", "echo led; exit 3").expect(3);
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run("elect x --observe --once").expect(0).stdout, "no leader\n");
+    let ended = sandbox.run_script("elect x --once", "echo led; exit 3").expect(3);
     assert_eq!(ended.stdout, "led\n");
-    // Without it a candidate campaigns again after a loss, whatever --on-exit says.
-    let holder = place.hold("elect x --once --ttl 1s", "echo $LEASEHOLD_TOKEN; exec sleep 1000");
-    let seen = json(&place.run("elect x --observe --once --json").expect(0).stdout);
+    // Without --once, a candidate campaigns again after a loss, with any --on-exit.
+    let holder = sandbox.hold("elect x --once --ttl 1s", "echo $LEASEHOLD_TOKEN; exec sleep 1000");
+    let seen = json(&sandbox.run("elect x --observe --once --json").expect(0).stdout);
     assert_eq!(seen["term"].to_string(), holder.first);
-    place.run(&format!("break x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
     holder.end().expect(122);
-    place.run("elect x --once --on-exit exit -- true").expect(2);
+    sandbox.run("elect x --once --on-exit exit -- true").expect(2);
 }

@@ -1,8 +1,8 @@
-//! Help, manual pages and completions: one definition, all of it printed without a store.
+//! Help, manual pages and completions. None of them needs a store.
 
-use crate::support::{Outcome, Place};
+use crate::support::{Outcome, Sandbox};
 
-const VERBS: [&str; 19] = [
+const SUBCOMMANDS: [&str; 19] = [
     "run",
     "once",
     "elect",
@@ -25,17 +25,17 @@ const VERBS: [&str; 19] = [
 ];
 
 #[test]
-fn every_verb_explains_itself() {
-    let place = Place::new();
-    let top = place.run("--help").expect(0).stdout;
-    for verb in VERBS {
-        assert!(top.lines().any(|line| line.trim_start().starts_with(verb)), "{verb}: {top}");
-        let short = place.run(&format!("{verb} -h")).expect(0).stdout;
-        let asked = place.run(&format!("help {verb}")).expect(0).stdout;
+fn every_subcommand_has_help() {
+    let sandbox = Sandbox::new();
+    let top = sandbox.run("--help").expect(0).stdout;
+    for subcommand in SUBCOMMANDS {
+        assert!(top.lines().any(|line| line.trim_start().starts_with(subcommand)), "{subcommand}: {top}");
+        let short = sandbox.run(&format!("{subcommand} -h")).expect(0).stdout;
+        let asked = sandbox.run(&format!("help {subcommand}")).expect(0).stdout;
         assert!(short.contains("Usage: leasehold") && asked.contains("Usage: leasehold"), "{short}");
         assert!(short.lines().all(|line| line.chars().count() <= 100), "{short}");
     }
-    for verb in [
+    for subcommand in [
         "run",
         "elect",
         "acquire",
@@ -50,25 +50,28 @@ fn every_verb_explains_itself() {
         "completions",
         "man",
     ] {
-        assert!(place.run(&format!("help {verb}")).expect(0).stdout.contains("Example"), "{verb}");
+        assert!(
+            sandbox.run(&format!("help {subcommand}")).expect(0).stdout.contains("Example"),
+            "{subcommand}"
+        );
     }
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");
 }
 
-/// The help of each verb and topic, in `tests/help`: a change of any of these is seen in review.
+/// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
 #[cfg(all(feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))] // Or `help stores` says otherwise.
 fn every_help_text_is_the_one_that_was_reviewed() {
     const UPDATE: &str = "UPDATE_HELP";
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help");
     let update = std::env::var_os(UPDATE).is_some();
-    let pages = VERBS.iter().chain(&["exit-codes", "environment", "stores"]);
+    let pages = SUBCOMMANDS.iter().chain(&["exit-codes", "environment", "stores"]);
     let pages = pages.map(|page| ((*page).to_owned(), format!("help {page}")));
     let mut wrong = String::new();
     for (page, words) in std::iter::once(("leasehold".to_owned(), "--help".to_owned())).chain(pages) {
         let file = folder.join(format!("{page}.txt"));
-        let text = place.run(&words).expect(0).stdout;
+        let text = sandbox.run(&words).expect(0).stdout;
         if update {
             std::fs::write(&file, &text).unwrap();
         }
@@ -83,7 +86,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
     );
 }
 
-/// The lines that only one of two texts has.
+/// The lines that differ between two texts.
 fn difference(old: &str, new: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
     let only = |sign: char, these: &[&str], others: &[&str]| -> String {
@@ -92,17 +95,17 @@ fn difference(old: &str, new: &str) -> String {
     only('-', &old, &new) + &only('+', &new, &old)
 }
 
-/// What a verb does stands in front, and not what one of the structs does that its arguments are made of.
+/// The help must begin with the description of the subcommand, not of a flattened struct.
 #[test]
-fn each_verb_says_what_it_does_wherever_it_is_described() {
-    let place = Place::new();
-    let top = place.run("--help").expect(0).stdout;
-    for verb in VERBS {
-        let line = top.lines().find(|line| line.split_whitespace().next() == Some(verb)).unwrap();
-        let about = line.trim_start().strip_prefix(verb).unwrap().trim();
-        for words in [format!("{verb} -h"), format!("help {verb}")] {
-            let help = place.run(&words).expect(0).stdout;
-            // The long ones wrap.
+fn each_help_text_begins_with_its_description() {
+    let sandbox = Sandbox::new();
+    let top = sandbox.run("--help").expect(0).stdout;
+    for subcommand in SUBCOMMANDS {
+        let line = top.lines().find(|line| line.split_whitespace().next() == Some(subcommand)).unwrap();
+        let about = line.trim_start().strip_prefix(subcommand).unwrap().trim();
+        for words in [format!("{subcommand} -h"), format!("help {subcommand}")] {
+            let help = sandbox.run(&words).expect(0).stdout;
+            // Long descriptions are wrapped.
             assert!(help.starts_with(&about[..about.len().min(60)]), "{words}: {help}");
         }
     }
@@ -110,50 +113,50 @@ fn each_verb_says_what_it_does_wherever_it_is_described() {
 
 #[test]
 fn the_topics_cover_every_code_flag_and_store() {
-    let place = Place::new();
-    let codes = place.run("help exit-codes").expect(0).stdout;
+    let sandbox = Sandbox::new();
+    let codes = sandbox.run("help exit-codes").expect(0).stdout;
     for code in ["122", "123", "124", "125", "126", "127", "128"] {
         assert!(codes.contains(code), "{code}");
     }
-    let environment = place.run("help environment").expect(0).stdout;
+    let environment = sandbox.run("help environment").expect(0).stdout;
     for name in
         ["STORE", "TTL", "WAIT", "TRY", "OWNER", "NOTE", "ON_LOST", "GRACE", "REPORT", "TOKEN", "LOCK"]
     {
         assert!(environment.contains(&format!("LEASEHOLD_{name}")), "{name}");
     }
-    let stores = place.run("help stores").expect(0).stdout;
+    let stores = sandbox.run("help stores").expect(0).stdout;
     assert!(stores.contains("sqlite:") && stores.contains("s3://") && stores.contains("mem:"), "{stores}");
 }
 
 #[test]
-fn the_manual_has_a_page_for_each_verb() {
-    let place = Place::new();
-    let page = place.run("man").expect(0).stdout;
+fn the_manual_has_a_page_for_each_subcommand() {
+    let sandbox = Sandbox::new();
+    let page = sandbox.run("man").expect(0).stdout;
     assert!(
         page.contains(".TH") && page.contains("EXIT CODES") && page.contains("LEASEHOLD_STORE"),
         "{page}"
     );
-    assert!(place.run("man run").expect(0).stdout.contains(".TH LEASEHOLD-RUN"));
-    std::fs::create_dir(place.path("man1")).unwrap();
-    place.run("man --dir man1").expect(0);
+    assert!(sandbox.run("man run").expect(0).stdout.contains(".TH LEASEHOLD-RUN"));
+    std::fs::create_dir(sandbox.path("man1")).unwrap();
+    sandbox.run("man --dir man1").expect(0);
     assert!(
-        place.read("man1/leasehold-run.1").contains("on\\-lost")
-            && !place.read("man1/leasehold.1").is_empty()
+        sandbox.read("man1/leasehold-run.1").contains("on\\-lost")
+            && !sandbox.read("man1/leasehold.1").is_empty()
     );
-    assert!(!place.path("state").exists(), "nothing of this needs a store");
+    assert!(!sandbox.path("state").exists(), "nothing of this needs a store");
 }
 
 #[test]
-fn shells_complete_verbs_and_the_names_of_locks() {
-    let place = Place::new();
+fn shells_complete_subcommands_and_lock_names() {
+    let sandbox = Sandbox::new();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
-        let script = place.run(&format!("completions {shell}")).expect(0).stdout;
+        let script = sandbox.run(&format!("completions {shell}")).expect(0).stdout;
         assert!(script.contains("leasehold") && script.contains("LEASEHOLD_COMPLETE"), "{shell}: {script}");
     }
-    place.run("run deploy/prod -- true").expect(0);
-    place.run("run nightly -- true").expect(0);
+    sandbox.run("run deploy/prod -- true").expect(0);
+    sandbox.run("run nightly -- true").expect(0);
     let complete = |line: &[&str]| {
-        let mut command = place.leasehold(["--", "leasehold"].iter().chain(line));
+        let mut command = sandbox.leasehold(["--", "leasehold"].iter().chain(line));
         command.env("LEASEHOLD_COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", line.len().to_string());
         command
             .env("_CLAP_COMPLETE_COMP_TYPE", "9")
@@ -164,17 +167,17 @@ fn shells_complete_verbs_and_the_names_of_locks() {
     assert!(complete(&["re"]).contains("release"));
     assert_eq!(complete(&["show", "dep"]).trim(), "deploy/prod");
     assert!(complete(&["run", ""]).contains("nightly"));
-    let other = format!("sqlite:{}", place.path("other.db").display());
-    place.run(&format!("-s {other} run elsewhere -- true")).expect(0);
+    let other = format!("sqlite:{}", sandbox.path("other.db").display());
+    sandbox.run(&format!("-s {other} run elsewhere -- true")).expect(0);
     assert_eq!(complete(&["-s", &other, "show", "e"]).trim(), "elsewhere");
 }
 
 #[test]
-fn a_variable_of_somebody_elses_does_not_keep_run_from_running() {
-    let place = Place::new();
+fn an_unrelated_complete_variable_does_not_affect_run() {
+    let sandbox = Sandbox::new();
     for value in ["bash", "1"] {
         let output =
-            place.leasehold(["run", "x", "--", "echo", "ran"]).env("COMPLETE", value).output().unwrap();
+            sandbox.leasehold(["run", "x", "--", "echo", "ran"]).env("COMPLETE", value).output().unwrap();
         assert_eq!(Outcome::of(output).expect(0).stdout, "ran\n");
     }
 }

@@ -4,10 +4,10 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::support::{Holder, Outcome, Place};
+use crate::support::{Holder, Outcome, Sandbox};
 
-fn held(place: &Place, words: &str) -> Holder {
-    let mut command = place.scripted(words, "echo $LEASEHOLD_TOKEN; cat");
+fn held(sandbox: &Sandbox, words: &str) -> Holder {
+    let mut command = sandbox.scripted(words, "echo $LEASEHOLD_TOKEN; cat");
     Holder::start({
         command.stdin(Stdio::piped());
         command
@@ -20,12 +20,12 @@ fn documents(outcome: &Outcome) -> Vec<Value> {
 
 #[test]
 fn ls_shows_what_is_held_and_what_is_free() {
-    let place = Place::new();
-    assert_eq!(place.run("ls").expect(0).stdout, "");
-    let holder = held(&place, "run deploy/prod --owner alice --note releasing");
-    place.run("run deploy/test -- true").expect(0);
-    place.run("run nightly -- true").expect(0);
-    let all = place.run("ls").expect(0).stdout;
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run("ls").expect(0).stdout, "");
+    let holder = held(&sandbox, "run deploy/prod --owner alice --note releasing");
+    sandbox.run("run deploy/test -- true").expect(0);
+    sandbox.run("run nightly -- true").expect(0);
+    let all = sandbox.run("ls").expect(0).stdout;
     let lines: Vec<&str> = all.lines().collect();
     assert_eq!(lines.len(), 4, "{all}");
     assert!(lines[0].starts_with("LOCK") && lines[0].ends_with("HOLDER"), "{all}");
@@ -35,7 +35,7 @@ fn ls_shows_what_is_held_and_what_is_free() {
         "{all}"
     );
     assert!(lines[2].starts_with("deploy/test  free"), "{all}");
-    let some = documents(&place.run("ls deploy/ --json").expect(0));
+    let some = documents(&sandbox.run("ls deploy/ --json").expect(0));
     assert_eq!(some.len(), 2);
     assert_eq!((&some[0]["lock"], &some[0]["state"]), (&"deploy/prod".into(), &"held".into()));
     assert_eq!(some[0]["token"].to_string(), holder.first);
@@ -43,57 +43,57 @@ fn ls_shows_what_is_held_and_what_is_free() {
     assert_eq!(some[0]["holder"]["pid"], holder.pid());
     assert!(some[0]["held_ms"].is_u64() && some[0]["lapses_within_ms"].is_u64());
     assert_eq!(some[1]["state"], "free");
-    assert_eq!(place.run("ls nothing --json").expect(0).stdout, "");
+    assert_eq!(sandbox.run("ls nothing --json").expect(0).stdout, "");
 }
 
 #[test]
 fn show_and_history_tell_of_one_lock() {
-    let place = Place::new();
-    assert_eq!(place.run("show never/seen").expect(0).stdout, "lock   never/seen\nstate  free\n");
-    place.run("run x --note first -- true").expect(0);
-    let holder = held(&place, "run x --note second");
-    let shown = place.run("show x").expect(0).stdout;
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run("show never/seen").expect(0).stdout, "lock   never/seen\nstate  free\n");
+    sandbox.run("run x --note first -- true").expect(0);
+    let holder = held(&sandbox, "run x --note second");
+    let shown = sandbox.run("show x").expect(0).stdout;
     assert!(shown.contains("state   held\n") && shown.contains("second"), "{shown}");
-    let history = place.run("history x").expect(0).stdout;
+    let history = sandbox.run("history x").expect(0).stdout;
     assert!(history.lines().nth(1).unwrap().contains("released"), "{history}");
-    place.run(&format!("break x --token {}", holder.first)).expect(0);
-    let grants = documents(&place.run("history x --json").expect(0));
+    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
+    let grants = documents(&sandbox.run("history x --json").expect(0));
     assert_eq!((&grants[0]["end"], &grants[1]["end"]), (&"evicted".into(), &"released".into()));
     assert_eq!(grants[0]["holder"]["note"], "second");
 }
 
 #[test]
 fn break_is_compare_and_set() {
-    let place = Place::new();
-    place.run("break x").expect(2);
-    let holder = held(&place, "run x");
-    let stale = place.run("break x --token 1").expect(1);
+    let sandbox = Sandbox::new();
+    sandbox.run("break x").expect(2);
+    let holder = held(&sandbox, "run x");
+    let stale = sandbox.run("break x --token 1").expect(1);
     assert!(stale.stderr.contains("nothing was changed"), "{stale:?}");
-    place.run("run -n x -- true").expect(123);
-    place.run(&format!("break x --token {}", holder.first)).expect(0);
-    place.run(&format!("break x --token {}", holder.first)).expect(1);
-    place.run("run -n x -- true").expect(0);
-    place.run("break x --token 99999999999999999").expect(2);
-    // The variable that a command finds is not taken for the answer to which grant is to end.
-    let output = place.leasehold(["break", "x"]).env("LEASEHOLD_TOKEN", "1").output().unwrap();
+    sandbox.run("run -n x -- true").expect(123);
+    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("break x --token {}", holder.first)).expect(1);
+    sandbox.run("run -n x -- true").expect(0);
+    sandbox.run("break x --token 99999999999999999").expect(2);
+    // `break` does not read the token from the environment of a command.
+    let output = sandbox.leasehold(["break", "x"]).env("LEASEHOLD_TOKEN", "1").output().unwrap();
     Outcome::of(output).expect(2);
 }
 
 #[test]
 fn init_makes_the_store() {
-    let place = Place::new();
-    let url = format!("sqlite:{}", place.path("new.db").display());
-    assert!(place.run(&format!("-s {url} init")).expect(0).stdout.contains("ready"));
-    assert!(place.path("new.db").exists());
-    place.run(&format!("-s {url} init")).expect(0);
+    let sandbox = Sandbox::new();
+    let url = format!("sqlite:{}", sandbox.path("new.db").display());
+    assert!(sandbox.run(&format!("-s {url} init")).expect(0).stdout.contains("ready"));
+    assert!(sandbox.path("new.db").exists());
+    sandbox.run(&format!("-s {url} init")).expect(0);
 }
 
 #[test]
 fn a_reader_that_goes_away_is_no_panic() {
-    let place = Place::new();
-    place.run("run x -- true").expect(0);
+    let sandbox = Sandbox::new();
+    sandbox.run("run x -- true").expect(0);
     for words in ["ls", "show x", "man", "help stores", "completions bash", "--help"] {
-        let mut command = place.leasehold(words.split_whitespace());
+        let mut command = sandbox.leasehold(words.split_whitespace());
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(process.stdout.take());
         let ended = Outcome::of(process.wait_with_output().unwrap()).expect(0);
@@ -103,21 +103,21 @@ fn a_reader_that_goes_away_is_no_panic() {
 
 #[test]
 fn sweep_deletes_what_has_been_free_for_long_and_nothing_else() {
-    let place = Place::new();
-    let holder = held(&place, "run deploy/prod");
-    place.run("run deploy/test -- true").expect(0);
-    place.run("run nightly -- true").expect(0);
-    assert_eq!(place.run("sweep --older-than 1h").expect(0).stdout, "deleted 0 of 3 records\n");
-    let dry = documents(&place.run("sweep --older-than 1ms --dry-run --json").expect(0));
+    let sandbox = Sandbox::new();
+    let holder = held(&sandbox, "run deploy/prod");
+    sandbox.run("run deploy/test -- true").expect(0);
+    sandbox.run("run nightly -- true").expect(0);
+    assert_eq!(sandbox.run("sweep --older-than 1h").expect(0).stdout, "deleted 0 of 3 records\n");
+    let dry = documents(&sandbox.run("sweep --older-than 1ms --dry-run --json").expect(0));
     assert_eq!((dry.len(), &dry[0]["type"], &dry[0]["lock"]), (3, &"swept".into(), &"deploy/test".into()));
     assert_eq!(
         (&dry[2]["type"], &dry[2]["deleted"], &dry[2]["looked_at"]),
         (&"sweep".into(), &2.into(), &3.into())
     );
     assert_eq!(dry[2]["dry_run"], true);
-    let swept = place.run("sweep deploy/ --older-than 1ms").expect(0).stdout;
+    let swept = sandbox.run("sweep deploy/ --older-than 1ms").expect(0).stdout;
     assert_eq!(swept, "deleted deploy/test\ndeleted 1 of 2 records\n");
-    let left: Vec<_> = documents(&place.run("ls --json").expect(0));
+    let left: Vec<_> = documents(&sandbox.run("ls --json").expect(0));
     assert_eq!(left.iter().map(|lock| &lock["lock"]).collect::<Vec<_>>(), ["deploy/prod", "nightly"]);
     holder.signal(rustix::process::Signal::TERM);
     holder.end().expect(143);

@@ -1,108 +1,109 @@
-//! Losing the lock while the command runs (FAULTS rows 10, 11, 15, 37).
+//! Loss of the lock while the command runs (faults 10, 11, 15 and 37 in docs/evidence.md).
 
 use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Holder, Place, awaited, is_stopped, lives, send, until};
+use crate::support::{Holder, Sandbox, is_alive, is_stopped, send, wait_for_file, wait_until};
 
-/// A command that ignores SIGTERM, with a child that does, and a grandchild in a session of its own.
+/// A command that ignores SIGTERM, with a child that ignores it too, and a grandchild in another session.
 const STUBBORN: &str = "trap '' TERM HUP INT; exec 0</dev/null
     sh -c 'trap \"\" TERM; echo $$ > second; sleep 1000' &
     setsid sh -c 'trap \"\" TERM; echo $$ > third; sleep 1000' &
     while ! [ -s second ] || ! [ -s third ]; do sleep 0.01; done
     echo $$; while :; do sleep 0.01; done";
 
-/// What is said of a lease that was not renewed, whether the command ended just before it or just after it.
+/// The message for a lease that was not renewed, whether the command ended just before or after its end.
 const NOT_RENEWED: &str = "was lost: its lease was not renewed in time";
 
-fn processes(place: &Place, holder: &Holder) -> [String; 3] {
-    [holder.first.clone(), place.read("second").trim().to_owned(), place.read("third").trim().to_owned()]
+fn processes(sandbox: &Sandbox, holder: &Holder) -> [String; 3] {
+    [holder.first.clone(), sandbox.read("second").trim().to_owned(), sandbox.read("third").trim().to_owned()]
 }
 
-/// A second `run`, which waits; the file `taken` appears when it has the lock, with those of `pids` that live then.
-fn successor(place: &Place, pids: &[String]) -> Holder {
+/// Starts a second `run`, which waits. When it has the lock, it writes the processes of `pids` that are alive to the
+/// file `taken`.
+fn successor(sandbox: &Sandbox, pids: &[String]) -> Holder {
     let check = format!(
         "for p in {}; do case $(cut -d' ' -f3 /proc/$p/stat 2>/dev/null) in ''|Z|X) ;; *) printf \"$p \";; esac; done > all
          echo \"alive: $(cat all)\" > taken.new; mv taken.new taken",
         pids.join(" ")
     );
-    let mut command = place.leasehold(["run", "x", "--ttl", "1s", "--", "sh", "-c", &check]);
+    let mut command = sandbox.leasehold(["run", "x", "--ttl", "1s", "--", "sh", "-c", &check]);
     let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let stdout = std::io::BufReader::new(process.stdout.take().unwrap());
     Holder { process, stdout, first: String::new() }
 }
 
 #[test]
-fn an_eviction_kills_everything_at_once_and_makes_122() {
-    let place = Place::new();
+fn an_eviction_kills_all_processes_at_once_and_exits_122() {
+    let sandbox = Sandbox::new();
     let script = format!("echo $LEASEHOLD_TOKEN > token; {STUBBORN}");
-    let holder = place.hold("run x --ttl 1s --report out.json", &script);
-    let processes = processes(&place, &holder);
-    place.run(&format!("break x --token {}", place.read("token").trim())).expect(0);
+    let holder = sandbox.hold("run x --ttl 1s --report out.json", &script);
+    let processes = processes(&sandbox, &holder);
+    sandbox.run(&format!("break x --token {}", sandbox.read("token").trim())).expect(0);
     let ended = holder.end().expect(122);
     for process in processes {
-        assert!(!lives(&process), "{process}");
+        assert!(!is_alive(&process), "{process}");
     }
     assert!(ended.stderr.contains("error: lock `x`") && ended.stderr.contains("lost"), "{ended:?}");
-    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!((&report["outcome"], &report["exit_code"]), (&"lost".into(), &122.into()));
     assert_eq!(report["lost_reason"], "ended");
     assert_eq!(report["command_signal"], 9);
 }
 
 #[test]
-fn a_loss_that_only_the_release_tells_of_is_no_success() {
-    let place = Place::new();
-    // Evicted, and ended before the next renewal could hear of it.
+fn a_loss_found_by_the_release_exits_122() {
+    let sandbox = Sandbox::new();
+    // The command ends before the next renewal can find the eviction.
     let script = format!("{} break x --token $LEASEHOLD_TOKEN", env!("CARGO_BIN_EXE_leasehold"));
-    place.run_script("run x --ttl 30s --report out.json", &script).expect(122);
-    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    sandbox.run_script("run x --ttl 30s --report out.json", &script).expect(122);
+    let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!((&report["outcome"], &report["lost_reason"]), (&"lost".into(), &"ended".into()));
     assert_eq!((&report["command_exit_code"], &report["released"]), (&0.into(), &false.into()));
 }
 
 #[test]
-fn cut_off_from_the_store_the_command_gets_sigterm_and_time_to_end_well() {
-    let place = Place::new();
+fn without_the_store_the_command_gets_sigterm_and_its_grace() {
+    let sandbox = Sandbox::new();
     let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.01; done";
-    let mut holder = place.hold("run x --ttl 2s --grace 900ms --report out.json", script);
-    let store = place.cut_off();
+    let mut holder = sandbox.hold("run x --ttl 2s --grace 900ms --report out.json", script);
+    let store = sandbox.cut_off();
     assert_eq!(holder.line(), "cleaned up");
     drop(store);
-    // Its own code says success; work that was broken off must not.
+    // The command exits with 0, but its work was interrupted.
     let ended = holder.end().expect(122);
     assert!(ended.stderr.contains(NOT_RENEWED), "{ended:?}");
-    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!(report["command_exit_code"], 0);
 }
 
 #[test]
-fn cut_off_from_the_store_everything_is_dead_before_a_successor_has_the_lock() {
-    let place = Place::new();
-    let holder = place.hold("run x --ttl 1s", STUBBORN);
-    let processes = processes(&place, &holder);
-    let store = place.cut_off();
-    let mut successor = successor(&place, &processes);
-    until("the command is killed", || !processes.iter().any(|pid| lives(pid)));
-    // Only its own clock can have told it: nothing was said by the store.
+fn without_the_store_all_processes_die_before_the_next_grant() {
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("run x --ttl 1s", STUBBORN);
+    let processes = processes(&sandbox, &holder);
+    let store = sandbox.cut_off();
+    let mut successor = successor(&sandbox, &processes);
+    wait_until("the command is killed", || !processes.iter().any(|pid| is_alive(pid)));
+    // The local clock alone has ended it: the store did not answer.
     drop(store);
-    assert_eq!(awaited(&place.path("taken")), "alive: \n");
+    assert_eq!(wait_for_file(&sandbox.path("taken")), "alive: \n");
     holder.end().expect(122);
     successor.process.wait().unwrap();
 }
 
 #[test]
-fn stopped_for_longer_than_the_lease_leaves_nothing_running_when_a_successor_has_the_lock() {
-    let place = Place::new();
-    // The command has a process group of its own: what stops leasehold does not stop it.
-    let holder = place.hold("run x --ttl 1s", STUBBORN);
-    let processes = processes(&place, &holder);
+fn a_stopped_run_leaves_no_process_at_the_next_grant() {
+    let sandbox = Sandbox::new();
+    // The command has its own process group, so stopping leasehold does not stop it.
+    let holder = sandbox.hold("run x --ttl 1s", STUBBORN);
+    let processes = processes(&sandbox, &holder);
     holder.signal(Signal::STOP);
-    until("it is stopped", || is_stopped(holder.pid()));
-    let successor = successor(&place, &processes);
-    assert_eq!(awaited(&place.path("taken")), "alive: \n");
+    wait_until("it is stopped", || is_stopped(holder.pid()));
+    let successor = successor(&sandbox, &processes);
+    assert_eq!(wait_for_file(&sandbox.path("taken")), "alive: \n");
     successor.end().expect(0);
     holder.signal(Signal::CONT);
     let ended = holder.end().expect(122);
@@ -110,53 +111,54 @@ fn stopped_for_longer_than_the_lease_leaves_nothing_running_when_a_successor_has
 }
 
 #[test]
-fn stopped_with_command_and_guardian_the_command_is_killed_before_it_goes_on() {
-    let place = Place::new();
+fn a_stopped_command_is_killed_before_it_can_continue() {
+    let sandbox = Sandbox::new();
     let script = "echo $$; while :; do if [ -e taken ]; then echo went on > late; fi; done";
-    let holder = place.hold("run x --ttl 1s", script);
+    let holder = sandbox.hold("run x --ttl 1s", script);
     let child = holder.first.clone();
     let guardian = holder.guardian();
     for pid in [child.parse().unwrap(), guardian, holder.pid()] {
         send(pid, Signal::STOP);
-        until("it is stopped", || is_stopped(pid));
+        wait_until("it is stopped", || is_stopped(pid));
     }
-    let successor = successor(&place, &[]);
-    awaited(&place.path("taken"));
+    let successor = successor(&sandbox, &[]);
+    wait_for_file(&sandbox.path("taken"));
     successor.end().expect(0);
     holder.signal(Signal::CONT);
     holder.end().expect(122);
-    assert!(!lives(&child));
-    until("nothing of the run is left", || !lives(&guardian.to_string()));
-    assert_eq!(place.read("late"), "");
+    assert!(!is_alive(&child));
+    wait_until("nothing of the run is left", || !is_alive(&guardian.to_string()));
+    assert_eq!(sandbox.read("late"), "");
 }
 
 #[test]
-fn a_release_that_hangs_is_not_tried_on_after_the_lease() {
-    let place = Place::new();
-    let mut command = place.scripted("run x --ttl 2s", "echo ready; cat");
+fn a_hanging_release_ends_with_the_lease() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.scripted("run x --ttl 2s", "echo ready; cat");
     command.stdin(Stdio::piped());
     let mut holder = Holder::start(command);
-    let _store = place.cut_off();
+    let _store = sandbox.cut_off();
     drop(holder.process.stdin.take());
-    // The store alone would be given ten seconds, and then another message. The library and the command both end the
-    // attempt with the lease: either may be first.
+    // The store has a timeout of ten seconds, with another message. The library and the command both stop at the end of
+    // the lease: either may be first.
     let ended = holder.end().expect(0);
-    let told = ["no answer to the release within", "the store did not answer before the lease ended"];
-    let told = told.map(|reason| format!("it lapses by itself: {reason}"));
-    assert!(told.iter().any(|reason| ended.stderr.contains(reason)), "{ended:?}");
+    let messages = ["no answer to the release within", "the store did not answer before the lease ended"];
+    let messages = messages
+        .map(|reason| format!("the lock was not released and stays held until its lease ends: {reason}"));
+    assert!(messages.iter().any(|reason| ended.stderr.contains(reason)), "{ended:?}");
 }
 
 #[test]
-fn a_lock_that_was_lost_without_notice_is_noticed_when_the_command_ends() {
-    let place = Place::new();
-    // With --on-lost none nobody stops it; its success must still not look like one.
-    let mut command = place.scripted("run x --ttl 1s --on-lost none", "echo $LEASEHOLD_TOKEN; cat");
+fn an_unnoticed_loss_is_reported_when_the_command_ends() {
+    let sandbox = Sandbox::new();
+    // With --on-lost none, leasehold does not stop the command. Its success must still not be reported.
+    let mut command = sandbox.scripted("run x --ttl 1s --on-lost none", "echo $LEASEHOLD_TOKEN; cat");
     command.stdin(Stdio::piped());
     let mut holder = Holder::start(command);
     holder.signal(Signal::STOP);
-    until("it is stopped", || is_stopped(holder.pid()));
-    // Taken over: so the lease has ended for the holder too, whatever it has heard.
-    place.run("run x -- true").expect(0);
+    wait_until("it is stopped", || is_stopped(holder.pid()));
+    // Another process takes over, so the lease has ended for the holder too.
+    sandbox.run("run x -- true").expect(0);
     drop(holder.process.stdin.take());
     holder.signal(Signal::CONT);
     holder.end().expect(122);

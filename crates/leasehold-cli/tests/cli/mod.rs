@@ -1,4 +1,4 @@
-//! The `leasehold` command, as its users meet it: real processes, real signals, a real store in a temporary folder.
+//! Tests of the `leasehold` command with real processes, real signals and a real store in a temporary folder.
 
 mod bad_input;
 mod doctor;
@@ -6,11 +6,11 @@ mod elect;
 mod help;
 mod listing;
 mod loss;
+mod modes;
 mod once;
 mod processes;
 mod run;
 mod settings;
-mod sharing;
 mod terminal;
 mod tickets;
 mod waiting;

@@ -1,21 +1,21 @@
-//! `once`: a command that runs once per period, whoever starts it.
+//! `once`: runs a command once per period.
 
 use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Outcome, Place, send, until};
+use crate::support::{Outcome, Sandbox, send, wait_until};
 
-fn report(place: &Place) -> Value {
-    serde_json::from_str(&place.read("out.json")).unwrap()
+fn report(sandbox: &Sandbox) -> Value {
+    serde_json::from_str(&sandbox.read("out.json")).unwrap()
 }
 
 #[test]
-fn of_four_that_are_started_at_once_one_runs_and_the_others_say_that_it_did() {
-    let place = Place::new();
+fn one_of_four_concurrent_starts_runs_the_command() {
+    let sandbox = Sandbox::new();
     let start = |_| {
-        let mut command = place.scripted("once nightly --per 1h", "echo ran; sleep 0.3");
+        let mut command = sandbox.scripted("once nightly --per 1h", "echo ran; sleep 0.3");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let four: Vec<_> = (0..4).map(start).collect();
@@ -25,155 +25,167 @@ fn of_four_that_are_started_at_once_one_runs_and_the_others_say_that_it_did() {
     for other in four.iter().filter(|outcome| outcome.stdout.is_empty()) {
         let line = other.stderr.lines().last().unwrap();
         assert!(line.starts_with("nightly already ran ") && line.contains(" ago (tester@"), "{other:?}");
-        assert!(line.contains(", again in <= 59m") || line.ends_with(", again in <= 1h"), "{other:?}");
+        assert!(line.contains(", next run in <= 59m") || line.ends_with(", next run in <= 1h"), "{other:?}");
     }
-    let tried = place.run("once -n nightly --per 1h -- echo never").expect(0);
+    let tried = sandbox.run("once -n nightly --per 1h -- echo never").expect(0);
     assert!(tried.stdout.is_empty() && tried.stderr.starts_with("nightly already ran "), "{tried:?}");
-    let quiet = place.run("once -q nightly --per 1h -- echo never").expect(0);
+    let quiet = sandbox.run("once -q nightly --per 1h -- echo never").expect(0);
     assert_eq!((&*quiet.stdout, &*quiet.stderr), ("", ""));
-    let json = place.run("once --json nightly --per 1h -- echo never").expect(0);
+    let json = sandbox.run("once --json nightly --per 1h -- echo never").expect(0);
     let line: Value = serde_json::from_str(&json.stderr).unwrap();
     assert_eq!((&line["type"], &line["lock"]), (&"already_ran".into(), &"nightly".into()));
     assert_eq!(line["holder"]["name"], "tester");
     assert!(line["token"].is_u64() && line["ago_ms"].is_u64(), "{line}");
     assert!(line["again_within_ms"].as_u64().unwrap() <= 3_600_000, "{line}");
-    // As an operator, again before its time.
-    place.run(&format!("break nightly --token {}", line["token"])).expect(0);
-    assert_eq!(place.run("once nightly --per 1h -- echo again").expect(0).stdout, "again\n");
+    // An operator can end the cooldown.
+    sandbox.run(&format!("break nightly --token {}", line["token"])).expect(0);
+    assert_eq!(sandbox.run("once nightly --per 1h -- echo again").expect(0).stdout, "again\n");
 }
 
 #[test]
 fn a_failure_may_be_tried_again_unless_failures_count() {
-    let place = Place::new();
-    place.run_script("once x --per 1h", "exit 3").expect(3);
-    place.run_script("once x --per 1h", "kill -KILL $$").expect(137);
-    // Who waits while it fails runs it.
-    let failing = place.hold("once x --per 1h", "echo held; until test -e go; do sleep 0.01; done; exit 4");
-    let mut waiting = place.scripted("once x --per 1h --report out.json", "echo mine");
+    let sandbox = Sandbox::new();
+    sandbox.run_script("once x --per 1h", "exit 3").expect(3);
+    sandbox.run_script("once x --per 1h", "kill -KILL $$").expect(137);
+    // A process that waits for a run that fails runs the command next.
+    let failing = sandbox.hold("once x --per 1h", "echo held; until test -e go; do sleep 0.01; done; exit 4");
+    let mut waiting = sandbox.scripted("once x --per 1h --report out.json", "echo mine");
     let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(waiting.stderr.as_mut().unwrap()), &mut line)
         .unwrap();
     assert!(line.contains("Waiting for x: tester@"), "{line}");
-    place.write("go", "");
+    sandbox.write("go", "");
     failing.end().expect(4);
     assert_eq!(Outcome::of(waiting.wait_with_output().unwrap()).expect(0).stdout, "mine\n");
-    let ran = report(&place);
+    let ran = report(&sandbox);
     assert_eq!(
         (&ran["outcome"], &ran["rests"], &ran["released"]),
         (&"exited".into(), &true.into(), &true.into())
     );
     assert!(ran["already_ran"].is_null());
 
-    place.run_script("once y --per 1h --count-failures --report out.json", "exit 3").expect(3);
-    assert_eq!((&report(&place)["outcome"], &report(&place)["rests"]), (&"exited".into(), &true.into()));
-    place.run("once y --per 1h --report out.json -- echo never").expect(0);
-    let earlier = report(&place);
+    sandbox.run_script("once y --per 1h --count-failures --report out.json", "exit 3").expect(3);
+    assert_eq!((&report(&sandbox)["outcome"], &report(&sandbox)["rests"]), (&"exited".into(), &true.into()));
+    sandbox.run("once y --per 1h --report out.json -- echo never").expect(0);
+    let earlier = report(&sandbox);
     assert_eq!((&earlier["outcome"], &earlier["exit_code"]), (&"already_ran".into(), &0.into()));
     assert_eq!(earlier["already_ran"]["holder"]["name"], "tester");
     assert!(earlier["already_ran"]["again_within_ms"].is_u64() && earlier["command_exit_code"].is_null());
     assert!(earlier["message"].as_str().unwrap().starts_with("y already ran "));
-    let output = place.scripted("once z --per 1h", "exit 3").env("LEASEHOLD_COUNT_FAILURES", "1").output();
+    let output = sandbox.scripted("once z --per 1h", "exit 3").env("LEASEHOLD_COUNT_FAILURES", "1").output();
     Outcome::of(output.unwrap()).expect(3);
-    place.run("once -n z --per 1h -- echo never").expect(0);
-    // Not started is not run.
-    place.run("once v --per 1h --count-failures -- /no/such").expect(127);
-    place.run("once v --per 1h -- true").expect(0);
+    sandbox.run("once -n z --per 1h -- echo never").expect(0);
+    // A command that did not start does not count as a run.
+    sandbox.run("once v --per 1h --count-failures -- /no/such").expect(127);
+    sandbox.run("once v --per 1h -- true").expect(0);
 }
 
 #[test]
-fn a_machine_that_dies_in_the_middle_leaves_it_to_the_next() {
-    let place = Place::new();
-    let dead = place.hold("once x --per 1h --ttl 30s", "echo held; while :; do sleep 0.05; done");
-    let held = place.run("once -n x --per 1h -- echo never").expect(123);
+fn a_crashed_run_is_repeated_by_the_next_process() {
+    let sandbox = Sandbox::new();
+    let dead = sandbox.hold("once x --per 1h --ttl 30s", "echo held; while :; do sleep 0.05; done");
+    let held = sandbox.run("once -n x --per 1h -- echo never").expect(123);
     assert!(held.stderr.contains("is held by tester@"), "{held:?}");
     assert!(held.stderr.contains("leasehold once --wait 10m x --per ... -- ..."), "{held:?}");
-    place.run("once -n -E 0 x --per 1h -- echo never").expect(0);
-    let timed_out = place.run("once -w 100ms x --per 1h -- echo never").expect(124);
-    assert!(timed_out.stderr.contains("waited 100ms") && timed_out.stdout.is_empty(), "{timed_out:?}");
+    sandbox.run("once -n -E 0 x --per 1h -- echo never").expect(0);
+    let timed_out = sandbox.run("once -w 100ms x --per 1h -- echo never").expect(124);
+    assert!(
+        timed_out.stderr.contains("timed out after 100ms") && timed_out.stdout.is_empty(),
+        "{timed_out:?}"
+    );
     send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
-    assert_eq!(place.run("once -w 60s x --per 1h -- echo ran").expect(0).stdout, "ran\n");
-    place.run("once -w 60s x --per 1h -- echo never").expect(0);
+    assert_eq!(sandbox.run("once -w 60s x --per 1h -- echo ran").expect(0).stdout, "ran\n");
+    sandbox.run("once -w 60s x --per 1h -- echo never").expect(0);
 }
 
 #[test]
 fn it_runs_again_when_its_period_is_over() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let env = leasehold::env::Env::system();
     let start = env.now();
-    assert_eq!(place.run("once x --per 1s -- echo ran").expect(0).stdout, "ran\n");
-    until("it runs again", || place.run("once x --per 1s -- echo ran").expect(0).stdout == "ran\n");
+    assert_eq!(sandbox.run("once x --per 1s -- echo ran").expect(0).stdout, "ran\n");
+    wait_until("it runs again", || sandbox.run("once x --per 1s -- echo ran").expect(0).stdout == "ran\n");
     let took = env.now().longest_since(start);
     assert!(took >= std::time::Duration::from_millis(995), "{took:?}");
-    // One that takes longer than its period: whoever waited runs it next, and not at the same time.
-    let first = place.hold("once y --per 50ms", "echo $$; sleep 0.3");
+    // A run that takes longer than its period: the waiting process runs next, not at the same time.
+    let first = sandbox.hold("once y --per 50ms", "echo $$; sleep 0.3");
     let pid = first.first.clone();
     let next =
-        place.run_script("once y --per 1h", &format!("kill -0 {pid} 2>/dev/null || echo ran")).expect(0);
+        sandbox.run_script("once y --per 1h", &format!("kill -0 {pid} 2>/dev/null || echo ran")).expect(0);
     assert_eq!(next.stdout, "ran\n");
     first.end().expect(0);
 }
 
 #[test]
-fn a_success_that_the_store_was_not_told_of_is_no_success() {
-    let place = Place::new();
-    place.run("init").expect(0);
+fn an_unrecorded_success_exits_125() {
+    let sandbox = Sandbox::new();
+    sandbox.run("init").expect(0);
     let words = "once x --per 1h --ttl 3s --grace 100ms --report out.json";
-    let holder = place.hold(words, "echo held; until test -e go; do sleep 0.01; done");
-    let cut_off = place.cut_off();
-    place.write("go", "");
+    let holder = sandbox.hold(words, "echo held; until test -e go; do sleep 0.01; done");
+    let cut_off = sandbox.cut_off();
+    sandbox.write("go", "");
     let ended = holder.end().expect(125);
     drop(cut_off);
-    assert!(ended.stderr.contains("that `x` ran could not be noted in the store"), "{ended:?}");
-    assert!(ended.stderr.contains("help: it may run again within its period"), "{ended:?}");
-    let told = report(&place);
-    assert_eq!((&told["outcome"], &told["exit_code"]), (&"not_told".into(), &125.into()), "{told}");
-    assert_eq!((&told["command_exit_code"], &told["rests"]), (&0.into(), &false.into()), "{told}");
-    place.run("once -w 60s x --per 1h -- echo ran").expect(0);
+    assert!(
+        ended.stderr.contains("`x` succeeded, but the run could not be recorded in the store"),
+        "{ended:?}"
+    );
+    assert!(ended.stderr.contains("help: the command may run again within its period"), "{ended:?}");
+    let report = report(&sandbox);
+    assert_eq!((&report["outcome"], &report["exit_code"]), (&"not_told".into(), &125.into()), "{report}");
+    assert_eq!((&report["command_exit_code"], &report["rests"]), (&0.into(), &false.into()), "{report}");
+    sandbox.run("once -w 60s x --per 1h -- echo ran").expect(0);
 }
 
 #[test]
-fn a_lock_that_is_lost_makes_122_and_counts_as_no_run() {
-    let place = Place::new();
-    let holder = place.hold(
+fn a_lost_lock_exits_122_and_is_not_counted_as_a_run() {
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold(
         "once x --per 1h --count-failures --ttl 2s --report out.json",
         "echo $LEASEHOLD_TOKEN; while :; do sleep 0.05; done",
     );
-    place.run(&format!("break x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
     holder.end().expect(122);
-    assert_eq!((&report(&place)["outcome"], &report(&place)["rests"]), (&"lost".into(), &Value::Null));
-    assert_eq!(place.run("once x --per 1h -- echo ran").expect(0).stdout, "ran\n");
+    assert_eq!((&report(&sandbox)["outcome"], &report(&sandbox)["rests"]), (&"lost".into(), &Value::Null));
+    assert_eq!(sandbox.run("once x --per 1h -- echo ran").expect(0).stdout, "ran\n");
 }
 
 #[test]
 fn a_bad_period_is_a_usage_error_and_nothing_runs() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for (words, says) in [
         ("once x", "--per is missing"),
-        ("once x --per 0s", "a period of 0ms"),
+        ("once x --per 0s", "period 0ms is out of range"),
         ("once x --per 367d", "at most 366 days"),
-        ("once x --per soon", "a duration is like"),
-        ("once x --per 5", "a duration is like"),
+        ("once x --per soon", "expected a duration like"),
+        ("once x --per 5", "expected a duration like"),
     ] {
-        let refused = place.run(&format!("{words} -- echo ran")).expect(2);
+        let refused = sandbox.run(&format!("{words} -- echo ran")).expect(2);
         assert!(refused.stderr.contains(says) && refused.stdout.is_empty(), "{words}: {refused:?}");
     }
     let by_variable = |value: &str| {
-        let mut command = place.leasehold(["once", "x", "--", "echo", "ran"]);
+        let mut command = sandbox.leasehold(["once", "x", "--", "echo", "ran"]);
         Outcome::of(command.env("LEASEHOLD_PER", value).output().unwrap())
     };
     assert!(by_variable("soon").expect(2).stderr.contains("LEASEHOLD_PER"));
     assert_eq!(by_variable("366d").expect(0).stdout, "ran\n");
-    assert!(by_variable("10m").expect(0).stderr.contains("again in <= 36"), "the rest is that of the run");
+    assert!(
+        by_variable("10m").expect(0).stderr.contains("next run in <= 36"),
+        "the cooldown has the period of its run"
+    );
 }
 
 #[test]
-fn who_wants_a_lock_that_rests_is_told_when_it_may_be_had_and_not_of_a_dead_process() {
-    let place = Place::new();
-    place.run("once x --per 1h -- true").expect(0);
-    let refused = place.run("run -n x -- true").expect(123);
-    assert!(refused.stderr.starts_with("error: lock `x` rests, token "), "{refused:?}");
-    assert!(refused.stderr.contains("help: it may be had again in <= "), "{refused:?}");
-    assert!(refused.stderr.contains("help: to end its rest now: leasehold break x --token "), "{refused:?}");
+fn a_refusal_in_the_cooldown_says_when_it_ends() {
+    let sandbox = Sandbox::new();
+    sandbox.run("once x --per 1h -- true").expect(0);
+    let refused = sandbox.run("run -n x -- true").expect(123);
+    assert!(refused.stderr.starts_with("error: lock `x` is in its cooldown, token "), "{refused:?}");
+    assert!(refused.stderr.contains("help: the cooldown ends in <= "), "{refused:?}");
+    assert!(
+        refused.stderr.contains("help: to end the cooldown now: leasehold break x --token "),
+        "{refused:?}"
+    );
 }

@@ -1,15 +1,17 @@
-//! The command's processes: signals, descriptors, what is left behind, what dies with whom.
+//! The processes of a command: signals, descriptors, and what happens to them at the end.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::support::{Holder, Outcome, Place, awaited, children_of, guardian_of, is_stopped, lives, until};
+use crate::support::{
+    Holder, Outcome, Sandbox, children_of, guardian_of, is_alive, is_stopped, wait_for_file, wait_until,
+};
 
 #[test]
 fn signals_are_passed_on() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for (signal, name) in [
         (Signal::TERM, "TERM"),
         (Signal::INT, "INT"),
@@ -20,7 +22,7 @@ fn signals_are_passed_on() {
     ] {
         let script =
             format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.01; done");
-        let holder = place.hold(&format!("run {name}"), &script);
+        let holder = sandbox.hold(&format!("run {name}"), &script);
         holder.signal(signal);
         let ended = holder.end().expect(7);
         assert!(ended.stdout.contains(&format!("got {name}")), "{ended:?}");
@@ -29,23 +31,23 @@ fn signals_are_passed_on() {
 
 #[test]
 fn a_command_that_a_signal_ends_makes_128_and_the_signal() {
-    let place = Place::new();
-    let holder = place.hold("run x", "echo ready; sleep 1000");
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("run x", "echo ready; sleep 1000");
     holder.signal(Signal::TERM);
-    // The whole group got it, sh and sleep.
+    // The whole group received the signal: sh and sleep.
     holder.end().expect(143);
-    place.run("run -n x -- true").expect(0);
+    sandbox.run("run -n x -- true").expect(0);
 }
 
 #[test]
-fn what_was_ignored_stays_ignored() {
-    let place = Place::new();
+fn ignored_signals_stay_ignored() {
+    let sandbox = Sandbox::new();
     let script =
         "trap '' HUP; exec \"$LEASEHOLD\" run x -- sh -c 'echo ready; cat; grep SigIgn /proc/self/status'";
     let mut command = std::process::Command::new("sh");
-    let ours = place.leasehold([""; 0]);
+    let ours = sandbox.leasehold([""; 0]);
     command.args(["-c", script]).env("LEASEHOLD", ours.get_program()).stdin(Stdio::piped());
-    command.env("XDG_STATE_HOME", place.path("state")).env("XDG_CONFIG_HOME", place.path("config"));
+    command.env("XDG_STATE_HOME", sandbox.path("state")).env("XDG_CONFIG_HOME", sandbox.path("config"));
     let mut holder = Holder::start(command);
     holder.signal(Signal::HUP);
     drop(holder.process.stdin.take());
@@ -55,10 +57,10 @@ fn what_was_ignored_stays_ignored() {
 }
 
 #[test]
-fn ending_while_waiting_is_128_and_the_signal_and_starts_nothing() {
-    let place = Place::new();
-    let _holder = place.hold("run x", "echo ready; sleep 1000");
-    let mut second = place.scripted("run x", "echo ran");
+fn a_signal_while_waiting_exits_128_plus_and_runs_nothing() {
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
+    let mut second = sandbox.scripted("run x", "echo ran");
     let mut second = second.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut line)
@@ -71,12 +73,12 @@ fn ending_while_waiting_is_128_and_the_signal_and_starts_nothing() {
 
 #[test]
 fn no_descriptor_of_ours_reaches_the_command() {
-    let place = Place::new();
-    // What the test itself was started with may be there too: compare with a command that leasehold did not start.
+    let sandbox = Sandbox::new();
+    // The test may have inherited descriptors: compare with a command that leasehold did not start.
     let list = "for fd in /proc/self/fd/*; do readlink $fd; done | sort; true";
     let plain = std::process::Command::new("sh").args(["-c", list]).stdin(Stdio::null()).output().unwrap();
     let plain = Outcome::of(plain).stdout;
-    let ours = place.run_script("run x", list).expect(0).stdout;
+    let ours = sandbox.run_script("run x", list).expect(0).stdout;
     let kinds = |text: &str| -> Vec<String> {
         let kind =
             |line: &str| line.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default().to_owned();
@@ -87,50 +89,53 @@ fn no_descriptor_of_ours_reaches_the_command() {
 }
 
 #[test]
-fn what_a_command_leaves_in_its_group_ends_before_the_release_and_a_daemon_does_not() {
-    let place = Place::new();
+fn group_leftovers_end_before_the_release_but_daemons_live() {
+    let sandbox = Sandbox::new();
     let script = "sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' > /dev/null 2>&1 &
         setsid sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
         while ! [ -s stubborn ] || ! [ -s daemon ]; do sleep 0.01; done";
-    let mut command = place.scripted("run x --ttl 3s --grace 200ms", script);
+    let mut command = sandbox.scripted("run x --ttl 3s --grace 200ms", script);
     let ended = Outcome::of(command.stdout(Stdio::null()).output().unwrap()).expect(0);
-    assert!(ended.stderr.contains("warning: ended processes that the command had left behind"), "{ended:?}");
-    assert!(!lives(place.read("stubborn").trim()));
-    let daemon = place.read("daemon").trim().to_owned();
-    assert!(lives(&daemon));
+    assert!(
+        ended.stderr.contains("warning: terminated processes that the command left running"),
+        "{ended:?}"
+    );
+    assert!(!is_alive(sandbox.read("stubborn").trim()));
+    let daemon = sandbox.read("daemon").trim().to_owned();
+    assert!(is_alive(&daemon));
     crate::support::send(daemon.parse().unwrap(), Signal::KILL);
 }
 
 #[test]
 fn all_processes_die_with_leasehold_when_it_is_killed() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let script = "trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > grandchild; sleep 1000' &
         setsid sh -c 'trap \"\" TERM; echo $$ > daemon; sleep 1000' &
         while ! [ -s grandchild ] || ! [ -s daemon ]; do sleep 0.01; done; echo $$; wait";
-    let holder = place.hold("run x", script);
+    let holder = sandbox.hold("run x", script);
     let child = holder.first.clone();
-    let [grandchild, daemon] = ["grandchild", "daemon"].map(|file| place.read(file).trim().to_owned());
-    assert!(lives(&child) && lives(&grandchild) && lives(&daemon));
+    let [grandchild, daemon] = ["grandchild", "daemon"].map(|file| sandbox.read(file).trim().to_owned());
+    assert!(is_alive(&child) && is_alive(&grandchild) && is_alive(&daemon));
     holder.signal(Signal::KILL);
-    until("the command dies", || !lives(&child));
-    until("what it started dies", || !lives(&grandchild));
-    until("what left its group dies", || !lives(&daemon));
+    wait_until("the command dies", || !is_alive(&child));
+    wait_until("what it started dies", || !is_alive(&grandchild));
+    wait_until("what left its group dies", || !is_alive(&daemon));
 }
 
 #[test]
 fn the_command_dies_with_leasehold_and_its_guardian() {
-    let place = Place::new();
-    let holder = place.hold("run x", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("run x", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let child = holder.first.clone();
     crate::support::send(holder.guardian(), Signal::KILL);
     holder.signal(Signal::KILL);
-    until("the command dies", || !lives(&child));
+    wait_until("the command dies", || !is_alive(&child));
 }
 
 #[test]
-fn a_guardian_that_was_killed_harms_nobody() {
-    let place = Place::new();
-    let mut command = place.scripted("run x --ttl 1s", "echo ready; cat; echo done");
+fn a_killed_guardian_does_not_affect_the_run() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.scripted("run x --ttl 1s", "echo ready; cat; echo done");
     command.stdin(Stdio::piped());
     let mut holder = Holder::start(command);
     crate::support::send(holder.guardian(), Signal::KILL);
@@ -139,13 +144,13 @@ fn a_guardian_that_was_killed_harms_nobody() {
 }
 
 #[test]
-fn a_guardian_that_was_killed_before_the_command_went_is_replaced() {
-    let place = Place::new();
-    let first = place.hold("run x", "echo ready; sleep 1000");
-    let mut second = place.scripted("run x", "echo $$; exec sleep 1000");
+fn a_guardian_killed_before_the_command_starts_is_replaced() {
+    let sandbox = Sandbox::new();
+    let first = sandbox.hold("run x", "echo ready; sleep 1000");
+    let mut second = sandbox.scripted("run x", "echo $$; exec sleep 1000");
     let mut second = second.process_group(0).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let pid = i32::try_from(second.id()).unwrap();
-    until("it has a guardian", || guardian_of(pid).is_some());
+    wait_until("it has a guardian", || guardian_of(pid).is_some());
     crate::support::send(guardian_of(pid).unwrap(), Signal::KILL);
     first.signal(Signal::TERM);
     first.end().expect(143);
@@ -159,37 +164,38 @@ fn a_guardian_that_was_killed_before_the_command_went_is_replaced() {
 
 #[test]
 fn being_stopped_by_a_terminal_stops_the_command_too() {
-    let place = Place::new();
-    // Starts nothing: a shell that waits for its vfork(2) child, stopped before it could exec, is never seen stopped.
-    let holder = place.hold("run x", "trap 'exit 5' USR1; echo $$; while :; do :; done");
+    let sandbox = Sandbox::new();
+    // The script starts no process: a shell that is stopped between vfork(2) and exec is never reported as stopped.
+    let holder = sandbox.hold("run x", "trap 'exit 5' USR1; echo $$; while :; do :; done");
     let child: i32 = holder.first.parse().unwrap();
     holder.signal(Signal::TSTP);
-    until("both stop", || is_stopped(holder.pid()) && is_stopped(child));
+    wait_until("both stop", || is_stopped(holder.pid()) && is_stopped(child));
     holder.signal(Signal::CONT);
-    until("both go on", || !is_stopped(holder.pid()) && !is_stopped(child));
+    wait_until("both continue", || !is_stopped(holder.pid()) && !is_stopped(child));
     holder.signal(Signal::USR1);
     holder.end().expect(5);
 }
 
 #[test]
-fn a_run_within_a_run_ends_what_it_started_when_both_are_killed() {
-    let place = Place::new();
+fn a_killed_nested_run_leaves_no_process() {
+    let sandbox = Sandbox::new();
     let daemon = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & echo $$; exec sleep 1000";
     let inner = format!("exec \"$LEASEHOLD\" run y -- sh -c \"{}\"", daemon.replace('$', "\\$"));
-    let mut command = place.scripted("run x", &inner);
-    command.env("LEASEHOLD", place.leasehold([""; 0]).get_program());
+    let mut command = sandbox.scripted("run x", &inner);
+    command.env("LEASEHOLD", sandbox.leasehold([""; 0]).get_program());
     let holder = Holder::start(command);
-    let (child, daemon) = (holder.first.clone(), awaited(&place.path("daemon")));
-    // The guardian of the outer run ends the inner one with all that has its mark; not the guardian that is to end this.
+    let (child, daemon) = (holder.first.clone(), wait_for_file(&sandbox.path("daemon")));
+    // The guardian of the outer run kills the inner run and all processes with its mark, except the guardian of the
+    // inner run.
     holder.signal(Signal::KILL);
-    until("the command dies", || !lives(&child));
-    until("what left its group dies", || !lives(daemon.trim()));
+    wait_until("the command dies", || !is_alive(&child));
+    wait_until("what left its group dies", || !is_alive(daemon.trim()));
 }
 
 #[test]
-fn a_run_is_two_processes_more_than_its_command_would_be() {
-    let place = Place::new();
-    let holder = place.hold("run x", "echo $$; exec sleep 1000");
+fn a_run_has_two_more_processes_than_its_command() {
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("run x", "echo $$; exec sleep 1000");
     let mut children = children_of(holder.pid());
     children.sort_unstable();
     let mut expected = [holder.first.parse().unwrap(), holder.guardian()];
@@ -198,17 +204,17 @@ fn a_run_is_two_processes_more_than_its_command_would_be() {
 }
 
 #[test]
-fn who_waits_for_long_keeps_no_process_for_its_command() {
-    let place = Place::new();
-    let first = place.hold("run x", "echo ready; sleep 1000");
-    let mut second = place.scripted("run x", "echo ran");
+fn a_long_wait_keeps_no_prepared_process() {
+    let sandbox = Sandbox::new();
+    let first = sandbox.hold("run x", "echo ready; sleep 1000");
+    let mut second = sandbox.scripted("run x", "echo ran");
     let mut second = second.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    // By then it has started the one that is there for a lock that is had at once.
+    // At this time it has prepared a process, in case the lock is free soon.
     let mut waiting = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut waiting)
         .unwrap();
     assert!(waiting.contains("Waiting"), "{waiting}");
-    until("it is alone", || children_of(i32::try_from(second.id()).unwrap()).is_empty());
+    wait_until("it is alone", || children_of(i32::try_from(second.id()).unwrap()).is_empty());
     first.signal(Signal::TERM);
     first.end().expect(143);
     let mut line = String::new();
@@ -218,19 +224,19 @@ fn who_waits_for_long_keeps_no_process_for_its_command() {
 
 #[test]
 fn with_on_lost_none_nothing_is_killed() {
-    let place = Place::new();
-    let holder = place.hold("run x --on-lost none", "echo $$; exec sleep 1000");
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("run x --on-lost none", "echo $$; exec sleep 1000");
     let child = holder.first.clone();
-    assert_eq!(children_of(holder.pid()), [child.parse::<i32>().unwrap()], "nobody is there to kill it");
+    assert_eq!(children_of(holder.pid()), [child.parse::<i32>().unwrap()], "it has no guardian");
     holder.signal(Signal::KILL);
-    until("leasehold dies", || !lives(&holder.pid().to_string()));
-    assert!(lives(&child));
+    wait_until("leasehold dies", || !is_alive(&holder.pid().to_string()));
+    assert!(is_alive(&child));
     crate::support::send(child.parse().unwrap(), Signal::KILL);
 }
 
-/// As JSON in the row of `x`: the processes without whose end the lock does not end.
-fn processes_of_x(place: &Place) -> Vec<i64> {
-    let store = rusqlite::Connection::open(place.path("state/leasehold/locks.db")).unwrap();
+/// The processes in the row of `x`: the lock ends when all of them have ended.
+fn processes_of_x(sandbox: &Sandbox) -> Vec<i64> {
+    let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
     let text: String =
         store.query_row("SELECT process FROM lock WHERE name = 'x'", (), |row| row.get(0)).unwrap();
     let process: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -240,77 +246,77 @@ fn processes_of_x(place: &Place) -> Vec<i64> {
 
 #[test]
 fn the_lock_of_a_killed_run_ends_with_its_last_process() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let script =
         "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > daemon; while :; do sleep 0.01; done' &
         while ! [ -s daemon ]; do sleep 0.01; done; echo $$; while :; do sleep 0.01; done";
-    let holder = place.hold("run x --ttl 1h", script);
+    let holder = sandbox.hold("run x --ttl 1h", script);
     let (child, guardian) = (holder.first.clone(), holder.guardian());
-    let daemon = place.read("daemon").trim().to_owned();
+    let daemon = sandbox.read("daemon").trim().to_owned();
     let all = [holder.pid(), guardian, child.parse().unwrap()].map(i64::from);
-    assert_eq!(processes_of_x(&place), all);
-    // As if it were starved: what the command started outlives leasehold for as long as that lasts.
+    assert_eq!(processes_of_x(&sandbox), all);
+    // A stopped guardian is like a starved one: the descendants of the command outlive leasehold.
     crate::support::send(guardian, Signal::STOP);
-    until("the guardian is stopped", || is_stopped(guardian));
+    wait_until("the guardian is stopped", || is_stopped(guardian));
     holder.signal(Signal::KILL);
-    until("leasehold dies", || !lives(&holder.pid().to_string()));
-    until("the command dies", || !lives(&child));
-    let held = place.run("run -n x -- true").expect(123);
-    assert!(lives(&daemon), "{held:?}");
+    wait_until("leasehold dies", || !is_alive(&holder.pid().to_string()));
+    wait_until("the command dies", || !is_alive(&child));
+    let held = sandbox.run("run -n x -- true").expect(123);
+    assert!(is_alive(&daemon), "{held:?}");
     crate::support::send(guardian, Signal::CONT);
     let check = format!("! kill -0 {daemon} 2> /dev/null || grep -q '^State:.Z' /proc/{daemon}/status");
-    place.run_script("run x", &check).expect(0);
+    sandbox.run_script("run x", &check).expect(0);
 }
 
 #[test]
 fn the_lock_of_a_killed_run_ends_with_its_command() {
-    let place = Place::new();
-    let holder = place.hold("run x --ttl 1h --on-lost none", "echo $$; exec sleep 1000");
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("run x --ttl 1h --on-lost none", "echo $$; exec sleep 1000");
     let child = holder.first.clone();
     holder.signal(Signal::KILL);
-    until("leasehold dies", || !lives(&holder.pid().to_string()));
-    place.run("run -n x -- true").expect(123);
+    wait_until("leasehold dies", || !is_alive(&holder.pid().to_string()));
+    sandbox.run("run -n x -- true").expect(123);
     crate::support::send(child.parse().unwrap(), Signal::KILL);
-    place.run("run x -- true").expect(0);
+    sandbox.run("run x -- true").expect(0);
 }
 
-/// Where one may be made: elsewhere it is seen to be refused.
+/// Where the machine permits no cgroup, checks the error.
 #[test]
 fn nothing_in_a_cgroup_outlives_its_command() {
-    let place = Place::new();
-    // Neither its group nor its environment tells whose it is, and its parent is gone.
+    let sandbox = Sandbox::new();
+    // The daemon has no link to its command: another group, an empty environment, and no parent.
     let daemon = "setsid env -i sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
         while ! [ -s daemon ]; do sleep 0.01; done";
-    let first = Outcome::of(place.scripted("run x --cgroup", daemon).output().unwrap());
+    let first = Outcome::of(sandbox.scripted("run x --cgroup", daemon).output().unwrap());
     if first.code != 0 {
         assert!(first.stderr.contains("--cgroup") && first.code == 125, "{first:?}");
         return;
     }
-    let pid = place.read("daemon").trim().to_owned();
-    assert!(!lives(&pid), "it outlived its command");
-    std::fs::remove_file(place.path("daemon")).unwrap();
+    let pid = sandbox.read("daemon").trim().to_owned();
+    assert!(!is_alive(&pid), "it outlived its command");
+    std::fs::remove_file(sandbox.path("daemon")).unwrap();
 
-    let holder = place.hold("run x --cgroup --ttl 1h", &format!("{daemon}; echo ready; exec sleep 1000"));
-    let pid = place.read("daemon").trim().to_owned();
+    let holder = sandbox.hold("run x --cgroup --ttl 1h", &format!("{daemon}; echo ready; exec sleep 1000"));
+    let pid = sandbox.read("daemon").trim().to_owned();
     let group = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let group = group.lines().find_map(|line| line.strip_prefix("0::")).unwrap().to_owned();
     assert!(group.contains("leasehold-"), "{group}");
     holder.signal(Signal::KILL);
-    place.run("run x -- true").expect(0);
-    assert!(!lives(&pid), "it outlived its lock");
+    sandbox.run("run x -- true").expect(0);
+    assert!(!is_alive(&pid), "the daemon outlived its lock");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
     let folder = format!("{}{group}", mount.split(' ').nth(4).unwrap());
-    until("the cgroup is removed", || !std::path::Path::new(&folder).exists());
+    wait_until("the cgroup is removed", || !std::path::Path::new(&folder).exists());
 }
 
 #[test]
-fn a_release_that_hangs_is_broken_off_by_a_signal() {
-    let place = Place::new();
-    let mut holder = place.hold("run x --ttl 1h", "echo ready; sleep 1000");
-    let _store = place.cut_off();
-    // The first one ends the command, and a later one the release.
-    until("it has ended", || {
+fn a_signal_interrupts_a_hanging_release() {
+    let sandbox = Sandbox::new();
+    let mut holder = sandbox.hold("run x --ttl 1h", "echo ready; sleep 1000");
+    let _store = sandbox.cut_off();
+    // The first signal ends the command, and a later one ends the release.
+    wait_until("it has ended", || {
         holder.signal(Signal::TERM);
         holder.process.try_wait().unwrap().is_some()
     });

@@ -4,30 +4,30 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
-use crate::support::{Outcome, Place};
+use crate::support::{Outcome, Sandbox};
 
 #[test]
 fn the_commands_own_code_is_passed_on() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for code in [0, 1, 3, 122, 255] {
-        place.run_script("run x", &format!("exit {code}")).expect(code);
+        sandbox.run_script("run x", &format!("exit {code}")).expect(code);
     }
-    place.run_script("run x", "kill -TERM $$").expect(128 + 15);
-    place.run_script("run x", "kill -KILL $$").expect(128 + 9);
+    sandbox.run_script("run x", "kill -TERM $$").expect(128 + 15);
+    sandbox.run_script("run x", "kill -KILL $$").expect(128 + 9);
 }
 
 #[test]
 fn the_command_finds_lock_token_and_store_in_its_environment() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let script = "echo $LEASEHOLD_LOCK $LEASEHOLD_TOKEN $LEASEHOLD_STORE";
-    let first = place.run_script("run deploy/prod", script).expect(0).stdout;
-    let second = place.run_script("run deploy/prod", script).expect(0).stdout;
+    let first = sandbox.run_script("run deploy/prod", script).expect(0).stdout;
+    let second = sandbox.run_script("run deploy/prod", script).expect(0).stdout;
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let (first, second) = (words(&first), words(&second));
     assert_eq!((&*first[0], &*first[2]), ("deploy/prod", "sqlite:"));
     assert!(first[1].parse::<u64>().unwrap() < second[1].parse().unwrap(), "tokens rise");
-    // Also when the caller had other values.
-    let output = place.scripted("run x", script).env("LEASEHOLD_LOCK", "other").output().unwrap();
+    // The variables of the caller are overwritten.
+    let output = sandbox.scripted("run x", script).env("LEASEHOLD_LOCK", "other").output().unwrap();
     assert!(Outcome::of(output).stdout.starts_with("x "));
 }
 
@@ -35,9 +35,9 @@ fn the_command_finds_lock_token_and_store_in_its_environment() {
 fn stdin_and_arguments_pass_through_untouched() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt as _;
-    let place = Place::new();
-    let file = place.write("in", "from stdin\n");
-    let mut command = place.leasehold(["run", "x", "--", "cat"]);
+    let sandbox = Sandbox::new();
+    let file = sandbox.write("in", "from stdin\n");
+    let mut command = sandbox.leasehold(["run", "x", "--", "cat"]);
     let output = command.stdin(std::fs::File::open(file).unwrap()).output().unwrap();
     assert_eq!(Outcome::of(output).expect(0).stdout, "from stdin\n");
     let odd = [OsStr::new("run"), "x".as_ref(), "--".as_ref(), "printf".as_ref(), "%s|".as_ref()];
@@ -47,97 +47,94 @@ fn stdin_and_arguments_pass_through_untouched() {
         "--json".as_ref(),
         OsStr::from_bytes(b"\xff"),
     ]);
-    let output = place.leasehold(odd).output().unwrap();
+    let output = sandbox.leasehold(odd).output().unwrap();
     assert_eq!(output.stdout, b"a b|$HOME|--json|\xff|");
 }
 
 #[test]
-fn what_the_command_leaves_of_stdin_is_there_for_whoever_comes_next() {
-    let place = Place::new();
-    let file = place.write("in", "one\ntwo\n");
+fn unread_stdin_remains_for_the_next_process() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.write("in", "one\ntwo\n");
     let script = "\"$LEASEHOLD\" run x -- sh -c 'read word; echo had $word'; cat
         \"$LEASEHOLD\" run x -- true <&- && echo and without";
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script]).stdin(std::fs::File::open(file).unwrap());
-    let ours = place.leasehold([""; 0]);
+    let ours = sandbox.leasehold([""; 0]);
     command.env("LEASEHOLD", ours.get_program());
-    command.env("XDG_STATE_HOME", place.path("state")).env("XDG_CONFIG_HOME", place.path("config"));
+    command.env("XDG_STATE_HOME", sandbox.path("state")).env("XDG_CONFIG_HOME", sandbox.path("config"));
     let ended = Outcome::of(command.output().unwrap()).expect(0);
     assert_eq!(ended.stdout, "had one\ntwo\nand without\n");
 }
 
 #[test]
 fn a_shell_runs_the_command_only_when_asked_to() {
-    let place = Place::new();
-    let shell = place.leasehold(["run", "x", "--shell", "--", "echo a; echo b | tr b c"]).output().unwrap();
+    let sandbox = Sandbox::new();
+    let shell = sandbox.leasehold(["run", "x", "--shell", "--", "echo a; echo b | tr b c"]).output().unwrap();
     assert_eq!(Outcome::of(shell).expect(0).stdout, "a\nc\n");
-    let none = place.leasehold(["run", "x", "--", "echo a; echo b"]).output().unwrap();
+    let none = sandbox.leasehold(["run", "x", "--", "echo a; echo b"]).output().unwrap();
     let none = Outcome::of(none).expect(127);
     assert!(none.stderr.contains("--shell"), "{none:?}");
 }
 
 #[test]
 fn what_cannot_be_run_is_126_or_127_and_takes_no_lock() {
-    let place = Place::new();
-    let missing = place.run("run x -- /no/such/command").expect(127);
+    let sandbox = Sandbox::new();
+    let missing = sandbox.run("run x -- /no/such/command").expect(127);
     assert!(missing.stderr.contains("/no/such/command"), "{missing:?}");
-    place.run("run x -- no-such-command-anywhere").expect(127);
-    place.run("run x -- .").expect(126);
-    let file = place.write("script", "echo never");
-    place.run(&format!("run x -- {}", file.display())).expect(126);
+    sandbox.run("run x -- no-such-command-anywhere").expect(127);
+    sandbox.run("run x -- .").expect(126);
+    let file = sandbox.write("script", "echo never");
+    sandbox.run(&format!("run x -- {}", file.display())).expect(126);
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    // As with every other program that runs programs: no #! line means sh.
-    assert_eq!(place.run(&format!("run x -- {}", file.display())).expect(0).stdout, "never\n");
-    let bad = place.write("bad", "#!/no/such/interpreter\n");
+    // Without a #! line, sh runs the script, as with execvp(3).
+    assert_eq!(sandbox.run(&format!("run x -- {}", file.display())).expect(0).stdout, "never\n");
+    let bad = sandbox.write("bad", "#!/no/such/interpreter\n");
     std::fs::set_permissions(&bad, std::fs::Permissions::from_mode(0o755)).unwrap();
-    place.run(&format!("run y -- {}", bad.display())).expect(127);
-    assert_eq!(place.run("history y").stdout.lines().count(), 2, "the lock was released");
+    sandbox.run(&format!("run y -- {}", bad.display())).expect(127);
+    assert_eq!(sandbox.run("history y").stdout.lines().count(), 2, "the lock was released");
 }
 
 #[test]
 fn a_lock_that_is_held_is_123_124_or_what_was_asked_for() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let mut command =
-        place.scripted("run deploy/prod --owner alice --note deploying", "echo $LEASEHOLD_TOKEN; cat");
+        sandbox.scripted("run deploy/prod --owner alice --note deploying", "echo $LEASEHOLD_TOKEN; cat");
     command.stdin(std::process::Stdio::piped());
     let mut holder = crate::support::Holder::start(command);
-    let held = place.run("run -n deploy/prod -- false").expect(123);
+    let held = sandbox.run("run -n deploy/prod -- false").expect(123);
     let token = &holder.first;
     let lines: Vec<&str> = held.stderr.lines().collect();
     assert!(lines[0].starts_with("error: lock `deploy/prod` is held by alice@"), "{lines:?}");
     assert!(lines[0].ends_with(&format!("(pid {}), token {token}", holder.pid())), "{lines:?}");
-    assert_eq!(lines[1], "  help: wait for it: leasehold run --wait 10m deploy/prod -- ...");
-    assert!(
-        lines[2].starts_with("  help: if that process is dead, the lease ends by itself in <= "),
-        "{lines:?}"
-    );
+    assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m deploy/prod -- ...");
+    assert!(lines[2].starts_with("  help: if that process is dead, the lease ends in <= "), "{lines:?}");
     assert_eq!(
         lines[3],
         format!(
-            "  help: to evict it now (unsafe while it runs): leasehold break deploy/prod --token {token}"
+            "  help: to evict the holder now (unsafe while it runs): leasehold break deploy/prod --token {token}"
         )
     );
     assert_eq!(held.stdout, "");
-    assert!(place.run("run --try -E 0 deploy/prod -- false").expect(0).stderr.contains("is held by"));
+    assert!(sandbox.run("run --try -E 0 deploy/prod -- false").expect(0).stderr.contains("is held by"));
     assert_eq!(
-        place.run("run -q --try -E 0 deploy/prod -- false").expect(0).stderr,
+        sandbox.run("run -q --try -E 0 deploy/prod -- false").expect(0).stderr,
         "",
         "cron would mail it"
     );
-    assert!(place.run("run -q --try deploy/prod -- false").expect(123).stderr.contains("is held by"));
-    place.run("run --wait 50ms deploy/prod -- false").expect(124);
-    place.run("run -w 50ms -E 9 deploy/prod -- false").expect(9);
+    assert!(sandbox.run("run -q --try deploy/prod -- false").expect(123).stderr.contains("is held by"));
+    sandbox.run("run --wait 50ms deploy/prod -- false").expect(124);
+    sandbox.run("run -w 50ms -E 9 deploy/prod -- false").expect(9);
     drop(holder.process.stdin.take());
     holder.end().expect(0);
-    place.run("run -n deploy/prod -- true").expect(0);
+    sandbox.run("run -n deploy/prod -- true").expect(0);
 }
 
 #[test]
 fn the_report_says_what_an_exit_code_cannot() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let report = |words: &str, script: &str, code: i32| -> Value {
-        place.run_script(&format!("{words} --report out.json"), script).expect(code);
-        serde_json::from_str(&place.read("out.json")).unwrap()
+        sandbox.run_script(&format!("{words} --report out.json"), script).expect(code);
+        serde_json::from_str(&sandbox.read("out.json")).unwrap()
     };
     let exited = report("run x", "exit 122", 122);
     assert_eq!(exited["outcome"], "exited");
@@ -148,78 +145,79 @@ fn the_report_says_what_an_exit_code_cannot() {
     assert!(exited["lost_reason"].is_null());
     let signaled = report("run x", "kill -KILL $$", 137);
     assert_eq!((&signaled["outcome"], &signaled["command_signal"]), (&"signaled".into(), &9.into()));
-    place.run("run x --report out.json -- /no/such").expect(127);
-    assert!(place.read("out.json").contains("\"outcome\": \"not_found\""));
-    let names: Vec<_> = std::fs::read_dir(place.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    sandbox.run("run x --report out.json -- /no/such").expect(127);
+    assert!(sandbox.read("out.json").contains("\"outcome\": \"not_found\""));
+    let names: Vec<_> =
+        std::fs::read_dir(sandbox.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().contains(".new")), "{names:?}");
-    // Found out before the command runs.
-    let bad = place.run_script("run x --report no/such/folder/out.json", "echo ran").expect(125);
+    // Fails before the command runs.
+    let bad = sandbox.run_script("run x --report no/such/folder/out.json", "echo ran").expect(125);
     assert_eq!(bad.stdout, "");
 }
 
 #[test]
 fn json_errors_are_documents_on_stderr() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let lines = |outcome: &Outcome| -> Vec<Value> {
         outcome.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    let missing = place.run("--json run x -- /no/such").expect(127);
+    let missing = sandbox.run("--json run x -- /no/such").expect(127);
     let error = &lines(&missing)[0];
     assert_eq!((&error["type"], &error["kind"]), (&"error".into(), &"not_found".into()));
-    let usage = place.run("--json run").expect(2);
+    let usage = sandbox.run("--json run").expect(2);
     assert_eq!(lines(&usage)[0]["kind"], "usage");
-    let unknown = place.run("--json --wat").expect(2);
+    let unknown = sandbox.run("--json --wat").expect(2);
     assert!(lines(&unknown)[0]["message"].as_str().unwrap().contains("--wat"));
 }
 
 #[test]
 fn a_report_into_a_pipe_or_a_device_leaves_it_what_it_is() {
     use std::os::unix::fs::FileTypeExt as _;
-    let place = Place::new();
-    // As /dev/stdout is one; not that itself, which a mistake would destroy for the whole machine.
-    std::os::unix::fs::symlink("/proc/self/fd/1", place.path("stdout")).unwrap();
-    let into_stdout = place.run("run x --report stdout -- true").expect(0);
+    let sandbox = Sandbox::new();
+    // A link like /dev/stdout. Not /dev/stdout itself: a defect could destroy it for the whole machine.
+    std::os::unix::fs::symlink("/proc/self/fd/1", sandbox.path("stdout")).unwrap();
+    let into_stdout = sandbox.run("run x --report stdout -- true").expect(0);
     assert!(into_stdout.stdout.contains("\"outcome\": \"exited\""), "{into_stdout:?}");
-    assert!(std::fs::symlink_metadata(place.path("stdout")).unwrap().is_symlink());
-    let pipe = place.path("pipe");
+    assert!(std::fs::symlink_metadata(sandbox.path("stdout")).unwrap().is_symlink());
+    let pipe = sandbox.path("pipe");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // Nobody reads it: said, and not waited for.
-    let unread = place.run("run x --report pipe -- true").expect(0);
+    // A pipe without a reader: a warning, and no wait.
+    let unread = sandbox.run("run x --report pipe -- true").expect(0);
     assert!(unread.stderr.contains("warning: cannot write the report pipe"), "{unread:?}");
     assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
-    place.write("target", "");
-    std::os::unix::fs::symlink("target", place.path("link")).unwrap();
-    place.run("run x --report link -- true").expect(0);
-    assert!(place.read("target").contains("exited"));
-    assert!(std::fs::symlink_metadata(place.path("link")).unwrap().is_symlink());
+    sandbox.write("target", "");
+    std::os::unix::fs::symlink("target", sandbox.path("link")).unwrap();
+    sandbox.run("run x --report link -- true").expect(0);
+    assert!(sandbox.read("target").contains("exited"));
+    assert!(std::fs::symlink_metadata(sandbox.path("link")).unwrap().is_symlink());
 }
 
 #[test]
-fn a_run_under_its_own_lock_is_told_so() {
-    let place = Place::new();
+fn a_run_under_its_own_lock_says_so() {
+    let sandbox = Sandbox::new();
     let nested = |words: &str| {
         let script = format!("exec \"$LEASEHOLD\" run {words} x -- true");
-        let mut command = place.scripted("run x", &script);
+        let mut command = sandbox.scripted("run x", &script);
         command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
         Outcome::of(command.output().unwrap())
     };
     let tried = nested("-n").expect(123);
-    assert!(tried.stderr.contains("help: this very command runs under the lock"), "{tried:?}");
+    assert!(tried.stderr.contains("help: this command runs under a `leasehold run`"), "{tried:?}");
     assert!(!tried.stderr.contains("break"), "it would evict itself: {tried:?}");
     let waited = nested("-w 600ms").expect(124);
-    assert!(waited.stderr.starts_with("warning: this very command runs under the lock"), "{waited:?}");
+    assert!(waited.stderr.starts_with("warning: this command runs under a `leasehold run`"), "{waited:?}");
 }
 
 #[test]
 fn a_relative_store_is_the_same_one_in_another_folder() {
-    let place = Place::new();
-    std::fs::create_dir(place.path("a%20?b")).unwrap();
-    std::fs::create_dir(place.path("a%20?b/other")).unwrap();
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("a%20?b")).unwrap();
+    std::fs::create_dir(sandbox.path("a%20?b/other")).unwrap();
     let mut command =
-        place.scripted("-s sqlite:locks.db run x", "cd other; \"$LEASEHOLD\" run -n x -- echo twice");
+        sandbox.scripted("-s sqlite:locks.db run x", "cd other; \"$LEASEHOLD\" run -n x -- echo twice");
     command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-    let output = command.current_dir(place.path("a%20?b")).output().unwrap();
+    let output = command.current_dir(sandbox.path("a%20?b")).output().unwrap();
     Outcome::of(output).expect(123);
-    assert!(!place.path("a%20?b/other/locks.db").exists());
+    assert!(!sandbox.path("a%20?b/other/locks.db").exists());
 }

@@ -1,11 +1,11 @@
-//! Flag over environment over config.toml over default.
+//! Precedence: option, environment, config.toml, default.
 
-use crate::support::{Outcome, Place};
+use crate::support::{Outcome, Sandbox};
 
 const OWNER: &str = "\"$LEASEHOLD\" show x --json | sed 's/.*\"name\":\"//; s/\".*//'";
 
-fn owner(place: &Place, words: &str, variable: Option<&str>) -> String {
-    let mut command = place.scripted(words, OWNER);
+fn owner(sandbox: &Sandbox, words: &str, variable: Option<&str>) -> String {
+    let mut command = sandbox.scripted(words, OWNER);
     command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
     if let Some(variable) = variable {
         command.env("LEASEHOLD_OWNER", variable);
@@ -15,33 +15,33 @@ fn owner(place: &Place, words: &str, variable: Option<&str>) -> String {
 
 #[test]
 fn the_nearest_setting_wins() {
-    let place = Place::new();
-    assert_eq!(owner(&place, "run x", None), "tester");
-    place.write("config/leasehold/config.toml", "owner = \"file\"\n");
-    assert_eq!(owner(&place, "run x", None), "file");
-    assert_eq!(owner(&place, "run x", Some("variable")), "variable");
-    assert_eq!(owner(&place, "run x", Some("")), "file");
-    assert_eq!(owner(&place, "run x --owner flag", Some("variable")), "flag");
+    let sandbox = Sandbox::new();
+    assert_eq!(owner(&sandbox, "run x", None), "tester");
+    sandbox.write("config/leasehold/config.toml", "owner = \"file\"\n");
+    assert_eq!(owner(&sandbox, "run x", None), "file");
+    assert_eq!(owner(&sandbox, "run x", Some("variable")), "variable");
+    assert_eq!(owner(&sandbox, "run x", Some("")), "file");
+    assert_eq!(owner(&sandbox, "run x --owner flag", Some("variable")), "flag");
 }
 
 #[test]
 fn a_store_may_have_an_alias() {
-    let place = Place::new();
-    let other = place.path("other.db");
+    let sandbox = Sandbox::new();
+    let other = sandbox.path("other.db");
     let config = format!("store = \"prod\"\n[stores.prod]\nurl = \"sqlite:{}\"\n", other.display());
-    place.write("config/leasehold/config.toml", &config);
-    place.run("run x -- true").expect(0);
-    assert!(other.exists() && !place.path("state").exists());
-    let _holder = place.hold("run x", "echo ready; sleep 1000");
-    let held = place.run("run -n x -- true").expect(123);
+    sandbox.write("config/leasehold/config.toml", &config);
+    sandbox.run("run x -- true").expect(0);
+    assert!(other.exists() && !sandbox.path("state").exists());
+    let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
+    let held = sandbox.run("run -n x -- true").expect(123);
     assert!(held.stderr.contains("leasehold -s prod break x"), "{held:?}");
-    let unknown = place.run("-s staging ls").expect(125);
+    let unknown = sandbox.run("-s staging ls").expect(125);
     assert!(unknown.stderr.contains("staging") && unknown.stderr.contains("prod"), "{unknown:?}");
 }
 
 #[test]
-fn a_bad_setting_is_named_with_its_place() {
-    let place = Place::new();
+fn an_invalid_setting_is_named_with_its_source() {
+    let sandbox = Sandbox::new();
     for (text, named) in [
         ("stor = \"x\"", "`stor`"),
         ("[stores.prod]\nurl = \"mem:\"\npassword = \"hunter2\"", "`password`"),
@@ -49,15 +49,15 @@ fn a_bad_setting_is_named_with_its_place() {
         ("ttl = \"soon\"", "`ttl`"),
         ("= hunter2", "line 1"),
     ] {
-        place.write("config/leasehold/config.toml", text);
-        let outcome = place.run("run x -- true").expect(125);
+        sandbox.write("config/leasehold/config.toml", text);
+        let outcome = sandbox.run("run x -- true").expect(125);
         assert!(
             outcome.stderr.contains("config.toml") && outcome.stderr.contains(named),
             "{text}: {outcome:?}"
         );
         assert!(!outcome.stderr.contains("hunter2"), "{outcome:?}");
     }
-    place.write("config/leasehold/config.toml", "");
+    sandbox.write("config/leasehold/config.toml", "");
     for (variable, value) in [
         ("LEASEHOLD_TTL", "soon"),
         ("LEASEHOLD_WAIT", "-1s"),
@@ -66,7 +66,7 @@ fn a_bad_setting_is_named_with_its_place() {
         ("LEASEHOLD_CONFLICT_EXIT_CODE", "256"),
         ("LEASEHOLD_COLOR", "red"),
     ] {
-        let output = place.leasehold(["run", "x", "--", "true"]).env(variable, value).output().unwrap();
+        let output = sandbox.leasehold(["run", "x", "--", "true"]).env(variable, value).output().unwrap();
         let outcome = Outcome::of(output).expect(2);
         assert!(outcome.stderr.contains(variable), "{outcome:?}");
     }
@@ -74,10 +74,10 @@ fn a_bad_setting_is_named_with_its_place() {
 
 #[test]
 fn a_flag_about_waiting_overrides_a_variable_about_trying() {
-    let place = Place::new();
-    let _holder = place.hold("run x", "echo ready; sleep 1000");
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
     let run = |words: &str, variable: (&str, &str)| {
-        let mut command = place.leasehold(words.split_whitespace());
+        let mut command = sandbox.leasehold(words.split_whitespace());
         Outcome::of(command.env(variable.0, variable.1).output().unwrap()).code
     };
     assert_eq!(run("run x -- true", ("LEASEHOLD_TRY", "1")), 123);
@@ -87,11 +87,11 @@ fn a_flag_about_waiting_overrides_a_variable_about_trying() {
 }
 
 #[test]
-fn the_note_is_the_name_of_the_command_unless_all_of_it_is_asked_for() {
-    let place = Place::new();
+fn the_default_note_is_the_name_of_the_command() {
+    let sandbox = Sandbox::new();
     let note = |words: &str| {
         let script = "\"$LEASEHOLD\" show x --json; : hunter2";
-        let mut command = place.scripted(words, script);
+        let mut command = sandbox.scripted(words, script);
         command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
         let shown = Outcome::of(command.output().unwrap()).expect(0).stdout;
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
@@ -100,7 +100,7 @@ fn the_note_is_the_name_of_the_command_unless_all_of_it_is_asked_for() {
     assert_eq!(note("run x"), "sh \u{2026}");
     assert_eq!(note("run x --note mine"), "mine");
     assert!(note("run x --note command-line").ends_with(": hunter2"));
-    place.write("config/leasehold/config.toml", "note = \"command-line\"\n");
+    sandbox.write("config/leasehold/config.toml", "note = \"command-line\"\n");
     assert!(note("run x").starts_with("sh -c ") && note("run x").ends_with(": hunter2"));
     assert_eq!(note("run x --note mine"), "mine");
 }

@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: a lock without a process.
+//! `acquire`, `renew`, `release`, `run --ticket`: locks without a process.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -8,59 +8,59 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Holder, Outcome, Place, lives, until};
+use crate::support::{Holder, Outcome, Sandbox, is_alive, wait_until};
 
 #[test]
-fn a_ticket_is_all_that_acquire_prints_and_all_that_renew_and_release_need() {
-    let place = Place::new();
-    let acquired = place.run("acquire deploy/prod --ttl 10m").expect(0);
+fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
+    let sandbox = Sandbox::new();
+    let acquired = sandbox.run("acquire deploy/prod --ttl 10m").expect(0);
     assert_eq!(acquired.stderr, "");
     let ticket = acquired.stdout.trim();
     assert!(ticket.starts_with("lh1_") && !ticket.contains(char::is_whitespace), "{ticket}");
-    // No process stays behind, and the lock is still held.
-    place.run("run -n deploy/prod -- true").expect(123);
-    assert!(place.run(&format!("renew {ticket}")).expect(0).stdout.starts_with("renewed deploy/prod"));
-    let output = place.leasehold(["renew"]).env("LEASEHOLD_TICKET", ticket).output().unwrap();
+    // No process keeps running, and the lock is held.
+    sandbox.run("run -n deploy/prod -- true").expect(123);
+    assert!(sandbox.run(&format!("renew {ticket}")).expect(0).stdout.starts_with("renewed deploy/prod"));
+    let output = sandbox.leasehold(["renew"]).env("LEASEHOLD_TICKET", ticket).output().unwrap();
     Outcome::of(output).expect(0);
-    let file = place.write("ticket", &acquired.stdout);
-    let output = place.leasehold(["release", "-"]).stdin(File::open(file).unwrap()).output().unwrap();
+    let file = sandbox.write("ticket", &acquired.stdout);
+    let output = sandbox.leasehold(["release", "-"]).stdin(File::open(file).unwrap()).output().unwrap();
     Outcome::of(output).expect(0);
-    place.run("run -n deploy/prod -- true").expect(0);
-    // Over is over.
-    let again = place.run(&format!("renew {ticket}")).expect(1);
+    sandbox.run("run -n deploy/prod -- true").expect(0);
+    // A released ticket is invalid.
+    let again = sandbox.run(&format!("renew {ticket}")).expect(1);
     assert!(again.stderr.contains("lost"), "{again:?}");
-    place.run(&format!("release {ticket}")).expect(1);
+    sandbox.run(&format!("release {ticket}")).expect(1);
 }
 
 #[test]
 fn a_ticket_of_another_store_needs_that_store_by_name() {
-    let place = Place::new();
-    let url = format!("sqlite:{}", place.path("other.db").display());
-    let ticket = place.run(&format!("-s {url} acquire x")).expect(0).stdout.trim().to_owned();
+    let sandbox = Sandbox::new();
+    let url = format!("sqlite:{}", sandbox.path("other.db").display());
+    let ticket = sandbox.run(&format!("-s {url} acquire x")).expect(0).stdout.trim().to_owned();
     for words in
         [format!("renew {ticket}"), format!("release {ticket}"), format!("run --ticket={ticket} -- true")]
     {
-        let refused = place.run(&words).expect(2);
+        let refused = sandbox.run(&words).expect(2);
         for part in [&url, "sqlite:\n", "--store URL", "LEASEHOLD_STORE", "config.toml"] {
             assert!(refused.stderr.contains(part), "{part}: {refused:?}");
         }
-        assert!(!place.path("state").exists());
+        assert!(!sandbox.path("state").exists());
     }
-    // The store that is named is the one that is asked.
-    place.run(&format!("-s sqlite:{} release {ticket}", place.path("third.db").display())).expect(1);
-    place.run(&format!("-s {url} renew {ticket}")).expect(0);
-    let configured = place.leasehold(["renew", &ticket]).env("LEASEHOLD_STORE", &url).output().unwrap();
+    // An explicit store is used, even if the lock is not there.
+    sandbox.run(&format!("-s sqlite:{} release {ticket}", sandbox.path("third.db").display())).expect(1);
+    sandbox.run(&format!("-s {url} renew {ticket}")).expect(0);
+    let configured = sandbox.leasehold(["renew", &ticket]).env("LEASEHOLD_STORE", &url).output().unwrap();
     Outcome::of(configured).expect(0);
-    place.write(
+    sandbox.write(
         "config/leasehold/config.toml",
         &format!("[stores.a]\nurl = 'sqlite:a.db'\n[stores.b]\nurl = '{url}?margin=9s'\n"),
     );
-    place.run(&format!("run --ticket={ticket} -- true")).expect(0);
-    place.run(&format!("release {ticket}")).expect(0);
-    assert!(!place.path("a.db").exists() && !place.path("state").exists());
+    sandbox.run(&format!("run --ticket={ticket} -- true")).expect(0);
+    sandbox.run(&format!("release {ticket}")).expect(0);
+    assert!(!sandbox.path("a.db").exists() && !sandbox.path("state").exists());
 }
 
-/// What somebody writes who wants the job that reads it to open `store`.
+/// A ticket from an attacker who wants leasehold to open `store`.
 fn forged(store: &str) -> String {
     let json = serde_json::json!({
         "lock": "x", "grant": "00112233445566778899aabbccddeeff", "token": 7, "ttl_ms": 30_000, "store": store,
@@ -70,10 +70,10 @@ fn forged(store: &str) -> String {
 
 #[test]
 fn a_forged_ticket_opens_creates_and_sends_nothing() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let files = place.path("forged");
+    let files = sandbox.path("forged");
     let files = files.display();
     for store in [
         format!("sqlite:{files}/x.db"),
@@ -99,13 +99,13 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
             for words in
                 [vec!["release", &ticket], vec!["renew", &ticket], vec!["run", "--ticket", "--", "true"]]
             {
-                let mut command = place.leasehold(&words);
+                let mut command = sandbox.leasehold(&words);
                 command.env("LEASEHOLD_STORE", configured).env("LEASEHOLD_TICKET", &ticket);
                 for (name, value) in [("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "hunter2")] {
                     command.env(name, value);
                 }
                 if store.starts_with("gs://bucket?proxy") && configured == "gs://bucket" {
-                    // The same store: the configured URL is read, and fails before anything is sent.
+                    // The same store: leasehold reads the configured URL, and fails before it sends a request.
                     command.env("STORAGE_EMULATOR_HOST", "user@host");
                     let outcome = Outcome::of(command.output().unwrap()).expect(125);
                     assert!(outcome.stderr.contains("STORAGE_EMULATOR_HOST"), "{outcome:?}");
@@ -121,7 +121,7 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
         }
     }
     let mut left: Vec<_> =
-        std::fs::read_dir(place.path(".")).unwrap().map(|file| file.unwrap().path()).collect();
+        std::fs::read_dir(sandbox.path(".")).unwrap().map(|file| file.unwrap().path()).collect();
     left.retain(|path| !path.ends_with("config"));
     assert_eq!(left, Vec::<std::path::PathBuf>::new());
     listener.set_nonblocking(true).unwrap();
@@ -129,81 +129,81 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
 }
 
 #[test]
-fn acquire_says_who_has_it() {
-    let place = Place::new();
-    let first: Value = serde_json::from_str(&place.run("acquire x --json").expect(0).stdout).unwrap();
+fn acquire_names_the_holder() {
+    let sandbox = Sandbox::new();
+    let first: Value = serde_json::from_str(&sandbox.run("acquire x --json").expect(0).stdout).unwrap();
     assert_eq!((&first["type"], &first["ttl_ms"]), (&"ticket".into(), &30_000.into()));
-    let held = place.run("acquire -n x").expect(123);
+    let held = sandbox.run("acquire -n x").expect(123);
     assert!(held.stderr.contains("leasehold acquire --wait 10m x\n"), "{held:?}");
     assert_eq!(held.stdout, "");
-    place.run("acquire -w 20ms x").expect(124);
+    sandbox.run("acquire -w 20ms x").expect(124);
     let token = first["token"].as_u64().unwrap();
-    assert!(place.run(&format!("break x --token {token}")).expect(0).stdout.contains("evicted"));
-    place.run("acquire -n x").expect(0);
+    assert!(sandbox.run(&format!("break x --token {token}")).expect(0).stdout.contains("evicted"));
+    sandbox.run("acquire -n x").expect(0);
 }
 
 #[test]
-fn what_is_no_ticket_is_not_repeated() {
-    let place = Place::new();
+fn an_invalid_ticket_is_not_shown() {
+    let sandbox = Sandbox::new();
     for bad in ["hunter2", "lh1_hunter2", "lh1_", "lh1_é"] {
-        let outcome = place.run(&format!("renew {bad}")).expect(2);
+        let outcome = sandbox.run(&format!("renew {bad}")).expect(2);
         assert!(
             !outcome.stderr.contains("hunter2") && outcome.stderr.contains("not a ticket"),
             "{outcome:?}"
         );
     }
-    place.run("renew").expect(2);
-    let empty = place.leasehold(["release", "-"]).output().unwrap();
+    sandbox.run("renew").expect(2);
+    let empty = sandbox.leasehold(["release", "-"]).output().unwrap();
     Outcome::of(empty).expect(2);
 }
 
 #[test]
 fn a_ticket_for_a_relative_path_is_good_in_every_folder() {
-    let place = Place::new();
-    let ticket = place.run("-s sqlite:locks.db acquire x").expect(0).stdout.trim().to_owned();
-    std::fs::create_dir(place.path("other")).unwrap();
+    let sandbox = Sandbox::new();
+    let ticket = sandbox.run("-s sqlite:locks.db acquire x").expect(0).stdout.trim().to_owned();
+    std::fs::create_dir(sandbox.path("other")).unwrap();
     let elsewhere = |store: &str| {
-        let mut command = place.leasehold(["release", &ticket]);
-        command.env("LEASEHOLD_STORE", store).current_dir(place.path("other"));
+        let mut command = sandbox.leasehold(["release", &ticket]);
+        command.env("LEASEHOLD_STORE", store).current_dir(sandbox.path("other"));
         Outcome::of(command.output().unwrap())
     };
-    // The same words mean another file there.
+    // The same relative URL means another file there.
     elsewhere("sqlite:locks.db").expect(2);
-    elsewhere(&format!("sqlite:{}", place.path("locks.db").display())).expect(0);
-    assert!(!place.path("other/locks.db").exists());
+    elsewhere(&format!("sqlite:{}", sandbox.path("locks.db").display())).expect(0);
+    assert!(!sandbox.path("other/locks.db").exists());
 }
 
 #[test]
-fn nobody_is_told_to_look_for_the_process_of_a_ticket() {
-    let place = Place::new();
-    place.run("acquire x --owner alice --ttl 1h").expect(0);
-    let refused = place.run("run -n x -- true").expect(123);
+fn a_refusal_names_a_ticket_instead_of_a_process() {
+    let sandbox = Sandbox::new();
+    sandbox.run("acquire x --owner alice --ttl 1h").expect(0);
+    let refused = sandbox.run("run -n x -- true").expect(123);
     assert!(refused.stderr.contains("alice@") && refused.stderr.contains(" by ticket"), "{refused:?}");
-    assert!(refused.stderr.contains("held by a ticket, and ends by itself in <= "), "{refused:?}");
+    assert!(refused.stderr.contains("help: a ticket holds the lock; the lease ends in <= "), "{refused:?}");
 }
 
 #[test]
-fn a_ticket_that_nobody_got_holds_nothing() {
-    let place = Place::new();
+fn a_ticket_that_cannot_be_printed_is_released() {
+    let sandbox = Sandbox::new();
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let output = place.leasehold(["acquire", "x"]).stdout(full).output().unwrap();
+    let output = sandbox.leasehold(["acquire", "x"]).stdout(full).output().unwrap();
     Outcome::of(output).expect(125);
-    place.run("run -n x -- true").expect(0);
+    sandbox.run("run -n x -- true").expect(0);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = place.leasehold(["acquire", "x", "--json"]).stdout(writer).output().unwrap();
+    let output = sandbox.leasehold(["acquire", "x", "--json"]).stdout(writer).output().unwrap();
     Outcome::of(output).expect(125);
-    place.run("run -n x -- true").expect(0);
+    sandbox.run("run -n x -- true").expect(0);
 }
 
-fn ticket(place: &Place, words: &str) -> String {
-    place.run(&format!("acquire {words}")).expect(0).stdout.trim().to_owned()
+fn ticket(sandbox: &Sandbox, words: &str) -> String {
+    sandbox.run(&format!("acquire {words}")).expect(0).stdout.trim().to_owned()
 }
 
 #[test]
 fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
-    let place = Place::new();
-    // As somebody writes it. Between all steps, nobody else is granted the lock.
+    let sandbox = Sandbox::new();
+    // Between the steps, no other process gets the lock.
     let script = r#"set -eu
         leasehold() { "$LEASEHOLD" "$@"; }
         others() { leasehold run -n steps -- true && exit 99 || [ $? -eq 123 ]; }
@@ -221,9 +221,12 @@ fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
         leasehold release -q
         leasehold run -n steps -- true"#;
     let mut shell = std::process::Command::new("sh");
-    let mut as_here = place.leasehold(["-V"]);
+    let mut as_here = sandbox.leasehold(["-V"]);
     as_here.args(["-V"]);
-    shell.args(["-c", script]).env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold")).current_dir(place.path("."));
+    shell
+        .args(["-c", script])
+        .env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))
+        .current_dir(sandbox.path("."));
     for (key, value) in as_here.get_envs() {
         match value {
             Some(value) => shell.env(key, value),
@@ -237,102 +240,103 @@ fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
 }
 
 #[test]
-fn a_run_by_ticket_is_renewed_and_its_lock_is_left_to_the_next_step() {
-    let place = Place::new();
-    let ticket = ticket(&place, "x --ttl 1s");
-    // Longer than the lease.
+fn a_run_by_ticket_renews_and_keeps_the_lock() {
+    let sandbox = Sandbox::new();
+    let ticket = ticket(&sandbox, "x --ttl 1s");
+    // The script takes longer than the lease.
     let script = "i=0; while [ $i -lt 150 ]; do i=$((i + 1)); sleep 0.01; done";
     let words = format!("run --ticket={ticket} --report out.json");
-    place.run_script(&words, script).expect(0);
-    place.run("run -n x -- true").expect(123);
-    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    sandbox.run_script(&words, script).expect(0);
+    sandbox.run("run -n x -- true").expect(123);
+    let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!(
         (&report["outcome"], &report["released"], &report["lock"]),
         (&"exited".into(), &false.into(), &"x".into())
     );
-    place.run(&format!("run --ticket={ticket} --release -- false")).expect(1);
-    place.run("run -n x -- true").expect(0);
+    sandbox.run(&format!("run --ticket={ticket} --release -- false")).expect(1);
+    sandbox.run("run -n x -- true").expect(0);
 }
 
 #[test]
-fn a_run_by_a_ticket_that_is_lost_runs_nothing_and_makes_122() {
-    let place = Place::new();
-    let ticket = ticket(&place, "x --ttl 1h");
-    place.run(&format!("release {ticket}")).expect(0);
-    let lost = place.run(&format!("run --ticket={ticket} --report out.json -- touch ran")).expect(122);
+fn a_run_by_a_lost_ticket_exits_122_without_running() {
+    let sandbox = Sandbox::new();
+    let ticket = ticket(&sandbox, "x --ttl 1h");
+    sandbox.run(&format!("release {ticket}")).expect(0);
+    let lost = sandbox.run(&format!("run --ticket={ticket} --report out.json -- touch ran")).expect(122);
     assert!(lost.stderr.contains("lost") && lost.stderr.contains("the command was not run"), "{lost:?}");
-    assert!(!place.path("ran").exists());
-    let report: Value = serde_json::from_str(&place.read("out.json")).unwrap();
+    assert!(!sandbox.path("ran").exists());
+    let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!((&report["outcome"], &report["command_exit_code"]), (&"lost".into(), &Value::Null));
 }
 
 #[test]
-fn a_run_by_ticket_that_loses_its_lock_is_killed_and_makes_122() {
-    let place = Place::new();
-    let ticket = ticket(&place, "x --ttl 1s");
+fn a_loss_kills_a_run_by_ticket_and_exits_122() {
+    let sandbox = Sandbox::new();
+    let ticket = ticket(&sandbox, "x --ttl 1s");
     let stubborn = "trap '' TERM; echo $$; while :; do sleep 0.01; done";
-    let running = place.hold(&format!("run --ticket={ticket}"), stubborn);
+    let running = sandbox.hold(&format!("run --ticket={ticket}"), stubborn);
     let pid = running.first.clone();
-    let store = place.cut_off();
-    until("the command is killed", || !lives(&pid));
+    let store = sandbox.cut_off();
+    wait_until("the command is killed", || !is_alive(&pid));
     drop(store);
     running.end().expect(122);
-    // Ended by another between the last renewal and the end: found out by the renewal that comes after the command.
+    // A release during the run is found by the renewal after the command.
     let script = format!("{} release {{}}", env!("CARGO_BIN_EXE_leasehold"));
-    let ticket = self::ticket(&place, "y --ttl 1h");
-    place.run_script(&format!("run --ticket={ticket}"), &script.replace("{}", &ticket)).expect(122);
+    let ticket = self::ticket(&sandbox, "y --ttl 1h");
+    sandbox.run_script(&format!("run --ticket={ticket}"), &script.replace("{}", &ticket)).expect(122);
 }
 
 #[test]
-fn two_runs_by_one_ticket_keep_it_together_and_whoever_releases_ends_it_for_both() {
-    let place = Place::new();
-    let ticket = ticket(&place, "x --ttl 1s");
+fn a_release_ends_all_concurrent_runs_by_one_ticket() {
+    let sandbox = Sandbox::new();
+    let ticket = ticket(&sandbox, "x --ttl 1s");
     let start = |name: &str| {
         let script = format!("echo $$; while ! [ -e {name} ]; do sleep 0.01; done");
         let words = format!("run --ticket={ticket} {}", if name == "two" { "--release" } else { "" });
-        Holder::start(place.scripted(&words, &script))
+        Holder::start(sandbox.scripted(&words, &script))
     };
     let (one, two) = (start("one"), start("two"));
-    // Both renew: neither is lost within three leases.
-    let began = std::fs::metadata(place.write("began", "x")).unwrap().modified().unwrap();
-    until("three leases are over", || began.elapsed().unwrap().as_secs() >= 3);
-    assert!(lives(&one.first) && lives(&two.first));
-    place.run("run -n x -- true").expect(123);
-    place.write("two", "x");
+    // Both runs renew: neither loses the lock within three leases.
+    let began = std::fs::metadata(sandbox.write("began", "x")).unwrap().modified().unwrap();
+    wait_until("three leases are over", || began.elapsed().unwrap().as_secs() >= 3);
+    assert!(is_alive(&one.first) && is_alive(&two.first));
+    sandbox.run("run -n x -- true").expect(123);
+    sandbox.write("two", "x");
     two.end().expect(0);
     let pid = one.first.clone();
     one.end().expect(122);
-    assert!(!lives(&pid));
-    place.run("run -n x -- true").expect(0);
+    assert!(!is_alive(&pid));
+    sandbox.run("run -n x -- true").expect(0);
 }
 
 #[test]
 fn a_run_by_ticket_that_is_killed_leaves_the_ticket_valid() {
-    let place = Place::new();
-    let ticket = ticket(&place, "x --ttl 1h");
-    let running = place.hold(&format!("run --ticket={ticket}"), "echo running; while :; do sleep 0.01; done");
+    let sandbox = Sandbox::new();
+    let ticket = ticket(&sandbox, "x --ttl 1h");
+    let running =
+        sandbox.hold(&format!("run --ticket={ticket}"), "echo running; while :; do sleep 0.01; done");
     running.signal(Signal::KILL);
     running.end();
-    place.run("run -n x -- true").expect(123);
-    place.run(&format!("run --ticket={ticket} --release -- true")).expect(0);
-    place.run("run -n x -- true").expect(0);
+    sandbox.run("run -n x -- true").expect(123);
+    sandbox.run(&format!("run --ticket={ticket} --release -- true")).expect(0);
+    sandbox.run("run -n x -- true").expect(0);
 }
 
 #[test]
-fn a_ticket_is_instead_of_all_that_asks_for_a_lock() {
-    let place = Place::new();
-    let ticket = ticket(&place, "x --ttl 1h");
+fn a_ticket_conflicts_with_the_options_of_an_acquisition() {
+    let sandbox = Sandbox::new();
+    let ticket = ticket(&sandbox, "x --ttl 1h");
     for words in
         ["y", "--permits 3", "--shared", "-n", "-w 1s", "-E 0", "--owner me", "--note text", "--ttl 1m"]
     {
-        let outcome = place.run(&format!("run --ticket={ticket} {words} -- true")).expect(2);
+        let outcome = sandbox.run(&format!("run --ticket={ticket} {words} -- true")).expect(2);
         assert!(outcome.stderr.contains("cannot be used with"), "{words}: {outcome:?}");
     }
-    place.run("run -- true").expect(2);
-    place.run("run --release x -- true").expect(2);
-    let none = place.run("run --ticket -- true").expect(2);
+    sandbox.run("run -- true").expect(2);
+    sandbox.run("run --release x -- true").expect(2);
+    let none = sandbox.run("run --ticket -- true").expect(2);
     assert!(none.stderr.contains("LEASEHOLD_TICKET"), "{none:?}");
-    place.run("run --ticket= -- true").expect(2);
-    let bad = place.run("run --ticket=hunter2 -- true").expect(2);
+    sandbox.run("run --ticket= -- true").expect(2);
+    let bad = sandbox.run("run --ticket=hunter2 -- true").expect(2);
     assert!(!bad.stderr.contains("hunter2") && bad.stderr.contains("not a ticket"), "{bad:?}");
 }

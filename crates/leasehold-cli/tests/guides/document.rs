@@ -1,17 +1,16 @@
-//! A guide's blocks.
+//! Reads the code blocks of a guide.
 
-/// What stands between two fences.
+/// A fenced code block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// The line of its opening fence, from 1.
+    /// The line number of the opening fence, from 1.
     pub(crate) line: usize,
-    /// The word after its opening fence.
+    /// The word after the opening fence.
     pub(crate) kind: String,
     pub(crate) text: String,
 }
 
-/// The blocks of a guide. Code that is marked in another way than by fences at the line's start is an error: it would not
-/// be run.
+/// The blocks of a guide. Indented code and indented fences are errors, because they would not be run.
 pub(crate) fn blocks(guide: &str) -> Result<Vec<Block>, String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut open = false;

@@ -1,33 +1,33 @@
-//! Every command of the guides in `docs/guides`, as it stands there, with the servers that `./test` starts.
+//! Runs every command of the guides in `docs/guides`, with the servers that `./test` starts.
 //!
-//! A guide's blocks are run in order, by one shell, in a folder of their own:
+//! One shell runs the blocks of a guide in order, in a new folder:
 //!
-//! | block | what is done with it |
+//! | block | use |
 //! |---|---|
-//! | `sh` | it is run by `bash -euo pipefail` |
-//! | `text` | it is what the block before it has printed; `...` stands for anything |
+//! | `sh` | run by `bash -euo pipefail` |
+//! | `text` | expected output of the block before; `...` matches anything |
 //! | `crontab` | the command of each entry is run as cron runs it |
-//! | `yaml` | the commands of a workflow (GitHub Actions, GitLab) are run, each step in a shell of its own |
-//! | `rust` | it is an example in the library's documentation (`crates/leasehold/src/guides.rs`), and so run there |
+//! | `yaml` | the commands of a workflow (GitHub Actions, GitLab) are run, each step in a new shell |
+//! | `rust` | run as a documentation test of the library (`crates/leasehold/src/guides.rs`) |
 //!
-//! Any other block fails, since nobody would run it. What readers have and this machine has not stands in one table:
-//! `surroundings.rs`.
+//! Any other block is an error. `environment.rs` has the substitutes for what readers have and the test machine has
+//! not.
 
-mod able_to_fail;
 mod document;
+mod environment;
 mod output;
-mod place;
 mod recipes;
+mod runner;
 mod script;
-mod surroundings;
+mod self_test;
 mod workflow;
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use self::place::Place;
+use self::runner::GuideRun;
 
-/// The guides, each with its test.
+/// Defines a test for each guide.
 macro_rules! guides {
     ($($name:ident: $file:literal,)*) => {
         const FILES: &[&str] = &[$($file),*];
@@ -40,8 +40,8 @@ macro_rules! guides {
     };
 }
 
-/// Those whose tests go on where the guide ends.
-const FOLLOWED_ELSEWHERE: &[&str] = &[recipes::FILE];
+/// Guides with further tests in another module.
+const TESTED_ELSEWHERE: &[&str] = &[recipes::FILE];
 
 guides! {
     cron: "cron.md",
@@ -51,11 +51,11 @@ guides! {
     migrating: "migrating.md",
 }
 
-/// Does what the guide says, and gives the folder in which it was done.
+/// Runs a guide.
 #[track_caller]
-fn follow(file: &str) -> Place {
+fn follow(file: &str) -> GuideRun {
     let text = fs::read_to_string(folder().join(file)).unwrap();
-    place::follow(&text).unwrap_or_else(|error| panic!("docs/guides/{file}: {error}"))
+    runner::follow(&text).unwrap_or_else(|error| panic!("docs/guides/{file}: {error}"))
 }
 
 fn folder() -> PathBuf {
@@ -67,7 +67,7 @@ fn root() -> PathBuf {
 }
 
 fn tested() -> impl Iterator<Item = &'static str> {
-    FILES.iter().chain(FOLLOWED_ELSEWHERE).copied()
+    FILES.iter().chain(TESTED_ELSEWHERE).copied()
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn every_guide_has_its_test() {
     assert_eq!(there, tested);
 }
 
-/// Only names the others.
+/// The index is not a guide.
 const INDEX: &str = "README.md";
 
 #[test]

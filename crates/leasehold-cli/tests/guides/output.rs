@@ -1,9 +1,9 @@
-//! Whether a command has printed what its guide says.
+//! Compares the output of a command with its guide.
 
-/// Stands for anything, also for several lines.
+/// Matches any text, also several lines.
 const ANYTHING: &str = "...";
 
-/// Compares, but for space at the ends.
+/// Whether `printed` matches `expected`, without space at the ends.
 pub(crate) fn matches(expected: &str, printed: &str) -> bool {
     let (expected, printed) = (expected.trim(), printed.trim());
     let Some((first, others)) = expected.split_once(ANYTHING) else {

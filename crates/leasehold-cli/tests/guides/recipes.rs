@@ -1,16 +1,16 @@
-//! The recipes of the guide on tokens, once it has been followed: its own scripts, in a race.
+//! Runs the recipes of the guide on fencing tokens in a race, after the guide itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use super::place::Place;
+use super::runner::GuideRun;
 
 pub(crate) const FILE: &str = "fencing.md";
 
-/// The largest token that there can be. Those of the race are below it, and above all that a store has granted.
+/// The largest possible token. The tokens of the race are below it, and above all tokens from stores.
 const LARGEST: u64 = (1 << 53) - 1;
 
-/// The recipes: what saves with a token, and what shows the content and the token, a line each.
+/// The recipes: a command that saves with a token, and one that prints the content and the token, a line each.
 const RECIPES: &[(&str, &str)] = &[
     (
         "./save-postgresql",
@@ -38,9 +38,9 @@ const RECIPES: &[(&str, &str)] = &[
 
 #[test]
 fn a_late_write_is_refused_and_tokens_never_go_back() {
-    let place = super::follow(FILE);
+    let run = super::follow(FILE);
     for (save, show) in RECIPES {
-        let recipe = Recipe { place: &place, save, show };
+        let recipe = Recipe { run: &run, save, show };
         recipe.writes_nothing_without_a_token();
         recipe.in_a_race();
         recipe.refuses_late_ones();
@@ -48,7 +48,7 @@ fn a_late_write_is_refused_and_tokens_never_go_back() {
 }
 
 struct Recipe<'a> {
-    place: &'a Place,
+    run: &'a GuideRun,
     save: &'a str,
     show: &'a str,
 }
@@ -56,13 +56,13 @@ struct Recipe<'a> {
 impl Recipe<'_> {
     fn writes_nothing_without_a_token(&self) {
         for bad in ["''", "'x'"] {
-            let (code, _) = self.place.command(&format!("{} {bad} content", self.save));
+            let (code, _) = self.run.command(&format!("{} {bad} content", self.save));
             assert_ne!(code, Some(0), "{} {bad}", self.save);
             assert_eq!(self.shown().0, "second", "{} {bad}", self.save);
         }
     }
 
-    /// Writers with different tokens, all at once, while somebody watches.
+    /// Writers with different tokens run concurrently, while a reader checks the content.
     fn in_a_race(&self) {
         let over = AtomicBool::new(false);
         let accepted = thread::scope(|scope| {
@@ -97,7 +97,7 @@ impl Recipe<'_> {
 
     fn refuses_late_ones(&self) {
         let (content, token) = self.shown();
-        // Also the one that is greater in the order of a dictionary.
+        // 99 would be greater if tokens were compared as text.
         for lower in [token - 1, 99] {
             assert_eq!(self.save(lower, "late"), Some(1), "{}", self.save);
         }
@@ -107,21 +107,21 @@ impl Recipe<'_> {
         assert_eq!(self.shown(), ("next".to_owned(), token + 1), "{}", self.save);
     }
 
-    /// Gives the exit code: 0, or 1 when it was refused.
+    /// Returns the exit code: 0, or 1 if the write was refused.
     fn save(&self, token: u64, content: &str) -> Option<i32> {
-        let (code, printed) = self.place.command(&format!("{} {token} '{content}'", self.save));
+        let (code, printed) = self.run.command(&format!("{} {token} '{content}'", self.save));
         assert!(matches!(code, Some(0 | 1)), "{} {token}: {code:?} {printed}", self.save);
         code
     }
 
-    /// What is stored, and with which token.
+    /// The stored content and its token.
     fn shown(&self) -> (String, u64) {
-        let (code, printed) = self.place.command(self.show);
+        let (code, printed) = self.run.command(self.show);
         let (content, token) =
             printed.trim().split_once('\n').unwrap_or_else(|| panic!("{code:?} {printed}"));
         (content.to_owned(), token.parse().unwrap())
     }
 }
 
-/// So many at once, one less than a prime so that their order is mixed.
+/// Number of writers: one less than a prime, to mix their order.
 const WRITERS: u64 = 10;

@@ -1,32 +1,32 @@
-//! One shell script that does what a guide says.
+//! Makes one shell script from a guide.
 
 use std::fmt::Write as _;
 
 use super::document::Block;
 use super::workflow;
 
-/// Where the script keeps what the blocks have printed, each in a file with the block's number.
+/// The variable with the output folder. Each block has a file there, named by its number.
 pub(crate) const OUTPUT: &str = "GUIDE_OUTPUT";
 
-/// Names the block whose turn it is, or that all had theirs.
+/// The file with the number of the current block, or `DONE`.
 pub(crate) const PROGRESS: &str = "progress";
 
-/// What it says when all blocks had their turn.
+/// The content of the progress file after all blocks.
 pub(crate) const DONE: &str = "done";
 
-/// What stands before all blocks: it ends what they leave running, also when one fails.
+/// The beginning of the script. It ends background jobs, also after a failure.
 const HEAD: &str = r#"set -euo pipefail
 end_jobs() { local jobs; jobs=$(jobs -p); [[ -z $jobs ]] || kill $jobs 2>/dev/null || true; }
 trap end_jobs EXIT
 "#;
 
-/// What stands after all blocks.
+/// The end of the script.
 const FOOT: &str = r#"if [[ -n $(jobs -pr) ]]; then echo 'the guide leaves this running:'; jobs -r; exit 1; fi
 "#;
 
-/// The script for `blocks`, after `preparation`.
-pub(crate) fn of(blocks: &[Block], preparation: &str) -> Result<String, String> {
-    let mut script = HEAD.to_owned() + preparation;
+/// The script for `blocks`, after `setup`.
+pub(crate) fn of(blocks: &[Block], setup: &str) -> Result<String, String> {
+    let mut script = HEAD.to_owned() + setup;
     let mut has_command = false;
     for (number, block) in blocks.iter().enumerate() {
         let commands = match block.kind.as_str() {
@@ -55,11 +55,11 @@ fn output_of_the_one_before(blocks: &[Block], number: usize) -> Result<String, S
     let before = number.checked_sub(1).map(|before| blocks[before].kind.as_str());
     match before {
         Some("sh" | "crontab" | "yaml") => Ok(String::new()),
-        _ => Err("a text block that is nobody's output".to_owned()),
+        _ => Err("a text block without a block before it that prints".to_owned()),
     }
 }
 
-/// As cron does it: with `sh`, in an environment of almost nothing.
+/// Runs the entries as cron does: with `sh` and an almost empty environment.
 fn crontab(text: &str) -> Result<String, String> {
     let mut settings = vec!["PATH=/usr/bin:/bin".to_owned()];
     let mut commands = String::new();
@@ -82,7 +82,7 @@ fn crontab(text: &str) -> Result<String, String> {
     }
 }
 
-/// What stands after the five fields of the time, or after a word like `@daily`.
+/// The command after the five time fields, or after a word like `@daily`.
 fn command_of(line: &str) -> Option<&str> {
     let mut rest = line;
     let fields = if line.starts_with('@') { 1 } else { 5 };
@@ -98,13 +98,13 @@ fn command_of(line: &str) -> Option<&str> {
     Some(rest).filter(|rest| !rest.is_empty())
 }
 
-/// What the two systems tell each step.
+/// Variables that both systems set for each step.
 const WORKFLOW_HEAD: &str = r#"export GITHUB_ENV="$GUIDE_OUTPUT/github-env" GITHUB_RUN_ID=4711 CI_PIPELINE_ID=4711
 : >"$GITHUB_ENV"
 "#;
 
-/// Each step in a shell of its own, as the servers of both systems do it. What a step of GitHub Actions writes to the file
-/// `$GITHUB_ENV` is set for those after it.
+/// Runs each step in a new shell, as both systems do. Settings that a step writes to `$GITHUB_ENV` are set for later
+/// steps.
 fn steps(workflow: workflow::Workflow) -> String {
     let mut commands = WORKFLOW_HEAD.to_owned();
     let variables: Vec<String> =
@@ -120,7 +120,7 @@ fn steps(workflow: workflow::Workflow) -> String {
     commands
 }
 
-/// For a shell.
+/// Quotes `text` for a shell.
 pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

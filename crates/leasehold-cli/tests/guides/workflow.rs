@@ -1,11 +1,11 @@
-//! The commands of a workflow: so much of YAML as the guides use, and an error for what would not be run as it says.
+//! Reads the commands of a workflow. Supports the YAML that the guides use; anything else is an error.
 
-/// What a workflow does.
+/// A workflow.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Workflow {
     /// `env` of GitHub Actions, `variables` of GitLab.
     pub(crate) variables: Vec<(String, String)>,
-    /// `run` of GitHub Actions; `before_script` and `script`, or `after_script`, of GitLab. Each has a shell of its own.
+    /// `run` of GitHub Actions; `before_script` and `script`, or `after_script`, of GitLab. Each runs in a new shell.
     pub(crate) steps: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn read(text: &str) -> Result<Workflow, String> {
 
 /// A line: `key: value`, or a value without a key; either may be an item of a list.
 struct Entry<'a> {
-    /// Where it begins, after the `- ` of an item.
+    /// The column where it begins, after the `- ` of an item.
     indent: usize,
     key: &'a str,
     value: &'a str,
@@ -97,14 +97,14 @@ fn scalar(value: &str, below: &[&str]) -> Result<String, String> {
     if value != "|" {
         return match below.iter().all(|line| line.trim().is_empty()) {
             true => Ok(plain(value)?.to_owned() + "\n"),
-            false => Err(format!("`{value}` goes on in the next line: use |")),
+            false => Err(format!("`{value}` continues on the next line: use |")),
         };
     }
     let shift = below.first().map_or(0, |line| indent_of(line));
     Ok(below.iter().map(|line| format!("{}\n", line.get(shift..).unwrap_or_default())).collect())
 }
 
-/// What YAML takes as it stands.
+/// A plain or quoted scalar.
 fn plain(value: &str) -> Result<&str, String> {
     let quoted = value
         .strip_prefix('"')

@@ -22,7 +22,7 @@ pub(super) async fn doctor(context: &Context, args: &DoctorArgs) -> Result<u8, F
     examination.endpoints.clone_from(&args.endpoint);
     let report = match Locker::open(&store.url).await {
         Ok(locker) => locker.examine(&examination).await,
-        // A URL that names no store is no store to examine.
+        // A URL that does not parse is a usage error, not a finding.
         Err(error) if error.kind() == ErrorKind::Invalid => return Err(error.into()),
         Err(error) => Report::unopened(&error),
     };

@@ -1,4 +1,4 @@
-//! The ticket that `renew`, `release` and `run --ticket` are given, and the store that it belongs to.
+//! The ticket of `renew`, `release` and `run --ticket`, and its store.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -11,29 +11,29 @@ use crate::config::Store;
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 
-/// Where a ticket may stand instead of on the command line.
+/// The variable with the ticket, if the command line has none.
 const VARIABLE: &str = "LEASEHOLD_TICKET";
-/// No ticket is longer, in bytes.
-const MOST: u64 = 64 * 1024;
+/// Maximum size of a ticket, in bytes.
+const MAX_BYTES: u64 = 64 * 1024;
 
 /// Reads the ticket and opens its store.
-pub(super) async fn opened(context: &Context, args: TicketArgs) -> Result<(Ticket, Locker), Failure> {
+pub(super) async fn open(context: &Context, args: TicketArgs) -> Result<(Ticket, Locker), Failure> {
     let (ticket, store) = read(context, args.ticket)?;
     let locker = context::open(&store).await?;
     Ok((ticket, locker))
 }
 
-/// The ticket that is `given`, or where it stands, and its store.
+/// Reads the ticket from `given` or from the environment, and finds its store.
 pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
     let ticket: Ticket = text(given)?.parse().map_err(Failure::bad_argument)?;
-    match context.named_store()? {
-        // It may have another URL here than where the lock was acquired.
+    match context.explicit_store()? {
+        // The store may have another URL here than where the lock was acquired.
         Some(store) => Ok((ticket.without_store(), store)),
         None => configured(context, &ticket).map(|store| (ticket, store)),
     }
 }
 
-/// The configured store or alias that `ticket` is of. The URL in a ticket is never opened: its writer chose it.
+/// The configured store or alias of `ticket`. Never opens the URL in the ticket: its author may not be trusted.
 fn configured(context: &Context, ticket: &Ticket) -> Result<Store, Failure> {
     let store = context.store()?;
     StoreUrl::parse(&store.url)?;
@@ -41,26 +41,25 @@ fn configured(context: &Context, ticket: &Ticket) -> Result<Store, Failure> {
     let fits = |alias: &Store| ticket.check_store(&alias.url).is_ok();
     context.settings.aliases().find(fits).ok_or_else(|| {
         Failure::usage(mismatch.to_string())
-            .with_help("a ticket does not choose the store. If you trust that store, name it: --store URL")
-            .with_help("or configure it: LEASEHOLD_STORE, or an alias in config.toml (see `leasehold help environment`)")
+            .with_help("leasehold does not open a store only because a ticket names it. If you trust that store, add --store URL")
+            .with_help("or configure it in LEASEHOLD_STORE or as an alias in config.toml (see `leasehold help environment`)")
     })
 }
 
 fn text(given: Option<OsString>) -> Result<String, Failure> {
     let none = || {
-        Failure::usage("there is no ticket")
-            .with_help(format!("give it as an argument, in {VARIABLE}, or on stdin with `-`"))
+        Failure::usage("no ticket given")
+            .with_help(format!("pass it as an argument, in {VARIABLE}, or on stdin with `-`"))
     };
     let given =
         given.or_else(|| std::env::var_os(VARIABLE).filter(|text| !text.is_empty())).ok_or_else(none)?;
     if given != "-" {
-        return given.into_string().map_err(|_| Failure::usage("this is not a ticket: it is not UTF-8"));
+        return given.into_string().map_err(|_| Failure::usage("this is not a ticket: invalid UTF-8"));
     }
     let mut bytes = Vec::new();
     std::io::stdin()
-        .take(MOST)
+        .take(MAX_BYTES)
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::new(FAILED, "failed", format!("cannot read stdin: {error}")))?;
-    String::from_utf8(bytes)
-        .map_err(|_| Failure::usage("what stands on stdin is not a ticket: it is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| Failure::usage("stdin is not a ticket: invalid UTF-8"))
 }

@@ -1,64 +1,64 @@
-//! A folder of its own for each guide, in which what it says is done.
+//! Runs a guide in a new folder.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use super::document::{self, Block};
+use super::environment::Environment;
 use super::output;
 use super::script::{self, DONE, OUTPUT, PROGRESS};
-use super::surroundings::Surroundings;
 
-/// No guide takes longer unless it hangs.
+/// Time limit of a guide.
 const SECONDS: &str = "120";
 
-/// What timeout(1) says when the time was up.
+/// The exit code of timeout(1) after the time limit.
 const TIMED_OUT: i32 = 124;
 
-/// Where a guide was followed, with the files that it has made.
-pub(crate) struct Place {
+/// A guide that was run, with its folder.
+pub(crate) struct GuideRun {
     folder: tempfile::TempDir,
-    surroundings: Surroundings,
+    environment: Environment,
 }
 
-/// Does what the guide says. The error says which block failed, and how.
-pub(crate) fn follow(guide: &str) -> Result<Place, String> {
+/// Runs a guide. The error names the block that failed.
+pub(crate) fn follow(guide: &str) -> Result<GuideRun, String> {
     let folder = tempfile::tempdir().unwrap();
-    let surroundings = Surroundings::of(guide, folder.path());
-    let place = Place { folder, surroundings };
-    let blocks = document::blocks(&place.surroundings.adapted(guide))?;
-    let script = script::of(&blocks, &place.surroundings.preparation())?;
-    fs::create_dir(place.path(".output")).unwrap();
-    fs::create_dir(place.path(".home")).unwrap();
-    let code = place.run(&script);
-    place.judge(&blocks, code)?;
-    Ok(place)
+    let environment = Environment::for_guide(guide, folder.path());
+    let run = GuideRun { folder, environment };
+    let blocks = document::blocks(&run.environment.adapted(guide))?;
+    let script = script::of(&blocks, &run.environment.setup())?;
+    fs::create_dir(run.path(".output")).unwrap();
+    fs::create_dir(run.path(".home")).unwrap();
+    let code = run.execute(&script);
+    run.check(&blocks, code)?;
+    Ok(run)
 }
 
-impl Place {
+impl GuideRun {
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Runs `command` in the same surroundings after the guide. Gives its exit code, and what it has printed.
+    /// Runs `command` in the same environment after the guide. Returns its exit code and its output.
     pub(crate) fn command(&self, command: &str) -> (Option<i32>, String) {
-        let output = self.shell().arg("-c").arg(self.surroundings.adapted(command)).output().unwrap();
+        let output = self.shell().arg("-c").arg(self.environment.adapted(command)).output().unwrap();
         let printed = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8(printed).unwrap())
     }
 
-    fn run(&self, script: &str) -> Option<i32> {
+    fn execute(&self, script: &str) -> Option<i32> {
         fs::write(self.path(".script"), script).unwrap();
         self.shell().arg(self.path(".script")).status().unwrap().code()
     }
 
     fn shell(&self) -> Command {
-        // It makes a process group of its own, and kills all of it when the time is up.
+        // timeout(1) makes a new process group, and kills all of it at the end.
         let mut command = Command::new("timeout");
         command
             .args(["--kill-after=5", SECONDS, "bash"])
             .env_clear()
-            .envs(self.surroundings.variables())
+            .envs(self.environment.variables())
             .env("HOME", self.path(".home"))
             .env(OUTPUT, self.path(".output"))
             .current_dir(self.folder.path())
@@ -66,7 +66,7 @@ impl Place {
         command
     }
 
-    fn judge(&self, blocks: &[Block], code: Option<i32>) -> Result<(), String> {
+    fn check(&self, blocks: &[Block], code: Option<i32>) -> Result<(), String> {
         for (number, block) in blocks.iter().enumerate().filter(|(_, block)| block.kind == "text") {
             let printed = self.output(number - 1);
             if code == Some(0) && !output::matches(&block.text, &printed) {

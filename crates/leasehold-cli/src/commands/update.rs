@@ -1,4 +1,4 @@
-//! `leasehold update OBJECT -- CMD...`: passes an object through CMD, optimistically.
+//! `leasehold update OBJECT -- CMD...`: updates an object with CMD, by optimistic concurrency.
 
 use leasehold::{ErrorKind, Updated};
 use serde_json::json;
@@ -23,39 +23,37 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
     if let Some(limit) = args.within {
         object = object.within(limit);
     }
-    let made = async |content: Option<&[u8]>| {
-        let made = filter::through(&command, content).await?;
-        if made.is_empty() && !args.allow_empty {
-            return Err(emptied(&command[0].to_string_lossy(), &shown));
+    let transformed = async |content: Option<&[u8]>| {
+        let transformed = filter::run(&command, content).await?;
+        if transformed.is_empty() && !args.allow_empty {
+            return Err(empty_output(&command[0].to_string_lossy(), &shown));
         }
-        Ok(Some(made.into()))
+        Ok(Some(transformed.into()))
     };
     let updated = match token {
-        Some(token) => object.update_fenced(token, async |content| made(content.as_deref()).await).await,
-        None => object.update(async |content| made(content.as_deref()).await).await,
+        Some(token) => {
+            object.update_fenced(token, async |content| transformed(content.as_deref()).await).await
+        }
+        None => object.update(async |content| transformed(content.as_deref()).await).await,
     };
     let lost = ErrorKind::Lost.to_string();
     let updated = updated.map_err(|failure| match failure.kind == lost {
         true => Failure { code: LOST, ..failure },
         false => failure,
     })?;
-    // A failure would ask for another try, and it is done.
-    if let Err(failure) = say(context, &shown, &updated) {
+    // The object is written. An error here would suggest to retry.
+    if let Err(failure) = report(context, &shown, &updated) {
         context.output.warning(&failure.message);
     }
     Ok(0)
 }
 
-fn emptied(command: &str, shown: &str) -> Failure {
-    Failure::new(
-        FAILED,
-        "empty",
-        format!("the command {command:?} printed nothing; {shown} was left as it is"),
-    )
-    .with_help("a pipeline that broke looks like that; say --allow-empty when an empty object is meant")
+fn empty_output(command: &str, shown: &str) -> Failure {
+    Failure::new(FAILED, "empty", format!("the command {command:?} printed nothing; {shown} was not changed"))
+        .with_help("a broken pipeline can cause this; to write an empty object, add --allow-empty")
 }
 
-fn say(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure> {
+fn report(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure> {
     if context.output.json {
         let bytes = updated.content.as_ref().map(|content| content.len());
         let document = json!({
@@ -73,6 +71,6 @@ fn say(context: &Context, shown: &str, updated: &Updated) -> Result<(), Failure>
     print(&if updated.written {
         format!("updated {shown}\n")
     } else {
-        format!("{shown} is as it was: nothing was written\n")
+        format!("{shown} is unchanged; nothing was written\n")
     })
 }

@@ -1,4 +1,4 @@
-//! `leasehold history LOCK`: the latest grants that are over.
+//! `leasehold history LOCK`: the most recent ended grants.
 
 use leasehold::Error;
 
@@ -12,10 +12,10 @@ pub(super) async fn history(context: &Context, args: LockArgs) -> Result<u8, Fai
     let locker = context::open(&context.store()?).await?;
     let capabilities = locker.capabilities();
     if !capabilities.history {
-        // Nothing to show must not read as "nobody ever had it".
+        // An empty list would look like a lock that was never held.
         let message = format!("locks in {} keep no history of their grants", capabilities.store);
         return Err(Error::unsupported(message)
-            .with_help("`leasehold show` tells who has a lock now")
+            .with_help("to see the current holder of a lock, use `leasehold show`")
             .into());
     }
     let status = locker.inspect(&name).await?;

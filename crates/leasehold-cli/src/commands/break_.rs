@@ -1,4 +1,4 @@
-//! `leasehold break LOCK --token N`: evicts a holder. Compare-and-set, never blind.
+//! `leasehold break LOCK --token N`: evicts the holder with this token, by compare-and-set.
 
 use leasehold::{Evicted, Token};
 use serde_json::Value;
@@ -21,7 +21,7 @@ pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Fai
             "changed",
             format!("lock `{name}` is not held with token {token}; nothing was changed"),
         )
-        .with_help(format!("see who has it now: leasehold{flag} show {lock}")));
+        .with_help(format!("to see the current holder: leasehold{flag} show {lock}")));
     }
     if context.output.json {
         let mut document = object("evicted", &name);

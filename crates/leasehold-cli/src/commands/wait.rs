@@ -1,4 +1,4 @@
-//! `leasehold wait LOCK`: waits until nobody has it, without taking it.
+//! `leasehold wait LOCK`: waits until the lock is free, without acquiring it.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
 use crate::output::{human, json, print};
-use crate::waiting::Waiting;
+use crate::wait_progress::WaitProgress;
 
 pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
     let limit = context.settings.pick(args.wait, "wait", duration)?;
     let locker = context::open(&context.store()?).await?;
     let clock = context::clock(&locker);
-    let waiting = Waiting::new(name.clone(), clock.clone()).within(limit.unwrap_or(Duration::MAX));
+    let waiting = WaitProgress::new(name.clone(), clock.clone()).within(limit.unwrap_or(Duration::MAX));
     let observer = waiting.observer();
     let free = waiting.show_during(&context.output, locker.wait_free(&name, &observer));
     match limit {
@@ -26,9 +26,9 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
                     format!("lock `{name}`: the store did not answer within {}", human::span(limit));
                 return Failure::new(FAILED, "unavailable", message);
             }
-            let message = format!("lock `{name}` was not free within {}", human::span(limit));
+            let message = format!("lock `{name}` did not become free within {}", human::span(limit));
             Failure::new(TIMED_OUT, "timed_out", message)
-                .with_help(format!("see who has it: leasehold show {}", human::quoted(name.as_str())))
+                .with_help(format!("to see the holder: leasehold show {}", human::quoted(name.as_str())))
         })??,
     }
     if context.output.json {

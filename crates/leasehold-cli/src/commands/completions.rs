@@ -1,4 +1,4 @@
-//! `leasehold completions SHELL`: the script that makes a shell ask us.
+//! `leasehold completions SHELL`: prints the completion script of a shell.
 
 use clap::ValueEnum as _;
 use clap_complete::env::Shells;

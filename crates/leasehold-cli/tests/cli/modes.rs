@@ -5,12 +5,12 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::support::{Holder, Outcome, Place};
+use crate::support::{Holder, Outcome, Sandbox};
 
 const SHOW: &str = "echo $LEASEHOLD_LOCK $LEASEHOLD_PERMIT; cat";
 
-fn held(place: &Place, words: &str) -> Holder {
-    let mut command = place.scripted(words, SHOW);
+fn held(sandbox: &Sandbox, words: &str) -> Holder {
+    let mut command = sandbox.scripted(words, SHOW);
     command.stdin(Stdio::piped());
     Holder::start(command)
 }
@@ -21,58 +21,58 @@ fn ended(mut holder: Holder) {
 }
 
 #[test]
-fn so_many_hold_a_permit_and_the_next_is_told_by_whom() {
-    let place = Place::new();
-    let first = held(&place, "run render --permits 2 --owner alice");
-    let second = held(&place, "run render --permits 2 --owner bob");
+fn a_refusal_names_the_holders_of_all_permits() {
+    let sandbox = Sandbox::new();
+    let first = held(&sandbox, "run render --permits 2 --owner alice");
+    let second = held(&sandbox, "run render --permits 2 --owner bob");
     let mut permits = [first.first.clone(), second.first.clone()];
     permits.sort();
     assert_eq!(permits, ["render/permit-1 1", "render/permit-2 2"]);
-    let refused = place.run("run -n render --permits 2 -- true").expect(123);
+    let refused = sandbox.run("run -n render --permits 2 -- true").expect(123);
     let lines: Vec<&str> = refused.stderr.lines().collect();
     assert!(
         lines[0].starts_with("error: all 2 permits of `render` are held: `render/permit-1` by "),
         "{lines:?}"
     );
     assert!(lines[0].contains("alice@") && lines[0].contains("bob@"), "{lines:?}");
-    assert_eq!(lines[1], "  help: wait for it: leasehold run --wait 10m render --permits 2 -- ...");
-    assert!(lines[2].contains("the lease ends by itself in <= "), "{lines:?}");
-    assert_eq!(lines[3], "  help: who has what: leasehold ls render");
-    let late = place.run("run -w 300ms render --permits 2 -- true").expect(124);
-    assert!(late.stderr.contains("are held") && late.stderr.contains("; waited 300ms"), "{late:?}");
-    place.run("run -n -E 0 render --permits 2 -- false").expect(0);
-    let listed = place.run("ls render").expect(0).stdout;
+    assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m render --permits 2 -- ...");
+    assert!(lines[2].contains("the lease ends in <= "), "{lines:?}");
+    assert_eq!(lines[3], "  help: to list the holders: leasehold ls render");
+    let late = sandbox.run("run -w 300ms render --permits 2 -- true").expect(124);
+    assert!(late.stderr.contains("are held") && late.stderr.contains("; timed out after 300ms"), "{late:?}");
+    sandbox.run("run -n -E 0 render --permits 2 -- false").expect(0);
+    let listed = sandbox.run("ls render").expect(0).stdout;
     assert!(listed.contains("render/permit-1") && listed.contains("render/permit-2"), "{listed}");
     ended(first);
-    place.run("run -n render --permits 2 -- true").expect(0);
+    sandbox.run("run -n render --permits 2 -- true").expect(0);
     ended(second);
 }
 
 #[test]
-fn who_waits_for_a_permit_says_so_and_gets_the_one_that_is_released() {
-    let place = Place::new();
-    let first = held(&place, "run render --permits 1 --owner alice");
-    let mut command = place.scripted("run render --permits 1", "echo $LEASEHOLD_PERMIT");
+fn a_waiter_gets_the_permit_that_is_released() {
+    let sandbox = Sandbox::new();
+    let first = held(&sandbox, "run render --permits 1 --owner alice");
+    let mut command = sandbox.scripted("run render --permits 1", "echo $LEASEHOLD_PERMIT");
     let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     let mut stderr = BufReader::new(process.stderr.take().unwrap());
     stderr.read_line(&mut line).unwrap();
-    assert!(line.starts_with("     Waiting for render (its permit is held): alice@"), "{line}");
+    assert!(line.starts_with("     Waiting for render (the permit is held): alice@"), "{line}");
     ended(first);
     assert_eq!(Outcome::of(process.wait_with_output().unwrap()).expect(0).stdout, "1\n");
 }
 
 #[test]
 fn the_report_says_which_permit_and_a_plain_lock_has_none() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let report = |words: &str| -> Value {
         let script = "test \"$LEASEHOLD_PERMIT\" = \"$EXPECTED\"";
-        let mut command = place.scripted(&format!("run {words} --report out.json"), script);
+        let mut command = sandbox.scripted(&format!("run {words} --report out.json"), script);
         command
             .env("LEASEHOLD_PERMIT", "7")
             .env("EXPECTED", if words.contains("permits") { "1" } else { "" });
         Outcome::of(command.output().unwrap()).expect(0);
-        serde_json::from_str(&place.read("out.json")).unwrap()
+        serde_json::from_str(&sandbox.read("out.json")).unwrap()
     };
     let permit = report("render --permits 1");
     assert_eq!((&permit["lock"], &permit["permit"]), (&"render/permit-1".into(), &1.into()));
@@ -82,87 +82,90 @@ fn the_report_says_which_permit_and_a_plain_lock_has_none() {
 
 #[test]
 fn readers_are_together_and_a_writer_is_alone() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let (first, second) =
-        (held(&place, "run index --shared --owner alice"), held(&place, "run index --shared"));
+        (held(&sandbox, "run index --shared --owner alice"), held(&sandbox, "run index --shared"));
     assert!(first.first.starts_with("index/shared-") && second.first.starts_with("index/shared-"));
-    let refused = place.run("run -n index --exclusive -- true").expect(123);
+    let refused = sandbox.run("run -n index --exclusive -- true").expect(123);
     assert!(refused.stderr.starts_with("error: lock `index` is held shared: `index/shared-"), "{refused:?}");
     assert!(
         refused.stderr.contains("alice@") && refused.stderr.contains("10m index --exclusive -- ..."),
         "{refused:?}"
     );
-    // As the help says: a plain lock does not wait for them.
-    place.run("run -n index -- true").expect(0);
+    // A plain lock does not wait for readers.
+    sandbox.run("run -n index -- true").expect(0);
     ended(first);
     ended(second);
-    let writer = held(&place, "run index --exclusive --owner carol");
+    let writer = held(&sandbox, "run index --exclusive --owner carol");
     assert_eq!(writer.first, "index");
     for words in ["--shared", "--exclusive", ""] {
-        let refused = place.run(&format!("run -n index {words} -- true")).expect(123);
+        let refused = sandbox.run(&format!("run -n index {words} -- true")).expect(123);
         assert!(refused.stderr.starts_with("error: lock `index` is held by carol@"), "{refused:?}");
     }
-    let late = place.run("run -w 300ms index --shared -- true").expect(124);
+    let late = sandbox.run("run -w 300ms index --shared -- true").expect(124);
     assert!(late.stderr.contains("held by carol@"), "{late:?}");
     ended(writer);
-    place.run("run -n index --shared -- true").expect(0);
+    sandbox.run("run -n index --shared -- true").expect(0);
 }
 
 #[test]
 fn a_writer_that_loses_one_part_is_stopped() {
-    let place = Place::new();
-    let writer = held(&place, "run index --exclusive --ttl 3s");
-    let shown = place.run("show --json index/shared-5").expect(0).stdout;
+    let sandbox = Sandbox::new();
+    let writer = held(&sandbox, "run index --exclusive --ttl 3s");
+    let shown = sandbox.run("show --json index/shared-5").expect(0).stdout;
     let token = serde_json::from_str::<Value>(&shown).unwrap()["token"].as_u64().unwrap();
-    place.run(&format!("break index/shared-5 --token {token}")).expect(0);
+    sandbox.run(&format!("break index/shared-5 --token {token}")).expect(0);
     let ended = writer.end().expect(122);
     assert!(ended.stderr.contains("index/shared-5"), "{ended:?}");
-    place.run("run -w 30s index --exclusive -- true").expect(0);
+    sandbox.run("run -w 30s index --exclusive -- true").expect(0);
 }
 
 #[test]
-fn a_permit_and_a_shared_hold_can_be_a_ticket_and_an_exclusive_hold_cannot() {
-    let place = Place::new();
-    let acquired = place.run("--json acquire render --permits 1").expect(0).stdout;
+fn tickets_exist_for_permits_and_shared_but_not_exclusive() {
+    let sandbox = Sandbox::new();
+    let acquired = sandbox.run("--json acquire render --permits 1").expect(0).stdout;
     let acquired: Value = serde_json::from_str(&acquired).unwrap();
     assert_eq!((&acquired["lock"], &acquired["permit"]), (&"render/permit-1".into(), &1.into()));
-    let refused = place.run("acquire -n render --permits 1").expect(123);
+    let refused = sandbox.run("acquire -n render --permits 1").expect(123);
     assert!(refused.stderr.contains("by ticket"), "{refused:?}");
-    place.run(&format!("release {}", acquired["ticket"].as_str().unwrap())).expect(0);
-    place.run("run -n render --permits 1 -- true").expect(0);
-    let ticket = place.run("acquire index --shared").expect(0).stdout;
-    place.run("run -n index --exclusive -- true").expect(123);
-    place.run(&format!("release {ticket}")).expect(0);
-    let refused = place.run("acquire index --exclusive").expect(2);
+    sandbox.run(&format!("release {}", acquired["ticket"].as_str().unwrap())).expect(0);
+    sandbox.run("run -n render --permits 1 -- true").expect(0);
+    let ticket = sandbox.run("acquire index --shared").expect(0).stdout;
+    sandbox.run("run -n index --exclusive -- true").expect(123);
+    sandbox.run(&format!("release {ticket}")).expect(0);
+    let refused = sandbox.run("acquire index --exclusive").expect(2);
     assert!(refused.stderr.contains("leasehold run --exclusive index -- ..."), "{refused:?}");
 }
 
 #[test]
-fn flags_that_make_no_sense_are_usage_errors() {
-    let place = Place::new();
+fn conflicting_options_are_usage_errors() {
+    let sandbox = Sandbox::new();
     for words in
         ["--permits 0", "--permits 65", "--permits x", "--permits 2 --shared", "--shared --exclusive"]
     {
-        let refused = place.run(&format!("run x {words} -- true")).expect(2);
+        let refused = sandbox.run(&format!("run x {words} -- true")).expect(2);
         assert!(refused.stderr.starts_with("error: "), "{refused:?}");
-        place.run(&format!("acquire x {words}")).expect(2);
+        sandbox.run(&format!("acquire x {words}")).expect(2);
     }
     let long = "x".repeat(250);
-    let refused = place.run(&format!("run {long} --permits 2 -- true"));
+    let refused = sandbox.run(&format!("run {long} --permits 2 -- true"));
     assert!(refused.stderr.contains("longer than 256 bytes"), "{refused:?}");
     assert_eq!(refused.stderr.lines().count(), 2, "{refused:?}");
 }
 
 #[test]
-fn who_is_kept_out_by_the_hold_that_it_runs_under_is_told_so() {
-    let place = Place::new();
+fn a_run_that_its_parent_blocks_says_so() {
+    let sandbox = Sandbox::new();
     for (outer, inner) in
         [("--shared", "--exclusive"), ("--exclusive", "--shared"), ("--permits 1", "--permits 1")]
     {
         let script = format!("exec \"$LEASEHOLD\" run -n x {inner} -- true");
-        let mut command = place.scripted(&format!("run x {outer}"), &script);
+        let mut command = sandbox.scripted(&format!("run x {outer}"), &script);
         command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
         let tried = Outcome::of(command.output().unwrap()).expect(123);
-        assert!(tried.stderr.contains("help: this very command runs under the lock"), "{outer}: {tried:?}");
+        assert!(
+            tried.stderr.contains("help: this command runs under a `leasehold run` that holds the same lock"),
+            "{outer}: {tried:?}"
+        );
     }
 }

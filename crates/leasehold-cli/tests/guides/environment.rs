@@ -1,4 +1,4 @@
-//! What the readers of the guides have, and what takes its place here. This is all that is changed in a guide.
+//! What the readers of the guides have, and its substitutes in the tests. Guides are changed in no other way.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -11,8 +11,8 @@ use leasehold_testkit::servers::Server;
 
 use super::script::quoted;
 
-/// What a guide may mention, and what takes its place.
-const STAND_INS: &[(&str, Maker)] = &[
+/// The words in a guide that need a substitute.
+const SUBSTITUTES: &[(&str, Maker)] = &[
     ("my-bucket", bucket),
     ("dynamodb", dynamodb),
     ("my-table", table),
@@ -26,10 +26,10 @@ const STAND_INS: &[(&str, Maker)] = &[
     ("gcloud", gcloud),
 ];
 
-type Maker = fn() -> StandIn;
+type Maker = fn() -> Substitute;
 
-/// Variables of ours that the guides' commands get, if they are there.
-const HANDED_ON: &[&str] = &[
+/// Variables of the test process that the commands of the guides inherit.
+const INHERITED: &[&str] = &[
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_REGION",
@@ -41,25 +41,24 @@ const HANDED_ON: &[&str] = &[
     "TMPDIR",
 ];
 
-/// What takes a place.
+/// A substitute for what readers have.
 #[derive(Default)]
-struct StandIn {
-    /// Is written instead.
+struct Substitute {
+    /// The text that replaces the word.
     text: Option<String>,
     variables: Vec<(&'static str, String)>,
-    /// Shell commands that make it.
-    preparation: String,
-    /// A program's name and its shell script.
+    /// Shell commands that create it.
+    setup: String,
+    /// The name and the shell script of a program.
     program: Option<(&'static str, String)>,
 }
 
-/// A bucket that nobody else uses, on servers for S3 and for Google Cloud Storage. Both kinds of clients go by these
-/// variables.
-fn bucket() -> StandIn {
+/// A new bucket on the S3 server and on the GCS server. The clients find the servers by these variables.
+fn bucket() -> Substitute {
     let name = unique("my-bucket");
     let (s3, gcs) = (Server::Moto.address(), Server::FakeGcs.address());
-    StandIn {
-        preparation: format!(
+    Substitute {
+        setup: format!(
             "curl -sSf -X PUT --aws-sigv4 aws:amz:us-east-1:s3 --user leasehold:leasehold-test http://{s3}/{name}\n\
              curl -sSf -o .bucket -H 'Content-Type: application/json' -d '{{\"name\": \"{name}\"}}' 'http://{gcs}/storage/v1/b?project=p'\n"
         ),
@@ -72,50 +71,50 @@ fn bucket() -> StandIn {
     }
 }
 
-fn dynamodb() -> StandIn {
+fn dynamodb() -> Substitute {
     let endpoint = format!("http://{}", Server::DynamoDbLocal.address());
-    StandIn { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..StandIn::default() }
+    Substitute { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..Substitute::default() }
 }
 
-/// A table's name that nobody else uses. The guides make the tables.
-fn table() -> StandIn {
-    StandIn { text: Some(unique("table")), ..StandIn::default() }
+/// A new name for a table, which the guide creates.
+fn table() -> Substitute {
+    Substitute { text: Some(unique("table")), ..Substitute::default() }
 }
 
-/// Keys in etcd that nobody else uses.
-fn prefix() -> StandIn {
-    StandIn { text: Some(unique("my-app") + "/"), ..StandIn::default() }
+/// A new prefix of keys in etcd.
+fn prefix() -> Substitute {
+    Substitute { text: Some(unique("my-app") + "/"), ..Substitute::default() }
 }
 
-fn etcd() -> StandIn {
-    StandIn { text: Some(Server::Etcd.address()), ..StandIn::default() }
+fn etcd() -> Substitute {
+    Substitute { text: Some(Server::Etcd.address()), ..Substitute::default() }
 }
 
-fn google() -> StandIn {
-    StandIn { text: Some(format!("http://{}", Server::FakeGcs.address())), ..StandIn::default() }
+fn google() -> Substitute {
+    Substitute { text: Some(format!("http://{}", Server::FakeGcs.address())), ..Substitute::default() }
 }
 
-/// A PostgreSQL database of its own.
-fn database() -> StandIn {
+/// A new PostgreSQL database.
+fn database() -> Substitute {
     let (server, name) = (Server::PostgreSql.url(), unique("guide").replace('-', "_"));
     let database = server.replace("/postgres", &format!("/{name}"));
-    StandIn {
-        preparation: format!("psql -Xq {} -c 'CREATE DATABASE {name}'\n", quoted(&server)),
+    Substitute {
+        setup: format!("psql -Xq {} -c 'CREATE DATABASE {name}'\n", quoted(&server)),
         variables: vec![("DATABASE_URL", database)],
-        ..StandIn::default()
+        ..Substitute::default()
     }
 }
 
 /// A program with AWS's lock client, which runs a command under the lock `nightly`.
-fn old_java_worker() -> StandIn {
+fn old_java_worker() -> Substitute {
     old_worker("old-java-worker", Program::DynamoDbJava)
 }
 
-fn old_go_worker() -> StandIn {
+fn old_go_worker() -> Substitute {
     old_worker("old-go-worker", Program::DynamoDbGo)
 }
 
-fn old_worker(name: &'static str, peer: Program) -> StandIn {
+fn old_worker(name: &'static str, peer: Program) -> Substitute {
     let peer = quoted(&peer.path().display().to_string());
     let script = format!(
         r#"#!/bin/bash -eu
@@ -131,12 +130,12 @@ wait $id
 exit $status
 "#
     );
-    StandIn { program: Some((name, script)), ..StandIn::default() }
+    Substitute { program: Some((name, script)), ..Substitute::default() }
 }
 
-/// Gives an access token that nobody asks for.
-fn gcloud() -> StandIn {
-    StandIn { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..StandIn::default() }
+/// Prints an access token. The emulators do not check it.
+fn gcloud() -> Substitute {
+    Substitute { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..Substitute::default() }
 }
 
 fn unique(name: &str) -> String {
@@ -144,21 +143,21 @@ fn unique(name: &str) -> String {
     format!("{name}-{}", &random[..8])
 }
 
-/// The stand-ins that one guide needs.
-pub(crate) struct Surroundings {
-    stand_ins: BTreeMap<&'static str, StandIn>,
-    /// What stands in for `/usr/local/bin`: a folder with the programs that readers have installed.
+/// The substitutes that one guide needs.
+pub(crate) struct Environment {
+    substitutes: BTreeMap<&'static str, Substitute>,
+    /// Replaces `/usr/local/bin`: a folder with the programs that readers have installed.
     programs: PathBuf,
 }
 
-impl Surroundings {
-    /// For `guide`, which is followed in `folder`.
-    pub(crate) fn of(guide: &str, folder: &Path) -> Self {
-        let mentioned = STAND_INS.iter().filter(|(word, _)| guide.contains(word));
-        let stand_ins = mentioned.map(|(word, stand_in)| (*word, stand_in())).collect();
-        let surroundings = Self { stand_ins, programs: folder.join(".programs") };
-        surroundings.install();
-        surroundings
+impl Environment {
+    /// The environment for `guide` in `folder`.
+    pub(crate) fn for_guide(guide: &str, folder: &Path) -> Self {
+        let mentioned = SUBSTITUTES.iter().filter(|(word, _)| guide.contains(word));
+        let substitutes = mentioned.map(|(word, substitute)| (*word, substitute())).collect();
+        let environment = Self { substitutes, programs: folder.join(".programs") };
+        environment.install();
+        environment
     }
 
     fn install(&self) {
@@ -169,30 +168,30 @@ impl Surroundings {
                 symlink(path, self.programs.join(name)).unwrap();
             }
         }
-        for (name, script) in self.stand_ins.values().filter_map(|stand_in| stand_in.program.as_ref()) {
+        for (name, script) in self.substitutes.values().filter_map(|substitute| substitute.program.as_ref()) {
             let path = self.programs.join(name);
             fs::write(&path, script).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         }
     }
 
-    /// The guide, as it is followed here.
+    /// The guide with the substitutes.
     pub(crate) fn adapted(&self, guide: &str) -> String {
         let guide = guide.replace("/usr/local/bin", &self.programs.display().to_string());
         let texts =
-            self.stand_ins.iter().filter_map(|(word, stand_in)| Some((word, stand_in.text.as_ref()?)));
+            self.substitutes.iter().filter_map(|(word, substitute)| Some((word, substitute.text.as_ref()?)));
         texts.fold(guide, |guide, (word, text)| guide.replace(word, text))
     }
 
-    pub(crate) fn preparation(&self) -> String {
-        self.stand_ins.values().map(|stand_in| stand_in.preparation.as_str()).collect()
+    pub(crate) fn setup(&self) -> String {
+        self.substitutes.values().map(|substitute| substitute.setup.as_str()).collect()
     }
 
-    /// All that the guide's commands find in their environment.
+    /// The environment variables of the commands.
     pub(crate) fn variables(&self) -> BTreeMap<String, String> {
-        let ours = HANDED_ON.iter().filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)));
-        let given = self.stand_ins.values().flat_map(|stand_in| &stand_in.variables);
-        // What the AWS command of version 1 calls it.
+        let ours = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)));
+        let given = self.substitutes.values().flat_map(|substitute| &substitute.variables);
+        // The name in version 1 of the AWS command.
         let region = env::var("AWS_REGION").map(|region| ("AWS_DEFAULT_REGION".to_owned(), region));
         let path = format!("{}:/usr/local/bin:/usr/bin:/bin", self.programs.display());
         ours.chain(given.map(|(name, value)| ((*name).to_owned(), value.clone())))

@@ -6,7 +6,7 @@ use clap::{Command, CommandFactory as _};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-use super::topics::{TOPICS, suggested};
+use super::help::{TOPICS, suggested};
 use crate::args::{Cli, ManArgs};
 use crate::exit::{FAILED, Failure};
 use crate::output::print;
@@ -17,13 +17,13 @@ pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
     if let Some(folder) = &args.dir {
         return write_all(&command, folder);
     }
-    let page = match &args.verb {
+    let page = match &args.subcommand {
         None => page(&command, true),
-        Some(verb) => match command.find_subcommand(verb) {
+        Some(subcommand) => match command.find_subcommand(subcommand) {
             Some(command) => page(command, false),
             None => {
-                let failure = Failure::usage(format!("there is no verb {verb:?}"));
-                return Err(suggested(verb, failure));
+                let failure = Failure::usage(format!("unknown subcommand {subcommand:?}"));
+                return Err(suggested(subcommand, failure));
             }
         },
     };
@@ -34,11 +34,15 @@ pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
 fn write_all(command: &Command, folder: &Path) -> Result<u8, Failure> {
     let write = |name: String, page: std::io::Result<Vec<u8>>| std::fs::write(folder.join(name), page?);
     let failed = |error| {
-        Failure::new(FAILED, "failed", format!("cannot write the manual into {}: {error}", folder.display()))
+        Failure::new(
+            FAILED,
+            "failed",
+            format!("cannot write the manual pages to {}: {error}", folder.display()),
+        )
     };
     write("leasehold.1".to_owned(), page(command, true)).map_err(failed)?;
-    for verb in command.get_subcommands() {
-        write(format!("leasehold-{}.1", verb.get_name()), page(verb, false)).map_err(failed)?;
+    for subcommand in command.get_subcommands() {
+        write(format!("leasehold-{}.1", subcommand.get_name()), page(subcommand, false)).map_err(failed)?;
     }
     Ok(0)
 }

@@ -7,20 +7,21 @@ use futures_util::StreamExt as _;
 use leasehold::Election;
 use rustix::process::Signal;
 
-use crate::acquiring::Request;
+use crate::acquisition::Request;
 use crate::args::{ClaimArgs, ElectArgs, OnExit};
 use crate::context::{self, Context, Note};
 use crate::exit::{Failure, SIGNAL_BASE};
-use crate::job::{Afterwards, Job, Session};
-use crate::output::{human, json, tell};
+use crate::job::{Completion, Job, Session};
+use crate::output::{human, json, print_unless_closed};
 use crate::signals::interrupted;
 
-/// The pause between the end of a command and the next campaign, or after trouble of the store: from this,
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// up to this, while what comes after it
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// is over within this.
-const SHORT: Duration = Duration::from_secs(10);
+/// Minimum delay before the next campaign, after the command has ended or the store has failed. The delay doubles each
+/// time.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum delay.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// A term that lasts this long resets the delay.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.name)?;
@@ -33,11 +34,11 @@ pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Fail
     let claim = ClaimArgs { holder: args.holder, timeout: args.timeout, ..ClaimArgs::default() };
     let request =
         Request::new(&context.settings, name, &claim, args.command.ttl, note, ("elect", " -- ..."))?
-            .for_ever();
+            .wait_forever();
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let candidate =
         Candidate { context, request, value, on_exit: on_exit.unwrap_or_default(), once: args.once };
-    job.reported(context, async |job: &mut Job| candidate.run(job).await).await
+    job.with_report(context, async |job: &mut Job| candidate.run(job).await).await
 }
 
 struct Candidate<'a> {
@@ -45,51 +46,53 @@ struct Candidate<'a> {
     request: Request,
     value: Option<String>,
     on_exit: OnExit,
-    /// Whether it leads only once.
+    /// Whether to lead only once.
     once: bool,
 }
 
 impl Candidate<'_> {
-    /// One term after the other.
+    /// Runs one term after another.
     async fn run(&self, job: &mut Job) -> Result<u8, Failure> {
-        let mut session = job.begin().await?;
-        // A store that cannot be reached at all is for whoever started this to know of, and not to be tried for ever.
+        let mut session = job.open().await?;
+        // Fail now if the store is unreachable, instead of retrying forever: the user should know.
         let election = session.locker.election(self.request.name.as_str());
         session.signals.unless(async { Ok(election.leader().await?) }).await?;
-        let mut pause = FIRST_PAUSE;
+        let mut pause = MIN_PAUSE;
         loop {
             let guard =
                 match job.campaign(self.context, &self.request, self.value.as_deref(), &mut session).await {
                     Ok(guard) => guard,
                     Err(failure) if failure.kind == "unavailable" => {
-                        self.rest(&format!("no campaign: {}", failure.message), pause, &mut session).await?;
-                        pause = (pause * 2).min(LONGEST_PAUSE);
+                        self.back_off(&format!("cannot campaign: {}", failure.message), pause, &mut session)
+                            .await?;
+                        pause = (pause * 2).min(MAX_PAUSE);
                         continue;
                     }
                     Err(failure) => return Err(failure),
                 };
             let elected = session.clock.now();
-            let code = job.run_under(self.context, &mut session, guard, Afterwards::Release).await?;
-            let asked_to_end = match session.signals.asked_to_end() {
-                // To many programs this means to read their settings again. One that ends by it was meant to.
+            let code = job.run_under(self.context, &mut session, guard, Completion::Release).await?;
+            let asked_to_end = match session.signals.ending_signal() {
+                // Many programs reload their settings on SIGHUP. It ends the candidate only if it ended the command.
                 Some(Signal::HUP) => i32::from(code) == i32::from(SIGNAL_BASE) + Signal::HUP.as_raw(),
                 signal => signal.is_some(),
             };
             if asked_to_end || self.once || (self.on_exit == OnExit::Exit && !job.was_lost()) {
                 return Ok(code);
             }
-            if session.clock.now().longest_since(elected) >= SHORT {
-                pause = FIRST_PAUSE;
+            if session.clock.now().longest_since(elected) >= STABLE_AFTER {
+                pause = MIN_PAUSE;
             }
-            // After a loss another leads already, or nobody can.
+            // After a loss, campaign at once: another candidate leads already, or the store is down.
             if !job.was_lost() {
-                self.rest(&format!("the command ended with exit code {code}"), pause, &mut session).await?;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                self.back_off(&format!("the command ended with exit code {code}"), pause, &mut session)
+                    .await?;
+                pause = (pause * 2).min(MAX_PAUSE);
             }
         }
     }
 
-    async fn rest(&self, why: &str, pause: Duration, session: &mut Session) -> Result<(), Failure> {
+    async fn back_off(&self, why: &str, pause: Duration, session: &mut Session) -> Result<(), Failure> {
         if !self.context.output.quiet {
             self.context.output.warning(&format!("{why}; campaigning again in {}", human::span(pause)));
         }
@@ -106,13 +109,13 @@ fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Fail
     let characters = value.as_ref().map_or(0, |value| value.chars().count());
     if characters > Election::MAX_VALUE {
         let most = Election::MAX_VALUE;
-        return Err(Failure::usage(format!("the value has {characters} characters, and at most {most} fit"))
-            .with_help("advertise an address, and serve the rest from there"));
+        return Err(Failure::usage(format!("the value has {characters} characters (maximum {most})"))
+            .with_help("advertise an address and serve larger data from there"));
     }
     Ok(value)
 }
 
-/// Prints who leads: `once`, or until nobody reads it any more.
+/// Prints the current leader (`once`), and each change until stdout is closed.
 async fn observe(context: &Context, name: &str, once: bool) -> Result<u8, Failure> {
     let locker = context::open(&context.store()?).await?;
     let mut changes = locker.election(name).observe();
@@ -123,7 +126,7 @@ async fn observe(context: &Context, name: &str, once: bool) -> Result<u8, Failur
         } else {
             human::leader(leader.as_ref())
         };
-        if !tell(&format!("{line}\n"))? || once {
+        if !print_unless_closed(&format!("{line}\n"))? || once {
             break;
         }
     }

@@ -1,47 +1,47 @@
-//! `leasehold run LOCK -- CMD...`: holds LOCK while CMD runs. With `--ticket`, the lock of a ticket, which stays held.
+//! `leasehold run LOCK -- CMD...`: runs CMD while holding LOCK. With `--ticket`, LOCK stays held by the ticket.
 
 use std::ffi::OsString;
 
 use super::ticket;
-use crate::acquiring::Request;
+use crate::acquisition::Request;
 use crate::args::{CommandArgs, IN_VARIABLE, RunArgs};
 use crate::context::{self, Context, Note};
 use crate::exit::Failure;
-use crate::job::{Afterwards, Job};
-use crate::sharing::Sharing;
+use crate::job::{Completion, Job};
+use crate::mode::Mode;
 
 pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure> {
     if let Some(given) = args.ticket {
-        let afterwards = if args.release { Afterwards::Release } else { Afterwards::HandOn };
-        return by_ticket(context, given, args.command, afterwards).await;
+        let completion = if args.release { Completion::Release } else { Completion::KeepHeld };
+        return by_ticket(context, given, args.command, completion).await;
     }
-    let lock = args.lock.ok_or_else(|| Failure::usage("there is no lock to run under"))?;
+    let lock = args.lock.ok_or_else(|| Failure::usage("no lock name given"))?;
     let name = context::lock_name(&lock)?;
     let note = Note::of(&args.command);
     let words = ("run", " -- ...");
     let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, note, words)?
-        .sharing(Sharing::of(&args.sharing));
+        .mode(Mode::of(&args.mode));
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
-        let mut session = job.begin_at_once().await?;
+        let mut session = job.open_prepared().await?;
         let guard = job.acquire(context, &request, &mut session).await?;
-        job.run_under(context, &mut session, guard, Afterwards::Release).await
+        job.run_under(context, &mut session, guard, Completion::Release).await
     };
-    job.reported(context, work).await
+    job.with_report(context, work).await
 }
 
 async fn by_ticket(
     context: &Context,
     given: OsString,
     command: CommandArgs,
-    afterwards: Afterwards,
+    completion: Completion,
 ) -> Result<u8, Failure> {
     let (ticket, store) = ticket::read(context, Some(given).filter(|given| given != IN_VARIABLE))?;
     let job = Job::on(context, store, command, ticket.name(), ticket.ttl())?;
     let work = async |job: &mut Job| {
-        let mut session = job.begin_at_once().await?;
+        let mut session = job.open_prepared().await?;
         let guard = job.resume(&ticket, &mut session).await?;
-        job.run_under(context, &mut session, guard, afterwards).await
+        job.run_under(context, &mut session, guard, completion).await
     };
-    job.reported(context, work).await
+    job.with_report(context, work).await
 }

@@ -1,4 +1,4 @@
-//! What people see while a lock is waited for.
+//! Shows the progress while waiting for a lock.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -9,62 +9,69 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::clock::{Clock, Moment};
 use leasehold::{Held, LockName};
 
+use crate::mode::Mode;
 use crate::output::{Output, human, json};
-use crate::sharing::Sharing;
 
-/// Most locks are had at once; nobody wants to read of a wait that is over.
-const SILENCE: Duration = Duration::from_millis(400);
-/// Where there is no terminal, a line so often.
-const LINE_EVERY: Duration = Duration::from_secs(30);
-/// A store that has said nothing for so long is told of.
-const UNANSWERED: Duration = Duration::from_secs(2);
-/// How often the spinner turns.
-const FRAME: Duration = Duration::from_millis(100);
+/// Shorter waits are not shown.
+const SHOW_AFTER: Duration = Duration::from_millis(400);
+/// Without a terminal: the interval between two lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(30);
+/// A store that does not answer is reported after this time.
+const REPORT_SILENCE_AFTER: Duration = Duration::from_secs(2);
+/// Frame time of the spinner.
+const FRAME_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Keeps what was last heard of the holder, and shows it.
+/// Keeps the latest known holder, and shows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitProgress {
     name: LockName,
-    /// What of it is waited for.
-    sharing: Sharing,
+    /// How the lock will be held.
+    mode: Mode,
     clock: Arc<dyn Clock>,
-    seen: Arc<Mutex<Option<(Held, Moment)>>>,
-    /// Whether a line is to tell of each holder only once, in place of one now and then.
-    once: bool,
-    /// How long a store that says nothing is asked.
+    latest: Arc<Mutex<Option<(Held, Moment)>>>,
+    /// Whether to log each holder once, instead of one line per interval.
+    once_per_holder: bool,
+    /// How long the store may take to answer.
     limit: Duration,
 }
 
-impl Waiting {
+impl WaitProgress {
     pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self { name, sharing: Sharing::Lock, clock, seen: Arc::default(), once: false, limit: Duration::MAX }
+        Self {
+            name,
+            mode: Mode::Lock,
+            clock,
+            latest: Arc::default(),
+            once_per_holder: false,
+            limit: Duration::MAX,
+        }
     }
 
-    /// The same, given up after `limit` when the store says nothing.
+    /// Sets how long the store may take to answer.
     pub(crate) fn within(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
 
-    /// The same, waiting to hold it with those whom `sharing` allows.
-    pub(crate) fn sharing(self, sharing: Sharing) -> Self {
-        Self { sharing, ..self }
+    /// Sets the mode.
+    pub(crate) fn mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
-    /// For a wait that may take months: into a log, a line for each holder.
-    pub(crate) fn for_months(self) -> Self {
-        Self { once: true, ..self }
+    /// For a wait of any length: without a terminal, logs each holder once.
+    pub(crate) fn once_per_holder(self) -> Self {
+        Self { once_per_holder: true, ..self }
     }
 
-    /// What to call each time the holder is heard of.
+    /// The callback for each report of the holder.
     pub(crate) fn observer(&self) -> impl Fn(&Held) + Send + Sync + 'static {
         let this = self.clone();
         move |held| {
-            let seen = Some((held.clone(), this.clock.now()));
-            *this.seen.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+            let latest = Some((held.clone(), this.clock.now()));
+            *this.latest.lock().unwrap_or_else(PoisonError::into_inner) = latest;
         }
     }
 
-    /// Runs `wait`, showing what is waited for. Cancel safe if `wait` is.
+    /// Runs `wait` and shows its progress. Cancel safe if `wait` is.
     pub(crate) async fn show_during<F: Future>(&self, output: &Output, wait: F) -> F::Output {
         tokio::select! {
             biased;
@@ -78,23 +85,23 @@ impl Waiting {
             return std::future::pending().await;
         }
         let start = self.clock.now();
-        self.clock.sleep(SILENCE).await;
-        if self.now().is_some_and(|held| is_our_own(&self.name, self.sharing, &held)) {
-            output.warning(&format!("{}: this will not end by itself", OWN_LOCK));
+        self.clock.sleep(SHOW_AFTER).await;
+        if self.now().is_some_and(|held| is_held_by_parent(&self.name, self.mode, &held)) {
+            output.warning(&format!("{HELD_BY_PARENT}: this wait cannot succeed"));
         }
-        if output.spins() { self.spin(output, start).await } else { self.tell(output, start).await }
+        if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }
 
-    /// One line that changes, on a terminal.
+    /// On a terminal: one line that changes.
     async fn spin(&self, output: &Output, start: Moment) -> Infallible {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let template = if output.colors() { "{spinner} {msg:.cyan}" } else { "{spinner} {msg}" };
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()),
         );
-        // Takes the line away whenever the wait ends or is dropped.
-        let _cleared = Cleared(bar.clone());
-        let shown = self.sharing.awaited(&self.name);
+        // Removes the line when the wait ends or is dropped.
+        let _clear = ClearOnDrop(bar.clone());
+        let shown = self.mode.description(&self.name);
         loop {
             let message = match self.now() {
                 Some(held) => Some(human::waiting(&shown, &held)),
@@ -104,21 +111,21 @@ impl Waiting {
                 bar.set_message(format!("{:>10} {message}", "Waiting"));
                 bar.tick();
             }
-            self.clock.sleep(FRAME).await;
+            self.clock.sleep(FRAME_INTERVAL).await;
         }
     }
 
-    /// A line now and then, into a log.
-    async fn tell(&self, output: &Output, start: Moment) -> Infallible {
-        let mut told = None;
-        let mut told_of_silence = !output.verbose;
-        let shown = self.sharing.awaited(&self.name);
+    /// Without a terminal: a line per interval.
+    async fn log_lines(&self, output: &Output, start: Moment) -> Infallible {
+        let mut reported = None;
+        let mut reported_silence = !output.verbose;
+        let shown = self.mode.description(&self.name);
         loop {
             if self.now().is_none()
-                && !told_of_silence
+                && !reported_silence
                 && let Some((passed, left)) = self.unanswered(start)
             {
-                told_of_silence = true;
+                reported_silence = true;
                 let line = if output.json {
                     json::unanswered(&self.name, passed, left).to_string()
                 } else {
@@ -126,55 +133,57 @@ impl Waiting {
                 };
                 let _ = writeln!(std::io::stderr(), "{line}");
             }
-            let Some(held) = self.now().filter(|held| !self.once || told != Some(held.token)) else {
-                self.clock.sleep(if told.is_some() { LINE_EVERY } else { FRAME }).await;
+            let Some(held) = self.now().filter(|held| !self.once_per_holder || reported != Some(held.token))
+            else {
+                self.clock.sleep(if reported.is_some() { LINE_INTERVAL } else { FRAME_INTERVAL }).await;
                 continue;
             };
-            told = Some(held.token);
+            reported = Some(held.token);
             let line = if output.json {
                 json::waiting(&self.name, &held).to_string()
             } else {
                 format!("{:>12} {}", "Waiting", human::waiting(&shown, &held))
             };
-            // Nobody who reads is nobody who is told.
+            // A closed stderr is not an error.
             let _ = writeln!(std::io::stderr(), "{line}");
-            self.clock.sleep(LINE_EVERY).await;
+            self.clock.sleep(LINE_INTERVAL).await;
         }
     }
 
-    /// For how long the store has said nothing, if that is long, and for how long it is still asked.
+    /// How long the store has not answered, and how long it may still take. `None` if it answered or if the time is
+    /// short.
     fn unanswered(&self, start: Moment) -> Option<(Duration, Duration)> {
         let passed = self.clock.now().shortest_since(start);
-        (passed >= UNANSWERED).then(|| (passed, self.limit.saturating_sub(passed)))
+        (passed >= REPORT_SILENCE_AFTER).then(|| (passed, self.limit.saturating_sub(passed)))
     }
 
-    /// What was last heard, with its durations moved on to now.
+    /// The latest known holder, with durations as of now.
     pub(crate) fn now(&self) -> Option<Held> {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut held, at) = seen?;
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (mut held, at) = latest?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
-        // Over, and it is not ours: it has been renewed since it was last heard of.
+        // The lease would be over, but the lock is still held: the holder has renewed it.
         held.lapses_within =
             held.lapses_within.map(|left| left.saturating_sub(since)).filter(|left| !left.is_zero());
         Some(held)
     }
 }
 
-/// What to say of [`is_our_own`].
-pub(crate) const OWN_LOCK: &str = "this very command runs under the lock that it waits for";
+/// The message for [`is_held_by_parent`].
+pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold run` that holds the same lock";
 
-/// Whether `held` is the grant of the `leasehold run` that started us, and keeps out who asks for `name` as `sharing` says:
-/// it holds it until we have ended.
-pub(crate) fn is_our_own(name: &LockName, sharing: Sharing, held: &Held) -> bool {
+/// Whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of `name` in
+/// `mode`. That run holds it until this process ends.
+pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &Held) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
-        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| sharing.is_kept_out_by(name, &lock))
+        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| mode.is_blocked_by(name, &lock))
 }
 
-struct Cleared(ProgressBar);
+struct ClearOnDrop(ProgressBar);
 
-impl Drop for Cleared {
+impl Drop for ClearOnDrop {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
@@ -188,7 +197,7 @@ mod tests {
     #[test]
     fn a_lease_that_has_run_out_on_the_display_was_renewed() {
         let clock = Arc::new(TestClock::default());
-        let waiting = Waiting::new(LockName::new("x").unwrap(), clock.clone());
+        let waiting = WaitProgress::new(LockName::new("x").unwrap(), clock.clone());
         let mut held = Held::default();
         held.lapses_within = Some(Duration::from_secs(18));
         held.held_for = Some(Duration::ZERO);

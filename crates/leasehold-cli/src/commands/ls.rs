@@ -9,7 +9,7 @@ use crate::context::{self, Context};
 use crate::exit::Failure;
 use crate::output::{human, json, print};
 
-/// Locks that are looked at at the same time.
+/// Number of locks to inspect concurrently.
 const AT_ONCE: usize = 8;
 
 pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
@@ -29,7 +29,7 @@ pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
     if !locks.is_empty() {
         print(&human::table(&locks))?;
     } else if !context.output.json && !context.output.quiet {
-        // For people who wonder at an empty answer; programs read stdout.
+        // Explains the empty output. On stderr, because programs read stdout.
         let _ = writeln!(std::io::stderr(), "no locks");
     }
     Ok(0)

@@ -1,4 +1,4 @@
-//! `leasehold put OBJECT FILE --fence TOKEN`: writes an object, unless a higher token wrote it before.
+//! `leasehold put OBJECT FILE --fence TOKEN`: writes an object unless a higher token has written it.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,10 +18,9 @@ pub(super) async fn put(context: &Context, args: PutArgs) -> Result<u8, Failure>
     let Target { object, shown } = Target::open(&args.object).await?;
     let content = content(&args.file)?;
     if content.is_empty() && is_stdin(&args.file) && !args.allow_empty {
-        let message = format!("there is nothing on stdin; {shown} was left as it is");
-        return Err(Failure::new(FAILED, "empty", message).with_help(
-            "a pipeline that broke looks like that; say --allow-empty when an empty object is meant",
-        ));
+        let message = format!("stdin is empty; {shown} was not changed");
+        return Err(Failure::new(FAILED, "empty", message)
+            .with_help("a broken pipeline can cause this; to write an empty object, add --allow-empty"));
     }
     let bytes = content.len();
     object.write_fenced(token, content).await?;
@@ -30,7 +29,7 @@ pub(super) async fn put(context: &Context, args: PutArgs) -> Result<u8, Failure>
         false if context.output.quiet => return Ok(0),
         false => format!("wrote {shown} with token {token}"),
     };
-    // A failure would ask for another try, and it is done.
+    // The object is written. An error here would suggest to retry.
     if let Err(failure) = print(&format!("{line}\n")) {
         context.output.warning(&failure.message);
     }
@@ -41,7 +40,7 @@ fn is_stdin(file: &Path) -> bool {
     file.as_os_str() == "-"
 }
 
-/// The whole of `file`, or of stdin.
+/// Reads `file` or stdin to the end.
 fn content(file: &Path) -> Result<Vec<u8>, Failure> {
     let shown = file.display();
     let unread = |error| Failure::new(FAILED, "failed", format!("cannot read {shown}: {error}"));
@@ -50,7 +49,7 @@ fn content(file: &Path) -> Result<Vec<u8>, Failure> {
     let mut content = Vec::new();
     source.take(MAX_OBJECT_BYTES as u64 + 1).read_to_end(&mut content).map_err(unread)?;
     if content.len() > MAX_OBJECT_BYTES {
-        let message = format!("{shown} has more than {MAX_OBJECT_BYTES} bytes; nothing was written");
+        let message = format!("{shown} is larger than {MAX_OBJECT_BYTES} bytes; nothing was written");
         return Err(Failure::new(FAILED, "unsupported", message));
     }
     Ok(content)

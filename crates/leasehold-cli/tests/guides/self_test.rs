@@ -1,10 +1,10 @@
-//! A guide that is wrong fails.
+//! Wrong guides fail.
 
-use super::place;
+use super::runner;
 
 #[track_caller]
 fn fails(guide: &str, errors: &[&str]) {
-    let error = place::follow(guide).err().expect("it should fail");
+    let error = runner::follow(guide).err().expect("it should fail");
     for expected in errors {
         assert!(error.contains(expected), "{expected:?} is not in: {error}");
     }
@@ -12,10 +12,10 @@ fn fails(guide: &str, errors: &[&str]) {
 
 #[test]
 fn what_is_right_passes() {
-    let place = place::follow(
+    let run = runner::follow(
         "```sh\ncd \"$HOME\"\nx=1\n```\n\n```sh\necho $x two\nleasehold run a -- echo three >&2\n```\n\n```text\n1 ...\nthree\n```\n",
     );
-    assert!(place.is_ok(), "{:?}", place.err());
+    assert!(run.is_ok(), "{:?}", run.err());
 }
 
 #[test]
@@ -35,10 +35,10 @@ fn other_output() {
 }
 
 #[test]
-fn a_block_that_nobody_would_run() {
+fn a_block_that_would_not_be_run() {
     fails("```sh\ntrue\n```\n\n```fish\ntrue\n```\n", &["line 5", "fish"]);
     fails("```\ntrue\n```\n", &["line 1", "\"\""]);
-    fails("```text\ntrue\n```\n", &["line 1", "nobody's output"]);
+    fails("```text\ntrue\n```\n", &["line 1", "without a block before"]);
     fails("    leasehold ls\n", &["line 1", "without a fence"]);
 }
 
@@ -69,7 +69,7 @@ fn a_step_of_a_workflow_that_fails() {
         "```yaml\njob:\n  script:\n    - echo 1\n    - false\n    - echo 2\n```\n",
         &["exit code Some(1)", "1\n"],
     );
-    let passed = place::follow(
+    let passed = runner::follow(
         "```yaml\nenv:\n  A: b c\nsteps:\n  - run: echo \"T=t$A\" >> \"$GITHUB_ENV\"\n  - run: echo \"$T\"\n```\n\n```text\ntb c\n```\n",
     );
     assert!(passed.is_ok(), "{:?}", passed.err());

@@ -3,7 +3,7 @@
 use leasehold::Released;
 use serde_json::Value;
 
-use super::ticket::opened;
+use super::ticket::open;
 use crate::args::TicketArgs;
 use crate::context::Context;
 use crate::exit::{Failure, NEGATIVE};
@@ -11,11 +11,11 @@ use crate::output::json::object;
 use crate::output::print;
 
 pub(super) async fn release(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
-    let (ticket, locker) = opened(context, args).await?;
+    let (ticket, locker) = open(context, args).await?;
     if locker.release(&ticket).await? == Released::AlreadyLost {
-        let message = format!("lock `{}` was no longer held with token {}", ticket.name(), ticket.token());
+        let message = format!("lock `{}` is no longer held with token {}", ticket.name(), ticket.token());
         return Err(Failure::new(NEGATIVE, "lost", message).with_help(
-            "its lease had ended or it was released before; what it protected may have overlapped",
+            "its lease ended, or it was already released; another process may have held it in the meantime",
         ));
     }
     if context.output.json {

@@ -1,4 +1,4 @@
-//! `leasehold sweep [PREFIX] --older-than 30d`: deletes the records of locks that have been free for long.
+//! `leasehold sweep [PREFIX] --older-than 30d`: deletes the records of locks that have been free for a long time.
 
 use futures_util::StreamExt as _;
 use leasehold::{ErrorKind, LockName, Swept};
@@ -10,7 +10,7 @@ use crate::exit::Failure;
 use crate::output::json::object;
 use crate::output::print;
 
-/// Locks that are asked for at the same time.
+/// Number of locks to sweep concurrently.
 const AT_ONCE: usize = 8;
 
 pub(super) async fn sweep(context: &Context, args: SweepArgs) -> Result<u8, Failure> {
@@ -22,36 +22,36 @@ pub(super) async fn sweep(context: &Context, args: SweepArgs) -> Result<u8, Fail
         leasehold::Result::Ok((name, swept))
     };
     let mut outcomes = locker.list(prefix).map(sweep).buffered(AT_ONCE);
-    let (mut looked_at, mut deleted) = (0_u64, 0_u64);
+    let (mut inspected, mut deleted) = (0_u64, 0_u64);
     while let Some(outcome) = outcomes.next().await {
         let (name, swept) = outcome?;
-        looked_at += 1;
+        inspected += 1;
         match swept {
             Ok(Swept::Kept) => {}
             Ok(Swept::Deleted) => {
                 deleted += 1;
-                tell(context, &name, args.dry_run)?;
+                report(context, &name, args.dry_run)?;
             }
-            // It stays, and the others need not.
+            // Skip the damaged record and continue.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                context.output.warning(&format!("lock `{name}` was left as it is: {error}"));
+                context.output.warning(&format!("skipped lock `{name}`: {error}"));
             }
             Err(error) => return Err(error.into()),
         }
     }
     if context.output.json {
         let document = json!({
-            "type": "sweep", "looked_at": looked_at, "deleted": deleted, "dry_run": args.dry_run
+            "type": "sweep", "looked_at": inspected, "deleted": deleted, "dry_run": args.dry_run
         });
         print(&format!("{document}\n"))?;
     } else if !context.output.quiet {
         let what = if args.dry_run { "would delete" } else { "deleted" };
-        print(&format!("{what} {deleted} of {looked_at} records\n"))?;
+        print(&format!("{what} {deleted} of {inspected} records\n"))?;
     }
     Ok(0)
 }
 
-fn tell(context: &Context, name: &LockName, dry_run: bool) -> Result<(), Failure> {
+fn report(context: &Context, name: &LockName, dry_run: bool) -> Result<(), Failure> {
     if context.output.json {
         let mut document = object("swept", name);
         document.insert("dry_run".into(), dry_run.into());

@@ -1,47 +1,49 @@
-//! `leasehold once LOCK --per 1h -- CMD...`: runs CMD once per period, on whichever machine comes first.
+//! `leasehold once LOCK --per 1h -- CMD...`: runs CMD once per period, on one of several machines.
 
 use std::time::Duration;
 
 use leasehold::{Due, OncePer};
 
-use crate::acquiring::Request;
+use crate::acquisition::Request;
 use crate::args::{OnceArgs, duration};
 use crate::config::Settings;
 use crate::context::{self, Context, Note};
 use crate::exit::Failure;
-use crate::job::{Afterwards, Job};
+use crate::job::{Completion, Job};
 use crate::output::human;
 
 pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
     let period = period(&context.settings, args.per)?;
-    let also_after_failure = Settings::switch(args.count_failures, "count-failures")?;
+    let count_failures = Settings::switch(args.count_failures, "count-failures")?;
     let note = Note::of(&args.command);
     let words = ("once", " --per ... -- ...");
     let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, note, words)?;
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
-        let mut session = job.begin_at_once().await?;
+        let mut session = job.open_prepared().await?;
         match job.acquire_if_due(context, &request, period, &mut session).await? {
             Due::Now(guard) => {
-                let afterwards = Afterwards::Rest { period, also_after_failure };
-                job.run_under(context, &mut session, guard, afterwards).await
+                let completion = Completion::Cooldown { period, count_failures };
+                job.run_under(context, &mut session, guard, completion).await
             }
             Due::AlreadyRan(ran) => Ok(job.already_ran(context, &request.name, ran)),
         }
     };
-    job.reported(context, work).await
+    job.with_report(context, work).await
 }
 
 fn period(settings: &Settings, flag: Option<Duration>) -> Result<Duration, Failure> {
     let Some(period) = settings.pick(flag, "per", duration)? else {
-        return Err(Failure::usage("how long is the period? --per is missing")
-            .with_help("say how often it may run: --per 10m, or --per 23h for what cron starts daily"));
+        return Err(Failure::usage("--per is missing")
+            .with_help("set the period: --per 10m, or --per 23h for a daily cron job"));
     };
     if period.is_zero() || period > OncePer::LONGEST {
         let shown = human::span(period);
-        return Err(Failure::usage(format!("a period of {shown} is not one of at most 366 days"))
-            .with_help("it is the shortest time from one run to the next, more than zero: --per 10m"));
+        return Err(Failure::usage(format!(
+            "period {shown} is out of range (more than 0, at most 366 days)"
+        ))
+        .with_help("the period is the minimum time between the grants of two runs, for example --per 10m"));
     }
     Ok(period)
 }

@@ -1,8 +1,8 @@
-//! `leasehold renew TICKET`: prolongs a lease once.
+//! `leasehold renew TICKET`: renews a lease once.
 
 use serde_json::Value;
 
-use super::ticket::opened;
+use super::ticket::open;
 use crate::args::TicketArgs;
 use crate::context::Context;
 use crate::exit::Failure;
@@ -11,7 +11,7 @@ use crate::output::{human, print};
 use crate::report::ms;
 
 pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
-    let (ticket, locker) = opened(context, args).await?;
+    let (ticket, locker) = open(context, args).await?;
     let remaining = locker.renew(&ticket).await?;
     if context.output.json {
         let mut document = object("renewed", ticket.name());

@@ -1,23 +1,23 @@
-//! `leasehold acquire LOCK`: prints a ticket, and nothing else, on stdout.
+//! `leasehold acquire LOCK`: acquires a lock and prints only its ticket on stdout.
 
 use serde_json::{Value, json};
 
-use crate::acquiring::Request;
+use crate::acquisition::Request;
 use crate::args::AcquireArgs;
 use crate::context::{self, Context, Note};
 use crate::exit::{FAILED, Failure};
+use crate::mode::Mode;
 use crate::output::json::object;
 use crate::output::{human, print_all};
 use crate::report::ms;
-use crate::sharing::Sharing;
 use crate::signals::Signals;
 
 pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
-    let sharing = Sharing::of(&args.sharing);
-    if sharing == Sharing::Exclusive {
-        return Err(Failure::usage("an exclusive hold cannot be handed on as a ticket").with_help(format!(
-            "it is made of nine locks; run what needs it: leasehold run --exclusive {} -- ...",
+    let mode = Mode::of(&args.mode);
+    if mode == Mode::Exclusive {
+        return Err(Failure::usage("--exclusive cannot be used with `acquire`").with_help(format!(
+            "an exclusive lock consists of nine locks, and a ticket holds one; instead use: leasehold run --exclusive {} -- ...",
             human::quoted(name.as_str())
         )));
     }
@@ -25,14 +25,15 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     let note = Note { name: line.clone(), command_line: line };
     let request = Request::new(&context.settings, name, &args.claim, args.ttl, note, ("acquire", ""))?
         .for_ticket()
-        .sharing(sharing);
+        .mode(mode);
     let store = context.store()?;
-    let mut signals = Signals::ending()
-        .map_err(|error| Failure::new(FAILED, "failed", format!("cannot receive signals: {error}")))?;
+    let mut signals = Signals::ending().map_err(|error| {
+        Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
+    })?;
     let locker = signals.unless(context::open(&store)).await?;
     let guard = request.acquire(&locker, &store, &context.output, &mut signals).await?;
     let ticket = guard.into_ticket().await.map_err(|error| Failure { code: FAILED, ..error.into() })?;
-    let told = if context.output.json {
+    let printed = if context.output.json {
         let mut document = object("ticket", ticket.name());
         document.insert("ticket".into(), ticket.to_string().into());
         if locker.capabilities().tokens {
@@ -46,11 +47,13 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     } else {
         print_all(&format!("{ticket}\n"))
     };
-    if told.is_err() {
-        // Nobody has the ticket: nobody could release the lock, and everybody would wait for its lease to end.
+    if printed.is_err() {
+        // The ticket is lost: release the lock, or all waiters would wait for the end of its lease.
         if let Err(error) = locker.release(&ticket).await {
-            context.output.warning(&format!("the lock was not released, it lapses by itself: {error}"));
+            context
+                .output
+                .warning(&format!("the lock was not released and stays held until its lease ends: {error}"));
         }
     }
-    told.map(|()| 0)
+    printed.map(|()| 0)
 }

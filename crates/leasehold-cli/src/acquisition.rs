@@ -1,0 +1,320 @@
+//! Acquires a lock for `run`, `once`, `elect` and `acquire`: the wait policy, the progress display, and the errors.
+
+use std::time::Duration;
+
+use leasehold::clock::timeout;
+use leasehold::lease::{Claim, State, Ttl};
+use leasehold::{Due, Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
+
+use crate::args::{ClaimArgs, duration};
+use crate::config::{Settings, Store};
+use crate::context::{Note, clock, store_flag};
+use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
+use crate::mode::{Mode, WaitPolicy};
+use crate::output::{Output, human};
+use crate::signals::{Signals, interrupted};
+use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
+
+/// How long an acquisition that a signal interrupted may take to withdraw its request. After that, the lease ends by
+/// itself.
+pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// How long to wait for the holder if the store did not answer during the wait.
+const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The value of `--note` that selects the command line.
+const COMMAND_LINE: &str = "command-line";
+
+/// A lock to acquire, with its settings.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) name: LockName,
+    pub(crate) ttl: Duration,
+    pub(crate) wait_policy: WaitPolicy,
+    pub(crate) conflict_code: Option<u8>,
+    mode: Mode,
+    owner: Option<String>,
+    note: String,
+    /// How long the store may take to answer.
+    store_timeout: Duration,
+    /// The subcommand, and its arguments after the lock name: for help texts.
+    subcommand: &'static str,
+    suffix: &'static str,
+    for_ticket: bool,
+}
+
+impl Request {
+    pub(crate) fn new(
+        settings: &Settings,
+        name: LockName,
+        claim: &ClaimArgs,
+        ttl: Option<Duration>,
+        note: Note,
+        (subcommand, suffix): (&'static str, &'static str),
+    ) -> Result<Self, Failure> {
+        let text = |text: &str| Ok(text.to_owned());
+        let ttl = settings.pick(ttl, "ttl", duration)?.unwrap_or(Ttl::DEFAULT.get());
+        Ttl::new(ttl).map_err(Failure::bad_argument)?;
+        let code =
+            |text: &str| text.parse::<u8>().map_err(|_| "an exit code must be between 0 and 255".to_owned());
+        Ok(Self {
+            name,
+            ttl,
+            wait_policy: wait_policy(settings, claim)?,
+            conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
+            owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
+            note: match settings.pick(claim.holder.note.clone(), "note", text)? {
+                None => note.name,
+                Some(wanted) if wanted == COMMAND_LINE => note.command_line,
+                Some(wanted) => wanted,
+            },
+            store_timeout: settings
+                .pick(claim.timeout.store_timeout, "store-timeout", duration)?
+                .unwrap_or(Claim::DEFAULT_PATIENCE),
+            subcommand,
+            suffix,
+            for_ticket: false,
+            mode: Mode::Lock,
+        })
+    }
+
+    /// Sets the mode.
+    pub(crate) fn mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// Waits without a limit, whatever the settings say.
+    pub(crate) fn wait_forever(self) -> Self {
+        Self { wait_policy: WaitPolicy::Forever, ..self }
+    }
+
+    /// The permit number of the lock `held`, if a permit was requested.
+    pub(crate) fn permit(&self, held: &LockName) -> Option<usize> {
+        self.mode.permit(held)
+    }
+
+    /// Marks the lock as one that is held by a ticket.
+    pub(crate) fn for_ticket(self) -> Self {
+        Self { for_ticket: true, ..self }
+    }
+
+    /// Acquires the lock.
+    pub(crate) async fn acquire(
+        &self,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Guard, Failure> {
+        let acquire = async |lock: Lock| self.mode.acquire(lock, self.wait_policy).await;
+        let progress = WaitProgress::new(self.name.clone(), clock(locker)).mode(self.mode);
+        self.acquire_with(progress, locker, store, output, signals, acquire).await
+    }
+
+    /// Campaigns without a time limit, and advertises `value`.
+    pub(crate) async fn campaign(
+        &self,
+        value: Option<&str>,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Guard, Failure> {
+        let acquire = async |lock: Lock| {
+            let election = lock.election();
+            let election = match value {
+                Some(value) => election.value(value),
+                None => election,
+            };
+            election.campaign().await.map(Guard::from)
+        };
+        let progress = WaitProgress::new(self.name.clone(), clock(locker)).once_per_holder();
+        self.acquire_with(progress, locker, store, output, signals, acquire).await
+    }
+
+    /// Acquires the lock if the job is due. Waits for a run in progress, but not for the next period.
+    pub(crate) async fn acquire_if_due(
+        &self,
+        period: Duration,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+    ) -> Result<Due, Failure> {
+        let acquire = async |lock: Lock| {
+            let once = lock.once_per(period);
+            match self.wait_policy {
+                WaitPolicy::Try => once.try_acquire().await,
+                WaitPolicy::Within(limit) => once.acquire_within(limit).await,
+                WaitPolicy::Forever => once.acquire().await,
+            }
+        };
+        let progress = WaitProgress::new(self.name.clone(), clock(locker));
+        self.acquire_with(progress, locker, store, output, signals, acquire).await
+    }
+
+    async fn acquire_with<T>(
+        &self,
+        progress: WaitProgress,
+        locker: &Locker,
+        store: &Store,
+        output: &Output,
+        signals: &mut Signals,
+        acquire: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
+    ) -> Result<T, Failure> {
+        let progress = progress.within(match self.wait_policy {
+            WaitPolicy::Within(limit) => limit.min(self.store_timeout),
+            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout,
+        });
+        let acquired = acquire(self.lock(locker).on_wait(progress.observer()));
+        tokio::select! {
+            biased;
+            outcome = progress.show_during(output, acquired) => match outcome {
+                Ok(acquired) => Ok(acquired),
+                Err(error) => Err(self.failure(error, locker, store).await),
+            },
+            signal = signals.next_ending() => {
+                clock(locker).sleep(CANCEL_TIMEOUT).await;
+                Err(interrupted(signal))
+            }
+        }
+    }
+
+    fn lock(&self, locker: &Locker) -> Lock {
+        let lock = locker.lock(self.name.as_str()).ttl(self.ttl).store_timeout(self.store_timeout);
+        let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
+        let lock = if self.for_ticket { lock.for_ticket() } else { lock };
+        match &self.owner {
+            Some(owner) => lock.owner(owner),
+            None => lock,
+        }
+    }
+
+    /// The failure for an acquisition that returned `error`.
+    async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
+        match (error.holder(), self.wait_policy) {
+            (Some(held), _) => self.held(held, &error, store),
+            (None, WaitPolicy::Within(limit)) if error.kind() == ErrorKind::Unavailable => {
+                self.no_holder_seen(error, limit, locker, store).await
+            }
+            // The command has not started: nothing ran without the lock, so this is not a loss.
+            (None, _) => Failure { code: FAILED, ..Failure::from(error) },
+        }
+    }
+
+    /// The time limit ended before the store reported a holder. A store that does not answer must not look like a held
+    /// lock: with `-E 0` the outage would stay unnoticed.
+    async fn no_holder_seen(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
+        let silent = |message| Failure::new(FAILED, "unavailable", message);
+        if matches!(self.mode, Mode::Permit(_)) {
+            return silent(format!(
+                "lock `{}`: the store did not report in time whether a permit is free",
+                self.name
+            ));
+        }
+        // A short limit may be shorter than one request takes. A long limit was long enough.
+        let status = match FINAL_INSPECT_TIMEOUT.saturating_sub(limit) {
+            Duration::ZERO => None,
+            left => timeout(&*clock(locker), left, locker.inspect(&self.name)).await,
+        };
+        match status {
+            None => {
+                let failure = Failure::new(
+                    FAILED,
+                    "unavailable",
+                    format!("{error}; the holder of lock `{}` is unknown", self.name),
+                );
+                Failure { help: error.help().to_vec(), ..failure }
+            }
+            Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
+            Some(Ok(status)) => match &status.state {
+                State::Held(held) => self.held(held, &error, store),
+                _ => silent(format!("lock `{}` is free, but the store did not grant it in time", self.name)),
+            },
+        }
+    }
+
+    /// The failure for a held lock: the holder, and what the user can do.
+    fn held(&self, held: &Held, error: &Error, store: &Store) -> Failure {
+        let (code, kind) =
+            if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
+        let code = self.conflict_code.unwrap_or(code);
+        let mut message = match (self.mode, held.token) {
+            // For several holders, the library has the complete list.
+            (Mode::Permit(_) | Mode::Shared | Mode::Exclusive, _) if error.kind() == ErrorKind::Held => {
+                error.to_string()
+            }
+            (_, Some(token)) => format!("{}, token {token}", self.held_by(held)),
+            (_, None) => self.held_by(held),
+        };
+        if let WaitPolicy::Within(limit) = self.wait_policy {
+            message = format!("{message}; timed out after {}", human::span(limit));
+        }
+        let failure = Failure::new(code, kind, message);
+        if is_held_by_parent(&self.name, self.mode, held) {
+            return failure.with_help(format!("{HELD_BY_PARENT}; remove the inner run, or use another lock"));
+        }
+        self.with_help(failure, held, error, store)
+    }
+
+    fn held_by(&self, held: &Held) -> String {
+        if held.resting {
+            return format!("lock `{}` is in its cooldown", self.name);
+        }
+        format!("lock `{}` is held by {}", self.name, human::short_holder(held))
+    }
+
+    /// Adds help about `held`.
+    fn with_help(&self, failure: Failure, held: &Held, error: &Error, store: &Store) -> Failure {
+        let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
+        let longer = match self.wait_policy {
+            WaitPolicy::Within(limit) => {
+                format!(
+                    "to wait longer: leasehold{flag} {} --wait {}",
+                    self.subcommand,
+                    human::span_up(limit * 2)
+                )
+            }
+            _ => format!("to wait: leasehold{flag} {} --wait 10m", self.subcommand),
+        };
+        let mut failure = failure.with_help(format!("{longer} {lock}{}{}", self.mode, self.suffix));
+        failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
+        if let Some(left) = held.lapses_within {
+            let left = left.as_millis().div_ceil(1_000);
+            let help = if held.resting {
+                format!("the cooldown ends in <= {left}s")
+            } else if held.is_by_ticket() {
+                format!("a ticket holds the lock; the lease ends in <= {left}s unless the ticket is renewed")
+            } else {
+                format!("if that process is dead, the lease ends in <= {left}s")
+            };
+            failure = failure.with_help(help);
+        }
+        if self.mode != Mode::Lock {
+            return failure.with_help(format!("to list the holders: leasehold{flag} ls {lock}"));
+        }
+        if let Some(token) = held.token {
+            let what = if held.resting {
+                "to end the cooldown now"
+            } else {
+                "to evict the holder now (unsafe while it runs)"
+            };
+            failure = failure.with_help(format!("{what}: leasehold{flag} break {lock} --token {token}"));
+        }
+        failure
+    }
+}
+
+/// An option takes precedence over a variable, and a variable over the file, for both `try` and `wait`.
+fn wait_policy(settings: &Settings, claim: &ClaimArgs) -> Result<WaitPolicy, Failure> {
+    if claim.try_once {
+        return Ok(WaitPolicy::Try);
+    }
+    if let Some(limit) = claim.wait {
+        return Ok(WaitPolicy::Within(limit));
+    }
+    if Settings::switch(false, "try")? {
+        return Ok(WaitPolicy::Try);
+    }
+    Ok(settings.pick(None, "wait", duration)?.map_or(WaitPolicy::Forever, WaitPolicy::Within))
+}

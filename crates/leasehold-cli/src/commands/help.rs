@@ -1,0 +1,180 @@
+//! `leasehold help SUBCOMMAND|TOPIC`, and the text of the topics.
+
+use std::fmt::Write as _;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory as _, Parser as _};
+use leasehold::stores::STORES;
+
+use crate::args::{Cli, HelpArgs};
+use crate::exit::Failure;
+use crate::output::print;
+
+/// A help page that is not about one subcommand.
+pub(super) struct Topic {
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+    pub(super) text: fn() -> String,
+}
+
+pub(super) const TOPICS: [Topic; 3] = [
+    Topic { name: "exit-codes", title: "EXIT CODES", text: || EXIT_CODES.to_owned() },
+    Topic { name: "environment", title: "ENVIRONMENT", text: || ENVIRONMENT.to_owned() },
+    Topic { name: "stores", title: "STORES", text: stores },
+];
+
+pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
+    let mut command = Cli::command();
+    command.build();
+    let Some(wanted) = &args.topic else {
+        print(&command.render_help().to_string())?;
+        return Ok(0);
+    };
+    if let Some(topic) = TOPICS.iter().find(|topic| topic.name == wanted) {
+        print(&(topic.text)())?;
+        return Ok(0);
+    }
+    if let Some(subcommand) = command.find_subcommand_mut(wanted) {
+        print(&subcommand.render_help().to_string())?;
+        return Ok(0);
+    }
+    let topics: Vec<&str> = TOPICS.iter().map(|topic| topic.name).collect();
+    let failure = suggested(wanted, Failure::usage(format!("unknown subcommand or topic {wanted:?}")));
+    Err(failure.with_help(format!("topics: {}; for the subcommands: leasehold --help", topics.join(", "))))
+}
+
+/// Adds the most similar subcommand to `failure`, as the argument parser suggests it.
+pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
+    let error = Cli::try_parse_from(["leasehold", wanted]).err();
+    match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {
+        Some(ContextValue::Strings(subcommands)) if !subcommands.is_empty() => {
+            failure.with_help(format!("a similar subcommand exists: {}", subcommands.join(", ")))
+        }
+        _ => failure,
+    }
+}
+
+const EXIT_CODES: &str = "\
+run, once and elect:
+  the command's code, or 128 + signal   the command ended while the lock was held
+  122   the lock was lost, or was about to be lost, and the command was stopped. This replaces the command's own code,
+        so that work done after the loss does not look successful. With --ticket also: the lock was lost before the
+        command started, and the command did not run. elect does not exit after a loss: it campaigns again
+  123   the lock is held (--try); change it with -E
+  124   timed out waiting for the lock (--wait); change it with -E
+  125   leasehold failed: the store, its URL, its permissions or config.toml. Also: --wait ended before the store
+        reported a holder; or the command of once succeeded but the run could not be recorded, so that it may run
+        again in its period
+  126   the command is not executable
+  127   the command was not found
+  128 + signal   a signal ended leasehold while it waited for the lock
+  2     the command line is wrong
+
+once:
+  0     also: the command already ran in this period (see stderr)
+
+update:
+  0     the object was written, or its content did not change
+  the command's code, or 128 + signal   the command failed; nothing was written
+  122   a token higher than --fence wrote the object; nothing was written
+  124   other clients changed the object on every attempt (--attempts, --within); nothing was written
+  125   leasehold failed. If the message says that the object may have been written, check the object before you retry
+  126, 127   as above
+  2     the command line is wrong
+
+All other subcommands:
+  0     success
+  1     the answer is no: the lock of the ticket is lost (renew, release); the lock is not held with that token (break);
+        a higher token wrote the object (put); the store is not safe for locks (doctor)
+  2     the command line is wrong
+  123, 124, 125   as above
+
+A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
+report is one of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed. For once also:
+already_ran, and not_told (the command succeeded, but the run could not be recorded in the store).
+";
+
+const ENVIRONMENT: &str = "\
+Each setting comes from the option, else from the environment, else from config.toml, else from its default.
+
+  option                 variable                       key in config.toml
+  --store                LEASEHOLD_STORE                store
+  --ttl                  LEASEHOLD_TTL                  ttl
+  --wait                 LEASEHOLD_WAIT                 wait
+  --try                  LEASEHOLD_TRY                  -
+  --store-timeout        LEASEHOLD_STORE_TIMEOUT        store_timeout
+  --conflict-exit-code   LEASEHOLD_CONFLICT_EXIT_CODE   conflict_exit_code
+  --owner                LEASEHOLD_OWNER                owner
+  --note                 LEASEHOLD_NOTE                 note
+  --on-lost              LEASEHOLD_ON_LOST              on_lost
+  --grace                LEASEHOLD_GRACE                grace
+  --cgroup               LEASEHOLD_CGROUP               -
+  --report               LEASEHOLD_REPORT               -
+  --value, --on-exit     LEASEHOLD_VALUE, _ON_EXIT      -
+  --per                  LEASEHOLD_PER                  -
+  --count-failures       LEASEHOLD_COUNT_FAILURES       -
+  --color                LEASEHOLD_COLOR                color
+  --json, --quiet        LEASEHOLD_JSON, _QUIET         -
+  TICKET, --ticket       LEASEHOLD_TICKET               -
+
+The values of switches are 1 and 0. NO_COLOR is respected. With -v, RUST_LOG selects what is logged.
+
+The configuration file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leasehold/config.toml):
+
+  store = \"prod\"
+  ttl = \"1m\"
+
+  note = \"command-line\"      # show the whole command line to other processes, including any secrets in it
+
+  [stores.prod]
+  url = \"s3://my-bucket/locks?region=eu-west-1\"
+
+`run`, `once` and `elect` set these variables for the command:
+  LEASEHOLD_LOCK    name of the lock
+  LEASEHOLD_TOKEN   fencing token (elect: the term). Send it with every write, and let the resource reject lower tokens.
+                    Not set if the protocol of the store has no tokens
+  LEASEHOLD_PERMIT  with --permits: number of the permit. LEASEHOLD_LOCK and LEASEHOLD_TOKEN then belong to this permit
+  LEASEHOLD_STORE   URL of the store, without passwords
+  LEASEHOLD_RUN     random id of this run
+
+`update` sets this variable for the command:
+  LEASEHOLD_OBJECT_EXISTS   1, or 0 if the object does not exist yet
+";
+
+fn stores() -> String {
+    let mut text = String::from(
+        "A store is a URL, or an alias from config.toml (see `leasehold help environment`).\n\n",
+    );
+    for store in STORES {
+        let _ = writeln!(text, "  {:<40} {}", store.example, store.name);
+        let _ = writeln!(text, "  {:<40} {}", "", store.can);
+        if let Some(feature) = store.feature.filter(|_| !store.is_built_in()) {
+            let _ = writeln!(
+                text,
+                "  {:<40} not in this build: cargo install leasehold-cli --features {feature}",
+                ""
+            );
+        }
+    }
+    text.push_str(
+        "
+The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. It locks between
+processes of one machine.
+
+Options of every store, after `?`:
+  store_clock=off   do not use the store's clock to end the lease of a crashed holder; only observe the lock
+  margin=5s         maximum error of the store's clock
+An unknown option is an error.
+
+On s3 and gs, protocol=existence shares locks with clients that create and delete an object. It has no history and no
+cooldowns, and on s3 no fencing tokens.
+
+`update` and `put` need an object on s3 or gs, for example s3://bucket/path/counter.json?region=eu-west-1.
+
+To check whether a store is safe and what is missing, run leasehold doctor -s URL.
+
+The cloud stores use the credentials, profiles and variables of their cloud.
+",
+    );
+    text
+}

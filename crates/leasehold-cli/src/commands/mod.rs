@@ -1,0 +1,121 @@
+//! The subcommands, one file each.
+
+mod acquire;
+mod break_;
+mod completions;
+mod doctor;
+mod elect;
+mod help;
+mod history;
+mod init;
+mod ls;
+mod man;
+mod once;
+mod put;
+mod release;
+mod renew;
+mod run;
+mod show;
+mod sweep;
+mod ticket;
+mod update;
+mod wait;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use clap::error::ErrorKind;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::args::{Cli, Subcommand};
+use crate::context::Context;
+use crate::exit::{FAILED, Failure};
+use crate::output::Output;
+
+/// Runs the subcommand in `arguments`.
+pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(explain(&error, arguments)),
+    };
+    let asked = Output { json: cli.common.json, ..Output::default() };
+    let context = match Context::new(cli.common) {
+        Ok(context) => context,
+        Err(failure) => {
+            asked.failure(&failure);
+            return ExitCode::from(failure.code);
+        }
+    };
+    let code = execute(&context, cli.subcommand).unwrap_or_else(|failure| {
+        context.output.failure(&failure);
+        failure.code
+    });
+    ExitCode::from(code)
+}
+
+fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
+    match subcommand {
+        Subcommand::Run(args) => on(run_runtime(), run::run(context, args)),
+        Subcommand::Once(args) => on(run_runtime(), once::once(context, args)),
+        Subcommand::Elect(args) => on(run_runtime(), elect::elect(context, args)),
+        Subcommand::Acquire(args) => on(small_runtime(), acquire::acquire(context, args)),
+        Subcommand::Renew(args) => on(small_runtime(), renew::renew(context, args)),
+        Subcommand::Release(args) => on(small_runtime(), release::release(context, args)),
+        Subcommand::Ls(args) => on(small_runtime(), ls::ls(context, args)),
+        Subcommand::Show(args) => on(small_runtime(), show::show(context, args)),
+        Subcommand::History(args) => on(small_runtime(), history::history(context, args)),
+        Subcommand::Wait(args) => on(small_runtime(), wait::wait(context, args)),
+        Subcommand::Break(args) => on(small_runtime(), break_::break_(context, args)),
+        Subcommand::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
+        Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
+        Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),
+        Subcommand::Init => on(small_runtime(), init::init(context)),
+        Subcommand::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
+        Subcommand::Completions(args) => completions::completions(&args),
+        Subcommand::Man(args) => man::man(&args),
+        Subcommand::Help(args) => help::help(&args),
+    }
+}
+
+/// For subcommands that run a command: one worker thread renews the lease, even if the main thread is busy or blocked
+/// by a terminal.
+fn run_runtime() -> std::io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build()
+}
+
+/// For the others: starts fastest.
+fn small_runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// Runs `subcommand` on the main thread, where `run` must start its command.
+fn on(
+    runtime: std::io::Result<Runtime>,
+    subcommand: impl Future<Output = Result<u8, Failure>>,
+) -> Result<u8, Failure> {
+    let runtime = runtime.map_err(|error| {
+        Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}"))
+    })?;
+    let outcome = runtime.block_on(subcommand);
+    // Do not wait for a thread that may hang in a name lookup or on stdin.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Prints the usage error, the help or the version, and returns the exit code.
+fn explain(error: &clap::Error, arguments: &[OsString]) -> u8 {
+    let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    if json && !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let text = error.render().to_string();
+        let mut paragraphs = text.trim().split("\n\n");
+        let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
+        let mut failure = Failure::usage(message);
+        failure.help = paragraphs.map(|help| help.trim().to_owned()).collect();
+        Output { json, ..Output::default() }.failure(&failure);
+        return failure.code;
+    }
+    // A closed output is not an error.
+    let _ = error.print();
+    u8::try_from(error.exit_code()).unwrap_or(FAILED)
+}

@@ -1,0 +1,184 @@
+//! The end of a job: what happens to the lock, and what the report says.
+
+use std::time::Duration;
+
+use leasehold::clock::timeout;
+use leasehold::{Error, ErrorKind, Guard, Locker, Released};
+
+use super::{Job, Session};
+use crate::acquisition::CANCEL_TIMEOUT;
+use crate::child::{self, Ended};
+use crate::context::Context;
+use crate::exit::{FAILED, Failure, LOST, of_child};
+use crate::report;
+
+/// What to do with the lock when the command has ended without a loss.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Completion {
+    /// Release it.
+    Release,
+    /// Renew it: the ticket keeps holding it.
+    KeepHeld,
+    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, only with
+    /// `count_failures`.
+    Cooldown { period: Duration, count_failures: bool },
+}
+
+impl Completion {
+    /// The cooldown after a command that ended like this.
+    pub(super) fn cooldown(self, ended: &Result<Ended, Failure>) -> Option<Duration> {
+        match (self, ended) {
+            (Self::Cooldown { period, count_failures }, Ok(ended)) => {
+                let counts = ended.status.success() || count_failures;
+                Some(period).filter(|_| counts && !ended.stopped)
+            }
+            (Self::Release | Self::KeepHeld, _) | (_, Err(_)) => None,
+        }
+    }
+}
+
+impl Job {
+    /// Releases or renews the lock, as `completion` says. Stores a loss that only the store knows of in `loss`. Returns
+    /// the error if a cooldown could not be recorded.
+    pub(super) async fn end_lease(
+        &mut self,
+        context: &Context,
+        guard: Guard,
+        loss: &mut Option<Error>,
+        session: &mut Session,
+        (completion, cooldown): (Completion, Option<Duration>),
+    ) -> Option<Error> {
+        let name = guard.name().clone();
+        let locker = session.locker.clone();
+        let left = guard.remaining();
+        let ended = async {
+            match (cooldown, completion) {
+                (Some(period), _) => guard.rest(period).await,
+                (None, Completion::KeepHeld) => renew_ticket(guard, &locker).await,
+                (None, _) => guard.release().await,
+            }
+        };
+        let mut unrecorded = None;
+        let ours = match within_lease(ended, left, session).await {
+            Ok(Released::Released) => true,
+            Ok(Released::AlreadyLost) => {
+                // Another process ended the grant after the last renewal, while the command ran.
+                let message = format!("lock `{name}` was lost before the command ended");
+                loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
+                false
+            }
+            Err(error) if cooldown.is_some() => {
+                unrecorded = Some(error);
+                false
+            }
+            Err(error) => {
+                let what = match completion {
+                    Completion::KeepHeld => "the lock of the ticket was not renewed",
+                    Completion::Release | Completion::Cooldown { .. } => "the lock was not released",
+                };
+                context.output.warning(&format!("{what} and stays held until its lease ends: {error}"));
+                false
+            }
+        };
+        self.report.released = Some(ours && !matches!(completion, Completion::KeepHeld));
+        self.report.rests = cooldown.map(|_| ours);
+        unrecorded
+    }
+
+    /// The exit code if the run could not be recorded in the store. The command may run again in its period, so its
+    /// success must not look like the only run.
+    pub(super) fn unrecorded(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
+        const AGAIN: &str = "the command may run again within its period";
+        let result = if code == 0 { "succeeded" } else { "failed" };
+        let message = format!(
+            "`{}` {result}, but the run could not be recorded in the store: {error}",
+            self.report.lock
+        );
+        if code != 0 {
+            context.output.warning(&format!("{message}; {AGAIN}"));
+            return code;
+        }
+        context.output.failure(&Failure::new(FAILED, "not_told", message.clone()).with_help(AGAIN));
+        self.report.outcome = "not_told".to_owned();
+        self.report.exit_code = FAILED;
+        self.report.message = Some(message);
+        FAILED
+    }
+
+    /// Records in the report how the command ended, and returns the exit code.
+    pub(super) fn conclude(
+        &mut self,
+        context: &Context,
+        ended: Ended,
+        loss: Option<Error>,
+    ) -> Result<u8, Failure> {
+        let report = &mut self.report;
+        report.command_exit_code = ended.status.code();
+        report.command_signal = child::ending_signal(ended.status);
+        if !ended.stopped && loss.is_none() {
+            if ended.left_behind && !context.output.quiet {
+                context
+                    .output
+                    .warning("terminated processes that the command left running in its process group");
+            }
+            report.outcome = if ended.status.code().is_some() { "exited" } else { "signaled" }.to_owned();
+            report.exit_code = of_child(ended.status);
+            return Ok(report.exit_code);
+        }
+        let message = loss.as_ref().map_or_else(
+            || {
+                // The same words as for a lease that has ended: which of the two comes first is a matter of
+                // milliseconds.
+                let token = report.token.map(|token| format!(" (token {token})")).unwrap_or_default();
+                format!("lock `{}`{token} was lost: its lease was not renewed in time", report.lock)
+            },
+            ToString::to_string,
+        );
+        report.lost_reason = Some(match &loss {
+            None => "not_renewed",
+            Some(error) => error.loss().map_or("ended", report::reason),
+        });
+        report.outcome = "lost".to_owned();
+        report.exit_code = LOST;
+        report.message = Some(message.clone());
+        context.output.failure(&Failure::new(LOST, "lost", message).with_help(if ended.stopped {
+            "the command was stopped; its last work may be incomplete"
+        } else {
+            "the last work of the command may have run without the lock"
+        }));
+        Ok(LOST)
+    }
+}
+
+/// Stops the renewals and renews the ticket once, so that its next user has a full ttl. Reports a loss, as a release
+/// does.
+async fn renew_ticket(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
+    let renewed = async { locker.renew(&guard.into_ticket().await?).await };
+    match renewed.await {
+        Ok(_) => Ok(Released::Released),
+        Err(error) if error.kind() == ErrorKind::Lost => Ok(Released::AlreadyLost),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for the end of the lease to be recorded. Gives up at a signal, and after `left`, when the lease has ended
+/// anyway.
+async fn within_lease(
+    ended: impl Future<Output = leasehold::Result<Released>>,
+    left: Duration,
+    session: &mut Session,
+) -> leasehold::Result<Released> {
+    let Session { signals, clock, .. } = session;
+    let mut ended = std::pin::pin!(ended);
+    tokio::select! {
+        biased;
+        released = &mut ended => released,
+        () = clock.sleep(left) => {
+            Err(Error::new(ErrorKind::Unavailable, "the store did not answer before the lease ended"))
+        }
+        _ = signals.next_ending() => match timeout(&**clock, CANCEL_TIMEOUT, ended).await {
+            Some(released) => released,
+            None => Err(Error::new(ErrorKind::Unavailable, "interrupted by a signal")),
+        },
+    }
+}

@@ -1,0 +1,147 @@
+//! How a lock is held: alone, as a permit, shared or exclusive.
+
+use std::fmt;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use leasehold::{Guard, Lock, LockName};
+
+use crate::args::ModeArgs;
+
+/// How long to wait for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitPolicy {
+    Try,
+    Within(Duration),
+    Forever,
+}
+
+/// How to hold a lock. `Display` gives the option that selects the mode, after a space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A plain lock.
+    #[default]
+    Lock,
+    /// One of this many permits.
+    Permit(usize),
+    /// As a reader.
+    Shared,
+    /// As a writer.
+    Exclusive,
+}
+
+impl Mode {
+    pub(crate) fn of(args: &ModeArgs) -> Self {
+        match args.permits {
+            Some(permits) => Self::Permit(permits.into()),
+            None if args.shared => Self::Shared,
+            None if args.exclusive => Self::Exclusive,
+            None => Self::Lock,
+        }
+    }
+
+    /// Acquires it with the name and the settings of `lock`.
+    pub(crate) fn acquire(
+        self,
+        lock: Lock,
+        wait_policy: WaitPolicy,
+    ) -> BoxFuture<'static, leasehold::Result<Guard>> {
+        match self {
+            Self::Lock => async move {
+                match wait_policy {
+                    WaitPolicy::Try => lock.try_acquire().await,
+                    WaitPolicy::Within(limit) => lock.acquire_within(limit).await,
+                    WaitPolicy::Forever => lock.acquire().await,
+                }
+            }
+            .boxed(),
+            Self::Permit(permits) => async move {
+                let semaphore = lock.semaphore(permits);
+                match wait_policy {
+                    WaitPolicy::Try => semaphore.try_acquire().await,
+                    WaitPolicy::Within(limit) => semaphore.acquire_within(limit).await,
+                    WaitPolicy::Forever => semaphore.acquire().await,
+                }
+            }
+            .boxed(),
+            Self::Shared => async move {
+                let lock = lock.rw_lock();
+                match wait_policy {
+                    WaitPolicy::Try => lock.try_shared().await,
+                    WaitPolicy::Within(limit) => lock.shared_within(limit).await,
+                    WaitPolicy::Forever => lock.shared().await,
+                }
+            }
+            .boxed(),
+            Self::Exclusive => async move {
+                let lock = lock.rw_lock();
+                match wait_policy {
+                    WaitPolicy::Try => lock.try_exclusive().await,
+                    WaitPolicy::Within(limit) => lock.exclusive_within(limit).await,
+                    WaitPolicy::Forever => lock.exclusive().await,
+                }
+            }
+            .boxed(),
+        }
+    }
+
+    /// What a waiter for `name` waits for.
+    pub(crate) fn description(self, name: &LockName) -> String {
+        match self {
+            Self::Lock => name.to_string(),
+            Self::Permit(1) => format!("{name} (the permit is held)"),
+            Self::Permit(permits) => format!("{name} (all {permits} permits are held)"),
+            Self::Shared => format!("{name} (shared)"),
+            Self::Exclusive => format!("{name} (exclusive)"),
+        }
+    }
+
+    /// Whether a process that acquires `name` in this mode must wait until the lock `held` is released. False if
+    /// another permit or another reader could release first.
+    pub(crate) fn is_blocked_by(self, name: &LockName, held: &str) -> bool {
+        let Some(part) = held.strip_prefix(name.as_str()) else { return false };
+        match self {
+            Self::Lock | Self::Shared => part.is_empty(),
+            Self::Exclusive => part.is_empty() || part.starts_with("/shared-"),
+            Self::Permit(permits) => permits == 1 && part == "/permit-1",
+        }
+    }
+
+    /// The permit number of the lock `held`.
+    pub(crate) fn permit(self, held: &LockName) -> Option<usize> {
+        let Self::Permit(_) = self else { return None };
+        held.as_str().rsplit_once("/permit-")?.1.parse().ok()
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock => Ok(()),
+            Self::Permit(permits) => write!(f, " --permits {permits}"),
+            Self::Shared => f.write_str(" --shared"),
+            Self::Exclusive => f.write_str(" --exclusive"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_blocked_only_by_conflicting_locks() {
+        let name = LockName::new("x").unwrap();
+        let by = |mode: Mode| {
+            let all = ["x", "x/shared-2", "x/permit-1", "x/y", "xy", "y"];
+            all.into_iter().filter(|held| mode.is_blocked_by(&name, held)).collect::<Vec<_>>()
+        };
+        assert_eq!(by(Mode::Lock), ["x"]);
+        // Another reader may release first.
+        assert_eq!(by(Mode::Shared), ["x"]);
+        assert_eq!(by(Mode::Exclusive), ["x", "x/shared-2"]);
+        assert_eq!(by(Mode::Permit(1)), ["x/permit-1"]);
+        assert_eq!(by(Mode::Permit(2)), [""; 0]);
+    }
+}
