@@ -174,7 +174,7 @@ impl Election {
     ///
     /// # Errors
     /// - Transient errors are logged (`tracing`, level `warn`), and the stream continues. Until the next item, the last
-    ///   reported leader remains valid.
+    ///   reported leader counts as current.
     /// - Lasting errors ([`ErrorKind::Denied`](crate::ErrorKind::Denied),
     ///   [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt)) are reported once, as an item. The stream continues,
     ///   because the cause may be repaired.
