@@ -24,9 +24,9 @@
 //! A write with an equal token is accepted, so a holder may write any number of times. An object without a token
 //! accepts every token. A client that writes or deletes the object without leasehold removes the token.
 //!
-//! On S3, a version depends only on the content. A fenced write of a content that the object had under a lower token is
-//! refused there ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)), because a delayed write could mistake it
-//! for the old content. Include something in the content that changes, such as the token.
+//! On a store where a version depends only on the content (S3), a fenced write of a content that the object had under a
+//! lower token is refused ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)), because a delayed write could
+//! mistake it for the old content. Include something in the content that changes, such as the token.
 
 use bytes::Bytes;
 
