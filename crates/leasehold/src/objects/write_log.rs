@@ -55,7 +55,7 @@ pub(crate) struct Nonce(u64);
 
 impl Nonce {
     pub(crate) fn random(random: &Random) -> Self {
-        // 64 of the 128 bits are enough here.
+        // 64 of the 128 bits.
         Self(random.bits() as u64)
     }
 }
