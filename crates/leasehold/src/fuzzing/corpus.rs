@@ -1,4 +1,4 @@
-//! The corpus as a regression suite, on every toolchain and without a fuzzer.
+//! The kept inputs as a regression suite, on every toolchain and without a fuzzer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::TARGETS;
 use crate::random::Random;
 
-/// How many mutated copies of each input are tested too.
+/// How many changed copies of each kept input are tried too.
 const CHANGED: usize = 100;
 
 fn fuzz() -> PathBuf {
@@ -22,7 +22,7 @@ fn inputs(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// `input` with a few bytes changed, removed or repeated.
+/// `input` with a few bytes changed, left out or repeated.
 fn changed(input: &[u8], random: &Random) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..1 + random.bits() % 4 {
@@ -64,7 +64,7 @@ fn every_property_holds_of_the_kept_inputs_and_of_changed_ones() {
 fn every_property_has_a_fuzz_target() {
     let manifest = fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
     let mut names: Vec<_> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    // The fuzz target of the command.
+    // That of the command.
     names.push("config".to_owned());
     for name in &names {
         assert!(manifest.contains(&format!("name = \"{name}\"\n")), "{name}");

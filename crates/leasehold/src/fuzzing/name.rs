@@ -1,12 +1,12 @@
-//! Lock names, and text that other machines wrote.
+//! Names of locks, and texts that others wrote.
 
 use super::{assert_readable, assert_readable_error};
 use crate::lease::{Held, Holder, printable as shown};
 use crate::stores::fuzzing::assert_is_kept_by_objects;
 use crate::types::LockName;
 
-/// A name that is accepted is accepted again in every form in which it is stored. An error never repeats harmful
-/// characters.
+/// A name that is accepted is accepted in every form in which it comes back, and an error never repeats what could do
+/// harm.
 pub fn lock_name(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let name = match LockName::new(&text) {
@@ -26,7 +26,7 @@ pub fn lock_name(data: &[u8]) {
     assert_is_kept_by_objects(&name);
 }
 
-/// Text that another machine wrote is printed without harmful characters and with limited length.
+/// Nothing that another machine wrote reaches a terminal as it is, or at any length.
 pub fn printable(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     for most in [0, 1, 64, 4_096] {

@@ -7,9 +7,9 @@ use super::assert_readable_error;
 use crate::lease::{Token, Ttl};
 use crate::ticket::Ticket;
 
-/// A ticket that parses is written as text that parses to an equal ticket. No error and no `Debug` shows its secret.
+/// What is read as a ticket is written as one that reads the same; no error and no `Debug` shows the secret in it.
 ///
-/// Input without a ticket's prefix is also encoded as a ticket, because a fuzzer would find nothing behind base64.
+/// What does not begin as a ticket does is put into one: nothing would ever be found in base64.
 pub fn ticket(data: &[u8]) {
     let text = String::from_utf8_lossy(data).into_owned();
     read(&text);
@@ -23,7 +23,7 @@ fn read(text: &str) {
         Ok(ticket) => ticket,
         Err(error) => {
             assert_readable_error(&error);
-            // The message is fixed and contains nothing of the text.
+            // One of a few sentences of ours, with nothing of the text in it.
             assert!(error.to_string().starts_with("this is not a ticket: "), "{error}");
             assert!(error.to_string().len() < 60, "{error}");
             return;

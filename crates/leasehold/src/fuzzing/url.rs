@@ -1,16 +1,16 @@
-//! Store URLs, and how each store reads them.
+//! Store URLs, and what each store makes of them.
 
 use super::{assert_readable, assert_readable_error};
 use crate::error::Error;
 use crate::stores::fuzzing::readings;
 use crate::url::StoreUrl;
 
-/// Placed wherever a password may be.
+/// Stands for a password wherever one may stand.
 const SECRET: &str = "hunter2-9f3k";
 
-/// A URL that parses is shown as text that parses to an equal URL, except for its secrets, which are never shown.
+/// A URL that is read is shown as one that reads the same, but for its secrets, which are shown nowhere.
 ///
-/// The first line is the URL. The other lines are what people may write before and after a password.
+/// The first line is the URL; the others are what people may write before and after a password.
 pub fn store_url(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -21,7 +21,7 @@ pub fn store_url(data: &[u8]) {
     }
     let (before, after) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     for scheme in ["s3", "gs", "dynamodb", "etcd", "sqlite", "mem", "other"] {
-        // Not percent-encoded, because users who do not know percent-encoding write it like this.
+        // As it is: who does not know of percent-encoding writes it so.
         hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1:2379/prefix"));
         hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1/a?region=eu-west-1"));
     }
