@@ -27,6 +27,16 @@ use self::sleep::{Lookouts, Watched};
 pub const RATE_ERROR: f64 = 0.005;
 
 /// A point in time on this machine, read on two clocks at once.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::Moment;
+///
+/// let start = Moment::from_raw(0, 0);
+/// let now = Moment::from_raw(10_000_000_000, 3_610_000_000_000); // the wall clock was set forward by an hour
+/// assert_eq!(now.longest_since(start), Duration::from_secs(3_610));
+/// assert_eq!(now.shortest_since(start), Duration::from_secs(10));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Nanoseconds on the clock that counts through suspend.
@@ -77,6 +87,15 @@ impl Moment {
 }
 
 /// The end of a lease for its holder. The span counts from *before* the first send of the request that was granted.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::{Deadline, Moment};
+///
+/// let deadline = Deadline::new(Moment::from_raw(0, 0), Duration::from_secs(30));
+/// let now = Moment::from_raw(10_000_000_000, 10_000_000_000);
+/// assert_eq!(deadline.remaining(now), Duration::from_secs(20));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     from: Moment,
@@ -182,7 +201,7 @@ impl Watched for SystemClock {
 /// let clock = TestClock::default();
 /// let start = clock.now();
 /// clock.sleep(Duration::from_secs(5)).await;
-/// clock.suspend(Duration::from_secs(60)); // the machine slept: no timer moved
+/// clock.suspend(Duration::from_secs(60)); // the machine was suspended: no timer moved
 /// assert_eq!(clock.now().longest_since(start), Duration::from_secs(65));
 /// # });
 /// ```
@@ -329,6 +348,15 @@ impl StoreTime {
 ///
 /// It also stores the largest contradiction between two readings, which shows that several clocks answer, or that one
 /// was set.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::{Moment, StoreClock, StoreTime};
+///
+/// let (clock, now) = (StoreClock::default(), Moment::from_raw(0, 0));
+/// clock.observe(1_000_000, Duration::from_secs(1), now, now);
+/// assert_eq!(clock.bounds(now), Some(StoreTime::between(1_000_000, 2_000_000)));
+/// ```
 #[derive(Debug, Default)]
 pub struct StoreClock {
     readings: Mutex<Option<Readings>>,

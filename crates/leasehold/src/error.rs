@@ -15,6 +15,18 @@ type Source = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// Match on [`kind`](Self::kind). Show the `Display` text and the [`help`](Self::help) to people. Neither contains
 /// secrets.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let lock = leasehold::Locker::open("mem:").await?.lock("deploy");
+/// let guard = lock.acquire().await?;
+/// let error = lock.try_acquire().await.unwrap_err();
+/// assert_eq!(error.kind(), leasehold::ErrorKind::Held);
+/// println!("{error}"); // names the holder
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -214,6 +226,14 @@ impl std::error::Error for Error {
 /// An error of a request to a store.
 ///
 /// For safety only one distinction matters: whether the request certainly had no effect.
+///
+/// ```
+/// use leasehold::error::{Fault, StoreError};
+///
+/// let error = Fault::unavailable("connection refused").maybe_applied();
+/// assert!(error.is_transient());
+/// assert!(matches!(error, StoreError::MaybeApplied(_)));
+/// ```
 #[derive(Debug)]
 pub enum StoreError {
     /// The request certainly had no effect, and will have none.

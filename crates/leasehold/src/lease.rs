@@ -184,6 +184,16 @@ impl Claim {
 
 /// Why the store does not currently answer a [`Claim`]: for error messages when an acquisition times out. Clones share
 /// it.
+///
+/// ```
+/// use leasehold::{error::Fault, lease::StoreTrouble};
+///
+/// let trouble = StoreTrouble::default();
+/// trouble.note(&Fault::unavailable("connection refused").maybe_applied());
+/// assert_eq!(trouble.cause().as_deref(), Some("connection refused"));
+/// trouble.clear();
+/// assert_eq!(trouble.cause(), None);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct StoreTrouble(Arc<Mutex<Option<String>>>);
 

@@ -5,6 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A source of randomness. Cheap to clone. Clones share one source.
+///
+/// ```
+/// use leasehold::random::Random;
+///
+/// assert_eq!(Random::seeded(7).bits(), Random::seeded(7).bits());
+/// ```
 #[derive(Clone, Debug)]
 pub struct Random(Source);
 

@@ -24,6 +24,14 @@ const OPTION: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'=').add(b'@');
 /// A store URL, split into its parts.
 ///
 /// `Display` and `Debug` omit its password and the values of options that may be secret.
+///
+/// ```
+/// let mut url = leasehold::url::StoreUrl::parse("s3://bucket/locks?region=eu-west-1")?;
+/// assert_eq!((url.scheme(), url.authority(), url.path()), ("s3", Some("bucket"), "/locks"));
+/// assert_eq!(url.take("region").as_deref(), Some("eu-west-1"));
+/// url.finish()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl {
     scheme: String,
