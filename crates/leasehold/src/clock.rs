@@ -1,13 +1,13 @@
-//! Time: the only place in leasehold that reads a clock or sleeps.
+//! Time: the only module of leasehold that reads a clock or sleeps.
 //!
-//! Leases live and die by elapsed time, so the clock has to keep counting while the machine is suspended (Rust's
-//! [`std::time::Instant`] and tokio's timers stop) and has to survive a stepped wall clock or a virtual machine that is
-//! restored from a snapshot. A [`Moment`] is therefore taken on two clocks at once, and elapsed time is asked for with
-//! a direction: a holder takes the longer of the two readings, a contender the shorter. Whatever a single clock does
-//! wrong, it errs on the safe side.
+//! Leases depend on elapsed time. So the clock must continue to count while the machine is suspended, which Rust's
+//! [`std::time::Instant`] and tokio's timers do not. It must also tolerate a wall clock that is stepped, and a virtual
+//! machine that is restored from a snapshot. A [`Moment`] is therefore read on two clocks at once, and there are two
+//! ways to compute elapsed time: a holder uses the longer of the two differences, a contender the shorter one. If one
+//! clock is wrong, the result errs on the safe side.
 //!
-//! Another machine's clock is never compared with this one's. What the *store's* clock says is a pair of bounds
-//! ([`StoreTime`]), derived by [`StoreClock`] from the `Date` of its answers.
+//! Another machine's clock is never compared with this one's. What the *store's* clock reads is a pair of bounds
+//! ([`StoreTime`]), which [`StoreClock`] derives from the `Date` of the store's answers.
 
 mod sleep;
 
@@ -21,49 +21,59 @@ use rustix::time::{ClockId, clock_gettime};
 
 use self::sleep::{Lookouts, Watched};
 
-/// Bound on how far any local clock's rate may be from true time, per side (DESIGN: 0.5 %).
+/// The largest assumed deviation of a local clock's rate from true time: 0.5 %, for holder and contender each.
 ///
-/// Quartz oscillators stay within 0.01 %; the rest covers a clock that is being slewed (`adjtime` slews by 0.05 %).
+/// Quartz oscillators stay within 0.01 %. The rest allows for a clock that is being slewed (`adjtime` slews by 0.05 %).
 pub const RATE_ERROR: f64 = 0.005;
 
 /// A point in time on this machine, read on two clocks at once.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::Moment;
+///
+/// let start = Moment::from_raw(0, 0);
+/// let now = Moment::from_raw(10_000_000_000, 3_610_000_000_000); // the wall clock was set forward by an hour
+/// assert_eq!(now.longest_since(start), Duration::from_secs(3_610));
+/// assert_eq!(now.shortest_since(start), Duration::from_secs(10));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Nanoseconds on the clock that counts through suspend.
     boot_ns: u64,
-    /// Nanoseconds since the Unix epoch on the wall clock. Only differences are ever used.
+    /// Nanoseconds since the Unix epoch on the wall clock. Only differences are used.
     wall_ns: i64,
 }
 
 impl Moment {
-    /// A moment from raw readings, for a [`Clock`] of your own.
+    /// A moment from raw readings, for your own [`Clock`].
     pub const fn from_raw(boot_ns: u64, wall_ns: i64) -> Self {
         Self { boot_ns, wall_ns }
     }
 
-    /// Time since the machine booted, suspend included. For stores that keep a machine's own time.
+    /// The time since the machine booted, including suspend. For stores that use the machine's own time.
     pub const fn since_boot(self) -> Duration {
         Duration::from_nanos(self.boot_ns)
     }
 
-    /// Microseconds since the Unix epoch as this machine's wall clock has it: for people and for token floors of
-    /// stores on this machine, never to be compared with another machine's.
+    /// Microseconds since the Unix epoch on this machine's wall clock. For people, and for the lower bound of tokens in
+    /// stores on this machine. Never compare it with another machine's.
     pub const fn wall_us(self) -> u64 {
         if self.wall_ns < 0 { 0 } else { self.wall_ns as u64 / 1_000 }
     }
 
-    /// Both readings: what tells one moment from another.
+    /// Both readings, which distinguish one moment from another.
     pub(crate) fn bits(self) -> u128 {
         u128::from(self.boot_ns) << 64 | u128::from(self.wall_ns as u64)
     }
 
-    /// The longest time that can have passed since `earlier`: what a *holder* must assume.
+    /// The longest time that can have passed since `earlier`. A *holder* must use this.
     pub fn longest_since(self, earlier: Moment) -> Duration {
         let (boot, wall) = self.elapsed(earlier);
         boot.max(wall)
     }
 
-    /// The shortest time that can have passed since `earlier`: what a *contender* must assume.
+    /// The shortest time that can have passed since `earlier`. A *contender* must use this.
     pub fn shortest_since(self, earlier: Moment) -> Duration {
         let (boot, wall) = self.elapsed(earlier);
         boot.min(wall)
@@ -76,7 +86,16 @@ impl Moment {
     }
 }
 
-/// When a lease ends for its holder: a span counted from *before* the first send of the request that was granted.
+/// The end of a lease for its holder. The span counts from *before* the first send of the request that was granted.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::{Deadline, Moment};
+///
+/// let deadline = Deadline::new(Moment::from_raw(0, 0), Duration::from_secs(30));
+/// let now = Moment::from_raw(10_000_000_000, 10_000_000_000);
+/// assert_eq!(deadline.remaining(now), Duration::from_secs(20));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     from: Moment,
@@ -89,17 +108,17 @@ impl Deadline {
         Self { from, span }
     }
 
-    /// The same, sooner by `by`.
+    /// This deadline, moved forward by `by`.
     pub(crate) const fn sooner(self, by: Duration) -> Self {
         Self { span: self.span.saturating_sub(by), ..self }
     }
 
-    /// How long until the deadline; zero when it has passed.
+    /// The time until the deadline. Zero if it has passed.
     pub fn remaining(self, now: Moment) -> Duration {
         self.span.saturating_sub(now.longest_since(self.from))
     }
 
-    /// For telling which of several comes first, on this machine: nanoseconds on its boot clock.
+    /// Orders the deadlines of this machine: nanoseconds on its boot clock.
     pub(crate) fn rank(self) -> u64 {
         self.from.boot_ns.saturating_add(u64::try_from(self.span.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -110,19 +129,19 @@ impl Deadline {
     }
 }
 
-/// A source of time. [`SystemClock`] outside tests, [`TestClock`] inside.
+/// A source of time: [`SystemClock`] outside tests, [`TestClock`] in tests.
 #[async_trait]
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// Now, on both clocks.
+    /// The current time on both clocks.
     fn now(&self) -> Moment;
 
-    /// Completes when at least `duration` has passed on [`now`](Self::now)'s longer clock.
+    /// Completes when at least `duration` has passed on the clock of [`now`](Self::now) that shows the longer time.
     ///
-    /// Cancel safe: dropping the future forgets the sleep.
+    /// Cancel safe: dropping the future ends the sleep.
     async fn sleep(&self, duration: Duration);
 }
 
-/// Runs `future` for at most `limit`; `None` when the time was up first.
+/// Runs `future` for at most `limit`. Returns `None` if the time was over first.
 ///
 /// Cancel safe if `future` is.
 pub async fn timeout<F: Future>(clock: &dyn Clock, limit: Duration, future: F) -> Option<F::Output> {
@@ -134,7 +153,7 @@ pub async fn timeout<F: Future>(clock: &dyn Clock, limit: Duration, future: F) -
 }
 
 /// The machine's own clocks: `CLOCK_BOOTTIME` on Linux, `CLOCK_MONOTONIC` on macOS (which counts sleep there), and the
-/// wall clock beside it.
+/// wall clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -143,7 +162,7 @@ const SUSPEND_AWARE: ClockId = ClockId::Boottime;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const SUSPEND_AWARE: ClockId = ClockId::Monotonic;
 
-/// One clock for all handles, since it is the machine's.
+/// Shared by all values of [`SystemClock`], because they are the same clock.
 static SYSTEM_LOOKOUTS: Lookouts = Lookouts::new();
 
 #[async_trait]
@@ -173,7 +192,7 @@ impl Watched for SystemClock {
     }
 }
 
-/// A clock for tests: follows tokio's clock (paused or not), at a rate and with steps of the test's choosing.
+/// A clock for tests. It follows tokio's clock, paused or not, at a rate and with steps that the test chooses.
 ///
 /// ```
 /// # use leasehold::clock::{Clock, TestClock};
@@ -182,7 +201,7 @@ impl Watched for SystemClock {
 /// let clock = TestClock::default();
 /// let start = clock.now();
 /// clock.sleep(Duration::from_secs(5)).await;
-/// clock.suspend(Duration::from_secs(60)); // the machine slept: no timer moved
+/// clock.suspend(Duration::from_secs(60)); // the machine was suspended: no timer moved
 /// assert_eq!(clock.now().longest_since(start), Duration::from_secs(65));
 /// # });
 /// ```
@@ -201,20 +220,20 @@ struct TestTime {
 struct Jumps {
     boot: Duration,
     wall_ns: i64,
-    /// What the clock has missed.
+    /// The time that the clock missed while it stood still.
     missed: Duration,
-    /// Since when it stands still, in time that passed elsewhere.
+    /// When the clock was stopped, in time elapsed since `origin`; `None` while it runs.
     still: Option<Duration>,
 }
 
-/// An arbitrary date for [`TestClock`]: 2025-01-01T00:00:00Z.
+/// The arbitrary start date of [`TestClock`]: 2025-01-01T00:00:00Z.
 const TEST_EPOCH_NS: i64 = 1_735_689_600_000_000_000;
 
 impl TestClock {
     /// A clock that runs at `rate` times the speed of tokio's clock.
     ///
     /// # Panics
-    /// Outside a tokio runtime with a paused clock only in so far as [`tokio::time::Instant`] does.
+    /// Only where [`tokio::time::Instant::now`] panics.
     #[allow(clippy::disallowed_methods, reason = "this is the place")]
     pub fn with_rate(rate: f64) -> Self {
         let origin = tokio::time::Instant::now();
@@ -225,7 +244,7 @@ impl TestClock {
         jump(&mut self.0.jumps.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The machine was suspended for `duration`: both clocks move on, no timer does.
+    /// Simulates a suspend of the machine for `duration`: both clocks advance, and no timer does.
     pub fn suspend(&self, duration: Duration) {
         self.jump(|jumps| {
             jumps.boot += duration;
@@ -233,14 +252,14 @@ impl TestClock {
         });
     }
 
-    /// The machine is paused together with its clocks, as a virtual machine can be: no clock on it will know of the time
-    /// until [`resume`](Self::resume).
+    /// Simulates a machine that is paused together with its clocks, as a virtual machine can be. Its clocks do not
+    /// count the time until [`resume`](Self::resume).
     pub fn stand_still(&self) {
         let elapsed = self.0.elapsed();
         self.jump(|jumps| jumps.still = jumps.still.or(Some(elapsed)));
     }
 
-    /// The clock goes on from where it [stood still](Self::stand_still).
+    /// Lets the clock continue from where it [stood still](Self::stand_still).
     pub fn resume(&self) {
         let elapsed = self.0.elapsed();
         self.jump(|jumps| {
@@ -250,7 +269,7 @@ impl TestClock {
         });
     }
 
-    /// Somebody set the wall clock forward (`seconds > 0`) or back.
+    /// Sets the wall clock forward (`seconds > 0`) or back.
     pub fn step_wall(&self, seconds: i64) {
         self.jump(|jumps| jumps.wall_ns += seconds * 1_000_000_000);
     }
@@ -300,33 +319,44 @@ impl Watched for Arc<TestTime> {
 /// Bounds on what the store's own clock reads, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreTime {
-    /// It reads at least this.
+    /// The clock reads at least this.
     pub lo_us: u64,
-    /// It reads at most this.
+    /// The clock reads at most this.
     pub hi_us: u64,
-    /// By how much two of its answers contradict each other at most: zero for one clock. A store with several front ends has
-    /// several clocks.
+    /// The largest contradiction between two answers of the store. Zero if it has one clock. A store with several front
+    /// ends has several clocks.
     pub apart: Duration,
 }
 
 impl StoreTime {
-    /// A store whose clock is read exactly.
+    /// The bounds of a store whose clock reads exactly `us`.
     pub const fn exactly(us: u64) -> Self {
         Self::between(us, us)
     }
 
-    /// A store whose clock reads at least `lo_us` and at most `hi_us`.
+    /// The bounds of a store whose clock reads at least `lo_us` and at most `hi_us`.
     pub const fn between(lo_us: u64, hi_us: u64) -> Self {
         Self { lo_us, hi_us, apart: Duration::ZERO }
     }
 }
 
-/// Keeps the latest reading of a store's clock and turns it into bounds for any later moment.
+/// Keeps the latest reading of a store's clock, and computes bounds for any later moment.
 ///
-/// From a reading `d` (true to `resolution`, an HTTP `Date` to a second), asked for at `s` and received at `r`, the
-/// store reads within `[d + (t - r), d + resolution + (t - s)]` at local time `t`, stretched by [`RATE_ERROR`].
+/// A reading `d` is accurate to `resolution` (one second for an HTTP `Date`). If it was requested at `s` and received
+/// at `r`, the store's clock reads within `[d + (t - r), d + resolution + (t - s)]` at local time `t`. Both bounds are
+/// stretched by [`RATE_ERROR`].
 ///
-/// It also remembers by how much two readings contradicted each other: several clocks answer, or one was set.
+/// It also stores the largest contradiction between two readings, which shows that several clocks answer, or that one
+/// was set.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::{Moment, StoreClock, StoreTime};
+///
+/// let (clock, now) = (StoreClock::default(), Moment::from_raw(0, 0));
+/// clock.observe(1_000_000, Duration::from_secs(1), now, now);
+/// assert_eq!(clock.bounds(now), Some(StoreTime::between(1_000_000, 2_000_000)));
+/// ```
 #[derive(Debug, Default)]
 pub struct StoreClock {
     readings: Mutex<Option<Readings>>,
@@ -335,7 +365,7 @@ pub struct StoreClock {
 #[derive(Clone, Copy, Debug)]
 struct Readings {
     latest: Reading,
-    /// The one with the highest lower bound, and the one with the lowest upper bound.
+    /// The reading with the highest lower bound, and the one with the lowest upper bound.
     highest: Reading,
     lowest: Reading,
     apart_us: u64,
@@ -377,10 +407,10 @@ impl Readings {
 }
 
 impl StoreClock {
-    /// Takes in a reading: the store said `at_us` (microseconds since the Unix epoch, rounded down to `resolution`) in
-    /// an answer received at `received` to a request sent at `sent`.
+    /// Adds a reading: the store reported `at_us` (microseconds since the Unix epoch, rounded down to `resolution`) in
+    /// an answer that was received at `received`, to a request that was sent at `sent`.
     ///
-    /// Only of an answer that is certainly the store's: an intermediary has a clock of its own.
+    /// Call this only for an answer that is certain to come from the store. An intermediary has its own clock.
     pub fn observe(&self, at_us: u64, resolution: Duration, sent: Moment, received: Moment) {
         let latest = Reading { at_us, resolution, sent, received };
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -389,7 +419,7 @@ impl StoreClock {
         readings.observe(latest);
     }
 
-    /// What the store's clock reads at `now`; `None` before the first reading.
+    /// The bounds on what the store's clock reads at `now`; `None` before the first reading.
     pub fn bounds(&self, now: Moment) -> Option<StoreTime> {
         let Readings { latest, apart_us, .. } =
             (*self.readings.lock().unwrap_or_else(PoisonError::into_inner))?;
@@ -429,7 +459,7 @@ mod tests {
 
     #[test]
     fn a_machine_restored_from_a_snapshot_finds_its_deadline_passed() {
-        // The boot clock goes on where the snapshot left it; only the wall clock knows of the gap.
+        // The boot clock continues from the snapshot. Only the wall clock shows the gap.
         let deadline = Deadline::new(moment(100, 5_000), SECOND * 30);
         assert!(!deadline.passed(moment(105, 5_005)));
         assert!(deadline.passed(moment(105, 9_000)));
@@ -452,7 +482,7 @@ mod tests {
     #[test]
     fn readings_of_one_clock_do_not_contradict_each_other() {
         let clock = StoreClock::default();
-        // What a `Date` shows of a clock that reads 1,000 s and a half at local time 0.
+        // The `Date` of a clock that reads 1,000.5 s at local time 0.
         for (sent, took) in [(0, 3), (3, 0), (5, 1), (300, 2), (4_000, 1), (4_001, 9)] {
             let date_us = (1_000 + sent + took) * 1_000_000;
             clock.observe(
@@ -476,7 +506,7 @@ mod tests {
             let apart = |at: u64| clock.bounds(moment(at, at as i64)).unwrap().apart;
             read(10, 0);
             assert_eq!(apart(20), Duration::ZERO);
-            // Less than the whole difference each, where two others are apart.
+            // If two other readings contradict each other, each is off by less than the whole difference.
             for off in others {
                 read(20, off);
             }

@@ -1,4 +1,5 @@
-//! What a store is examined for, and what it answers: the vocabulary of the [`doctor`](crate::doctor), which stores speak too.
+//! The vocabulary of the [`doctor`](crate::doctor) and of the stores: what a store is examined for, and what it
+//! answers.
 
 use std::time::Duration;
 
@@ -8,29 +9,29 @@ use serde::Serialize;
 use crate::error::StoreError;
 use crate::types::{LockName, Ttl};
 
-/// What the names of all locks begin with that an examination takes; a random part follows.
+/// The prefix of all lock names that an examination uses. A random part follows.
 pub const RESERVED: &str = "leasehold-doctor-";
 
-/// What stands for all that could not be asked: nothing is known then, neither good nor bad.
+/// The check to report if the store did not answer. Nothing is known then, good or bad.
 pub(crate) const UNANSWERED: &str = "unanswered";
 
-/// What a store reports about itself when it is examined, beyond what every store is asked.
+/// What a store reports about itself when it is examined, in addition to the checks for every store.
 #[async_trait]
 pub trait Diagnose: Send + Sync {
-    /// Checks what only this store can be asked: its permissions, its settings, the preconditions of its writes. The
-    /// doctor itself checks leases. By default nothing is checked.
+    /// Checks what applies only to this store: its permissions, its settings, the preconditions of its writes. The
+    /// doctor itself checks leases. Checks nothing by default.
     async fn examine(&self, examination: &Examination) -> Examined {
         let _ = examination;
         Examined::default()
     }
 
     /// Deletes the record that an examination left under `name`, a name that nothing else uses, and whose lock is free.
-    /// Returns `false` if the record stays. By default nothing is deleted.
+    /// Returns `false` if the record stays. Deletes nothing by default.
     ///
-    /// Not conditional on every store: never call it for a lock that others use.
+    /// The delete is not conditional on every store, so never call this for a lock that others use.
     ///
     /// # Errors
-    /// If the store did not answer, or a permission is missing that nothing else may need.
+    /// The store did not answer, or a permission is missing that may be needed for nothing else.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let _ = name;
         Ok(false)
@@ -43,19 +44,19 @@ pub trait Diagnose: Send + Sync {
 pub struct Examination {
     /// The time to live that locks will have.
     pub ttl: Ttl,
-    /// How many locks will be held all the time: for the costs.
+    /// How many locks will be held all the time. Used to estimate the cost.
     pub locks: u32,
-    /// How often locks will be acquired and released, all together, per day: for the costs.
+    /// How often all locks together will be acquired and released per day. Used to estimate the cost.
     pub acquisitions_per_day: u32,
-    /// Whether to race longer and to measure more: some minutes instead of a few seconds.
+    /// Whether to race longer and measure more: some minutes instead of a few seconds.
     pub thorough: bool,
-    /// Other endpoints of the same store, which are asked in turn with its own: several front ends may be atomic each for
-    /// itself, and not together. S3 only.
+    /// Other endpoints of the same store, which are asked in turn with the store's own endpoint. Each of several front
+    /// ends may be atomic on its own, and not together with the others. S3 only.
     pub endpoints: Vec<String>,
 }
 
 impl Default for Examination {
-    /// One lock of 30 s that is held all the time, and a thousand acquisitions a day.
+    /// One lock with a ttl of 30 s that is held all the time, and a thousand acquisitions a day.
     fn default() -> Self {
         Self {
             ttl: Ttl::DEFAULT,
@@ -67,61 +68,61 @@ impl Default for Examination {
     }
 }
 
-/// One question to a store, and its answer.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was asked: a name for programs, which stays the same from release to release.
+    /// The name of the check, for programs. It does not change from release to release.
     pub check: &'static str,
-    /// How the store did.
+    /// The outcome.
     pub verdict: CheckStatus,
-    /// What was seen, for people.
+    /// What was observed, for people.
     pub seen: String,
-    /// What to do about it, a line each.
+    /// What to do about it, one line each.
     pub help: Vec<String>,
 }
 
-/// How a store did in one check.
+/// The outcome of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckStatus {
-    /// As it must be.
+    /// The store behaves as it must.
     Passed,
-    /// Locks are safe, and something else is not as it should be.
+    /// Locks are safe, but something else is not as it should be.
     Warning,
     /// Locks are not safe on this store, or not possible.
     Failed,
-    /// Not asked, or of no importance here.
+    /// Not checked, or not relevant for this store.
     NotApplicable,
 }
 
 impl Finding {
-    /// What was `seen` in `check`.
+    /// A finding for `check` with this verdict.
     pub fn new(check: &'static str, verdict: CheckStatus, seen: impl Into<String>) -> Self {
         Self { check, verdict, seen: seen.into(), help: Vec::new() }
     }
 
-    /// As it must be.
+    /// A finding that the store behaves as it must.
     pub fn passed(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::Passed, seen)
     }
 
-    /// Safe, and worth a look.
+    /// A finding that locks are safe, but something deserves attention.
     pub fn warning(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::Warning, seen)
     }
 
-    /// Not safe.
+    /// A finding that locks are not safe.
     pub fn failed(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::Failed, seen)
     }
 
-    /// Not asked.
+    /// A finding that was not checked.
     pub fn not_applicable(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::NotApplicable, seen)
     }
 
-    /// With the words of `error`, and its help.
+    /// A finding with the message of `error` and its help.
     pub fn of_error(check: &'static str, verdict: CheckStatus, error: &StoreError) -> Self {
         let fault = error.fault();
         Self {
@@ -130,7 +131,8 @@ impl Finding {
         }
     }
 
-    /// Of `error`, which came instead of an answer to `check`: one that passes says nothing of what was asked.
+    /// The finding if `error` came instead of an answer to `check`. A transient error says nothing about what was
+    /// checked.
     pub(crate) fn stopped(check: &'static str, error: &StoreError) -> Self {
         if !error.is_transient() {
             return Self::of_error(check, CheckStatus::Failed, error);
@@ -144,14 +146,14 @@ impl Finding {
         )
     }
 
-    /// Adds a line that says what to do.
+    /// Adds a line of advice.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help.push(help.into());
         self
     }
 
-    /// What nobody foresaw has at least this.
+    /// Adds general advice to a failure that has none.
     pub(crate) fn never_without_help(&mut self) {
         if self.verdict == CheckStatus::Failed && self.help.is_empty() {
             self.help.push("try again; if it stays so, do not use this store for locks".to_owned());
@@ -159,16 +161,16 @@ impl Finding {
     }
 }
 
-/// What a store finds when it examines itself.
+/// The result of a store's examination of itself.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Examined {
-    /// What it found.
+    /// The findings.
     pub findings: Vec<Finding>,
-    /// The least permissions that leasehold needs here, as the store's administrators write them, a line each: shown when
-    /// one is missing.
+    /// The least permissions that leasehold needs on this store, in the notation of its administrators, one line each.
+    /// Shown if a permission is missing.
     pub least_permissions: Vec<String>,
-    /// A time to live below which the store itself is the obstacle, and why.
+    /// The ttl below which the store itself is the limit, and why.
     pub least_ttl: Option<(Duration, &'static str)>,
     /// Whether this is the endpoint of the provider whose list prices leasehold knows.
     pub listed_prices: bool,
@@ -179,7 +181,7 @@ pub struct Examined {
 }
 
 impl Examined {
-    /// Adds what was found. That the store cannot be asked is said once.
+    /// Adds a finding. That the store did not answer is reported only once.
     pub fn push(&mut self, finding: Finding) {
         let told = |before: &Finding| before.check == UNANSWERED;
         if finding.check != UNANSWERED || !self.findings.iter().any(told) {
@@ -187,7 +189,7 @@ impl Examined {
         }
     }
 
-    /// Adds what another layer found.
+    /// Adds the findings of another layer.
     pub fn extend(&mut self, other: Self) {
         self.findings.extend(other.findings);
         if !other.least_permissions.is_empty() {
@@ -199,17 +201,17 @@ impl Examined {
         self.left.extend(other.left);
     }
 
-    /// Says that `what` was written and could not be deleted.
+    /// Records that `what` was written and could not be deleted.
     pub fn leave(&mut self, what: String) {
         self.left.push(what);
     }
 
-    /// Whether `check` was asked, and passed.
+    /// Whether `check` was made and passed.
     pub(crate) fn passed(&self, check: &str) -> bool {
         self.findings.iter().any(|finding| finding.check == check && finding.verdict == CheckStatus::Passed)
     }
 
-    /// Whether nothing failed so far.
+    /// Whether no check has failed so far.
     pub fn is_sound(&self) -> bool {
         !self.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed)
     }

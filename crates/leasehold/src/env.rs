@@ -1,4 +1,4 @@
-//! What the code needs from the machine: time and randomness, both replaceable in tests.
+//! Access to the machine's time and randomness, both of which tests can replace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::random::Random;
 
-/// The clock and the randomness that a store and the locks on it share. Cheap to clone.
+/// The clock and the source of randomness that a store and its locks share. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Env {
-    /// Where time comes from.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Where nonces, ids and jitter come from.
+    /// The source of nonces, ids and jitter.
     pub random: Random,
 }
 
@@ -21,12 +21,12 @@ impl Env {
         Self { clock: Arc::new(SystemClock), random: Random::from_os() }
     }
 
-    /// `clock`, with randomness that replays for the same `seed`: for tests.
+    /// `clock`, with randomness that is the same for the same `seed`. For tests.
     pub fn seeded(clock: Arc<dyn Clock>, seed: u64) -> Self {
         Self { clock, random: Random::seeded(seed) }
     }
 
-    /// Now, on the clock.
+    /// The current time on the clock.
     pub fn now(&self) -> Moment {
         self.clock.now()
     }

@@ -1,4 +1,4 @@
-//! Errors: [`Error`] for users, [`StoreError`] between the layers.
+//! Errors: [`Error`] for users of the library, [`StoreError`] between its layers.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,15 +6,27 @@ use std::time::Duration;
 pub use crate::types::InvalidValue;
 use crate::types::{Held, LockName, Loss, Token, is_unprintable, printable};
 
-/// A `Result` with leasehold's [`Error`].
+/// A [`Result`](std::result::Result) with leasehold's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// What went wrong, what it was about, and what to do about it.
+/// An error, with its kind, a message, and advice.
 ///
-/// Match on [`kind`](Self::kind); show the `Display` text and the [`help`](Self::help) to people. Secrets never appear
-/// in either.
+/// Match on [`kind`](Self::kind). Show the `Display` text and the [`help`](Self::help) to people. Neither contains
+/// secrets.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let lock = leasehold::Locker::open("mem:").await?.lock("deploy");
+/// let guard = lock.acquire().await?;
+/// let error = lock.try_acquire().await.unwrap_err();
+/// assert_eq!(error.kind(), leasehold::ErrorKind::Held);
+/// println!("{error}"); // names the holder
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -28,25 +40,25 @@ struct Inner {
     source: Option<Source>,
 }
 
-/// The coarse kinds of error: each asks for another reaction.
+/// The kinds of errors. Each calls for a different reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Another holder has the lock. Wait, or do something else.
     Held,
-    /// The lock was lost. Stop the work it protected; acquire again for a new token.
+    /// The lock was lost. Stop the work that it protected. Acquire the lock again to get a new token.
     Lost,
     /// The store cannot be reached or does not answer in time. Try again later.
     Unavailable,
-    /// The store refused us: credentials or permissions.
+    /// The store refused the request: credentials or permissions.
     Denied,
-    /// The input is wrong: a URL, a name, a duration.
+    /// The input is invalid: a URL, a name, a duration.
     Invalid,
-    /// The store, or this build, cannot do what was asked for.
+    /// The store or this build does not support the operation.
     Unsupported,
-    /// What the store holds cannot be understood. Nothing was overwritten.
+    /// The content of the store cannot be understood. Nothing was overwritten.
     Corrupt,
-    /// Others kept changing an object while it was updated. Try again later, or with more attempts.
+    /// Other writers changed the object during each attempt to update it. Try again later, or with more attempts.
     Conflict,
 }
 
@@ -66,7 +78,7 @@ impl fmt::Display for ErrorKind {
 }
 
 impl Error {
-    /// An error of `kind` that says `message`: for stores and tools built on leasehold.
+    /// An error with this `kind` and `message`, for stores and tools that are built on leasehold.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -80,22 +92,22 @@ impl Error {
         }))
     }
 
-    /// Bad input: says what and why.
+    /// An error of kind [`ErrorKind::Invalid`]. The message says what is invalid, and why.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }
 
-    /// Something that the store or this build cannot do.
+    /// An error of kind [`ErrorKind::Unsupported`].
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// The lock `name` is `held`.
+    /// The error for the lock `name`, which is `held`.
     pub(crate) fn held(name: &LockName, held: Held) -> Self {
         Self::held_as(format!("lock `{name}` is held by {held}"), held)
     }
 
-    /// `message`, and what to do about `held`.
+    /// An error with this `message`, and with help for `held`.
     pub(crate) fn held_as(message: impl Into<String>, held: Held) -> Self {
         let mut error = Self::new(ErrorKind::Held, message);
         if held.foreign.is_some() {
@@ -119,67 +131,67 @@ impl Error {
         error
     }
 
-    /// A write was refused, because `by` wrote before.
+    /// The error for a write that was refused because the token `by` wrote before.
     pub(crate) fn refused(message: impl Into<String>, by: Token) -> Self {
         let mut error = Self::new(ErrorKind::Lost, message);
         error.0.refused_by = Some(by);
         error
     }
 
-    /// Says that the write this is about may have been applied, or may be later.
+    /// Marks the write that failed as possibly applied, now or later.
     pub(crate) fn after_maybe_applied(mut self) -> Self {
         self.0.maybe_applied = true;
         self
     }
 
-    /// Says first what this error is about.
+    /// Puts `subject` before the message.
     pub(crate) fn about(mut self, subject: &str) -> Self {
         self.0.message = clean(format!("{subject}: {}", self.0.message));
         self
     }
 
-    /// Adds a line that says what to do.
+    /// Adds a line of advice.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.0.help.push(clean(help.into()));
         self
     }
 
-    /// Adds the error that caused this one.
+    /// Sets the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Source>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// Which kind of error this is.
+    /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What to do about it, a line each; empty when there is nothing to add.
+    /// What to do about the error, one line each. Empty if there is nothing to add.
     pub fn help(&self) -> &[String] {
         &self.0.help
     }
 
-    /// Who holds the lock, when the kind is [`ErrorKind::Held`].
+    /// The holder of the lock, if the kind is [`ErrorKind::Held`].
     pub fn holder(&self) -> Option<&Held> {
         self.0.held.as_deref()
     }
 
-    /// How the lock was lost, when the kind is [`ErrorKind::Lost`].
+    /// How the lock was lost, if the kind is [`ErrorKind::Lost`].
     pub fn loss(&self) -> Option<&Loss> {
         self.0.loss.as_deref()
     }
 
-    /// The higher token that wrote before, when a [fenced write](crate::fence) was refused; the kind is
-    /// [`ErrorKind::Lost`] then.
+    /// The higher token that wrote before, if a [fenced write](crate::fence) was refused. The kind is then
+    /// [`ErrorKind::Lost`].
     pub fn refused_by(&self) -> Option<Token> {
         self.0.refused_by
     }
 
-    /// Whether the update or fenced write that failed may have been applied, or may be later. When it says `false`, it was
-    /// not and never will be.
+    /// Whether the update or fenced write that failed may have been applied, or may be applied later. If `false`, it
+    /// was not applied and never will be.
     pub fn maybe_applied(&self) -> bool {
         self.0.maybe_applied
     }
@@ -211,74 +223,83 @@ impl std::error::Error for Error {
     }
 }
 
-/// What a store says when a request was not answered as it should be. Only one distinction matters for safety: whether
-/// the request certainly had no effect.
+/// An error of a request to a store.
+///
+/// For safety only one distinction matters: whether the request certainly had no effect.
+///
+/// ```
+/// use leasehold::error::{Fault, StoreError};
+///
+/// let error = Fault::unavailable("connection refused").maybe_applied();
+/// assert!(error.is_transient());
+/// assert!(matches!(error, StoreError::MaybeApplied(_)));
+/// ```
 #[derive(Debug)]
 pub enum StoreError {
-    /// The request certainly had no effect.
+    /// The request certainly had no effect, and will have none.
     NotApplied(Fault),
-    /// The request may have had its effect, may have it later, or may never have it.
+    /// The request may have had an effect, may have one later, or may never have one.
     MaybeApplied(Fault),
 }
 
-/// What was wrong with a request.
+/// What went wrong with a request.
 #[derive(Debug)]
 pub struct Fault {
-    /// What kind of trouble it is. [`ErrorKind::Unavailable`] is worth another try; the others are not.
+    /// The kind of error. Only [`ErrorKind::Unavailable`] is worth a retry.
     pub kind: ErrorKind,
-    /// What happened, for people. No secrets.
+    /// What happened, for people. Contains no secrets.
     pub message: String,
     /// What to do about it.
     pub help: Option<String>,
-    /// How long the store asked to be left alone.
+    /// How long the store asked clients to wait before the next request.
     pub retry_after: Option<Duration>,
 }
 
 impl Fault {
-    /// A fault of `kind` that says `message`.
+    /// A fault with this `kind` and `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: clean(message.into()), help: None, retry_after: None }
     }
 
-    /// Trouble that passes: worth another try.
+    /// A fault of kind [`ErrorKind::Unavailable`], which is worth a retry.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// Adds what to do about it.
+    /// Sets what to do about it.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(clean(help.into()));
         self
     }
 
-    /// Adds how long the store asked to be left alone.
+    /// Sets how long the store asked clients to wait.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// This fault, for a request that certainly had no effect.
+    /// The error for a request that certainly had no effect.
     pub fn not_applied(self) -> StoreError {
         StoreError::NotApplied(self)
     }
 
-    /// This fault, for a request that may have had its effect.
+    /// The error for a request that may have had an effect.
     pub fn maybe_applied(self) -> StoreError {
         StoreError::MaybeApplied(self)
     }
 }
 
 impl StoreError {
-    /// What was wrong.
+    /// What went wrong.
     pub fn fault(&self) -> &Fault {
         match self {
             Self::NotApplied(fault) | Self::MaybeApplied(fault) => fault,
         }
     }
 
-    /// Whether another try may succeed.
+    /// Whether a retry may succeed.
     pub fn is_transient(&self) -> bool {
         self.fault().kind == ErrorKind::Unavailable
     }
@@ -296,7 +317,8 @@ fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
 
-/// Errors are shown on terminals, and repeat what others wrote: records, URLs, what a store says.
+/// Replaces unprintable characters. Errors are shown on terminals and repeat text from elsewhere: records, URLs,
+/// answers of the store.
 fn clean(text: String) -> String {
     if text.contains(is_unprintable) { printable(&text, text.len()) } else { text }
 }

@@ -1,7 +1,7 @@
-//! What holds of everything that is read from outside, whatever its bytes: for the fuzz targets of `fuzz/`, and, over
-//! the inputs that are kept there, for every test run. See docs/fuzzing.md.
+//! Properties of everything that is read from outside, for any bytes. The fuzz targets in `fuzz/` use them, and every
+//! test run checks them on the corpus. See docs/fuzzing.md.
 //!
-//! A property takes any bytes, and panics where something does not hold of them.
+//! A property takes any bytes, and panics if it does not hold.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 #[cfg(test)]
@@ -28,10 +28,10 @@ pub use crate::stores::etcd::fuzzing::etcd_key;
 #[cfg(feature = "sqlite")]
 pub use crate::stores::sqlite::fuzzing::sqlite_row;
 
-/// Something that holds of any bytes.
+/// A property that holds for any bytes.
 pub type Property = fn(&[u8]);
 
-/// Each property, by the name of its target and of the folder of its inputs.
+/// Each property, with the name of its fuzz target and of its corpus folder.
 pub const TARGETS: &[(&str, Property)] = &[
     #[cfg(any(fuzzing, feature = "dynamodb"))]
     ("dynamodb_item", dynamodb_item),
@@ -49,7 +49,7 @@ pub const TARGETS: &[(&str, Property)] = &[
     ("update_marks", update_marks),
 ];
 
-/// What people are shown must not move the cursor, reorder text or hide it.
+/// Asserts that `text` cannot move a terminal's cursor, and neither reorders nor hides text.
 pub(crate) fn assert_readable(text: &str) {
     let hostile = |c: char| {
         c.is_control()
@@ -68,14 +68,14 @@ pub(crate) fn assert_readable_error(error: &Error) {
     error.help().iter().for_each(|help| assert_readable(help));
 }
 
-/// A clock that stands still but while somebody sleeps, who is not kept waiting.
+/// A clock that advances only when a task sleeps. A sleep returns at once.
 #[derive(Debug)]
 pub(crate) struct StandingClock(Mutex<Duration>);
 
 /// 2026-01-01T00:00:00Z.
 pub(crate) const NOW_US: u64 = 1_767_225_600_000_000;
 
-/// How long the machine had been up then.
+/// How long the machine had been up at [`NOW_US`].
 const UP: Duration = Duration::from_secs(86_400);
 
 impl Default for StandingClock {
@@ -93,13 +93,13 @@ impl Clock for StandingClock {
     }
 
     async fn sleep(&self, duration: Duration) {
-        // Nothing that was written by others makes anybody sleep for ever.
+        // Input from outside must never cause a very long sleep.
         assert!(duration < Duration::from_secs(3_600), "{duration:?}");
         *self.0.lock().unwrap() += duration;
     }
 }
 
-/// A seed that no input can foresee: it depends on all of it.
+/// A seed that depends on all of the input, so that no input can foresee it.
 pub(crate) fn seed(data: &[u8]) -> u64 {
     data.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23)

@@ -1,19 +1,21 @@
-//! What lies in stores already: one file for each thing that is written, below `tests/records`. They are never edited, since
-//! they stay readable for ever; where the written format changes (by an addition), a file is added.
+//! Golden files: every format that leasehold has ever written to a store, in `tests/records`.
+//!
+//! The files are never edited, because the formats must remain readable. When a written format changes (by an
+//! addition), a file is added.
 
 use std::fs;
 use std::path::Path;
 
 use crate::register::record::{Content, Record, parse};
 
-/// The golden file `name`, without the line end that it has for the sake of editors.
+/// The content of the golden file `name`, without the newline at its end, which is there for editors.
 pub(crate) fn golden(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records").join(name);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.trim_end_matches('\n').to_owned()
 }
 
-/// The record that the others were written from: `1-held.json`, `1-free.json` or `1-resting.json`.
+/// The record in `1-held.json`, `1-free.json` or `1-resting.json`. The other golden files were written from these.
 pub(crate) fn golden_record(name: &str) -> Record {
     match parse(golden(name).as_bytes()).unwrap() {
         Content::Record(record) => *record,
@@ -21,7 +23,7 @@ pub(crate) fn golden_record(name: &str) -> Record {
     }
 }
 
-/// What is written is what was written ever since there is `name`.
+/// Asserts that what is written now equals the golden file `name`.
 pub(crate) fn assert_written(name: &str, written: &str) {
     assert_eq!(
         written,
@@ -30,7 +32,7 @@ pub(crate) fn assert_written(name: &str, written: &str) {
     );
 }
 
-/// Of every kind of thing that is written there is a golden file, and each is read by some test.
+/// Every format that is written has a golden file, and some test reads it.
 #[test]
 fn every_format_has_its_golden_files() {
     let mut found: Vec<String> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records"))

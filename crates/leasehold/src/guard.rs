@@ -15,19 +15,22 @@ use crate::runtime::task;
 use crate::ticket::Ticket;
 use crate::types::LockName;
 
-/// A lock that is held, and renewed in the background for as long as this value lives.
+/// A lock that is held. It is renewed in the background for as long as this value lives.
 ///
-/// The guard knows of a loss before anybody else can be granted the lock, also when the network is down: ask
-/// [`check`](Self::check) before each step that must not be done twice, or await [`lost`](Self::lost). What no lock can
-/// do is stop a process that is paused between the check and the step: give the [`token`](Self::token) along with every
-/// write, and let the resource refuse lower ones.
+/// The guard detects a loss before another process can be granted the lock, even if the network is down. Call
+/// [`check`](Self::check) before each step that must not be done twice, or await [`lost`](Self::lost).
 ///
-/// A virtual machine that is paused together with its clocks cannot know it: right after the pause `check()` may pass although
-/// the lease is over, and the next renewal finds out. A copy of a running process (a live snapshot) believes in its lock
-/// until one of the two has renewed. Against both, too, give the token along.
+/// No lock can stop a process that is paused between the check and the step. Send the [`token`](Self::token) with every
+/// write, and let the resource refuse lower tokens. The token also protects in two rare cases:
 ///
-/// Dropping a guard ends it at once and releases it in the background, without blocking; outside a runtime the lease
-/// lapses by itself. Prefer [`release`](Self::release), which says whether the lock was held until the end.
+/// - A virtual machine is paused together with its clocks. Right after the pause, `check()` may pass although the lease
+///   is over. The next renewal detects the loss.
+/// - A running process is copied (a live snapshot). Both copies consider the lock held until one of them has renewed
+///   it.
+///
+/// Dropping a guard invalidates it at once and releases the lock in the background, without blocking. Outside a
+/// runtime, the lease lapses instead. Prefer [`release`](Self::release), which reports whether the lock was held until
+/// the end.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -41,13 +44,14 @@ use crate::types::LockName;
 /// ```
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
-    /// Other locks that are held for this one, and lost with it. Before its own: dropped, and so released, before it.
+    /// Other locks that belong to this hold and are lost with it. Declared first, so that they are dropped, and thus
+    /// released, before `hold`.
     parts: Vec<Guard>,
     hold: Hold,
 }
 
 impl Guard {
-    /// Keeps `grant`. Must be called inside a tokio runtime.
+    /// A guard that keeps `grant`. Must be called inside a tokio runtime.
     pub(crate) fn new(opened: Arc<Opened>, grant: Grant) -> Self {
         Self::of(keep(opened, grant, None))
     }
@@ -56,32 +60,33 @@ impl Guard {
         Self { parts: Vec::new(), hold }
     }
 
-    /// This guard, held only for as long as all of `parts` are held too, which it takes over.
+    /// Takes over `parts`. From then on, this guard is held only while all of them are held.
     pub(crate) fn bound_to(mut self, parts: Vec<Guard>) -> Self {
         self.parts = parts;
         bind(self.each().map(|guard| guard.hold.lease.clone()).collect());
         self
     }
 
-    /// This guard's own lock, and those that are held for it.
+    /// This guard, then the guards of its parts.
     fn each(&self) -> impl Iterator<Item = &Guard> {
         std::iter::once(self).chain(&self.parts)
     }
 
-    /// The names of this guard's own lock, and of those that are held for it.
+    /// The names of this guard's lock and of its parts.
     pub(crate) fn names(&self) -> impl Iterator<Item = &LockName> {
         self.each().map(|guard| &guard.hold.identity.name)
     }
 
-    /// The lock's name.
+    /// The name of the lock.
     pub fn name(&self) -> &LockName {
         &self.hold.identity.name
     }
 
-    /// The fencing token: greater than that of every earlier grant of this lock.
+    /// The fencing token. It is greater than the token of every earlier grant of this lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where the store's protocol carries none ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
+    /// [`ErrorKind::Unsupported`] if the store's protocol has no tokens
+    /// ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
     pub fn token(&self) -> Result<Token> {
         if self.hold.capabilities.tokens {
             return Ok(self.hold.identity.token);
@@ -91,15 +96,17 @@ impl Guard {
             .with_help("see the store's page for which of its protocols have tokens"))
     }
 
-    /// How long the lock is certainly still held without another renewal; zero once it was lost. Local, no I/O.
+    /// For how long the lock is certain to be held without another renewal. Zero if it was lost. Local, no I/O.
     pub fn remaining(&self) -> Duration {
         self.each().map(|guard| guard.hold.lease.remaining()).min().unwrap_or_default()
     }
 
-    /// Whether the lock is still held. Local, no I/O; reads the clock, so it is right also after a suspend.
+    /// Checks that the lock is still held. Local, no I/O.
+    ///
+    /// This reads the clock, so the result is correct after a suspend too.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`], for good.
+    /// [`ErrorKind::Lost`] if the lock was lost. A loss is final.
     pub fn check(&self) -> Result<()> {
         let loss = self.each().find_map(|guard| guard.hold.lease.loss(&guard.hold.identity));
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
@@ -110,32 +117,37 @@ impl Guard {
         select_all(self.each().map(|guard| Box::pin(guard.hold.lease.lost(&guard.hold.identity)))).await.0
     }
 
-    /// A token that is cancelled as soon as the lock is not held any more: lost, released, or handed on.
+    /// A cancellation token that is cancelled as soon as the lock is no longer held: lost, released, or handed on as a
+    /// ticket.
     pub fn cancellation(&self) -> CancellationToken {
         self.hold.lease.over()
     }
 
-    /// Releases the lock and says whether it was held until now.
+    /// Releases the lock and reports whether it was held until now.
     ///
-    /// The guard is dead before the release is sent. Dropping the future goes on with the release in the background.
+    /// The guard is invalidated before the release is sent. If the future is dropped, the release continues in the
+    /// background.
     ///
     /// # Errors
-    /// When the store did not answer: the release is then tried again in the background, until the lease lapses by
-    /// itself.
+    /// The store did not answer. The release is then retried in the background until the lease has lapsed.
     pub async fn release(self) -> Result<Released> {
         self.give_up(Command::Release).await
     }
 
-    /// Releases the lock and lets it rest: it is granted to nobody before `period` has passed since it was granted. For
-    /// what must not be done again so soon: a report that is due once an hour, a batch job that several machines start.
+    /// Releases the lock with a cooldown: it is not granted again before `period` has passed since this grant.
     ///
-    /// From the release on the rest counts on the store's clock. The guard is dead before the release is sent; that is tried
-    /// until the lease has ended, since a lock that does not rest may be granted at once. Dropping the future goes on
-    /// with it in the background.
+    /// Use this for work that must not be repeated too soon, such as an hourly report or a batch job that several
+    /// machines start.
+    ///
+    /// From the release on, the cooldown counts on the store's clock. The guard is invalidated before the release is
+    /// sent. The release is retried until the lease has ended, because a lock without a cooldown may be granted at
+    /// once. If the future is dropped, this continues in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where locks cannot rest ([`Capabilities::rests`](crate::lease::Capabilities::rests)), and for an exclusive hold of a
-    /// [`RwLock`](crate::RwLock), which is more than one lock: it is then released without. What the store says, when it could not be told before the lease ended.
+    /// - [`ErrorKind::Unsupported`]: the store has no cooldowns
+    ///   ([`Capabilities::rests`](crate::lease::Capabilities::rests)), or this is an exclusive hold of a
+    ///   [`RwLock`](crate::RwLock), which consists of several locks. The lock is then released without a cooldown.
+    /// - Errors of the store, if the cooldown could not be recorded before the lease ended.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -159,20 +171,24 @@ impl Guard {
         self.give_up(move |reply| Command::Rest(period, reply)).await
     }
 
-    /// Stops the renewals and hands the lock on as a [`Ticket`], for another process to renew and to release.
+    /// Stops the renewals and returns the lock as a [`Ticket`], which another process can renew and release.
     ///
-    /// The lease runs on from its last renewal. Dropping the future releases the lock.
+    /// The lease continues from its last renewal. If the future is dropped, the lock is released.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when it was lost already; [`ErrorKind::Unsupported`] for an exclusive hold of a
-    /// [`RwLock`](crate::RwLock), which is more than one lock; what the store says. The lock is then released.
+    /// - [`ErrorKind::Lost`]: the lock was already lost.
+    /// - [`ErrorKind::Unsupported`]: this is an exclusive hold of a [`RwLock`](crate::RwLock), which consists of
+    ///   several locks.
+    /// - Errors of the store.
+    ///
+    /// In all these cases the lock is released.
     pub async fn into_ticket(mut self) -> Result<Ticket> {
         self.single("cannot be handed on as a ticket")?;
         self.check()?;
         let (ticket, taken) = self.ask(Command::HandOn).await?;
-        // From here to the caller nothing is awaited: the ticket cannot be dropped unseen.
+        // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
         if taken.send(()).is_err() {
-            // It was looked at too late: the lock is released, or its lease is over.
+            // The answer was read too late: the lock has been released, or its lease is over.
             return Err(Error::lost(self.hold.identity.loss(LossReason::Expired { last_error: None })));
         }
         Ok(ticket)
@@ -182,19 +198,19 @@ impl Guard {
         self,
         command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command + Send + 'static,
     ) -> Result<Released> {
-        // By the clock: a lease whose deadline has passed is lost, not released.
+        // Reads the clock: a lease whose deadline has passed is lost, not released.
         if self.check().is_err() {
             return Ok(Released::AlreadyLost);
         }
-        // The belief in all parts, before anything is sent about one.
+        // Invalidate all parts before a request is sent for any of them.
         self.end();
-        // Several releases, one after the other: in a task, which goes on when the caller stops polling.
+        // Several releases in a row run in a task, which continues if the caller stops polling.
         match self.hold.renewer.as_ref().filter(|_| !self.parts.is_empty()).map(RenewerHandle::runtime) {
             Some(runtime) => {
                 let all = task::answer_in(&runtime, |reply| async move {
                     drop(reply.send(self.settle_all(command).await));
                 });
-                // None: the runtime that they were acquired in has shut down.
+                // `None`: the runtime in which the locks were acquired has shut down.
                 all.await.unwrap_or(Ok(Released::AlreadyLost))
             }
             None => self.settle_all(command).await,
@@ -205,7 +221,7 @@ impl Guard {
         mut self,
         command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command + Send,
     ) -> Result<Released> {
-        // The lock that names the guard comes last: who looks at it alone finds it free when all is.
+        // Release the lock with the guard's name last: a process that sees it free can rely on the parts being free.
         let parts = std::mem::take(&mut self.parts).into_iter().map(|part| part.settled(Command::Release));
         let parts = join_all(parts).await;
         let whole = self.settled(command).await;
@@ -215,7 +231,7 @@ impl Guard {
         })
     }
 
-    /// Gives up what this guard itself stands for, after its end.
+    /// Sends `command` for this guard's own lock, after the guard was invalidated.
     async fn settled(
         mut self,
         command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
@@ -226,14 +242,14 @@ impl Guard {
         }
     }
 
-    /// The user's belief ends here.
+    /// Invalidates the guard and its parts.
     fn end(&self) {
         for guard in self.each() {
             guard.hold.lease.end();
         }
     }
 
-    /// For what only a single lock can do.
+    /// Fails for a guard of several locks.
     fn single(&self, what: &str) -> Result<()> {
         if self.parts.is_empty() {
             return Ok(());
@@ -252,7 +268,7 @@ impl Guard {
         match (answer, lost) {
             (Some(answer), _) => answer,
             (None, Some(loss)) => Err(Error::lost(loss)),
-            // Settled as lost in the same instant, or the runtime that it was acquired in has shut down.
+            // The lock was lost at the same moment, or the runtime in which it was acquired has shut down.
             (None, None) => Err(Error::lost(self.hold.identity.loss(LossReason::Ended))),
         }
     }
@@ -260,7 +276,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // All are dead before the first is released.
+        // Invalidate all parts before the first one is released.
         self.end();
     }
 }

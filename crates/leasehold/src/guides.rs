@@ -1,4 +1,4 @@
-//! The Rust of `docs/guides`: compiled and run with the documentation's examples.
+//! The Rust code in `docs/guides`, which is compiled and run as documentation tests.
 
 #[doc = include_str!("../../../docs/guides/leader-election.md")]
 struct LeaderElection;

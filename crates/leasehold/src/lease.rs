@@ -1,8 +1,8 @@
-//! Leases: what every store offers to the layers above, whatever it is made of.
+//! Leases: the interface that every store offers to the layers above.
 //!
-//! [`LeaseStore`] is implemented once for all registers ([`RegisterLeases`](crate::RegisterLeases)) and once for each
-//! store with leases of its own. Renewal loops, loss detection and queues are not its business: see
-//! [`Lock`](crate::Lock) and [`Guard`](crate::Guard).
+//! [`LeaseStore`] is implemented once for all registers ([`RegisterLeases`](crate::RegisterLeases)), and once for each
+//! store that has its own leases. Renewal, loss detection and queues are not part of it: [`Lock`](crate::Lock) and
+//! [`Guard`](crate::Guard) provide them.
 
 mod watch;
 
@@ -27,137 +27,145 @@ pub use crate::types::{
 
 /// A store that grants leases.
 ///
-/// "Held" and "lost" are values, not errors. Every method is given its own limit in time by the store, resolves unknown
-/// outcomes itself, and reports [`StoreError::MaybeApplied`] only when it ran out of time doing so.
+/// "Held" and "lost" are values, not errors. The store limits the time of each method. Each method resolves unknown
+/// outcomes itself, and returns [`StoreError::MaybeApplied`] only if its time ends before it has done so.
 #[async_trait]
 pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
-    /// Tries once to be granted the lock. Waits for nobody, but settles what was left unknown by a lost answer.
+    /// Tries once to acquire the lock. Does not wait for the holder, but resolves the outcome of an earlier request
+    /// whose answer was lost.
     ///
-    /// Idempotent for one claim: called again with the same claim it never deadlocks on its own earlier attempt. A claim is
-    /// for one acquisition: once what it was granted was evicted or has lapsed, it may hear [`AcquireOutcome::Lost`].
-    /// Not cancel safe: a dropped call may still be granted, and ends by [`release`](Self::release) or by lapsing.
-    /// [`Lock`](crate::Lock) never drops it.
+    /// Idempotent for one claim: a second call with the same claim never deadlocks on the first one. A claim is for one
+    /// acquisition. If its grant was evicted or has lapsed, a further call may return [`AcquireOutcome::Lost`].
+    ///
+    /// Not cancel safe: a call that is dropped may still be granted. That grant ends by [`release`](Self::release), or
+    /// it lapses. [`Lock`](crate::Lock) never drops a call.
     ///
     /// # Errors
-    /// When the store could not be reached for as long as the claim's patience, or refuses.
+    /// The store could not be reached for the claim's [`patience`](Claim::patience), or it refused the request.
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError>;
 
-    /// Prolongs `grant`, whose deadline is updated in place; never takes back what another was granted.
+    /// Renews `grant` and updates its deadline. Never takes the lock back from a later grant.
     ///
-    /// Gives up at the grant's deadline. Safe to call again after an error or after being dropped.
+    /// Gives up at the grant's deadline. May be called again after an error, and after a call was dropped.
     ///
     /// # Errors
-    /// When no answer could be had. The grant's deadline then stands as it was.
+    /// The store did not answer. The grant's deadline is then unchanged.
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError>;
 
-    /// Ends `grant`; with `rest`, the lock is not to be granted for so long. Safe to call again after an error.
+    /// Ends `grant`. With `rest`, the lock is not granted for that long. May be called again after an error.
     ///
-    /// With a grant that has no memo and the id of a claim, it withdraws the claim: ends what it may have been granted
-    /// without hearing of it, and gives up its place in line.
+    /// If the grant has no memo and has the id of a claim, this withdraws the claim: it ends a grant that the claim may
+    /// have received unnoticed, and gives up the claim's place in the queue.
     ///
     /// # Errors
-    /// When no answer could be had; the lease then lapses by itself.
+    /// The store did not answer. The lease then lapses.
     async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError>;
 
-    /// Makes the grant outlive this process: from now on only its lease ends it, not the end of the process that the
-    /// store may be able to see. Before handing a grant to another process.
+    /// Makes the grant outlive this process: from now on only its lease ends it, and not the death of the process,
+    /// which some stores detect. Called before a grant is handed to another process.
     ///
     /// # Errors
-    /// When no answer could be had.
+    /// The store did not answer.
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let _ = grant;
         Ok(())
     }
 
-    /// Adds the processes with these ids to the holder of `name`, if that is this process: a store that
-    /// [sees dead processes](Capabilities::sees_dead_processes) takes the holder for dead only when all of them have ended.
-    /// By default nothing is done: other stores go by the lease alone.
+    /// Adds the processes with the ids `pids` to the holder of `name`, if the holder is this process.
+    ///
+    /// A store that [detects dead processes](Capabilities::sees_dead_processes) then considers the holder dead only
+    /// when all of them have ended. Does nothing by default: on other stores only the lease counts.
     ///
     /// # Errors
-    /// When no answer could be had.
+    /// The store did not answer.
     async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
         let _ = (name, pids);
         Ok(())
     }
 
-    /// Ends the grant with `token`, whoever has it: an operator's decision. Compare-and-set, never blind.
+    /// Ends the grant with `token`, whichever process holds it, when an operator decides so. This is a compare-and-set
+    /// on the token.
     ///
     /// # Errors
-    /// When no answer could be had.
+    /// The store did not answer.
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError>;
 
-    /// The state of one lock, now.
+    /// The current state of one lock.
     ///
     /// # Errors
-    /// When no answer could be had.
+    /// The store did not answer.
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError>;
 
-    /// The names of the locks that have a record, those starting with `prefix`, page by page. A page that could not be had for
-    /// now is asked for again, for a while.
+    /// The names of all locks that have a record and whose names start with `prefix`, fetched page by page. If a page
+    /// cannot be fetched, the request is retried for a while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
-    /// Creates what the store needs: a table, a folder. Does nothing where nothing is needed or all is there.
+    /// Creates what the store needs, such as a table or a folder. Does nothing if nothing is needed or everything
+    /// exists.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// It could not be created.
     async fn init(&self) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// Deletes the record of `name` if the lock has been free for `older_than`, by the store's own clock, and no rest is left;
-    /// with `dry_run`, only finds out whether it would. Tokens go on rising.
+    /// Deletes the record of `name` if the lock has been free for `older_than` by the store's own clock and its
+    /// cooldown is over. With `dry_run`, only determines whether it would delete the record. Tokens continue to rise
+    /// after a delete.
     ///
-    /// Conditional: who acquires the lock meanwhile has it, and its record stays. A lock whose holder has died is not free.
+    /// The delete is conditional: if another process acquires the lock in the meantime, it keeps the lock and its
+    /// record. A lock whose holder has died is not free.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where deletes are not conditional, or the store's clock is not
-    /// to be used; by default. When no answer could be had.
+    /// - [`ErrorKind::Unsupported`]: the store has no conditional deletes, or its clock must not be used. This is the
+    ///   default.
+    /// - The store did not answer.
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
         let _ = (name, older_than, dry_run);
         let message = format!("records in {} cannot be swept", self.capabilities().store);
         Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
     }
 
-    /// What this store can and cannot do.
+    /// The capabilities of this store.
     fn capabilities(&self) -> Capabilities;
 
-    /// The clock and the randomness that this store runs on.
+    /// The clock and the source of randomness that this store uses.
     fn env(&self) -> &Env;
 }
 
-/// One acquisition that wants to be granted.
+/// A request for a lock, for one acquisition.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Claim {
-    /// Of which lock.
+    /// The name of the lock.
     pub name: LockName,
-    /// For how long at a time.
+    /// The lease's time to live.
     pub ttl: Ttl,
-    /// Names this acquisition; random.
+    /// The random id of this acquisition.
     pub id: Id,
-    /// Who wants it.
+    /// The process that wants the lock.
     pub holder: Holder,
-    /// How much longer contenders wait after a lapse, never after a release.
+    /// How much longer contenders wait after the lease has lapsed. Does not apply after a release.
     pub lock_delay: Duration,
-    /// Whether it stays in line until it is granted or withdrawn ([`LeaseStore::release`]), where the store keeps a line
-    /// ([`Capabilities::fifo`]).
+    /// Whether the claim stays in the store's queue, if there is one ([`Capabilities::fifo`]), until it is granted or
+    /// withdrawn ([`LeaseStore::release`]).
     pub waits: bool,
     /// Whether the grant outlives the process that asks for it (see [`LeaseStore::detach`]).
     pub detached: bool,
-    /// How many tokens it can use: its process passes the lock on among so many tasks. A store that can leaves room for
-    /// them below the token that it grants ([`Grant::after`]).
+    /// How many tokens the grant can use: its process passes the lock on among this many tasks. If the store supports
+    /// this, it reserves these tokens below the one that it grants ([`Grant::after`]).
     pub tokens: u64,
-    /// How long to put up with a store that does not answer before giving up.
+    /// How long to keep trying if the store does not answer.
     pub patience: Duration,
-    /// What keeps the store from answering: a store notes it as soon as it knows, and long before it gives up.
+    /// Why the store does not answer. The store records this as soon as it knows, long before it gives up.
     pub trouble: StoreTrouble,
 }
 
 impl Claim {
-    /// The patience of a claim that says nothing else.
+    /// The default of [`patience`](Self::patience).
     pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(15);
 
-    /// A claim with a fresh id.
+    /// A claim with a new random id and default settings.
     pub fn new(env: &Env, name: LockName, ttl: Ttl, holder: Holder) -> Self {
         Self {
             name,
@@ -174,22 +182,33 @@ impl Claim {
     }
 }
 
-/// Why the store does not answer a [`Claim`] at present, for messages of an acquisition whose time is up. Clones share it.
+/// Why the store does not currently answer a [`Claim`]: for error messages when an acquisition times out. Clones share
+/// it.
+///
+/// ```
+/// use leasehold::{error::Fault, lease::StoreTrouble};
+///
+/// let trouble = StoreTrouble::default();
+/// trouble.note(&Fault::unavailable("connection refused").maybe_applied());
+/// assert_eq!(trouble.cause().as_deref(), Some("connection refused"));
+/// trouble.clear();
+/// assert_eq!(trouble.cause(), None);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct StoreTrouble(Arc<Mutex<Option<String>>>);
 
 impl StoreTrouble {
-    /// A request failed with `error`, and will be sent again.
+    /// Records that a request failed with `error` and will be sent again.
     pub fn note(&self, error: &StoreError) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
     }
 
-    /// The store has answered.
+    /// Records that the store has answered.
     pub fn clear(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// What went wrong last; `None` if nothing did since the last answer.
+    /// The latest error; `None` if there was none since the last answer.
     pub fn cause(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -197,26 +216,27 @@ impl StoreTrouble {
 
 /// A lease that was granted.
 pub struct Grant {
-    /// Of which lock.
+    /// The name of the lock.
     pub name: LockName,
-    /// Its fencing token.
+    /// The fencing token.
     pub token: Token,
-    /// The token below it up to which earlier grants may have gone: those between belong to this grant and to nobody
-    /// else, now and later. `None` where that is not known, or the store has better to do with a waiting task than
-    /// to let its process pass the lock on by itself ([`Capabilities::fifo`]).
+    /// The highest token that an earlier grant can have. All tokens above it, up to [`token`](Self::token), belong to
+    /// this grant only, now and later. `None` if this is not known, or if the process should not pass the lock on among
+    /// its tasks, because the store itself has a queue ([`Capabilities::fifo`]).
     pub after: Option<Token>,
-    /// The id of the claim it was granted for.
+    /// The id of the claim that was granted.
     pub id: Id,
-    /// Its time to live.
+    /// The lease's time to live.
     pub ttl: Ttl,
-    /// When it ends for its holder unless renewed.
+    /// When the lease ends for its holder, unless it is renewed.
     pub deadline: Deadline,
-    /// What the store needs to renew and release it; `None` for a grant that comes from a ticket.
+    /// What the store needs to renew and release the grant; `None` for a grant that comes from a ticket.
     pub memo: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Grant {
-    /// The loss of this grant, if its deadline had passed before anybody could be told of it: for [`AcquireOutcome::Lost`].
+    /// The loss to return in [`AcquireOutcome::Lost`] if this grant's deadline passed before the grant could be
+    /// reported.
     #[must_use]
     pub fn came_too_late(&self) -> Loss {
         Loss::new(self.name.clone(), self.token, LossReason::Expired { last_error: None })
@@ -224,7 +244,7 @@ impl Grant {
 }
 
 impl fmt::Debug for Grant {
-    /// Without the id: who knows it can release the lock, as with a ticket.
+    /// Omits the id: as with a ticket, anyone who knows it can release the lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Grant")
             .field("name", &self.name)
@@ -235,89 +255,89 @@ impl fmt::Debug for Grant {
     }
 }
 
-/// The answer to [`LeaseStore::try_acquire`].
+/// The result of [`LeaseStore::try_acquire`].
 #[derive(Debug)]
 pub enum AcquireOutcome {
-    /// Yours, until the grant's deadline.
+    /// The claim holds the lock until the grant's deadline.
     Granted(Grant),
-    /// Somebody has it, or it rests.
+    /// Another claim holds the lock, or the lock is in a cooldown.
     Held(Held),
-    /// We may have been granted it without hearing of it in time: it has passed on to another since, or came too late to be used
-    /// and was released. Another claim may be granted it at once.
+    /// The claim may have been granted, but this was not known in time: the lock was granted to another claim since
+    /// then, or the grant came too late to be used and was released. A new claim may be granted at once.
     Lost(Loss),
 }
 
-/// The answer to [`LeaseStore::renew`].
+/// The result of [`LeaseStore::renew`].
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one at a time, and gone at once")]
 pub enum Renewal {
-    /// Prolonged: the grant's deadline was moved.
+    /// The lease was renewed, and the grant's deadline is later.
     Renewed,
-    /// Gone for good.
+    /// The lock was lost. This is final.
     Lost(Loss),
 }
 
-/// The answer to [`LeaseStore::release`].
+/// The result of [`LeaseStore::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// It was ours until now, and is free.
+    /// The lock was held until now, and is released.
     Released,
-    /// It was no longer ours.
+    /// The lock had already been lost.
     AlreadyLost,
 }
 
-/// The answer to [`LeaseStore::evict`].
+/// The result of [`LeaseStore::evict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {
-    /// The grant with that token is over.
+    /// The grant with that token has ended.
     Evicted,
-    /// It was not held with that token.
+    /// The lock was not held with that token.
     Changed,
 }
 
-/// The answer to [`LeaseStore::sweep`].
+/// The result of [`LeaseStore::sweep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swept {
-    /// The record is deleted, or would be.
+    /// The record was deleted, or with `dry_run` would be.
     Deleted,
-    /// It stays, or there is none: the lock is held, rests, or has not been free for so long, as far as the store's clock
-    /// tells.
+    /// The record was kept, or there is none: the lock is held, is in a cooldown, or has not been free for long enough
+    /// by the store's clock.
     Kept,
 }
 
-/// How often a waiter may ask.
+/// How often a waiter may poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollInterval {
-    /// The shortest pause before a question.
+    /// The shortest pause before a poll.
     pub min: Duration,
-    /// Pauses grow up to this, and no further: whoever leaves a lock free for longer lets all who wait find it so.
+    /// The longest pause. If a lock stays free for longer than this, every waiter sees it free.
     pub max: Duration,
 }
 
-/// What a store can and cannot do; shown to people and used to choose conformance cases.
+/// The capabilities of a store. They are shown to users and select conformance cases.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The store's kind, for people: `S3`, `SQLite`.
+    /// The name of the kind of store, for people: `S3`, `SQLite`.
     pub store: &'static str,
-    /// Whether grants carry fencing tokens.
+    /// Whether grants have fencing tokens.
     pub tokens: bool,
-    /// Whether waiters of different processes are served in the order of their arrival.
+    /// Whether waiters of different processes get the lock in the order of their arrival.
     pub fifo: bool,
-    /// Whether a holder whose process has died on the same machine is succeeded at once.
+    /// Whether another process can take over at once if the holder's process dies on the same machine.
     pub sees_dead_processes: bool,
-    /// Whether waiters are told of a release, rather than asking.
+    /// Whether waiters are notified of a release and do not poll.
     pub watches: bool,
-    /// Whether release can leave the lock resting.
+    /// Whether a release can start a cooldown.
     pub rests: bool,
-    /// Whether inspection tells of grants that are over.
+    /// Whether [`LeaseStore::inspect`] reports earlier grants.
     pub history: bool,
-    /// How often a waiter asks.
+    /// How often a waiter polls.
     pub pace: PollInterval,
 }
 
 impl Capabilities {
-    /// A store with tokens, rests and a history, and nothing else.
+    /// A store with tokens, cooldowns and a history, and without all other capabilities.
     pub const fn new(store: &'static str, pace: PollInterval) -> Self {
         Self {
             store,
@@ -333,7 +353,7 @@ impl Capabilities {
 }
 
 impl fmt::Display for Capabilities {
-    /// What it can, in a line for people: `fencing tokens, rests, history`.
+    /// Lists the capabilities on one line, for people: `fencing tokens, rests, history`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let can = [
             (self.tokens, "fencing tokens"),
@@ -352,11 +372,12 @@ impl fmt::Display for Capabilities {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoreOptions {
-    /// The clock and the randomness to run on.
+    /// The clock and the source of randomness.
     pub env: Env,
-    /// Whether the store's own clock may end a dead holder's lease (`store_clock=off` says no: observation alone).
+    /// Whether the lease of a dead holder may end by the store's own clock. With `store_clock=off`, it ends by
+    /// observation only.
     pub store_clock: bool,
-    /// How much the store's clock may be off between two of its answers (`margin=5s`).
+    /// By how much the store's clock may differ between two of its answers (`margin=5s`).
     pub margin: Duration,
 }
 

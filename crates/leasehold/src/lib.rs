@@ -1,5 +1,5 @@
-//! Distributed locks on the storage you already have: a local file, a bucket, a table,
-//! etcd, with one promise on all of them.
+//! Distributed locks with leases on storage that you already have: a local file, a bucket, a table, or etcd. All stores
+//! give the same guarantees.
 //!
 //! ```
 //! use std::time::Duration;
@@ -9,7 +9,7 @@
 //! let locker = Locker::open("mem:").await?; // sqlite:locks.db, s3://bucket/prefix, gs://...
 //! let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(30)).note("make deploy");
 //!
-//! let guard = lock.acquire().await?; // waits; try_acquire() and acquire_within() do not, or not for ever
+//! let guard = lock.acquire().await?; // waits; see also try_acquire() and acquire_within()
 //! println!("held with token {}", guard.token()?);
 //! guard.check()?; // still held? local, no I/O
 //! guard.release().await?;
@@ -17,32 +17,37 @@
 //! # }).unwrap();
 //! ```
 //!
-//! # The promise
+//! # Guarantees
 //!
 //! For every lock name, on every store:
 //!
-//! 1. **Exclusion.** A grant begins only after the one before it was released or evicted, or its holder's own deadline
-//!    has passed.
-//! 2. **Fencing.** Every grant carries a [`Token`] greater than that of every earlier grant of that name, across release,
-//!    expiry, takeover, eviction, and deletion of the record by hand.
-//! 3. **No trusted client clock.** No client's wall clock is compared with another's. Clients measure durations, on a
-//!    clock that counts through suspend; clock *rates* are assumed to be within 0.5 % of true time.
-//! 4. **The holder knows first.** The [`Guard`] reports loss no later than its local deadline, also when the network is
-//!    down and when a renewal hangs.
-//! 5. **Unknown is a value.** A write whose answer was lost is never guessed at; it is resolved by its nonce.
-//! 6. **Fail closed.** A store that ignores preconditions, a record that does not parse, an unknown option: a clear error,
-//!    never a silent double grant.
+//! 1. **Exclusion.** A grant begins only after the previous one was released or evicted, or after its holder's own
+//!    deadline has passed.
+//! 2. **Fencing.** Every grant carries a [`Token`] that is greater than the token of every earlier grant of that name:
+//!    across release, expiry, takeover, eviction, and deletion of the record by hand.
+//! 3. **No trusted client clock.** No client's wall clock is compared with another's. Clients only measure durations,
+//!    on a clock that counts through suspend. Clock *rates* are assumed to be within 0.5 % of true time.
+//! 4. **The holder knows first.** The [`Guard`] reports loss no later than its local deadline, even if the network is
+//!    down or a renewal hangs.
+//! 5. **Unknown is a value.** leasehold never guesses the effect of a write whose answer was lost. It resolves it by
+//!    the write's nonce.
+//! 6. **Fail closed.** A store that ignores preconditions, a record that does not parse, an unknown option: each is a
+//!    clear error, and never a silent double grant.
 //!
-//! What a lease cannot promise is that a paused process stops writing: give the token along with every write, and let
-//! the resource refuse lower ones.
+//! A lease cannot promise that a paused process stops writing. Send the token with every write, and let the resource
+//! refuse lower tokens.
 //!
-//! # Where things are
+//! # Overview
 //!
-//! [`Locker`] opens a store, [`Lock`] is a name with settings, [`Guard`] a lock that is held; a [`Ticket`] hands it to another
-//! process. [`Semaphore`] and [`RwLock`] are made of locks, [`OncePer`] runs a job once per period, and an [`Election`] says
-//! who has a lock, and where to find them. Stores implement [`lease::LeaseStore`], or the smaller [`Register`] on which
-//! [`RegisterLeases`] runs the lease protocol. [`update`] changes an object that many write, without a lock; [`fence`]
-//! writes one with a guard's token; [`Object`] opens one by its URL.
+//! - [`Locker`] opens a store. [`Lock`] is a name with settings. [`Guard`] is a lock that is held. [`Ticket`] hands a
+//!   held lock to another process.
+//! - [`Semaphore`] and [`RwLock`] consist of several locks. [`OncePer`] runs a job once per period. [`Election`] elects
+//!   a leader and tells observers how to reach it.
+//! - [`update`] changes an object that has several writers, without a lock. [`fence`] writes an object with a guard's
+//!   token. [`Object`] opens an object by its URL.
+//! - To add a store, implement [`lease::LeaseStore`], or the smaller trait [`Register`]. [`RegisterLeases`] runs the
+//!   lease protocol on a register.
+//!
 //! Everything needs a tokio runtime with time enabled.
 
 pub mod clock;

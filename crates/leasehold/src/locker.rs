@@ -1,4 +1,4 @@
-//! [`Locker`]: where locks come from.
+//! [`Locker`]: an open store, from which locks are made.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,9 @@ use crate::ticket::Ticket;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// A store, and the locks on it. Cheap to clone; clones share their connections and their queues.
+/// An open store and the locks in it.
+///
+/// Cheap to clone. Clones share their connections and their queues.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -36,24 +38,25 @@ pub struct Locker(Arc<Shared>);
 struct Shared {
     opened: Arc<Opened>,
     queues: Queues<Hold>,
-    /// The queues in front of what is made of several locks.
+    /// The queues of semaphores and readers-writer locks, which consist of several locks.
     places: Queues<Hold>,
-    /// What this process says of itself in records.
+    /// How records describe this process.
     holder: Holder,
 }
 
 impl Locker {
-    /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table`, `mem:`. See
-    /// [`stores::STORES`].
+    /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table`, `mem:`.
+    /// [`stores::STORES`] lists all stores.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL or an unknown option,
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that was not built in; what the store says.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the URL is malformed or has an unknown option.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): this build does not include the store.
+    /// - Errors of the store.
     pub async fn open(url: &str) -> Result<Self> {
         Self::open_with(url, StoreOptions::default()).await
     }
 
-    /// [`open`](Self::open) with settings from code. What the URL says overrides them.
+    /// Opens a store as [`open`](Self::open) does, with settings from code. Options in the URL override them.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -64,7 +67,7 @@ impl Locker {
         Ok(Self::sharing(store, Some(shown)))
     }
 
-    /// Locks on a store of your own.
+    /// A locker for a store that you opened or implemented yourself.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
         Self::sharing(store, None)
     }
@@ -78,36 +81,38 @@ impl Locker {
         }))
     }
 
-    /// The state of one lock, now. Cancel safe.
+    /// The current state of one lock. Cancel safe.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub async fn inspect(&self, name: &LockName) -> Result<Status> {
         Ok(self.store().inspect(name).await?)
     }
 
-    /// The names of all locks that have a record and start with `prefix`.
+    /// The names of all locks that have a record and whose names start with `prefix`.
     pub fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName>> {
         self.store().list(prefix).map(|name| name.map_err(Error::from)).boxed()
     }
 
-    /// Ends the grant of `name` with `token`, whoever has it, if it still is the current one. Its holder hears of it at
-    /// its next renewal, and not before: make sure first that it has stopped.
+    /// Ends the grant of `name` with this `token`, if that is still the current grant.
     ///
-    /// Not cancel safe: a dropped call may or may not have had its effect.
+    /// The holder may be any process. It learns of the eviction only at its next renewal, so make sure first that it
+    /// has stopped.
+    ///
+    /// Not cancel safe: a call that is dropped may or may not have had an effect.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
         Ok(self.store().evict(name, token).await?)
     }
 
-    /// Waits until nobody has the lock, without acquiring it; `on_wait` is told who has it each time that is learnt.
+    /// Waits until the lock is free or its lease has lapsed, without acquiring it.
     ///
-    /// Cancel safe.
+    /// Calls `on_wait` each time it learns who holds the lock. Cancel safe.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub async fn wait_free(&self, name: &LockName, on_wait: &(dyn Fn(&Held) + Send + Sync)) -> Result<()> {
         loop {
             match self.store().inspect(name).await?.state {
@@ -120,15 +125,16 @@ impl Locker {
         }
     }
 
-    /// Makes processes that this one has started part of the holder of `guard`: on a store that
-    /// [sees dead processes](Capabilities::sees_dead_processes), the death of this process then ends the lock only when these
-    /// have ended too. A release and the end of the lease end it as always.
+    /// Adds processes that this process has started to the holder of `guard`.
     ///
-    /// For a process whose children work under the lock and are not certain to die before it does. Ids of processes that
-    /// have ended are left out. Other stores are not asked.
+    /// On a store that [detects dead processes](Capabilities::sees_dead_processes), the death of this process then ends
+    /// the lock only when the added processes have ended too. A release and the end of the lease still end it as
+    /// before. Use this if the children of a process work under its lock and may outlive it.
+    ///
+    /// The ids of processes that have already ended are ignored. On other stores this does nothing.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub async fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
         for name in guard.names().filter(|_| !pids.is_empty()) {
             self.store().add_processes(name, pids).await?;
@@ -136,15 +142,16 @@ impl Locker {
         Ok(())
     }
 
-    /// A guard for the lock that `ticket` was made of: renews it, and then keeps it as any other guard does.
+    /// Renews the lock of `ticket` and returns a guard, which then keeps it like any other guard.
     ///
-    /// The ticket stays valid, but a guard and another user of the ticket do not know of each other: whoever releases
-    /// first ends it for both.
+    /// The ticket remains valid. The guard and other users of the ticket do not know of each other: the first one that
+    /// releases the lock ends it for all of them.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the lock was lost meanwhile;
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a ticket of another store ([`Ticket::check_store`]); what the
-    /// store says.
+    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost in the meantime.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the ticket belongs to another store
+    ///   ([`Ticket::check_store`]).
+    /// - Errors of the store.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
         self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
@@ -154,7 +161,7 @@ impl Locker {
         }
     }
 
-    /// Renews the lock that `ticket` was made of, once. Gives how long it is now certainly held.
+    /// Renews the lock of `ticket` once. Returns for how long the lock is now certain to be held.
     ///
     /// # Errors
     /// As [`resume`](Self::resume).
@@ -167,48 +174,54 @@ impl Locker {
         }
     }
 
-    /// Releases the lock that `ticket` was made of.
+    /// Releases the lock of `ticket`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a ticket of another store ([`Ticket::check_store`]); what the
-    /// store says.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the ticket belongs to another store
+    ///   ([`Ticket::check_store`]).
+    /// - Errors of the store.
     pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
         self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
         Ok(self.store().release(&mut grant, None).await?)
     }
 
-    /// A ticket of another store would be answered here with a loss that did not happen.
+    /// Refuses a ticket of another store. Without this check, this store would report a loss that did not happen.
     fn check(&self, ticket: &Ticket) -> Result<()> {
         self.url().map_or(Ok(()), |url| ticket.check_store(url))
     }
 
-    /// Deletes the record of `name` if the lock has been free for `older_than` by the store's own clock; with `dry_run`, only
-    /// finds out whether it would. Tokens go on rising, and who acquires the lock meanwhile has it. With
-    /// [`list`](Self::list), for stores that many names were used in once.
+    /// Deletes the record of `name` if the lock has been free for `older_than`, measured by the store's own clock.
     ///
-    /// Not cancel safe: a dropped call may or may not have had its effect.
+    /// With `dry_run`, this only determines whether it would delete the record. Tokens continue to rise after a delete.
+    /// If another process acquires the lock in the meantime, it keeps it. Together with [`list`](Self::list), this
+    /// cleans up a store in which many names were used once.
+    ///
+    /// Not cancel safe: a call that is dropped may or may not have had an effect.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where deletes are not conditional, or the store's clock is not
-    /// to be used (`store_clock=off`); what the store says.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has no conditional deletes, or its clock
+    ///   must not be used (`store_clock=off`).
+    /// - Errors of the store.
     pub async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept> {
         Ok(self.store().sweep(name, older_than, dry_run).await?)
     }
 
-    /// Creates what the store needs: a file, a table. Harmless when all is there.
+    /// Creates what the store needs, such as a file or a table. Does nothing if it already exists.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub async fn init(&self) -> Result<()> {
         Ok(self.store().init().await?)
     }
 
-    /// Examines whether this store is safe for locks: what it must refuse it is asked for, under names of its own that begin
-    /// with [`doctor::RESERVED`]. Takes a few seconds and some hundred requests.
+    /// Examines whether this store is safe for locks.
     ///
-    /// Never fails: what cannot be asked is one of the findings. Not cancel safe: a dropped examination leaves what it has
-    /// written, which is in nobody's way.
+    /// Sends requests that a safe store must refuse, under names that begin with [`doctor::RESERVED`]. Takes a few
+    /// seconds and some hundred requests.
+    ///
+    /// Returns no error: a request that fails is one of the findings. Not cancel safe: an examination that is dropped
+    /// leaves behind what it has written, which does not affect any lock.
     ///
     /// ```
     /// # use leasehold::{Locker, doctor::Examination};
@@ -222,17 +235,17 @@ impl Locker {
         doctor::examine(&**self.store(), examination).await
     }
 
-    /// What this store can and cannot do.
+    /// The capabilities of this store.
     pub fn capabilities(&self) -> Capabilities {
         self.store().capabilities()
     }
 
-    /// The store itself.
+    /// The underlying store.
     pub fn store(&self) -> &Arc<dyn LeaseStore> {
         &self.0.opened.store
     }
 
-    /// The URL that it was opened with, without passwords.
+    /// The URL that the store was opened with, without passwords.
     pub fn url(&self) -> Option<&str> {
         self.0.opened.url.as_deref()
     }

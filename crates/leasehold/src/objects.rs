@@ -1,4 +1,4 @@
-//! Objects with several writers: updates and fenced writes. No lock is needed for either.
+//! Objects with several writers: updates and fenced writes. Neither needs a lock.
 
 mod cas_loop;
 pub mod fence;

@@ -1,4 +1,4 @@
-//! What is made of locks: semaphores, readers-writer locks, elections, jobs that run once per period.
+//! What is built from locks: semaphores, readers-writer locks, elections, and jobs that run once per period.
 
 mod election;
 mod once;

@@ -1,9 +1,16 @@
-//! Randomness: ids that must never repeat, and jitter. Seeded in simulations, from the operating system otherwise.
+//! Randomness for ids that must never repeat, and for jitter. Simulations use a seed, everything else the operating
+//! system.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A source of randomness. Cheap to clone; clones share one source.
+/// A source of randomness. Cheap to clone. Clones share one source.
+///
+/// ```
+/// use leasehold::random::Random;
+///
+/// assert_eq!(Random::seeded(7).bits(), Random::seeded(7).bits());
+/// ```
 #[derive(Clone, Debug)]
 pub struct Random(Source);
 
@@ -19,16 +26,17 @@ impl Random {
         Self(Source::Os)
     }
 
-    /// A generator that gives the same sequence for the same seed. For simulations: two processes with one seed would
-    /// write equal nonces.
+    /// A generator that returns the same sequence for the same seed. For simulations only: two processes with the same
+    /// seed would write equal nonces.
     pub fn seeded(seed: u64) -> Self {
         Self(Source::Seeded(Arc::new(Mutex::new(fastrand::Rng::with_seed(seed)))))
     }
 
     /// 128 random bits.
     ///
-    /// Without the operating system's generator (an early boot, a broken sandbox) this falls back to a generator seeded
-    /// by address layout and time, which is unique enough between the processes of one machine and never panics.
+    /// If the operating system's generator is not available (early boot, a broken sandbox), this falls back to a
+    /// generator that is seeded by address layout and time. That is unique enough between the processes of one machine.
+    /// Never panics.
     pub fn bits(&self) -> u128 {
         match &self.0 {
             Source::Os => {

@@ -1,6 +1,8 @@
-//! What runs in the background: acquisitions and the queue of this process, the hand-off among its tasks, renewals.
+//! Everything that runs in the background: acquisitions and the queues of this process, the hand-off among its tasks,
+//! and renewals.
 //!
-//! A caller's future waits for an answer, and holds nothing that others need: it may be kept without being polled.
+//! A caller's future only waits for an answer and holds nothing that others need, so a program may keep it without
+//! polling it.
 
 pub(crate) mod acquisition;
 pub(crate) mod hand_off;

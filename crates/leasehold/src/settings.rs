@@ -1,44 +1,45 @@
-//! The settings of a lock, once more for what is made of locks.
+//! The setters of a lock's settings, for what is built from locks.
 
-/// The settings of a lock, for what is made of several locks and keeps their settings in its field `lock`.
+/// Defines the setters of a lock's settings for a type that keeps them in its field `lock`.
 macro_rules! settings {
     () => {
-        /// The leases' time to live, as [`Lock::ttl`](crate::Lock::ttl).
+        /// Sets the leases' time to live, as [`Lock::ttl`](crate::Lock::ttl).
         #[must_use]
         pub fn ttl(mut self, ttl: Duration) -> Self {
             self.lock = self.lock.ttl(ttl);
             self
         }
 
-        /// What an acquisition is for, as [`Lock::note`](crate::Lock::note).
+        /// Sets what an acquisition is for, as [`Lock::note`](crate::Lock::note).
         #[must_use]
         pub fn note(mut self, note: impl Into<String>) -> Self {
             self.lock = self.lock.note(note);
             self
         }
 
-        /// The holder's name that others are shown, as [`Lock::owner`](crate::Lock::owner).
+        /// Sets the holder's name that others see, as [`Lock::owner`](crate::Lock::owner).
         #[must_use]
         pub fn owner(mut self, name: impl Into<String>) -> Self {
             self.lock = self.lock.owner(name);
             self
         }
 
-        /// How much longer others wait after a lapse, as [`Lock::lock_delay`](crate::Lock::lock_delay).
+        /// Sets how much longer others wait after a lease has lapsed, as [`Lock::lock_delay`](crate::Lock::lock_delay).
         #[must_use]
         pub fn lock_delay(mut self, delay: Duration) -> Self {
             self.lock = self.lock.lock_delay(delay);
             self
         }
 
-        /// How long to put up with a store that does not answer, as [`Lock::store_timeout`](crate::Lock::store_timeout).
+        /// Sets how long to keep trying if the store does not answer, as
+        /// [`Lock::store_timeout`](crate::Lock::store_timeout).
         #[must_use]
         pub fn store_timeout(mut self, timeout: Duration) -> Self {
             self.lock = self.lock.store_timeout(timeout);
             self
         }
 
-        /// For a guard that is to be handed on as a [`Ticket`](crate::Ticket), as
+        /// Prepares the guard to be handed on as a [`Ticket`](crate::Ticket), as
         /// [`Lock::for_ticket`](crate::Lock::for_ticket).
         #[must_use]
         pub fn for_ticket(mut self) -> Self {
@@ -46,7 +47,7 @@ macro_rules! settings {
             self
         }
 
-        /// Calls `tell` whenever an acquisition that waits learns of one of those who are in its way, as
+        /// Calls `tell` each time a waiting acquisition learns of a holder that it waits for, as
         /// [`Lock::on_wait`](crate::Lock::on_wait).
         #[must_use]
         pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {

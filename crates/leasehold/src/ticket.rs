@@ -1,4 +1,4 @@
-//! [`Ticket`]: a held lock as a piece of text, to be renewed and released by another process.
+//! [`Ticket`]: a held lock as text, which another process can renew and release.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,23 +15,23 @@ use crate::stores;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// What a ticket's text starts with: its kind and its format.
+/// The prefix of a ticket's text: its kind and its format version.
 const PREFIX: &str = "lh1_";
 
-/// The longest text that is looked at.
+/// The longest text that is parsed, without the prefix.
 const MAX_BYTES: usize = 8 * 1024;
 
-/// The longest URL of a ticket's store that an error repeats, in characters.
+/// The longest part of a store URL that an error repeats, in characters.
 const MOST_SHOWN: usize = 200;
 
-/// A held lock as a piece of text.
+/// A held lock as text.
 ///
-/// Whoever has the text can renew and release the lock: treat it as a password. `Debug` does not show it; `Display`
-/// does, since that is what it is for.
+/// Anyone who has the text can renew and release the lock, so treat it as a password. `Debug` does not show it.
+/// `Display` does, because that is its purpose.
 ///
-/// A ticket says which store its lock is in, and anyone can write a ticket. So it never chooses the store: open the store
-/// of your own configuration, and give the ticket to that [`Locker`](crate::Locker), which refuses a ticket of another
-/// store. [`check_store`](Self::check_store) picks the right one of several.
+/// A ticket names the store of its lock, and anyone can write a ticket. A ticket therefore never chooses the store.
+/// Open the store of your own configuration and pass the ticket to that [`Locker`](crate::Locker), which refuses
+/// tickets of other stores. If you have several stores, [`check_store`](Self::check_store) finds the right one.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -53,7 +53,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// `url` is that of the store. Of it the ticket carries what tells the store from others: no login, no credentials.
+    /// `url` is the store's URL. The ticket keeps only the parts that identify the store: no login and no credentials.
     pub(crate) fn new(grant: &Grant, url: Option<String>) -> Self {
         let store =
             url.and_then(|url| StoreUrl::parse(&url).ok()).map(|url| stores::identity(&url).to_string());
@@ -66,27 +66,30 @@ impl Ticket {
         }
     }
 
-    /// The lock's name.
+    /// The name of the lock.
     pub fn name(&self) -> &LockName {
         &self.lock
     }
 
-    /// The fencing token: that of the guard, or a higher one that nobody else is given. Where the store's protocol has none ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), a
-    /// number that says which grant is meant, and no more.
+    /// The fencing token: the guard's token, or a higher one that is reserved for the same grant. If the store's
+    /// protocol has no tokens ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), a number that only
+    /// identifies the grant.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// The lease's time to live: it lapses so long after its last renewal.
+    /// The lease's time to live. The lease lapses this long after its last renewal.
     pub fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl_ms)
     }
 
-    /// Whether this is a ticket of the store that `url` names, by [`is_same_store`](crate::stores::is_same_store). A ticket that names no store
-    /// fits every store. Sends nothing and opens nothing.
+    /// Checks that this ticket belongs to the store that `url` names, as
+    /// [`is_same_store`](crate::stores::is_same_store) compares stores. A ticket without a store fits every store.
+    /// Opens nothing and sends no request.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming both stores, when it is of another one; or for a bad `url`.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the ticket belongs to another store (the message names
+    /// both), or if `url` is malformed.
     pub fn check_store(&self, url: &str) -> Result<(), Error> {
         let here = StoreUrl::parse(url)?;
         let Some(text) = &self.store else { return Ok(()) };
@@ -102,16 +105,16 @@ impl Ticket {
         .with_help("if both URLs mean one store, use `Ticket::without_store`"))
     }
 
-    /// The ticket without its store: the [`Locker`](crate::Locker) that is given it uses its own. For a store that has
-    /// another URL here than where the lock was acquired.
+    /// Removes the store from the ticket. The [`Locker`](crate::Locker) that gets it uses its own store. Use this if
+    /// the same store has another URL here than where the lock was acquired.
     #[must_use]
     pub fn without_store(self) -> Self {
         Self { store: None, ..self }
     }
 
-    /// The grant, as far as the ticket knows: to be believed in only after a renewal.
+    /// The grant that the ticket describes. It must be renewed before it counts as held.
     pub(crate) fn grant(&self, now: Moment) -> Grant {
-        // Checked when the ticket was read.
+        // The parser has checked the ttl.
         let ttl = Ttl::from_millis(self.ttl_ms).unwrap_or_default();
         Grant {
             name: self.lock.clone(),
@@ -136,7 +139,7 @@ impl FromStr for Ticket {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        // The text is a secret: no error repeats it.
+        // The text is a secret, so no error repeats it.
         let flaw = |why: &str| {
             Error::invalid(format!("this is not a ticket: {why}")).with_help(format!(
                 "a ticket is what `leasehold acquire` prints, one word that starts with {PREFIX}"

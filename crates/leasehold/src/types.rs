@@ -1,4 +1,4 @@
-//! The values that every layer speaks of: names, ids, tokens, times to live, and who holds what.
+//! Value types that all layers use: names, ids, tokens, times to live, and the state of locks.
 
 mod invalid;
 mod name;

@@ -1,7 +1,7 @@
 //! Store URLs: `scheme:path?option=value` or `scheme://authority/path?option=value`.
 //!
-//! Each store takes the options that it knows; what is left over is an error, so a misspelt option is never dropped in
-//! silence. Passwords are redacted wherever a URL is shown.
+//! Each store takes the options that it knows. An option that is left over is an error, so a misspelt option is never
+//! ignored. Passwords are redacted wherever a URL is shown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,18 +12,26 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use crate::error::Error;
 use crate::lease::StoreOptions;
 
-/// What means something else in a path: an `@` behind an authority may be that of a password.
+/// Characters that have another meaning in a path. After an authority, an `@` may belong to a password.
 const PATH: &AsciiSet = &CONTROLS.add(b'%').add(b'?');
 const PATH_OF_AUTHORITY: &AsciiSet = &PATH.add(b'@');
-/// What means something else in a user's name, and in the host behind it.
+/// Characters that have another meaning in a user's name, and in the host after it.
 const USER: &AsciiSet = &AUTHORITY.add(b':');
 const AUTHORITY: &AsciiSet = &PATH.add(b'@').add(b'/');
-/// What means something else in an option.
+/// Characters that have another meaning in an option.
 const OPTION: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'=').add(b'@');
 
-/// A store URL, taken apart.
+/// A store URL, split into its parts.
 ///
-/// `Display` and `Debug` show it without its password and without the values of options that may be secret.
+/// `Display` and `Debug` omit its password and the values of options that may be secret.
+///
+/// ```
+/// let mut url = leasehold::url::StoreUrl::parse("s3://bucket/locks?region=eu-west-1")?;
+/// assert_eq!((url.scheme(), url.authority(), url.path()), ("s3", Some("bucket"), "/locks"));
+/// assert_eq!(url.take("region").as_deref(), Some("eu-west-1"));
+/// url.finish()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl {
     scheme: String,
@@ -42,7 +50,7 @@ pub(crate) enum Location {
     File,
     /// One or more hosts, separated by commas, and a path.
     Hosts {
-        /// The port of a host that names none.
+        /// The default port.
         port: u16,
     },
     /// The name of a bucket or a table, and a path.
@@ -50,14 +58,14 @@ pub(crate) enum Location {
 }
 
 impl StoreUrl {
-    /// Takes `url` apart.
+    /// Parses `url`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): no scheme, bad percent-encoding, an option given twice.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): no scheme, invalid percent-encoding, or a repeated option.
     pub fn parse(url: &str) -> Result<Self, Error> {
         let (scheme, rest) =
             url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)).ok_or_else(|| {
-                // What has no scheme may be anything, a password too: it is not repeated.
+                // Text without a scheme may be anything, even a password, so the error does not repeat it.
                 Error::invalid("a store is given as a URL, and this one has no scheme").with_help(
                     "like sqlite:/var/lib/locks.db or s3://bucket/prefix; see `leasehold help stores`",
                 )
@@ -70,8 +78,8 @@ impl StoreUrl {
                 (Some(&rest[..end]), &rest[end..])
             }
         };
-        // `user:pass/word@host`: what stands before the slash would be shown as a host; `user:p@ss/word@host`: what stands
-        // behind it as a path.
+        // In `user:pass/word@host`, the text before the slash would be shown as a host. In `user:p@ss/word@host`, the
+        // text after it would be shown as a path.
         let unescaped =
             |authority: &str| authority.rsplit_once('@').map_or(authority, |(login, _)| login).contains(':');
         if authority.is_some_and(unescaped)
@@ -115,7 +123,7 @@ impl StoreUrl {
         &self.scheme
     }
 
-    /// What stands between `//` and the path, without user and password; `None` without `//`.
+    /// The text between `//` and the path, without user and password; `None` without `//`.
     pub fn authority(&self) -> Option<&str> {
         self.authority.as_deref()
     }
@@ -130,12 +138,12 @@ impl StoreUrl {
         self.password.as_deref()
     }
 
-    /// The path, decoded, with its leading `/` if there is one.
+    /// The decoded path, with its leading `/` if there is one.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The parts that tell this store from others, each in one spelling. `location` is that of the scheme.
+    /// The parts that distinguish this store from others, in a canonical spelling. `location` is that of the scheme.
     pub(crate) fn identity(&self, location: Location) -> Self {
         let authority = self.authority.as_deref();
         let (authority, path) = match location {
@@ -173,8 +181,8 @@ impl StoreUrl {
         }
     }
 
-    /// Whether two [identities](Self::identity) are those of one store. The environment gives the region of a URL that
-    /// names none.
+    /// Whether two [identities](Self::identity) belong to the same store. Regions are compared only if both URLs name
+    /// one, because the environment gives the region otherwise.
     pub(crate) fn names_the_store_of(mut self, mut other: Self) -> bool {
         if !(self.options.contains_key("region") && other.options.contains_key("region")) {
             self.options.remove("region");
@@ -183,16 +191,16 @@ impl StoreUrl {
         self == other
     }
 
-    /// Takes out option `key`. What was never asked for is an error in [`finish`](Self::finish).
+    /// Removes and returns the option `key`. An option that is never taken is an error in [`finish`](Self::finish).
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
         self.options.remove(key)
     }
 
-    /// Takes out a switch: `on`, `true`, `1`, nothing (`?create`), or their opposites.
+    /// Removes and returns a switch: `on`, `true`, `1`, `yes`, no value (`?create`), or `off`, `false`, `0`, `no`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for another value.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other value.
     pub fn take_switch(&mut self, key: &'static str) -> Result<Option<bool>, Error> {
         match self.take(key).as_deref() {
             None => Ok(None),
@@ -202,10 +210,10 @@ impl StoreUrl {
         }
     }
 
-    /// Takes out a duration in the form `500ms`, `5s`, `2m` or `1h`.
+    /// Removes and returns a duration in the form `500ms`, `5s`, `2m` or `1h`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for another form.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other form.
     pub fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>, Error> {
         let Some(text) = self.take(key) else { return Ok(None) };
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -225,10 +233,10 @@ impl StoreUrl {
         }
     }
 
-    /// Takes out the options that every store understands: `store_clock` and `margin`.
+    /// Removes the options that every store understands, `store_clock` and `margin`, and sets them in `options`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad value.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for an invalid value.
     pub fn take_common(&mut self, options: &mut StoreOptions) -> Result<(), Error> {
         if let Some(on) = self.take_switch("store_clock")? {
             options.store_clock = on;
@@ -239,10 +247,11 @@ impl StoreUrl {
         Ok(())
     }
 
-    /// Ends the reading of options.
+    /// Checks that all options were taken.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming the first option that nobody took and those that exist.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for the first option that was not taken. The help lists the
+    /// options that exist.
     pub fn finish(self) -> Result<(), Error> {
         let Some(unknown) = self.options.keys().next() else { return Ok(()) };
         let error = Error::invalid(format!("`{}:` stores have no option {unknown:?}", self.scheme));
@@ -257,7 +266,7 @@ fn without_last_slash(path: &str) -> String {
     path.strip_suffix('/').unwrap_or(path).to_owned()
 }
 
-/// The path of a file without `//` and `/./`. `..` stays, since what it means depends on links.
+/// The path of a file without `//` and `/./`. `..` stays, because its meaning depends on symbolic links.
 fn without_detours(path: &str) -> String {
     let root = if path.starts_with('/') { "/" } else { "" };
     let parts: Vec<_> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
@@ -291,7 +300,7 @@ impl fmt::Display for StoreUrl {
             }
             utf8_percent_encode(authority, AUTHORITY).fmt(f)?;
         }
-        // So that it can be read back: tickets and environments carry it.
+        // The text must parse to the same URL, because tickets and environment variables carry it.
         match (&self.authority, self.path.strip_prefix("//")) {
             (Some(_), _) => utf8_percent_encode(&self.path, PATH_OF_AUTHORITY).fmt(f)?,
             (None, Some(rest)) => write!(f, "/%2F{}", utf8_percent_encode(rest, PATH))?,
@@ -307,7 +316,7 @@ impl fmt::Display for StoreUrl {
 }
 
 fn is_secret(key: &str, value: &str) -> bool {
-    // Where credentials are, how they are sent, or the name of a key: needed to read the URL back.
+    // Where credentials are, how they are sent, or the name of a key. These values are needed to parse the URL again.
     let is_plain = match key {
         "credentials" => value == "anonymous" || value.starts_with('/'),
         "password_file" => value.starts_with('/'),
@@ -315,7 +324,7 @@ fn is_secret(key: &str, value: &str) -> bool {
         "allow_plaintext_credentials" | "kms_key" | "partition_key" => true,
         _ => false,
     };
-    // Of an endpoint or a proxy.
+    // An endpoint or a proxy with a login.
     let has_login = value.contains("://") && value.contains('@');
     let key = key.to_ascii_lowercase();
     let sounds_secret =
@@ -323,8 +332,8 @@ fn is_secret(key: &str, value: &str) -> bool {
     has_login || (!is_plain && sounds_secret)
 }
 
-/// Whether `text` is the name of an environment variable as most are written. Passwords seldom are, and what may be one is
-/// not shown.
+/// Whether `text` looks like the name of an environment variable, in its usual form. A password seldom does. Any other
+/// text may be a password and is not shown.
 pub(crate) fn is_variable(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_uppercase() || c == '_')
         && text.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')

@@ -1,9 +1,10 @@
-//! Sleeping until a clock says so, although timers stop while the machine is suspended.
+//! Sleeping on a clock that counts through suspend, although timers stop while the machine is suspended.
 //!
-//! A sleep stands on one timer for its whole length. That timer is wrong when the clock gets ahead of it: after a suspend,
-//! a restore from a snapshot, a step of the wall clock. One *lookout* for all the sleepers of a runtime looks for that
-//! twice a second, and wakes them: they read the clock themselves, and sleep on or not. If each sleep looked for itself,
-//! ten thousand locks would wake up forty thousand times a second.
+//! A sleep uses one timer for its whole length. The timer is wrong if the clock gets ahead of it: after a suspend,
+//! after a restore from a snapshot, or after a step of the wall clock. One monitor (*lookout*) for all sleepers of a
+//! runtime checks this twice a second. If the clock is ahead, it wakes the sleepers. Each reads the clock itself, and
+//! sleeps again if its time has not come. If each sleep checked the clock itself, ten thousand locks would wake up
+//! forty thousand times a second.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,23 +16,23 @@ use tokio::time::Instant;
 
 use super::Moment;
 
-/// No sleep relies on its timer alone for longer than this.
+/// How long a sleep relies on its timer alone, at most.
 pub(super) const SLICE: Duration = Duration::from_millis(500);
 
-/// By how much the clock may get ahead of a timer before the sleepers are told: a wall clock that is being slewed, by
-/// 0.05 %, is not to wake them twice a second. A tenth of the least slack of a lease.
+/// By how much the clock may get ahead of a timer before the sleepers are woken. A wall clock that is being slewed, by
+/// 0.05 %, must not wake them twice a second. A tenth of the smallest slack of a lease.
 const TOLERANCE_NS: i64 = 5_000_000;
 
-/// A clock that sleeps by its lookouts.
+/// A clock whose sleepers are woken by lookouts.
 pub(super) trait Watched: Clone + Send + Sync + 'static {
-    /// Now, on both clocks.
+    /// The current time on both clocks.
     fn moment(&self) -> Moment;
 
-    /// Where its lookouts are.
+    /// The lookouts of this clock.
     fn lookouts(&self) -> &Lookouts;
 }
 
-/// Completes when at least `duration` has passed on the longer side of `clock`. Cancel safe.
+/// Completes when at least `duration` has passed on the clock that shows the longer time. Cancel safe.
 #[allow(clippy::disallowed_methods, reason = "this is the place")]
 pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
     let start = clock.moment();
@@ -45,7 +46,7 @@ pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
     }
     let Place(lookout) = &Place::take(clock);
     loop {
-        // Made before the clock is read: it hears of whatever happens after that.
+        // Created before the clock is read, so that it notices every later jump.
         let ahead = lookout.ahead.notified();
         let now = clock.moment();
         let Some(left) = left(now) else { return };
@@ -58,7 +59,7 @@ pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
     }
 }
 
-/// The lookouts of one clock: one in each runtime in which somebody sleeps on it.
+/// The lookouts of one clock: one for each runtime in which a task sleeps on it.
 #[derive(Debug, Default)]
 pub(super) struct Lookouts(Mutex<Vec<(Id, Arc<Lookout>)>>);
 
@@ -71,7 +72,7 @@ impl Lookouts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nobody sleeps by `lookout` any more: whoever sleeps next gets another one.
+    /// Removes `lookout` if it has no sleepers, and returns whether it did. The next sleeper gets a new one.
     fn dismissed(&self, lookout: &Arc<Lookout>) -> bool {
         let mut each = self.each();
         let idle = lookout.sleepers.load(Ordering::Relaxed) == 0;
@@ -88,18 +89,18 @@ impl Lookouts {
 
 #[derive(Debug)]
 struct Lookout {
-    /// Counted up under the lock of [`Lookouts`].
+    /// Incremented under the lock of [`Lookouts`].
     sleepers: AtomicUsize,
-    /// Tells the sleepers that the clock has got ahead of their timers.
+    /// Wakes the sleepers when the clock has got ahead of their timers.
     ahead: Notify,
-    /// When it came on duty, by the timers.
+    /// When it started, by the timers.
     since: Instant,
-    /// By how much the clock was ahead of the timers when it was least so since the sleepers were told: none of them
-    /// sleeps from less.
+    /// The smallest lead of the clock over the timers since the sleepers were last woken. No sleeper started with a
+    /// smaller lead.
     least: Mutex<Lead>,
 }
 
-/// By how many nanoseconds each side of a clock is ahead of the timers, counted from anywhere.
+/// By how many nanoseconds each clock is ahead of the timers, from an arbitrary origin.
 #[derive(Clone, Copy, Debug)]
 struct Lead {
     boot_ns: i64,
@@ -129,14 +130,14 @@ impl Lookout {
         }
     }
 
-    /// Somebody sleeps from `now`.
+    /// Records the lead at `now`, when a task starts to sleep.
     fn note(&self, now: Moment) {
         let mut least = self.least();
         let lead = self.lead(now);
         *least = Lead { boot_ns: lead.boot_ns.min(least.boot_ns), wall_ns: lead.wall_ns.min(least.wall_ns) };
     }
 
-    /// Compares the clock with the timers.
+    /// Compares the clock with the timers, and wakes the sleepers if the clock is ahead.
     fn look(&self, now: Moment) {
         self.note(now);
         let mut least = self.least();
@@ -150,7 +151,7 @@ impl Lookout {
     }
 }
 
-/// A sleeper's place with the lookout of its runtime.
+/// The registration of a sleeper with the lookout of its runtime.
 struct Place(Arc<Lookout>);
 
 impl Place {
@@ -162,7 +163,7 @@ impl Place {
         lookout.sleepers.fetch_add(1, Ordering::Relaxed);
         if on_duty.is_none() {
             each.push((runtime.id(), lookout.clone()));
-            // Without the lock: in a runtime that is shutting down the duty ends here.
+            // Release the lock first: if the runtime is shutting down, `spawn` drops the duty, which takes the lock.
             drop(each);
             runtime.spawn(Duty { clock: clock.clone(), lookout: lookout.clone() }.keep());
         }
@@ -176,7 +177,7 @@ impl Drop for Place {
     }
 }
 
-/// Looks out for as long as there are sleepers, or the runtime.
+/// The task of a lookout. Runs for as long as there are sleepers and the runtime runs.
 struct Duty<C: Watched> {
     clock: C,
     lookout: Arc<Lookout>,
@@ -212,7 +213,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Falls asleep on `clock`, and gives how late it woke.
+    /// Sleeps on `clock`, and returns how late it woke.
     fn sleeper(clock: &Arc<TestClock>, duration: Duration) -> tokio::task::JoinHandle<Duration> {
         let (clock, start) = (clock.clone(), clock.now());
         tokio::spawn(async move {
@@ -274,7 +275,7 @@ mod tests {
         let clock = Arc::new(TestClock::default());
         let _other = sleeper(&clock, SECOND * 1_000);
         clock.sleep(SECOND).await;
-        // Back and forth between two looks, and meanwhile somebody falls asleep.
+        // The wall clock goes back and forth between two checks, and a task starts to sleep in between.
         clock.step_wall(-30);
         let sleeper = sleeper(&clock, SECOND * 60);
         tokio::task::yield_now().await;
@@ -324,7 +325,7 @@ mod tests {
             }
         };
         first.block_on(asleep(&clock));
-        // Not driven any more: whoever sleeps in another runtime is not to wait for it.
+        // This runtime is not driven any more. A sleeper in another runtime must not wait for it.
         let second = runtime();
         second.block_on(async {
             let sleeper = sleeper(&clock, SECOND * 60);

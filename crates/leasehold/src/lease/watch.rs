@@ -6,35 +6,35 @@ use super::{Claim, Grant, Held};
 use crate::error::StoreError;
 use crate::types::{LockName, Status};
 
-/// Waiting for a lock to change: by polling, or by notifications where the store has them.
+/// Waiting for a lock to change, by polling or by the store's notifications.
 ///
-/// Every method is cancel safe, and may complete early: the caller then asks the store again.
+/// Every method is cancel safe and may complete early. The caller then asks the store again.
 #[async_trait]
 pub trait Watch: Send + Sync {
-    /// Completes when the lock that was seen as `seen` may be free, or has begun to rest. Never misses a lapse.
+    /// Completes when the lock that was seen as `seen` may be free, or has entered a cooldown. Never misses a lapse.
     ///
     /// # Errors
-    /// If the store did not answer for a while.
+    /// The store did not answer for a while.
     async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError>;
 
-    /// Completes when `claim`, which was refused with `seen`, may be granted. By default, when
-    /// [`changed`](Self::changed) completes.
+    /// Completes when `claim`, which was refused with `seen`, may be granted. By default, completes when
+    /// [`changed`](Self::changed) does.
     ///
     /// # Errors
-    /// If the store did not answer for a while.
+    /// The store did not answer for a while.
     async fn turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
         self.changed(&claim.name, seen).await
     }
 
-    /// Completes when `grant` may have ended before its deadline. The renewer then renews at once, to find out. Stores
-    /// that watch report an eviction with this. By default it never completes.
+    /// Completes when `grant` may have ended before its deadline. The renewer then renews at once to find out. Stores
+    /// with notifications report an eviction this way. Never completes by default.
     async fn ended(&self, grant: &Grant) {
         let _ = grant;
         std::future::pending().await
     }
 
-    /// Completes when `name`, which was inspected as `seen`, may have another holder, or none. By default it never
-    /// completes: observers then inspect again at the store's [poll interval](super::Capabilities::pace).
+    /// Completes when `name`, which was inspected as `seen`, may have another holder or none. Never completes by
+    /// default: observers then inspect again at the store's [poll interval](super::Capabilities::pace).
     async fn holder_changed(&self, name: &LockName, seen: &Status) {
         let _ = (name, seen);
         std::future::pending().await

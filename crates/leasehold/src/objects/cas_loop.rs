@@ -1,5 +1,6 @@
-//! The driver of updates and fenced writes: looks, lets the caller say what is to be written, writes under the condition
-//! that nothing has changed, and finds out what became of it by the rules in [`marks`](super::marks).
+//! The driver of updates and fenced writes. It reads the object, lets the caller make the new content, and writes it
+//! under the condition that nothing has changed. The rules in [`write_log`](super::write_log) decide what happened to
+//! the write.
 
 use std::time::Duration;
 
@@ -16,26 +17,27 @@ use crate::register::{
     Body, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Stat, Write, probe,
 };
 
-/// How long a request with a small body may take, and what each second carries of a large one.
+/// The time limit of a request with a small body, and how many bytes of a large one add a second to it.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
 
-/// Where versions come back, a fenced write is sent at most so long after the look that it rests on: what was seen earlier
-/// is looked at once more. So a write that finds an old version is a delayed one, and not one of a caller who took his time.
+/// Where versions recur, the maximum age of the read that a fenced write depends on. An older read is repeated. So only
+/// a write that was delayed on its way can find an old version, and not one whose caller took a long time.
 const OLDEST_SIGHT: Duration = Duration::from_secs(10);
 
-/// Pauses after conflicts are drawn from up to this many times what a try takes, twice as many after each, and
+/// The pause after a conflict is drawn at random, up to a bound. The bound is the duration of an attempt, doubled for
+/// each conflict, at most this many times.
 const MOST_DOUBLINGS: u32 = 6;
-/// never longer than this.
+/// The longest pause after a conflict.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const SHORTEST_TRY: Duration = Duration::from_millis(1);
 
-/// How long a change tries.
+/// The limits of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// How often it is made on fresh content.
+    /// The number of attempts on new content.
     pub(crate) attempts: u32,
-    /// How long it takes in all, without the time in which the caller makes the new content.
+    /// The total time, without the time in which the caller makes the new content.
     pub(crate) within: Duration,
 }
 
@@ -45,12 +47,12 @@ impl Default for Limits {
     }
 }
 
-/// What the caller needs to see before it says what is to be written.
+/// What the caller needs to see to make the new content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// The content.
     Content,
-    /// Nothing: it overwrites whatever there is.
+    /// Nothing: it overwrites any content.
     Nothing,
 }
 
@@ -61,24 +63,24 @@ pub(crate) struct Change<'a> {
     pub(crate) key: &'a str,
     pub(crate) limits: Limits,
     pub(crate) look: Look,
-    /// The token to write with; none leaves the one that is there.
+    /// The token to write with. `None` leaves the stored token as it is.
     pub(crate) token: Option<Token>,
-    /// What the object is to be, instead of what it was.
+    /// The content type to write, instead of the current one.
     pub(crate) content_type: Option<&'a str>,
-    /// Whether to write the same content too, if that raises the token.
+    /// Whether to write even unchanged content if that raises the token.
     pub(crate) raises: bool,
 }
 
-/// What came of it.
+/// The result of a change.
 #[derive(Debug)]
 pub(crate) struct Changed {
-    /// What the object has become; what it is, when nothing was written.
+    /// The content of the object after the change.
     pub(crate) content: Option<Bytes>,
     pub(crate) written: bool,
     pub(crate) attempts: u32,
 }
 
-/// Makes sure that `register` enforces its preconditions, and keeps the metadata that it says it keeps.
+/// Checks that `register` enforces its preconditions, and that it keeps metadata if it says so.
 pub(crate) async fn trust(register: &dyn Register) -> Result<(), StoreError> {
     if register.traits().trusted {
         return Ok(());
@@ -91,13 +93,13 @@ pub(crate) async fn trust(register: &dyn Register) -> Result<(), StoreError> {
 }
 
 impl<'a> Change<'a> {
-    /// Of the object `key`, with the default limits, and without a token.
+    /// A change of the object `key`, with the default limits and without a token.
     pub(crate) fn of(register: &'a dyn Register, key: &'a str, look: Look) -> Self {
         let limits = Limits::default();
         Self { register, key, limits, look, token: None, content_type: None, raises: false }
     }
 
-    /// Writes what `make` makes of the content; nothing, when it gives nothing.
+    /// Writes what `make` returns for the content. Writes nothing if it returns `None`.
     pub(crate) async fn run<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         self,
         mut make: impl FnMut(Option<Bytes>) -> F,
@@ -134,13 +136,13 @@ impl<'a> Change<'a> {
         Err(self.contended(format!("{} attempts", self.limits.attempts)).into())
     }
 
-    /// Writes the content that is there with a higher token, and gives it.
+    /// Writes the current content with a higher token, and returns it.
     pub(crate) async fn raise(self) -> Result<Option<Bytes>, Error> {
         let change = Self { raises: true, ..self };
         change.run(async |content| Ok::<_, Error>(content)).await.map(|changed| changed.content)
     }
 
-    /// Whether the object is already what a write of `bytes` would make of it.
+    /// Whether a write of `bytes` would change nothing.
     fn is_in_vain(&self, seen: &Seen, bytes: &Bytes) -> bool {
         let raises = self.token > seen.sight.token;
         let retyped =
@@ -192,7 +194,7 @@ impl<'a> Change<'a> {
         )
     }
 
-    /// Of a write that is not known to have had no effect.
+    /// The error for a write whose outcome is unknown.
     fn untold(&self, why: &str) -> Error {
         Error::new(
             ErrorKind::Unavailable,
@@ -203,12 +205,12 @@ impl<'a> Change<'a> {
     }
 }
 
-/// The object at one look.
+/// The object as it was read.
 #[derive(Debug)]
 struct Seen {
     sight: Sight,
     content: Option<Bytes>,
-    /// Before the look.
+    /// The time before the read.
     at: Moment,
 }
 
@@ -216,14 +218,14 @@ struct Driver<'a> {
     change: Change<'a>,
     traits: RegisterCapabilities,
     effort: RetryBudget<'a>,
-    /// Of every write so far.
+    /// The nonces of all writes so far.
     nonces: Vec<Nonce>,
-    /// How many bytes the object had when it was last read; `None` before any look.
+    /// The size of the object in bytes when it was last read; `None` before the first read.
     size: Option<usize>,
 }
 
 impl Driver<'_> {
-    /// Writes `bytes` over what was `seen`; gives what is there instead, if that was certainly not applied.
+    /// Writes `bytes` over what was `seen`. If the write was certainly not applied, returns what is there instead.
     async fn write(&mut self, seen: &Seen, bytes: Bytes) -> Result<Option<Seen>, Error> {
         let change = self.change;
         let body = self.body(&seen.sight, bytes)?;
@@ -253,9 +255,10 @@ impl Driver<'_> {
                     }
                 }
             }
-            // For the age of what was seen, the content need not be read again: that may take longer than it is good for.
+            // Reading the metadata is enough to refresh an old read. Reading the content may take longer than the read
+            // stays fresh.
             let what = if sent { change.look } else { Look::Nothing };
-            // A conflict alone says nothing of a copy of the same write that came before it.
+            // A conflict alone does not show whether an earlier copy of the same write was applied.
             let now = self.look(what).await.map_err(|error| self.gave_up(unknown || sent, error))?;
             match verdict(&seen.sight, &self.nonces, unknown, &now.sight, &self.traits) {
                 Verdict::Applied => return Ok(None),
@@ -278,7 +281,7 @@ impl Driver<'_> {
         }
     }
 
-    /// What to write over `base`.
+    /// The body to write over `base`.
     fn body(&mut self, base: &Sight, bytes: Bytes) -> Result<Body, Error> {
         let change = self.change;
         if bytes.len() > MAX_OBJECT_BYTES {
@@ -305,13 +308,13 @@ impl Driver<'_> {
         Ok(Body { bytes, metadata })
     }
 
-    /// Whether what was seen at `looked` is too old to be fenced by.
+    /// Whether the read at `looked` is too old for a fenced write.
     fn is_stale(&self, looked: Moment) -> bool {
         let age = self.change.register.env().now().longest_since(looked);
         self.change.token.is_some() && !self.traits.generations && age > OLDEST_SIGHT
     }
 
-    /// Whether the store has given the object a version that lets delayed writes with lower tokens through.
+    /// Fails if the store has given the object a version that would admit delayed writes with lower tokens.
     fn check_version(&self, base: &Sight, version: &crate::register::Version) -> Result<(), Error> {
         if !self.traits.generations && base.lets_through(self.change.token, version) {
             let error = repeats(&self.traits, self.change.key);
@@ -323,11 +326,12 @@ impl Driver<'_> {
     async fn look(&mut self, what: Look) -> Result<Seen, StoreError> {
         let Change { register, key, .. } = self.change;
         loop {
-            // The time is for tries: a write is not left untold because it ran out before the look.
+            // The total time limits the attempts. A read gets at least `REQUEST_LIMIT`, so that the outcome of a write
+            // does not remain unknown because the time ran out before the read.
             let limit = match (what, self.size) {
                 (_, None) => self.effort.left().max(REQUEST_LIMIT),
                 (Look::Nothing, _) => REQUEST_LIMIT,
-                // It may have grown meanwhile.
+                // It may have grown in the meantime.
                 (Look::Content, Some(size)) => request_limit(2 * size),
             };
             let at = register.env().now();
@@ -355,10 +359,10 @@ impl Driver<'_> {
         }
     }
 
-    /// After a conflict, by a try that took so long.
+    /// Pauses after a conflict. `took` is the duration of the attempt.
     async fn pause(&mut self, conflicts: u32, took: Duration) -> Result<(), Error> {
         let env = self.change.register.env();
-        // One that wrote comes again at once: with a pause as long as a try takes it is past.
+        // The client that wrote may write again at once. A pause as long as an attempt lets that write pass.
         let bound = took.max(SHORTEST_TRY) * 2_u32.pow(conflicts.min(MOST_DOUBLINGS));
         let pause = bound.min(LONGEST_PAUSE).mul_f64(env.random.fraction());
         if pause >= self.effort.left() {
@@ -369,7 +373,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// With `error`, after which nothing is tried any more.
+    /// The final error, caused by `error`.
     fn gave_up(&self, unknown: bool, error: StoreError) -> Error {
         if unknown { self.change.untold(&error.to_string()) } else { self.change.failed(error) }
     }

@@ -1,8 +1,9 @@
-//! Fenced writes: an object that refuses whoever lost the lock.
+//! Fenced writes: an object that refuses writes of a holder that has lost its lock.
 //!
-//! A paused process goes on writing when its lock is another's. So every grant has a [`Token`] that is higher than those
-//! before, and these functions write an object only if no higher token wrote it before: the object's metadata keeps the
-//! highest in `leasehold-token`, and the write expects the version that was looked at.
+//! A process that was paused may continue to write after another process was granted the lock. Every grant has a
+//! [`Token`] that is higher than all earlier ones. The functions in this module write an object only if no higher token
+//! has written it before. The object's metadata holds the highest token as `leasehold-token`, and each write expects
+//! the version that was read.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -20,12 +21,12 @@
 //! # }).unwrap();
 //! ```
 //!
-//! An equal token is not refused: a holder writes as often as it likes. An object that was never fenced refuses nobody.
-//! Whoever writes the object without leasehold, or deletes it, takes the token away with it.
+//! A write with an equal token is accepted, so a holder may write any number of times. An object without a token
+//! accepts every token. A client that writes or deletes the object without leasehold removes the token.
 //!
-//! Where a version depends on the content alone (S3), a content that the object had under a lower token is refused
-//! ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)), since a delayed write would take it for the old one. Put
-//! something into the content that changes, such as the token.
+//! On a store where a version depends only on the content (S3), a fenced write of a content that the object had under a
+//! lower token is refused ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)), because a delayed write could
+//! mistake it for the old content. Include something in the content that changes, such as the token.
 
 use bytes::Bytes;
 
@@ -35,31 +36,36 @@ use crate::error::Error;
 use crate::lease::Token;
 use crate::register::Register;
 
-/// Writes `bytes` to the object `key`, unless a higher token than `token` wrote it before: one look and one conditional
-/// write. Its own metadata stays as it is.
+/// Writes `bytes` to the object `key`, unless a token higher than `token` has written it before. Costs one read of the
+/// metadata and one conditional write. The object's own metadata stays as it is.
 ///
 /// Lost answers, limits and metadata are as in [`update`](super::update).
 ///
-/// Dropping the future leaves the outcome unknown.
+/// Not cancel safe: if the future is dropped, the outcome is unknown.
 ///
 /// # Errors
-/// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when a higher token wrote ([`Error::refused_by`]): nothing was written.
-/// Otherwise as [`update`](super::update).
+/// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): a higher token has written the object ([`Error::refused_by`]).
+///   Nothing was written.
+/// - Otherwise as [`update`](super::update).
 pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Bytes) -> Result<(), Error> {
     trust(register).await.map_err(Error::from)?;
     let change = Change { token: Some(token), ..Change::of(register, key, Look::Nothing) };
     change.run(async |_| Ok::<_, Error>(Some(bytes.clone()))).await.map(|_| ())
 }
 
-/// Changes the object `key` to what `make` makes of its content, unless a higher token than `token` wrote it before. Two
-/// holders never lose one another's change: the earlier one's is either seen by the later one, or refused.
+/// Changes the object `key` to what `make` returns for its content, unless a token higher than `token` has written it
+/// before.
 ///
-/// `make` is as in [`update`](super::update). When it changes nothing, nothing is written, and the token stays as it was.
+/// Two holders never lose each other's change: the change of the earlier holder is either visible to the later one or
+/// refused.
 ///
-/// Dropping the future leaves the outcome unknown.
+/// `make` is as in [`update`](super::update). If it changes nothing, nothing is written, and the stored token stays as
+/// it was.
+///
+/// Not cancel safe: if the future is dropped, the outcome is unknown.
 ///
 /// # Errors
-/// As [`write`](fn@write), and what `make` fails with.
+/// As [`write`](fn@write), and the error of `make`.
 pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
     register: &dyn Register,
     key: &str,
@@ -71,14 +77,17 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
     change.run(make).await.map(Updated::from)
 }
 
-/// Reads the object `key` and makes sure that no lower token writes it from then on: for a new holder, before it acts on
-/// what it reads. `None` when there is no object; then nothing is written, and a lower token may still create it.
+/// Reads the object `key`, and makes sure that no lower token writes it from then on. A new holder calls this before it
+/// acts on what it reads.
 ///
-/// A write, unless `token` wrote the object already.
+/// Returns `None` if there is no object. Nothing is written then, and a lower token may still create the object.
+///
+/// This writes the object, unless `token` has written it before.
 ///
 /// # Errors
-/// As [`write`](fn@write). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a store where versions depend on the
-/// content alone (S3): writing the same again shuts nobody out there. Use [`update`](fn@update).
+/// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): on this store, versions depend only on the content
+///   (S3). Writing the same content again excludes no other writer there. Use [`update`](fn@update).
+/// - Otherwise as [`write`](fn@write).
 pub async fn read(register: &dyn Register, key: &str, token: Token) -> Result<Option<Bytes>, Error> {
     trust(register).await.map_err(Error::from)?;
     Change { token: Some(token), ..Change::of(register, key, Look::Content) }.raise().await

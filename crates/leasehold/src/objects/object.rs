@@ -1,4 +1,4 @@
-//! [`Object`]: one object of a store, to be updated by many.
+//! [`Object`]: one object of a store, with several writers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::register::{Register, VersionedValue};
 use crate::stores;
 use crate::url::StoreUrl;
 
-/// For how long an update waits for those of other clones.
+/// How long an update waits for the updates of other clones.
 const TURN: Duration = Duration::from_secs(2);
 
-/// One object of a store, with settings for how it is written. Cheap to clone.
+/// One object of a store, and the settings for writing it. Cheap to clone.
 ///
 /// ```no_run
 /// # async fn example() -> leasehold::Result<()> {
@@ -37,9 +37,9 @@ const TURN: Duration = Duration::from_secs(2);
 /// # Ok(()) }
 /// ```
 ///
-/// Clones take turns when they update, so that the tasks of one process do not get into each other's way. A store that is
-/// not known to honour preconditions is checked before the first write, as for locks, with the object `.leasehold-probe` in
-/// the folder of this one.
+/// Clones update one after the other, so that the tasks of one process do not conflict with each other. A store that is
+/// not known to honour preconditions is checked before the first write, as for locks. The check uses the object
+/// `.leasehold-probe` in the folder of this object.
 #[derive(Clone)]
 pub struct Object {
     register: Arc<dyn Register>,
@@ -51,14 +51,15 @@ pub struct Object {
 }
 
 impl Object {
-    /// Opens the object that `url` names: `s3://bucket/path/name?region=...` or `gs://bucket/path/name`, with the options of
-    /// the store. The path is the object's key as it is, but for percent-encoding, which is taken away.
+    /// Opens the object that `url` names: `s3://bucket/path/name?region=...` or `gs://bucket/path/name`, with the
+    /// options of the store. The path is the object's key. Percent-encoding is decoded, and nothing is appended.
     ///
-    /// Sends no request, unless the region has to be asked of the machine's metadata service.
+    /// Sends no request, except to the machine's metadata service if it has to ask for the region.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL, [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
-    /// for a store that keeps no objects or was not built in.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the URL is malformed.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has no objects, or this build does not
+    ///   include it.
     pub async fn open(url: &str) -> Result<Self, Error> {
         let (register, key) = stores::open_object(StoreUrl::parse(url)?, Env::system()).await?;
         Ok(Self::new(register, key))
@@ -76,21 +77,22 @@ impl Object {
         }
     }
 
-    /// How often an update is made on fresh content before it gives up (256).
+    /// Sets how many attempts on new content an update makes before it gives up. 256 by default.
     #[must_use]
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.limits.attempts = attempts;
         self
     }
 
-    /// How long an update or a fenced write may take, without the time in which the closure runs (a minute).
+    /// Sets how long an update or a fenced write may take, without the time in which the closure runs. One minute by
+    /// default.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limits.within = limit;
         self
     }
 
-    /// Writes the object with this content type, instead of leaving it as it is. Objects are created with
+    /// Sets the content type to write. By default, an update leaves the content type as it is, and creates objects with
     /// `application/octet-stream`.
     #[must_use]
     pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
@@ -98,26 +100,27 @@ impl Object {
         self
     }
 
-    /// The key in its folder: the last part of the path.
+    /// The key within its folder: the last part of the path.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Content, version and metadata; `None` when there is no object.
+    /// Reads content, version and metadata. Returns `None` if there is no object.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// What the store says; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when it is too large.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the object is too large.
+    /// - Other errors of the store.
     pub async fn read(&self) -> Result<Option<VersionedValue>, Error> {
         Ok(self.register.read(&self.key).await?)
     }
 
-    /// Changes the object to what `make` makes of its content: see [`update`](crate::update).
+    /// Changes the object to what `make` returns for its content: see [`update`](crate::update).
     ///
-    /// Since clones take turns, `make` must not update the same handle: it would wait for itself.
+    /// `make` must not update the same handle: clones update one after the other, so it would wait for itself.
     ///
-    /// Dropping the future leaves the outcome unknown.
+    /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
     /// As [`update`](crate::update).
@@ -128,10 +131,10 @@ impl Object {
         self.changed(Look::Content, None, make).await
     }
 
-    /// Changes the object to what `make` makes of its content, unless a higher token than `token` wrote it before: see
-    /// [`fence::update`](crate::fence::update).
+    /// Changes the object to what `make` returns for its content, unless a token higher than `token` has written it
+    /// before: see [`fence::update`](crate::fence::update).
     ///
-    /// Dropping the future leaves the outcome unknown.
+    /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
     /// As [`fence::update`](crate::fence::update).
@@ -143,9 +146,10 @@ impl Object {
         self.changed(Look::Content, Some(token), make).await
     }
 
-    /// Writes the object, unless a higher token than `token` wrote it before: see [`fence::write`](crate::fence::write).
+    /// Writes the object, unless a token higher than `token` has written it before: see
+    /// [`fence::write`](crate::fence::write).
     ///
-    /// Dropping the future leaves the outcome unknown.
+    /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
     /// As [`fence::write`](crate::fence::write).
@@ -155,7 +159,8 @@ impl Object {
         self.changed(Look::Nothing, Some(token), make).await.map(|_| ())
     }
 
-    /// Reads the object and shuts lower tokens out: see [`fence::read`](crate::fence::read).
+    /// Reads the object, and makes sure that lower tokens can no longer write it: see
+    /// [`fence::read`](crate::fence::read).
     ///
     /// # Errors
     /// As [`fence::read`](crate::fence::read).
@@ -176,8 +181,8 @@ impl Object {
         self.change(look, token).run(make).await.map(Updated::from)
     }
 
-    /// The turn among clones, which saves conflicts and is not needed for anything else: it is not waited for behind a future that
-    /// is kept and not polled.
+    /// The turn among clones, which only avoids conflicts. The wait is limited, because the turn may belong to a future
+    /// that is kept and not polled.
     async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         timeout(&*self.register.env().clock, TURN, self.turn.lock()).await
     }

@@ -1,4 +1,4 @@
-//! Optimistic updates: read, change, write if nothing has changed meanwhile, else again.
+//! Optimistic updates: read, change, and write if nothing has changed in the meantime; otherwise start over.
 
 use bytes::Bytes;
 
@@ -6,13 +6,13 @@ use super::cas_loop::{Change, Changed, Look, trust};
 use crate::error::Error;
 use crate::register::Register;
 
-/// What came of an update.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Updated {
-    /// Whether something was written. Nothing is when the closure gave nothing, or the content that was there.
+    /// Whether something was written. `false` if the closure returned `None` or the content that was already there.
     pub written: bool,
-    /// What the object has become, or is; `None` when there is none.
+    /// The content of the object after the update; `None` if there is no object.
     pub content: Option<Bytes>,
     /// How often the closure ran.
     pub attempts: u32,
@@ -25,16 +25,18 @@ impl From<Changed> for Updated {
     }
 }
 
-/// Changes the object `key` to what `make` makes of its content; creates it when there is none.
+/// Changes the object `key` to what `make` returns for its content. Creates the object if there is none.
 ///
-/// `make` is given the content, or `None` when there is no object, and gives the new one, or `None` to leave everything as
-/// it is. Nobody else's write is lost: when another wrote meanwhile, `make` runs again on what is there now, after a pause
-/// with full jitter. So it must not have effects of its own. (An async closure that takes what it uses along with `move` does not
-/// compile here: let it borrow.) At most 256 times, and within a minute;
-/// [`Object`](crate::Object) has settings for both, and checks an unknown store once instead of before each update.
+/// `make` gets the content, or `None` if there is no object. It returns the new content, or `None` to leave everything
+/// as it is. No change by another writer is lost: if another one wrote in the meantime, `make` runs again with the new
+/// content, after a pause with full jitter. So `make` must not have side effects. (An async closure with `move` does
+/// not compile here. Let it borrow.)
 ///
-/// A write whose answer was lost is looked up and never applied twice: its nonce is in the object's metadata, with those of
-/// the latest writes. The object's own metadata stays as it is. `docs/updates.md` has the rules and the limits.
+/// An update makes at most 256 attempts, within a minute. [`Object`](crate::Object) has settings for both. It also
+/// checks an unknown store only once, and not before each update.
+///
+/// A write whose answer was lost is looked up, and never applied twice: the object's metadata holds the nonces of the
+/// latest writes. The object's own metadata stays as it is. `docs/updates.md` has the rules and the limits.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -54,14 +56,16 @@ impl From<Changed> for Updated {
 /// # }).unwrap();
 /// ```
 ///
-/// Dropping the future leaves the outcome unknown.
+/// Not cancel safe: if the future is dropped, the outcome is unknown.
 ///
 /// # Errors
-/// What `make` fails with. [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) when others changed the object each time;
-/// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when it cannot be told whether the update was applied
-/// ([`Error::maybe_applied`]), or the store does not answer; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for
-/// a store that ignores preconditions, an object that is too large, or metadata without room for the nonces; what the
-/// store says.
+/// - The error of `make`.
+/// - [`ErrorKind::Conflict`](crate::ErrorKind::Conflict): other writers changed the object during each attempt.
+/// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): it is unknown whether the update was applied
+///   ([`Error::maybe_applied`]), or the store did not answer.
+/// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store ignores preconditions, the object is too
+///   large, or its metadata has no room for the nonces.
+/// - Other errors of the store.
 pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
     register: &dyn Register,
     key: &str,

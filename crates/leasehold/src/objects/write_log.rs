@@ -1,29 +1,31 @@
-//! What updates and fenced writes leave in an object's metadata, and what it tells: pure rules, no requests.
+//! The metadata that updates and fenced writes store with an object, and what follows from it. Pure rules, no requests.
 //!
-//! Every write of an update carries a nonce, and the object's metadata says which nonces wrote it lately, each with a
-//! fingerprint of the version that it replaced, newest first:
+//! Every write of an update has a nonce. The object's metadata contains the nonces of the latest writes, newest first,
+//! each with a hash of the version that it replaced:
 //!
 //! ```text
 //! leasehold-log: <nonce>-<version replaced> <nonce>-<version replaced> ...
 //! ```
 //!
-//! So a write whose answer was lost is looked up instead of guessed at. The rules, taken in this order, once a write was
-//! answered with a conflict or not at all, and the object was read again:
+//! So a write whose answer was lost is looked up. After a conflict or a lost answer the object is read again, and the
+//! first rule that matches applies:
 //!
-//! 1. A nonce of this update is in the log: it is applied.
-//! 2. The object is as it was: not applied yet. It may be sent again, the same and expecting the same.
-//! 3. All sends were answered with a conflict: not applied, and it never will be. Start over.
-//! 4. The log says that another's write replaced the version that ours expected, which never comes back: ours never landed and
-//!    never will. Start over.
-//! 5. Else it cannot be told (somebody wrote without the log, or deleted the object, or more was written than the log
-//!    holds): never a second time.
+//! 1. A nonce of this update is in the log: the update was applied.
+//! 2. The object has not changed: the write has not been applied yet. The same write may be sent again, with the same
+//!    expected version.
+//! 3. All copies of the write were answered with a conflict: it was not applied and never will be. The update starts
+//!    over.
+//! 4. The log shows that another write replaced the version that this one expects, and that version never recurs: the
+//!    write was not applied and never will be. The update starts over.
+//! 5. Otherwise the outcome is unknown: another client wrote without the log, or deleted the object, or there were more
+//!    writes than the log holds. The write is not made again.
 //!
-//! Versions come back where they depend on the content alone (S3's ETags): A, B, A. Another may then have replaced the first
-//! A or the second, so rule 4 proves nothing there.
+//! Versions recur if they depend only on the content (S3's ETags): A, B, A. Another write may then have replaced the
+//! first A or the second one, so rule 4 proves nothing there.
 //!
-//! A fenced write leaves the token it was made with, and a write with a lower one is refused. Where versions come back, a
-//! write that was delayed must not find the version that it expects once a higher token has written. So the versions that
-//! the object had under lower tokens are kept in `leasehold-seen`, and no fenced write makes one of them again.
+//! A fenced write stores its token, and a write with a lower token is refused. Where versions recur, a delayed write
+//! must not find the version that it expects once a higher token has written. So `leasehold-seen` keeps the versions
+//! that the object had under lower tokens, and no fenced write produces one of them again.
 
 use std::fmt;
 
@@ -36,18 +38,18 @@ const LOG: &str = "leasehold-log";
 const TOKEN: &str = "leasehold-token";
 const SEEN: &str = "leasehold-seen";
 
-/// How many writes the log remembers, where there is room, and at least.
+/// The length of the log: the normal length, and the least if there is little room.
 const LOG_LENGTH: usize = 32;
 const LEAST_LOG: usize = 8;
 
-/// How many versions of lower tokens are remembered, where there is room, and at least.
+/// How many versions of lower tokens are stored: the normal number, and the least if there is little room.
 const SEEN_LENGTH: usize = 40;
 const LEAST_SEEN: usize = 16;
 
-/// What some stores count for each name besides its characters: `x-amz-meta-`.
+/// The bytes that some stores count for each name in addition to its characters: `x-amz-meta-`.
 const NAME_OVERHEAD: usize = 11;
 
-/// Names one write.
+/// Identifies one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nonce(u64);
 
@@ -64,14 +66,14 @@ impl fmt::Display for Nonce {
     }
 }
 
-/// 32 bits of a hash of a version; that of nothing for an object that was not there.
+/// 32 bits of a hash of a version. For an object that did not exist, the hash of nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fingerprint(u32);
 
 impl Fingerprint {
     fn of(version: Option<&Version>) -> Self {
         let text = version.map_or("", Version::as_str);
-        // FNV-1a: it is in the metadata of objects, so it must never change.
+        // FNV-1a. It is stored in the metadata of objects, so it must never change.
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -85,7 +87,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// One write of the log.
+/// One write in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     nonce: Nonce,
@@ -93,13 +95,13 @@ struct Mark {
     over: Fingerprint,
 }
 
-/// An object as it was seen.
+/// An object as it was read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sight {
-    /// `None`: it was not there.
+    /// `None` if there was no object.
     pub(crate) version: Option<Version>,
     pub(crate) metadata: Metadata,
-    /// The token of the write that it is of; `None` when it was never fenced.
+    /// The stored token; `None` if the object was never fenced.
     pub(crate) token: Option<Token>,
     /// Newest first.
     log: Vec<Mark>,
@@ -107,27 +109,27 @@ pub(crate) struct Sight {
 }
 
 impl Sight {
-    /// What `version` and `metadata` say; fails when there is a token that is none.
+    /// Parses `metadata` of the given `version`. Fails if the stored token is not a token.
     pub(crate) fn new(version: Version, metadata: Metadata) -> Result<Self, Fault> {
         let user = |name| metadata.user.get(name).map_or("", String::as_str);
         let token = match user(TOKEN) {
             "" => None,
             text => Some(text.parse().ok().and_then(Token::new).ok_or_else(|| no_token(text))?),
         };
-        // A log that cannot be read is none of ours: what it says cannot be told.
+        // A log that does not parse was not written by leasehold, and proves nothing.
         let log = user(LOG).split_ascii_whitespace().map(mark).collect::<Option<_>>().unwrap_or_default();
         let seen = user(SEEN).split_ascii_whitespace().filter_map(fingerprint).collect();
         Ok(Self { version: Some(version), metadata, token, log, seen })
     }
 
-    /// Whether nothing was written between the two.
+    /// Whether nothing was written between the two reads.
     fn is_as(&self, other: &Self) -> bool {
-        // Where versions come back, the log tells two apart that have the same.
+        // Where versions recur, the log distinguishes two states with the same version.
         self.version == other.version
             && self.log.first().map(|mark| mark.nonce) == other.log.first().map(|mark| mark.nonce)
     }
 
-    /// The metadata of a write over this, by `nonce` and with `token`; a `token` of `None` leaves the one that is there.
+    /// The metadata for a write over this object, with `nonce` and `token`. A `token` of `None` keeps the stored one.
     pub(crate) fn followed_by(
         &self,
         nonce: Nonce,
@@ -162,7 +164,7 @@ impl Sight {
         Ok(metadata)
     }
 
-    /// The versions that this object had under lower tokens than the one of a write with `token`, latest first.
+    /// The versions that this object had under tokens lower than that of a write with `token`, latest first.
     fn seen_before(&self, token: Option<Token>) -> Vec<Fingerprint> {
         if token.or(self.token) == self.token {
             return self.seen.clone();
@@ -179,34 +181,34 @@ impl Sight {
         seen
     }
 
-    /// Whether a write with `token` that gives the object `version` would let through one that was delayed and has a lower
-    /// token: it expects that version.
+    /// Whether a write with `token` that gives the object `version` would admit a delayed write with a lower token that
+    /// expects this version.
     pub(crate) fn lets_through(&self, token: Option<Token>, version: &Version) -> bool {
-        // Never fenced, and not fenced by this write either.
+        // Otherwise the object has no token, and this write stores none.
         token.or(self.token).is_some() && self.seen_before(token).contains(&Fingerprint::of(Some(version)))
     }
 
-    /// The higher token that refuses a write with `token`.
+    /// The stored token, if it is higher than `token` and so refuses the write.
     pub(crate) fn refuses(&self, token: Option<Token>) -> Option<Token> {
         self.token.filter(|written| token.is_some_and(|token| token < *written))
     }
 }
 
-/// What became of writes over one version.
+/// The outcome of the writes over one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Applied.
     Applied,
-    /// Not yet; the same may be sent again.
+    /// Not applied yet. The same write may be sent again.
     Again,
-    /// Not, and it never will be.
+    /// Not applied, and it never will be.
     Never,
-    /// It cannot be told.
+    /// Unknown.
     Untold,
 }
 
-/// What became of writes over `base`, given what is there `now`. `own` are the nonces of this update, those of earlier
-/// bases too; `unknown` says whether any of the writes over `base` was left without an answer.
+/// The outcome of the writes over `base`, if the object is `now`. `own` are the nonces of this update, including those
+/// of writes over earlier versions. `unknown` says whether any write over `base` got no answer.
 pub(crate) fn verdict(
     base: &Sight,
     own: &[Nonce],
@@ -228,7 +230,7 @@ pub(crate) fn verdict(
     if replaced && traits.generations { Verdict::Never } else { Verdict::Untold }
 }
 
-/// How many entries of `width` fit into `left` bytes under `name`; `None` when fewer than `least`.
+/// How many entries of `width` bytes fit into `left` bytes under `name`; `None` if fewer than `least`.
 fn entries(name: &str, left: usize, width: usize, most: usize, least: usize) -> Option<usize> {
     let fit = left.saturating_sub(name.len() + NAME_OVERHEAD) / width;
     (fit >= least).then(|| fit.min(most))
@@ -331,7 +333,7 @@ mod tests {
             );
             now = after(&now, number, &format!("{}", number + 1));
         }
-        // One more, and the log has forgotten it.
+        // After one more write, the log no longer contains it.
         let now = after(&now, 40, "40");
         assert_eq!(told(&base, true, &now), Verdict::Untold);
     }
@@ -376,7 +378,7 @@ mod tests {
         for now in [foreign("9"), after(&foreign("9"), 8, "10"), Sight::default()] {
             assert_eq!(told(&base, true, &now), Verdict::Untold);
         }
-        // A create: whoever created it next may have done so after ours was deleted.
+        // A create: another client may have created the object after ours was deleted.
         let now = after(&Sight::default(), 8, "2");
         assert_eq!(told(&Sight::default(), true, &now), Verdict::Untold);
         assert_eq!(told(&Sight::default(), false, &now), Verdict::Never);

@@ -1,7 +1,7 @@
-//! [`Election`]: one of several candidates leads, and everybody can find out who.
+//! [`Election`]: one of several candidates leads, and every process can find out which one.
 //!
-//! An election is a lock: to lead is to hold it, and a term is its fencing token. What the leader advertises lies in the
-//! record, beside who holds it.
+//! An election is a lock. The leader is the holder of the lock, and its term is the fencing token. The record stores
+//! the value that the leader advertises beside the holder.
 
 mod observer;
 
@@ -19,11 +19,11 @@ use crate::lock::{Lock, MAX_VALUE};
 use crate::locker::Locker;
 use crate::types::LockName;
 
-/// An election: a handle that is cheap to clone, and the settings to campaign with.
+/// An election: a handle that is cheap to clone, and the settings of a candidate.
 ///
-/// Candidates [campaign](Self::campaign) and advertise a [value](Self::value), an address for instance; everybody else
-/// [observes](Self::observe) who leads. At most one believes that it leads at any time, and every leader's term is
-/// higher than those of all before it.
+/// Candidates [campaign](Self::campaign) and advertise a [value](Self::value), such as an address. Other processes
+/// [observe](Self::observe) who leads. At any time at most one candidate considers itself the leader, and every
+/// leader's term is higher than all earlier terms.
 ///
 /// ```
 /// use futures_util::StreamExt;
@@ -32,7 +32,7 @@ use crate::types::LockName;
 /// let locker = leasehold::Locker::open("mem:").await?;
 /// let election = locker.election("scheduler").value("http://10.0.0.7:8080");
 /// let mut changes = election.observe();
-/// assert_eq!(changes.next().await.unwrap()?, None); // nobody leads yet
+/// assert_eq!(changes.next().await.unwrap()?, None); // no leader yet
 ///
 /// let leadership = election.campaign().await?; // waits until it leads
 /// println!("leading, term {}", leadership.term()?);
@@ -40,7 +40,7 @@ use crate::types::LockName;
 /// assert_eq!(leader.value.as_deref(), Some("http://10.0.0.7:8080"));
 ///
 /// leadership.check()?; // still leading? local, no I/O
-/// leadership.resign().await?; // a candidate that waits leads at once
+/// leadership.resign().await?; // a waiting candidate leads at once
 /// # Ok::<_, leasehold::Error>(())
 /// # }).unwrap();
 /// ```
@@ -50,7 +50,7 @@ pub struct Election {
 }
 
 impl Lock {
-    /// The election with this name and these settings.
+    /// An election with this name and these settings.
     #[must_use]
     pub fn election(self) -> Election {
         Election::new(self)
@@ -58,8 +58,8 @@ impl Lock {
 }
 
 impl Locker {
-    /// The election called `name`, which is a lock of that name. Sends nothing; a bad name is reported by what is asked of
-    /// it.
+    /// The election called `name`, which is a lock of that name. Sends no request. An invalid name is reported by the
+    /// methods of the election.
     pub fn election(&self, name: impl Into<String>) -> Election {
         self.lock(name).election()
     }
@@ -73,105 +73,112 @@ impl Election {
         Self { lock: lock.not_handed_on() }
     }
 
-    /// What this candidate advertises once it leads: the address at which it serves, for instance. At most
-    /// [`MAX_VALUE`](Self::MAX_VALUE) characters, which [`campaign`](Self::campaign) checks; whoever can read the store
-    /// can read it.
+    /// Sets what this candidate advertises while it leads, such as the address at which it serves.
+    ///
+    /// At most [`MAX_VALUE`](Self::MAX_VALUE) characters, which [`campaign`](Self::campaign) checks. Anyone who can
+    /// read the store can read the value.
     #[must_use]
     pub fn value(self, value: impl Into<String>) -> Self {
         Self { lock: self.lock.value(value.into()) }
     }
 
-    /// The lease's time to live: how long nobody leads after a leader died. 500 ms to 24 h, 30 s unless set.
+    /// Sets the lease's time to live: how long there is no leader after a leader has died. 500 ms to 24 h, 30 s by
+    /// default.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { lock: self.lock.ttl(ttl) }
     }
 
-    /// What this candidate leads for: shown to people. At most 200 characters are kept.
+    /// Sets what this candidate leads for, to show to people. At most 200 characters are kept.
     #[must_use]
     pub fn note(self, note: impl Into<String>) -> Self {
         Self { lock: self.lock.note(note) }
     }
 
-    /// The candidate's name that others are shown, in place of the user's.
+    /// Sets the candidate's name that others see. The default is the user's name.
     #[must_use]
     pub fn owner(self, name: impl Into<String>) -> Self {
         Self { lock: self.lock.owner(name) }
     }
 
-    /// How much longer nobody leads after a leader's lease lapsed (never after it resigned): see
-    /// [`Lock::lock_delay`](crate::Lock::lock_delay).
+    /// Sets how much longer there is no leader after a leader's lease has lapsed. Does not apply after a leader has
+    /// resigned. See [`Lock::lock_delay`](crate::Lock::lock_delay).
     #[must_use]
     pub fn lock_delay(self, delay: Duration) -> Self {
         Self { lock: self.lock.lock_delay(delay) }
     }
 
-    /// How long to put up with a store that does not answer, 15 s unless set.
+    /// Sets how long to keep trying if the store does not answer. The defaults are those of
+    /// [`Lock::store_timeout`](crate::Lock::store_timeout).
     #[must_use]
     pub fn store_timeout(self, timeout: Duration) -> Self {
         Self { lock: self.lock.store_timeout(timeout) }
     }
 
-    /// Calls `tell` whenever a campaign that waits learns who leads: for progress displays and logs.
+    /// Calls `tell` each time a waiting campaign learns who leads. For progress displays and logs.
     #[must_use]
     pub fn on_wait(self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
         Self { lock: self.lock.on_wait(tell) }
     }
 
-    /// Completes when this candidate leads, however long that takes.
+    /// Waits until this candidate leads, for as long as it takes.
     ///
-    /// Candidates of one process are served in the order of their arrival, those of different processes too where the
-    /// store keeps a line ([`Capabilities::fifo`](crate::lease::Capabilities::fifo)).
+    /// The candidates of one process lead in the order of their arrival. If the store has a queue
+    /// ([`Capabilities::fifo`](crate::lease::Capabilities::fifo)), so do the candidates of different processes.
     ///
-    /// Cancel safe: dropping the future withdraws the candidate, and leaves no leader behind.
+    /// Cancel safe: dropping the future withdraws the candidate and leaves no leader behind.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad name or ttl and for a value that is too long; what
-    /// the store says. Trouble of the store that does not pass for as long as the [store timeout](Self::store_timeout) ends a
-    /// campaign: a service campaigns again.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name or the ttl is invalid, or the value is too long.
+    /// - Errors of the store. If the store's errors last longer than the [store timeout](Self::store_timeout), the
+    ///   campaign ends. A service should then campaign again.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.lock.acquire().await.map(Leadership)
     }
 
-    /// Leads if nobody else does now.
+    /// Leads if there is no other leader now.
     ///
     /// Cancel safe, as [`campaign`](Self::campaign).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) with [who leads](crate::Error::holder); otherwise as
+    /// [`ErrorKind::Held`](crate::ErrorKind::Held) with [the leader](crate::Error::holder); otherwise as
     /// [`campaign`](Self::campaign).
     pub async fn try_campaign(&self) -> Result<Leadership> {
         self.lock.try_acquire().await.map(Leadership)
     }
 
-    /// Who leads, by one look at the store; `None` when nobody does. Cancel safe.
+    /// The leader, according to one read of the store; `None` if there is none. Cancel safe.
     ///
-    /// It was so a moment ago: whoever answers at the advertised address may lead no more, and should be asked for its
-    /// term.
+    /// The result may be outdated. The process at the advertised address may no longer lead, so ask it for its term.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad name; what the store says.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name is invalid.
+    /// - Errors of the store.
     pub async fn leader(&self) -> Result<Option<Leader>> {
         let store = self.lock.locker().store();
         let status = store.inspect(&self.lock.checked_name()?).await?;
         Ok(leader_of(status.state, &store.capabilities()))
     }
 
-    /// Who leads: first as it is now, and then every change, to another leader or to nobody (`None`). A leader whose
-    /// lease has lapsed is nobody.
+    /// The current leader, and then every change: to another leader, or to no leader (`None`). A leader whose lease has
+    /// lapsed counts as no leader.
     ///
-    /// Terms never fall, where the store's locks have tokens. Leaders that come and go between two looks at the store
-    /// are not seen, and a leader may be told with a term that the store has granted and that did not reach it. Those looks cost a read each, and come at the store's [pace](crate::lease::Capabilities::pace) (on
-    /// S3 one every other second); a store that [watches](crate::lease::Capabilities::watches) tells of changes at once.
-    /// Each stream looks for itself: share one in a process.
+    /// If the store's locks have tokens, terms never go back. Leaders that come and go between two reads are not seen.
+    /// A leader may be reported with a term that the store has granted, but whose answer did not reach the leader.
     ///
-    /// Cancel safe: nothing is lost when the future of the next item is dropped. Nothing is sent until it is polled.
+    /// Each poll costs one read, at the store's [poll interval](crate::lease::Capabilities::pace) (on S3 every two
+    /// seconds). A store that [notifies](crate::lease::Capabilities::watches) reports changes at once. Each stream
+    /// polls separately, so share one in a process.
+    ///
+    /// Cancel safe: dropping the future of the next item loses nothing. The stream sends no request until it is polled.
     ///
     /// # Errors
-    /// Trouble that passes is logged (`tracing`, at `warn`), and the stream goes on; until then the leader told last stands.
-    /// Trouble that lasts ([`ErrorKind::Denied`](crate::ErrorKind::Denied),
-    /// [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt)) is an item, once, and the stream goes on too: it may be mended.
-    /// After a bad name the stream ends.
+    /// - Transient errors are logged (`tracing`, level `warn`), and the stream continues. Until the next item, the last
+    ///   reported leader counts as current.
+    /// - Lasting errors ([`ErrorKind::Denied`](crate::ErrorKind::Denied),
+    ///   [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt)) are reported once, as an item. The stream continues,
+    ///   because the cause may be repaired.
+    /// - An invalid name is reported as an item, and the stream ends.
     pub fn observe(&self) -> BoxStream<'static, Result<Option<Leader>>> {
         let name = match self.lock.checked_name() {
             Ok(name) => name,
@@ -188,12 +195,14 @@ impl fmt::Debug for Election {
     }
 }
 
-/// To lead: from a won [campaign](Election::campaign) until it is lost or resigned.
+/// A term as leader, from a won [campaign](Election::campaign) until it is lost or resigned.
 ///
-/// Dropping it resigns in the background, without blocking, as with a [`Guard`]; outside a runtime it lapses by itself.
-/// It ends no later than its lease, also when the network is down: before each step that only a leader may do,
-/// [`check`](Self::check), and give the [`term`](Self::term) along with every write, so that the resource can refuse
-/// those of earlier leaders.
+/// It ends no later than its lease, even if the network is down. Call [`check`](Self::check) before each step that only
+/// a leader may do. Send the [`term`](Self::term) with every write, so that the resource can refuse writes of earlier
+/// leaders.
+///
+/// Dropping this value resigns in the background, without blocking, as with a [`Guard`]. Outside a runtime, the lease
+/// lapses instead.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -212,29 +221,31 @@ impl fmt::Debug for Election {
 pub struct Leadership(Guard);
 
 impl Leadership {
-    /// The election's name.
+    /// The name of the election.
     pub fn name(&self) -> &LockName {
         self.0.name()
     }
 
-    /// The term: a fencing token, greater than that of every leader before.
+    /// The term: a fencing token that is greater than the term of every earlier leader.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the store's protocol carries none, as
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens, as with
     /// [`Guard::token`].
     pub fn term(&self) -> Result<Token> {
         self.0.token()
     }
 
-    /// Whether it still leads. Local, no I/O; reads the clock, so it is right also after a suspend.
+    /// Checks that this candidate still leads. Local, no I/O.
+    ///
+    /// This reads the clock, so the result is correct after a suspend too.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost), for good: campaign again.
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) if the leadership was lost. A loss is final: campaign again.
     pub fn check(&self) -> Result<()> {
         self.0.check()
     }
 
-    /// How long it certainly leads without another renewal; zero once that is over. Local, no I/O.
+    /// For how long this candidate is certain to lead without another renewal. Zero if the term is over. Local, no I/O.
     pub fn remaining(&self) -> Duration {
         self.0.remaining()
     }
@@ -244,50 +255,50 @@ impl Leadership {
         self.0.lost().await
     }
 
-    /// A token that is cancelled as soon as it does not lead any more: lost or resigned.
+    /// A cancellation token that is cancelled as soon as this candidate no longer leads: lost or resigned.
     pub fn cancellation(&self) -> CancellationToken {
         self.0.cancellation()
     }
 
-    /// Resigns, and says whether it led until now. A candidate that waits leads as soon as it hears of it, long before a
-    /// ttl has passed.
+    /// Resigns, and reports whether the candidate led until now. A waiting candidate leads as soon as it learns of
+    /// this, long before a ttl has passed.
     ///
-    /// It does not lead any more when the request is sent: end the work first. Dropping the future goes on resigning in
-    /// the background.
+    /// The leadership is invalid before the request is sent, so end the work first. If the future is dropped, the
+    /// resignation continues in the background.
     ///
     /// # Errors
-    /// When the store did not answer, as [`Guard::release`].
+    /// The store did not answer, as with [`Guard::release`].
     pub async fn resign(self) -> Result<Released> {
         self.0.release().await
     }
 
-    /// The lock that is held by leading: for what wants a guard.
+    /// The guard of the lock that the leader holds.
     pub fn guard(&self) -> &Guard {
         &self.0
     }
 }
 
 impl From<Leadership> for Guard {
-    /// The lock that is held by leading: whoever releases it resigns.
+    /// The guard of the lock that the leader holds. Releasing it resigns.
     fn from(leadership: Leadership) -> Self {
         leadership.0
     }
 }
 
-/// Who leads, as the store said it a moment ago.
+/// A leader, as the store reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// What it advertises: see [`Election::value`]. Another machine wrote it: check it before use.
+    /// The value that it advertises: see [`Election::value`]. Another machine wrote it, so validate it before use.
     pub value: Option<String>,
-    /// Who it is; `None` when something holds the lock that leasehold did not write.
+    /// The process that leads; `None` if the lock is held by something that leasehold did not write.
     pub holder: Option<Holder>,
-    /// Its term; `None` where the store's protocol carries no tokens, or the leader uses another client.
+    /// The term; `None` if the store's protocol has no tokens, or if the leader uses another client.
     pub term: Option<Token>,
 }
 
 impl fmt::Display for Leader {
-    /// `alice@ci-7 pid 4121, term 7`, without control characters, whatever was written in the record.
+    /// Writes `alice@ci-7 pid 4121, term 7`, without control characters, whatever the record contains.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.holder {
             Some(holder) => holder.fmt(f)?,

@@ -1,4 +1,4 @@
-//! [`OncePer`]: what is to be done once per period, by whichever machine comes first.
+//! [`OncePer`]: a job that several machines start and one of them runs, once per period.
 
 use std::time::Duration;
 
@@ -7,17 +7,18 @@ use crate::guard::Guard;
 use crate::lease::{Held, Holder, Released, Token};
 use crate::lock::Lock;
 
-/// A job that several machines start and that is to run once per period: [`Lock::once_per`].
+/// A job that several machines start and that runs once per period. Made by [`Lock::once_per`].
 ///
-/// The first to be granted the lock runs the job. When that has succeeded, the lock rests until the period is over, and
-/// whoever comes meanwhile learns that the job already ran. When it has failed the lock is released, and when its machine
-/// dies the lease lapses: another may then run it within the same period.
+/// The first machine that is granted the lock runs the job. If the job succeeds, the lock is released with a cooldown
+/// until the period is over, and the other machines learn that the job already ran. If the job fails, the lock is
+/// released. If its machine dies, the lease lapses. In both cases another machine may run the job within the same
+/// period.
 ///
-/// The period counts from the grant, on the store's clock: it begins when the job does, and not when that is done. A job
-/// that takes longer than its period may run again as soon as it has ended.
+/// The period counts from the grant, on the store's clock: it begins when the job begins, not when it ends. A job that
+/// takes longer than its period may run again as soon as it has ended.
 ///
-/// What cannot be promised: that the job *succeeds* only once. One that has done its work and dies, or cannot reach the
-/// store, before that is noted runs again.
+/// A job may *succeed* more than once. If a machine dies or cannot reach the store after the work is done and before
+/// that is recorded, the job runs again.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -43,13 +44,13 @@ pub struct OncePer {
     rest_after_failure: bool,
 }
 
-/// What became of a job that is to run once per period.
+/// The result of a job that runs once per period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a job that ran may have failed"]
 pub enum Once<T, E> {
-    /// It ran now, and this is what it said.
+    /// The job ran now. This is its result.
     Ran(std::result::Result<T, E>),
-    /// It ran before, in this period.
+    /// The job already ran in this period.
     AlreadyRan(AlreadyRan),
 }
 
@@ -57,23 +58,24 @@ pub enum Once<T, E> {
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases its lock"]
 pub enum Due {
-    /// Now, and by us. To end with [`Guard::rest`] for the period, or with [`Guard::release`] for another try.
+    /// The job is due, and this process holds the lock. When the work is done, call [`Guard::rest`] with the period, or
+    /// [`Guard::release`] to allow another attempt.
     Now(Guard),
-    /// Not yet.
+    /// The job is not due yet.
     AlreadyRan(AlreadyRan),
 }
 
-/// A run that counts for the current period: who, when, and when the next is due, as far as the store tells.
+/// The run that counts for the current period, and when the next one is due, as far as the store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AlreadyRan {
-    /// Who ran it.
+    /// The process that ran the job.
     pub by: Option<Holder>,
-    /// With which token.
+    /// The token of the run.
     pub token: Option<Token>,
-    /// How long ago it was granted the lock; where the store does not know that, how long ago it ended.
+    /// How long ago the run was granted the lock. If the store does not know that, how long ago the run ended.
     pub ago: Option<Duration>,
-    /// It may run again in so long at the latest.
+    /// The job may run again after at most this time.
     pub again_within: Option<Duration>,
 }
 
@@ -89,10 +91,10 @@ impl AlreadyRan {
 }
 
 impl Lock {
-    /// Something to do once per `period`, from grant to grant: more than zero, at most [`OncePer::LONGEST`]. A bad period is
-    /// reported when it is run.
+    /// A job that runs once per `period`, from grant to grant. The period is greater than zero and at most
+    /// [`OncePer::LONGEST`]. An invalid period is reported when the job is run.
     ///
-    /// Only where locks can rest ([`Capabilities::rests`](crate::lease::Capabilities::rests)).
+    /// Requires a store with cooldowns ([`Capabilities::rests`](crate::lease::Capabilities::rests)).
     pub fn once_per(self, period: Duration) -> OncePer {
         OncePer { lock: self, period, rest_after_failure: false }
     }
@@ -102,25 +104,36 @@ impl OncePer {
     /// The longest period: 366 days.
     pub const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-    /// Whether a run that fails counts too: then it is not tried again within its period. Not unless set.
+    /// Sets whether a run that fails counts too, so that the job is not tried again within its period. Off by default.
     #[must_use]
     pub fn rest_after_failure(mut self, rests: bool) -> Self {
         self.rest_after_failure = rests;
         self
     }
 
-    /// Runs `body` unless it already ran in this period. Waits while another runs it: when that succeeds, this has
-    /// already run; when that fails or dies, it is our turn.
+    /// Runs `body` unless the job already ran in this period.
     ///
-    /// The body is dropped the moment the lock is lost. An `Err` from it is no error here: see [`Once::Ran`].
+    /// Waits while another process runs the job. If that run succeeds, this returns [`Once::AlreadyRan`]. If it fails
+    /// or its process dies, this runs the job.
     ///
-    /// Cancel safe: dropping the future drops the body and releases the lock in the background, so that another may run
-    /// it. Dropped after the body is done, it goes on telling the store so in the background.
+    /// The body is dropped as soon as the lock is lost. An `Err` that the body returns is not an error of this method:
+    /// see [`Once::Ran`].
+    ///
+    /// Cancel safe: dropping the future drops the body and releases the lock in the background, so that another process
+    /// may run the job. If the future is dropped after the body is done, the run is still recorded in the background.
     ///
     /// # Errors
-    /// Before the body ran: [`ErrorKind::Unsupported`] where locks cannot rest, [`ErrorKind::Invalid`] for a bad period,
-    /// name or ttl; what the store says. After it: [`ErrorKind::Lost`] when the lock was lost while it ran, and any other
-    /// when it succeeded and the store could not be told: the message says that it ran, and may run again.
+    /// Before the body runs:
+    ///
+    /// - [`ErrorKind::Unsupported`]: the store has no cooldowns.
+    /// - [`ErrorKind::Invalid`]: the period, the name or the ttl is invalid.
+    /// - Errors of the store.
+    ///
+    /// After the body has started:
+    ///
+    /// - [`ErrorKind::Lost`]: the lock was lost while the body ran.
+    /// - Any other kind: the body succeeded, but the run could not be recorded in the store. The message says that the
+    ///   job ran and may run again.
     pub async fn run<T, E>(
         &self,
         body: impl AsyncFnOnce(&Guard) -> std::result::Result<T, E>,
@@ -128,12 +141,12 @@ impl OncePer {
         self.run_if(self.acquire().await?, body).await
     }
 
-    /// [`run`](Self::run) without waiting for another who runs it.
+    /// Runs `body` as [`run`](Self::run) does, but does not wait for another process that runs the job.
     ///
     /// Cancel safe, as [`run`](Self::run).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] when another runs it now; otherwise as [`run`](Self::run).
+    /// [`ErrorKind::Held`] if another process runs the job now; otherwise as [`run`](Self::run).
     pub async fn try_run<T, E>(
         &self,
         body: impl AsyncFnOnce(&Guard) -> std::result::Result<T, E>,
@@ -141,13 +154,15 @@ impl OncePer {
         self.run_if(self.try_acquire().await?, body).await
     }
 
-    /// [`run`](Self::run), waiting for at most `limit` for another who runs it. The body may take longer.
+    /// Runs `body` as [`run`](Self::run) does, and waits at most `limit` for another process that runs the job. The
+    /// body may take longer.
     ///
     /// Cancel safe, as [`run`](Self::run).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] when another still ran it when the time was up, [`ErrorKind::Unavailable`] when the store had
-    /// said nothing until then; otherwise as [`run`](Self::run).
+    /// - [`ErrorKind::Held`]: another process still ran the job after `limit`.
+    /// - [`ErrorKind::Unavailable`]: the store did not answer within `limit`.
+    /// - Otherwise as [`run`](Self::run).
     pub async fn run_within<T, E>(
         &self,
         limit: Duration,
@@ -156,13 +171,13 @@ impl OncePer {
         self.run_if(self.acquire_within(limit).await?, body).await
     }
 
-    /// For those who run it themselves, as [`run`](Self::run) does: acquires the lock if it is due, waiting while another
-    /// runs it.
+    /// Acquires the lock if the job is due, and waits while another process runs it. Use this instead of
+    /// [`run`](Self::run) if your code cannot be a closure.
     ///
     /// Cancel safe, as [`Lock::acquire`].
     ///
     /// # Errors
-    /// As [`run`](Self::run) before the body.
+    /// As [`run`](Self::run) before the body runs.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -184,25 +199,25 @@ impl OncePer {
         due(self.lock.acquire_unless_it_rests().await)
     }
 
-    /// [`acquire`](Self::acquire) without waiting. Cancel safe.
+    /// Acquires the lock as [`acquire`](Self::acquire) does, without waiting. Cancel safe.
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] when another runs it now; otherwise as [`acquire`](Self::acquire).
+    /// [`ErrorKind::Held`] if another process runs the job now; otherwise as [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Due> {
         self.check()?;
         due(self.lock.try_acquire().await)
     }
 
-    /// [`acquire`](Self::acquire), waiting for at most `limit`. Cancel safe.
+    /// Acquires the lock as [`acquire`](Self::acquire) does, and waits at most `limit`. Cancel safe.
     ///
     /// # Errors
-    /// As [`run_within`](Self::run_within) before the body.
+    /// As [`run_within`](Self::run_within) before the body runs.
     pub async fn acquire_within(&self, limit: Duration) -> Result<Due> {
         self.check()?;
         due(self.lock.within(limit, |lock| async move { lock.acquire_unless_it_rests().await }).await)
     }
 
-    /// Whether this can be kept at all, before anything is run.
+    /// Checks the period and the store, before anything runs.
     fn check(&self) -> Result<()> {
         if self.period.is_zero() || self.period > Self::LONGEST {
             return Err(Error::invalid(format!(
@@ -239,7 +254,7 @@ impl OncePer {
             }
             output = body(&guard) => output,
         };
-        // Work done after the deadline must not look protected.
+        // Work that ended after the deadline must not look protected.
         guard.check().map_err(|lost| lost.with_help(MAY_RUN_AGAIN))?;
         if output.is_ok() || self.rest_after_failure {
             self.lay_to_rest(guard).await?;

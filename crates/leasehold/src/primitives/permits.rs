@@ -1,7 +1,7 @@
-//! Permits: a number of locks of which any one will do. Semaphores and shared holds are made of them.
+//! Permits: a set of locks, any one of which will do. Semaphores and shared holds are made of them.
 //!
-//! Safety is that of the locks alone. What is added here is how to find a free one with few requests, and how to wait
-//! for any of them: one contender for each process and each set of slots, in the order in which its tasks arrived.
+//! The locks alone provide safety. This module finds a free one with few requests, and waits for any of them: one
+//! contender for each process and each set of slots, which serves its tasks in the order of their arrival.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -21,27 +21,27 @@ use crate::runtime::renewer::Hold;
 use crate::runtime::task;
 use crate::types::LockName;
 
-/// How many holders an error names.
+/// How many holders an error names at most.
 const MOST_NAMED: usize = 4;
 
-/// `NAME/KIND-1` to `NAME/KIND-N`.
+/// The slots `NAME/KIND-1` to `NAME/KIND-N`.
 #[derive(Clone)]
 pub(crate) struct Permits {
-    /// What every slot is asked for with.
+    /// The settings with which every slot is acquired.
     lock: Lock,
     name: LockName,
     slots: Vec<LockName>,
-    /// What they are called together, for people.
+    /// The plural name of the slots, for people.
     plural: &'static str,
-    /// Whether the lock `NAME` itself is waited for first.
+    /// Whether to wait for the lock `NAME` itself first.
     gated: bool,
 }
 
 impl Permits {
-    /// `count` slots below the name of `lock`.
+    /// Makes `count` slots below the name of `lock`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for settings that no lock can be asked for with.
+    /// [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
     pub(crate) fn new(lock: &Lock, kind: &str, plural: &'static str, count: usize) -> Result<Self> {
         let name = lock.checked()?;
         let slot = |number| LockName::new(format!("{name}/{kind}-{number}"));
@@ -49,13 +49,13 @@ impl Permits {
         Ok(Self { lock: lock.clone(), name, slots, plural, gated: false })
     }
 
-    /// The same, behind a gate: whoever comes waits first until nobody holds the lock `NAME`. A courtesy to its holder,
-    /// which excludes nobody.
+    /// The same slots behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder of
+    /// the gate priority and excludes no other process.
     pub(crate) fn gated(self) -> Self {
         Self { gated: true, ..self }
     }
 
-    /// The lock whose name they stand below.
+    /// The name of the lock, which prefixes the names of the slots.
     pub(crate) fn name(&self) -> &LockName {
         &self.name
     }
@@ -65,13 +65,13 @@ impl Permits {
         &self.slots
     }
 
-    /// One of them, waiting for as long as it takes. Cancel safe.
+    /// Acquires any slot, waiting for as long as it takes. Cancel safe.
     pub(crate) async fn acquire(&self) -> Result<Guard> {
         let (slots, entry) = (self.clone(), self.queue().enter(None));
         task::run(async move { slots.acquire_seeing(entry, &Seen::default()).await }).await
     }
 
-    /// One of them, if one is free. Cancel safe.
+    /// Acquires any slot, if one is free. Cancel safe.
     pub(crate) async fn try_acquire(&self) -> Result<Guard> {
         let slots = self.clone();
         task::run(async move { slots.try_in_turn().await }).await
@@ -93,18 +93,19 @@ impl Permits {
         Err(self.refused(&seen, Held::default()))
     }
 
-    /// One of them, waiting for at most `limit`. Cancel safe.
+    /// Acquires any slot, waiting for at most `limit`. Cancel safe.
     pub(crate) async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         let (slots, entry) =
             (Self { lock: self.lock.with_own_trouble(), ..self.clone() }, self.queue().enter(None));
         task::run(async move {
             let (seen, queue) = (Seen::default(), slots.queue());
             let clock = slots.lock.locker().store().env().clock.clone();
-            // Lives until the queue has been asked, as with a lock.
+            // Kept alive until the queue was read: dropping it gives up the turn, and with it what is known of the
+            // holder.
             let mut acquisition = pin!(slots.acquire_seeing(entry, &seen));
             match timeout(&*clock, limit, acquisition.as_mut()).await {
                 Some(outcome) => outcome,
-                // What is told in the queue was true of all of them.
+                // The queue knows a holder only if the gate or all slots were seen held.
                 None => match queue.seen() {
                     Some(held) => Err(slots.refused(&seen, held)),
                     None => Err(slots.lock.unanswered(&slots.name, limit)),
@@ -121,7 +122,8 @@ impl Permits {
         loop {
             match self.acquire_in_turn(&turn, seen, tried, &mut outage).await {
                 Ok(Some(guard)) => return Ok(guard),
-                // Perhaps the gate was closed meanwhile, and its holder has them all: cheaper to wait for it alone.
+                // The gate may be held by now, and its holder then has all slots. Waiting for the gate alone is
+                // cheaper.
                 Ok(None) => {
                     tried = true;
                     outage.end();
@@ -145,12 +147,12 @@ impl Permits {
         self.round(seen).await
     }
 
-    /// The queue of this process in front of these slots: another for another number of them.
+    /// The queue of this process for these slots. Another number of slots has another queue.
     fn queue(&self) -> Arc<Queue<Hold>> {
         self.lock.locker().places().of(self.slots.last().unwrap_or(&self.name))
     }
 
-    /// Waits until nobody holds the gate; says whether anybody did.
+    /// Waits until the gate is free. Returns whether it was held.
     async fn pass_gate(&self, turn: &Turn<Hold>, seen: &Seen, outage: &mut Outage) -> Result<bool> {
         let (store, mut waited) = (self.lock.locker().store(), false);
         if !self.gated {
@@ -161,13 +163,13 @@ impl Permits {
             turn.tell(held.clone());
             self.lock.tell(&held);
             waited = true;
-            // Trouble that passes: the next look is as patient as any.
+            // A transient error: the next poll has its own timeout.
             if let Err(error) = store.changed(&self.name, &held).await
                 && !error.is_transient()
             {
                 return Err(error.into());
             }
-            // The wait was for the holder, and not for the store.
+            // The time was spent waiting for the holder, not for the store.
             outage.end();
         }
         outage.end();
@@ -175,7 +177,8 @@ impl Permits {
         Ok(waited)
     }
 
-    /// Tries each once, from anywhere on, so that processes that come at the same time do not all begin with the first.
+    /// Tries each slot once. Starts with a random one, so that processes that start together do not all try the first
+    /// one.
     async fn round(&self, seen: &Seen) -> Result<Option<Guard>> {
         let count = self.slots.len();
         let start = (self.lock.locker().store().env().random.fraction() * count as f64) as usize;
@@ -188,7 +191,8 @@ impl Permits {
         Ok(None)
     }
 
-    /// Waits for all of them at once. What is granted in the same moment as the first goes back as its guard is dropped.
+    /// Waits for all slots at once. A slot that is granted at the same moment as the first one is released when its
+    /// guard is dropped.
     async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
         turn.tell(seen.soonest().unwrap_or_default());
         let waiting = self.slots.iter().map(|slot| {
@@ -198,7 +202,7 @@ impl Permits {
         select_all(waiting).await.0
     }
 
-    /// The error of who found all of them held: by `seen`, or, if that says nothing, by `held` among others.
+    /// The error if all slots are held: by the holders in `seen`, or, if that is empty, by `held` among others.
     fn refused(&self, seen: &Seen, held: Held) -> Error {
         if let Some(held) = seen.of(&self.name) {
             return Error::held_as(format!("lock `{}` is held by {held}", self.name), held);
@@ -209,14 +213,14 @@ impl Permits {
         };
         match seen.soonest() {
             Some(soonest) => Error::held_as(format!("{message}: {}", seen.told()), soonest),
-            // Heard in the queue, where it is not said whether the gate was closed.
+            // The queue reported the holder, but not whether it holds the gate.
             None if self.gated => Error::held_as(format!("lock `{}` is held by {held}", self.name), held),
             None => Error::held_as(format!("{message}, among others by {held}"), held),
         }
     }
 }
 
-/// Who is in the way of one acquisition, as far as it has heard. Clones share what they know.
+/// The holders that prevent one acquisition, as far as it knows. Clones share this.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(Arc<Mutex<BTreeMap<LockName, Held>>>);
 
@@ -225,23 +229,23 @@ impl Seen {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `name` is held by `held`.
+    /// Records that `name` is held by `held`.
     pub(crate) fn note(&self, name: &LockName, held: Held) {
         self.known().insert(name.clone(), held);
     }
 
-    /// `name` is in the way no more.
+    /// Records that `name` no longer prevents the acquisition.
     pub(crate) fn forget(&self, name: &LockName) {
         self.known().remove(name);
     }
 
-    /// `lock`, renamed to `name`, which notes here who has it.
+    /// `lock`, renamed to `name`, which records its holder here.
     pub(crate) fn noting(&self, name: &LockName, lock: &Lock) -> Lock {
         let (seen, of) = (self.clone(), name.clone());
         lock.renamed(name).noting(move |held| seen.note(&of, held.clone()))
     }
 
-    /// What came of a try of `name`: `None`, and a note of who has it, when it is not free.
+    /// Evaluates an attempt to acquire `name`. If it is held, records the holder and returns `None`.
     pub(crate) fn free(&self, name: &LockName, tried: Result<Guard>) -> Result<Option<Guard>> {
         let error = match tried {
             Ok(guard) => return Ok(Some(guard)),
@@ -249,7 +253,7 @@ impl Seen {
         };
         let by = match (error.kind(), error.loss().map(|loss| &loss.reason)) {
             (ErrorKind::Held, _) => error.holder().cloned(),
-            // Granted without our hearing of it, and passed on since.
+            // Granted unnoticed, and then granted to another process.
             (ErrorKind::Lost, Some(LossReason::TakenOver { by })) => Some(by.clone()),
             (ErrorKind::Lost, _) => None,
             _ => return Err(error),
@@ -258,18 +262,18 @@ impl Seen {
         Ok(None)
     }
 
-    /// Who has `name`.
+    /// The holder of `name`.
     pub(crate) fn of(&self, name: &LockName) -> Option<Held> {
         self.known().get(name).cloned()
     }
 
-    /// The one whose lease can end first.
+    /// The holder whose lease can end first.
     pub(crate) fn soonest(&self) -> Option<Held> {
         let known = self.known();
         known.values().min_by_key(|held| held.lapses_within.unwrap_or(Duration::MAX)).cloned()
     }
 
-    /// Who has what, for people.
+    /// The holders, for people.
     pub(crate) fn told(&self) -> String {
         let known = self.known();
         let mut told: Vec<_> =

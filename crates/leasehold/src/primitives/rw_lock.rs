@@ -1,4 +1,4 @@
-//! [`RwLock`]: a lock that several may hold together, or one alone.
+//! [`RwLock`]: a lock with either several shared holders or one exclusive holder.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,41 +15,45 @@ use crate::primitives::permits::{Permits, Seen};
 use crate::runtime::task;
 use crate::settings::settings;
 
-/// A readers-writer lock: up to [eight](Self::MAX_SHARED) hold it shared, or one holds it exclusively. A handle that is
-/// cheap to clone, and the settings to acquire it with.
+/// A readers-writer lock: up to [eight](Self::MAX_SHARED) shared holders, or one exclusive holder. A handle that is
+/// cheap to clone, and the settings for acquisitions.
 ///
-/// It is made of nine exclusive locks, so it is as safe as they are, on every store: the lock that has its name, the
-/// *gate*, and eight *slots*, of `index` `index/shared-1` to `index/shared-8`.
+/// It consists of nine exclusive locks, so it is as safe as they are, on every store: the *gate*, which has its name,
+/// and eight *slots*. The slots of `index` are `index/shared-1` to `index/shared-8`.
 ///
-/// - A shared hold is the hold of any one slot.
-/// - An exclusive hold is that of the gate and of all slots. It ends, as a whole, when any of them is lost: its
-///   [`Guard`] goes by the one that is least certain.
+/// - A shared holder holds any one slot.
+/// - The exclusive holder holds the gate and all slots. If any of the nine locks is lost, the whole hold is lost. Its
+///   [`Guard`] is valid only as long as its weakest part.
 ///
-/// # Never use the plain lock of the same name with shared holders
+/// # Do not combine the plain lock of the same name with shared holders
 ///
-/// [`Locker::lock`](crate::Locker::lock) with the same name takes the gate alone. It excludes exclusive holders, and shared holders
-/// that come later wait for it; but **it does not wait for those who hold it shared already**. Where some hold it
-/// shared, the others must hold it with [`exclusive`](Self::exclusive).
+/// [`Locker::lock`](crate::Locker::lock) with the same name acquires only the gate. It excludes exclusive holders, and
+/// later shared acquisitions wait for it. But **it does not wait for shared holders that already have a slot**. If some
+/// users acquire shared holds, all others must use [`exclusive`](Self::exclusive).
 ///
 /// # Tokens
 ///
-/// The [token](Guard::token) of an exclusive hold is the gate's: it rises from one exclusive (or plain) hold to the next.
-/// That of a shared hold is its slot's, and rises among the holds of that slot; it cannot be compared with any other.
+/// The [token](Guard::token) of an exclusive hold is the gate's token. It rises from one exclusive (or plain) hold to
+/// the next. The token of a shared hold belongs to its slot. It rises from one hold of that slot to the next and cannot
+/// be compared with any other token.
 ///
 /// # Waiting
 ///
-/// Exclusive acquisitions come before shared ones: whoever wants a shared hold looks at the gate first, and waits while it
-/// is held. So shared holders who keep coming do not keep an exclusive acquisition waiting; but exclusive ones that keep
-/// coming can keep shared ones waiting. What is looked at is a courtesy; nothing is excluded by it.
+/// Exclusive acquisitions have priority over shared ones. A shared acquisition reads the gate first, and waits while
+/// the gate is held. So a continuous series of shared holders does not delay an exclusive acquisition, but a continuous
+/// series of exclusive acquisitions can starve shared ones. Exclusion does not depend on this read of the gate.
 ///
-/// Nobody waits in a circle. Shared holders wait for nothing while they hold a slot. Exclusive acquisitions wait for
-/// slots while they hold others, but only whoever has the gate does so, and for the gate they wait with empty hands. A
-/// task that holds it shared and asks for it exclusively waits for itself: release first.
+/// A cycle of waiters is impossible. A shared holder waits for nothing while it holds a slot. An exclusive acquisition
+/// holds slots while it waits for others, but only one does so at a time: the one that holds the gate. While an
+/// acquisition waits for the gate, it holds nothing.
+///
+/// There is no upgrade. A task that has a shared hold and asks for the exclusive one waits for itself. Release the
+/// shared hold first.
 ///
 /// # Requests
 ///
-/// A shared acquisition costs a read more than that of a lock. An exclusive one costs nine acquisitions, each beat of
-/// its guard nine renewals (on etcd they go together), and its release nine releases; nine leases must stay alive.
+/// A shared acquisition costs one read more than that of a lock. An exclusive hold costs nine acquisitions, nine
+/// renewals for each heartbeat (on etcd a single one), and nine releases. All nine leases must stay alive.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -71,7 +75,7 @@ pub struct RwLock {
 }
 
 impl Lock {
-    /// The readers-writer lock with this name and these settings.
+    /// A readers-writer lock with this name and these settings.
     #[must_use]
     pub fn rw_lock(self) -> RwLock {
         RwLock::new(self)
@@ -79,15 +83,17 @@ impl Lock {
 }
 
 impl Locker {
-    /// The readers-writer lock called `name`. Sends nothing; a bad name is reported by the acquisition.
+    /// The readers-writer lock called `name`. Sends no request. An invalid name is reported by the acquisition.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         self.lock(name).rw_lock()
     }
 }
 
 impl RwLock {
-    /// How many can hold it shared at once; further ones wait. The same for everybody, and so not a setting: an exclusive
-    /// acquisition that took fewer slots would not exclude all others.
+    /// The largest number of shared holders. Further ones wait.
+    ///
+    /// This is not a setting, because all users must agree on it: an exclusive acquisition with fewer slots would not
+    /// exclude all shared holders.
     pub const MAX_SHARED: usize = 8;
 
     fn new(lock: Lock) -> Self {
@@ -98,24 +104,25 @@ impl RwLock {
 
     /// Acquires a shared hold, waiting for as long as it takes.
     ///
-    /// Tasks of one process that wait for one are served in the order of their arrival, and are one contender at the
-    /// store.
+    /// Waiting tasks of one process are served in the order of their arrival, and are one contender at the store.
     ///
-    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background, or
-    /// lapses.
+    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background,
+    /// or lapses.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad name or ttl; what the store says.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name or the ttl is invalid.
+    /// - Errors of the store.
     pub async fn shared(&self) -> Result<Guard> {
         self.slots()?.acquire().await
     }
 
-    /// Acquires a shared hold if nobody holds it exclusively or is about to, and a slot is free.
+    /// Acquires a shared hold if there is no exclusive holder, no exclusive acquisition has the gate, and a slot is
+    /// free.
     ///
     /// Cancel safe, as [`shared`](Self::shared).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) otherwise; further as [`shared`](Self::shared).
+    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if it is not free; otherwise as [`shared`](Self::shared).
     pub async fn try_shared(&self) -> Result<Guard> {
         self.slots()?.try_acquire().await
     }
@@ -125,17 +132,16 @@ impl RwLock {
     /// Cancel safe, as [`shared`](Self::shared).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) when the time was up, or
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the store had not said until then who is in the way;
-    /// otherwise as [`shared`](Self::shared).
+    /// - [`ErrorKind::Held`](crate::ErrorKind::Held): the lock was not free within `limit`.
+    /// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): the store did not report a holder within `limit`.
+    /// - Otherwise as [`shared`](Self::shared).
     pub async fn shared_within(&self, limit: Duration) -> Result<Guard> {
         self.slots()?.acquire_within(limit).await
     }
 
-    /// Acquires the exclusive hold, waiting for as long as it takes. The guard cannot be handed on as a ticket.
+    /// Acquires the exclusive hold, waiting for as long as it takes. Its guard cannot be handed on as a ticket.
     ///
-    /// Tasks of one process that wait for it are served in the order of their arrival, and are one contender at the
-    /// store.
+    /// Waiting tasks of one process are served in the order of their arrival, and are one contender at the store.
     ///
     /// Cancel safe, as [`shared`](Self::shared).
     ///
@@ -146,14 +152,16 @@ impl RwLock {
         task::run(async move { lock.exclusive_seeing(&Seen::default()).await }).await
     }
 
-    /// Acquires the exclusive hold if nobody has it, shared or exclusively. Gives back all that it took when somebody has.
+    /// Acquires the exclusive hold if there is no holder, shared or exclusive. Otherwise releases everything that it
+    /// acquired.
     ///
-    /// While it looks, shared tries by others may be refused, although it will be refused too.
+    /// While this is under way, other processes' attempts to get a shared hold may be refused, even if this attempt
+    /// fails too.
     ///
     /// Cancel safe, as [`shared`](Self::shared).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) when somebody has it; otherwise as [`shared`](Self::shared).
+    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if there is a holder; otherwise as [`shared`](Self::shared).
     pub async fn try_exclusive(&self) -> Result<Guard> {
         let lock = self.clone();
         task::run(async move { lock.try_all().await }).await
@@ -218,7 +226,7 @@ impl RwLock {
             }));
             let loss = tokio::select! {
                 biased;
-                // Another may have it now, and wait for the slots that we have.
+                // If the gate is lost, another process may hold it and wait for the slots that this one holds.
                 loss = gate.lost() => loss,
                 parts = all => {
                     let whole = gate.bound_to(parts?);
@@ -235,7 +243,7 @@ impl RwLock {
         }
     }
 
-    /// The error of who found it held, shared or exclusively.
+    /// The error if the lock is held, shared or exclusively.
     fn refused(&self, slots: &Permits, seen: &Seen) -> Error {
         let (name, held) = (slots.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {

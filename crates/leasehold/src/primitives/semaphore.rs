@@ -1,4 +1,4 @@
-//! [`Semaphore`]: a lock with room for several holders.
+//! [`Semaphore`]: a lock with several permits.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,27 +11,28 @@ use crate::locker::Locker;
 use crate::primitives::permits::Permits;
 use crate::settings::settings;
 
-/// At most N holders at once: a handle that is cheap to clone, and the settings to acquire a permit with.
+/// A semaphore: at most N holders at once. A handle that is cheap to clone, and the settings for acquisitions.
 ///
-/// A permit is an exclusive lock: of the semaphore `render` with three permits, `render/permit-1`, `render/permit-2` or
-/// `render/permit-3`. So the promise of locks holds for each permit, on every store, and a permit's [`Guard`] is a guard
-/// like any other: it is renewed, reports its loss in time, and can be handed on as a ticket.
+/// A permit is an exclusive lock. The permits of a semaphore `render` with three permits are the locks
+/// `render/permit-1`, `render/permit-2` and `render/permit-3`. Each permit therefore has the guarantees of a lock, on
+/// every store. A permit's [`Guard`] is an ordinary guard: it is renewed, reports its loss in time, and can be handed
+/// on as a ticket.
 ///
-/// Each permit has its own [fencing tokens](Guard::token): they rise from holder to holder of *that* permit. Tokens of
-/// different permits say nothing about each other.
+/// Each permit has separate [fencing tokens](Guard::token). They rise from one holder of *that* permit to the next.
+/// Tokens of different permits cannot be compared.
 ///
 /// # Different numbers
 ///
-/// Nowhere is it written how many permits there are. Of users who give different numbers, at most as many as the greatest
-/// number hold permits at once. To raise the number, just use the greater one. To lower it, use the lower one everywhere
-/// and wait until nobody holds the permits above it.
+/// The store does not record the number of permits. If users give different numbers, the number of permits held at once
+/// is at most the largest number. To raise the number, use the larger one. To lower it, use the smaller one everywhere,
+/// and wait until the permits above it are released.
 ///
 /// # Requests
 ///
-/// An acquisition tries one permit after the other, beginning anywhere, until one is free. When none is, it waits for all
-/// of them at once: N times what it costs to wait for a lock, less those that tasks of the same process hold. All
-/// tasks that wait in one process are one contender, and are served in the order of their arrival; between processes
-/// there is no order.
+/// An acquisition tries the permits one after the other, starting with a random one, until one is free. If none is
+/// free, it waits for all of them at once. This costs N times as much as waiting for a lock, except that permits that
+/// this process holds cost nothing. All waiting tasks of a process are one contender and are served in the order of
+/// their arrival. There is no order between processes.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -53,7 +54,7 @@ pub struct Semaphore {
 }
 
 impl Lock {
-    /// The semaphore with this name and these settings, and with `permits` permits.
+    /// A semaphore with this name, these settings, and `permits` permits.
     #[must_use]
     pub fn semaphore(self, permits: usize) -> Semaphore {
         Semaphore::new(self, permits)
@@ -61,15 +62,15 @@ impl Lock {
 }
 
 impl Locker {
-    /// The semaphore called `name`, with `permits` permits: from 1 to [`Semaphore::MAX_PERMITS`]. Sends nothing; a bad
-    /// name or number is reported by the acquisition.
+    /// The semaphore called `name` with `permits` permits, from 1 to [`Semaphore::MAX_PERMITS`]. Sends no request. An
+    /// invalid name or number is reported by the acquisition.
     pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
         self.lock(name).semaphore(permits)
     }
 }
 
 impl Semaphore {
-    /// The most permits that a semaphore can have: an acquisition that waits asks for each of them.
+    /// The largest number of permits. It is limited because a waiting acquisition asks for each permit.
     pub const MAX_PERMITS: usize = 64;
 
     fn new(lock: Lock, permits: usize) -> Self {
@@ -78,14 +79,14 @@ impl Semaphore {
 
     settings!();
 
-    /// Acquires a permit, waiting for as long as it takes. The guard's [name](Guard::name) says which one it is.
+    /// Acquires a permit, waiting for as long as it takes. The guard's [name](Guard::name) tells which permit it is.
     ///
-    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background, or
-    /// lapses.
+    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background,
+    /// or lapses.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad name, ttl or number of permits; what the store says
-    /// about any of the permits.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name, the ttl or the number of permits is invalid.
+    /// - Errors of the store for any of the permits.
     pub async fn acquire(&self) -> Result<Guard> {
         self.slots()?.acquire().await
     }
@@ -95,8 +96,8 @@ impl Semaphore {
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) when all are held, or a task of this process waits for one; otherwise
-    /// as [`acquire`](Self::acquire).
+    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, or if a task of this process waits for one;
+    /// otherwise as [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard> {
         self.slots()?.try_acquire().await
     }
@@ -106,9 +107,9 @@ impl Semaphore {
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) when the time was up and all were held, or
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the store had not said so until then; otherwise as
-    /// [`acquire`](Self::acquire).
+    /// - [`ErrorKind::Held`](crate::ErrorKind::Held): all permits were held, and none became free within `limit`.
+    /// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): the store did not report a holder within `limit`.
+    /// - Otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         self.slots()?.acquire_within(limit).await
     }

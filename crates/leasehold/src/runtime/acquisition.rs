@@ -1,8 +1,8 @@
-//! One acquisition: from the caller's place in the queue of this process until the store grants or refuses the lock, or the
-//! caller gives up.
+//! One acquisition: from the caller's place in the queue of this process until the store grants or refuses the lock, or
+//! the caller gives up.
 //!
-//! It runs in a task of its own. A caller may stop polling its future for any length of time, while other tasks stand behind it
-//! in the queue, and other processes in the store's line.
+//! It runs in its own task. A caller may stop polling its future for any length of time, while other tasks wait behind
+//! it in the queue, and other processes behind it in the store's queue.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn};
 use crate::runtime::renewer::{CohortGrant, Hold, Opened, keep};
 use crate::runtime::task;
 
-/// So many grants in a row may come too late to be used before an acquisition ends with an error.
+/// The number of grants in a row that come too late to be used, after which an acquisition ends with an error.
 const LATE_GRANTS: u32 = 3;
 
-/// Whether an acquisition waits while another holder has the lock.
+/// Whether an acquisition waits while the lock is held.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     No,
     Yes,
-    /// But not for the end of a rest.
+    /// Waits, but not for the end of a cooldown.
     UntilItRests,
 }
 
 impl Wait {
-    /// Whether to go away when the lock is `held`.
+    /// Whether the acquisition ends because the lock is `held`.
     fn is_over(self, held: &Held) -> bool {
         match self {
             Self::No => true,
@@ -44,20 +44,21 @@ impl Wait {
 
 type Reply = oneshot::Sender<Result<Hold>>;
 
-/// Which lock is wanted, and how.
+/// Which lock to acquire, and how.
 pub(crate) struct Request {
     pub(crate) opened: Arc<Opened>,
     pub(crate) claim: Claim,
-    /// On these terms it may come from another task of this process; without, from the store alone.
+    /// The settings on which another task of this process may pass the lock on to this one. `None` if only the store
+    /// may grant it.
     pub(crate) terms: Option<Terms>,
     pub(crate) wait: Wait,
-    /// Called with who has the lock, whenever that is learnt.
+    /// Called with the holder of the lock, each time it becomes known.
     pub(crate) on_wait: Option<Arc<OnWait>>,
-    /// How long the store may stay silent, where that was set.
+    /// How long to keep trying a store that does not answer, if this was set.
     pub(crate) store_timeout: Option<Duration>,
 }
 
-/// An acquisition that has not yet got its turn.
+/// An acquisition that does not have the turn of its process yet.
 pub(crate) struct Acquisition {
     request: Request,
     queue: Arc<Queue<Hold>>,
@@ -65,19 +66,19 @@ pub(crate) struct Acquisition {
 }
 
 impl Acquisition {
-    /// Takes a place in `queue`, or the turn.
+    /// Takes the turn or a place in `queue`.
     pub(crate) fn enter(request: Request, queue: Arc<Queue<Hold>>) -> Self {
         let entry = queue.enter(request.terms.as_ref());
         Self { request, queue, entry }
     }
 
-    /// With a turn already taken, which `queue` gave.
+    /// An acquisition with a `turn` that `queue` has already given.
     pub(crate) fn in_turn(request: Request, queue: Arc<Queue<Hold>>, turn: Turn<Hold>) -> Self {
         Self { request, queue, entry: Entry::Served(turn) }
     }
 
-    /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store: what was granted
-    /// meanwhile is released.
+    /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store. A grant that
+    /// arrives afterwards is released.
     pub(crate) async fn outcome(self) -> Result<Hold> {
         match task::answer_of(|reply| self.queue_up(reply)).await {
             Some(outcome) => outcome,
@@ -85,7 +86,7 @@ impl Acquisition {
         }
     }
 
-    /// Waits for the turn, or for the lock itself from another task of this process.
+    /// Waits for the turn, or for another task of this process to pass the lock on.
     async fn queue_up(self, mut reply: Reply) {
         let Self { request, queue, entry } = self;
         let served = tokio::select! {
@@ -135,13 +136,13 @@ struct Contender {
     late: u32,
 }
 
-/// What an answer of the store means for a contender.
+/// What a contender does after an answer of the store.
 enum Next {
     Granted(Grant),
-    /// Waits, after which it asks again.
+    /// Wait, then ask again.
     Wait(Held),
     Again,
-    /// The store did not answer, but may later.
+    /// The store did not answer, but may answer later.
     Trouble(Error),
     Over(Error),
 }
@@ -150,16 +151,18 @@ impl Contender {
     async fn contend(mut self) {
         let pace = self.store.capabilities().pace;
         self.turn.stay(|stay, _| stay.wanted(self.store.env().now(), pace, self.claim.ttl));
-        // In line, where the store keeps one, nothing is heard of what happens at its head: that it rests.
+        // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
+        // queue.
         self.claim.waits = self.wait == Wait::Yes;
-        // Whether the store may go on with this claim when this contender does not: a place in line, an unanswered request.
+        // Whether the store may continue with this claim after this contender has stopped: the claim has a place in the
+        // queue, or a request was not answered.
         let mut pending = false;
         let error = match self.ask_until_over(&mut pending).await {
             ControlFlow::Break(Some(Next::Granted(grant))) => return self.granted(grant),
             ControlFlow::Break(Some(Next::Over(error))) => Some(error),
             _ => None,
         };
-        // The turn first: the caller may try again as soon as it has the outcome.
+        // Give up the turn first: the caller may try again as soon as it has the outcome.
         if pending {
             withdraw(self.store, self.claim, self.turn);
         } else {
@@ -173,11 +176,11 @@ impl Contender {
     fn granted(self, grant: Grant) {
         self.turn.stay(|stay, _| stay.granted(&grant, self.store.env().now()));
         let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
-        // If the caller has gone, the hold is dropped here, and releases.
+        // If the caller is gone, the hold is dropped here, which releases the lock.
         let _ = self.reply.send(Ok(keep(self.opened, grant, Some(cohort))));
     }
 
-    /// Asks the store, over and over. Breaks with the grant or the error; with nothing when the caller has gone.
+    /// Asks the store again and again. Breaks with the grant or the error, or with `None` if the caller is gone.
     async fn ask_until_over(&mut self, pending: &mut bool) -> ControlFlow<Option<Next>> {
         let mut seen = if self.wait == Wait::Yes { self.stay_away().await? } else { None };
         let mut outage = Outage::new(&self.opened, self.claim.name.as_str(), self.store_timeout);
@@ -209,11 +212,11 @@ impl Contender {
                         () = self.reply.closed() => return ControlFlow::Break(None),
                         due = self.store.turn(&self.claim, &held) => due,
                     };
-                    // The wait was for the holder, and not for the store.
+                    // The time was spent waiting for the holder, not for the store.
                     outage.end();
                     match due {
                         Ok(()) => {}
-                        // The next request is as patient as any.
+                        // The next request has its own timeout.
                         Err(error) if error.is_transient() => self.claim.trouble.note(&error),
                         Err(error) => return ControlFlow::Break(Some(Next::Over(error.into()))),
                     }
@@ -225,11 +228,11 @@ impl Contender {
         }
     }
 
-    /// One request for the lock.
+    /// Sends one request for the lock.
     async fn ask(&mut self, outage: &Outage, pending: &mut bool) -> Next {
-        // For itself, and for those to whom it will be passed on.
+        // One for this task, and one for each task to which the lock will be passed on.
         self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
-        // Waiters ask in slices: who has gone meanwhile is noticed between them.
+        // A waiter limits the time of each request, so that it notices between them if the caller is gone.
         let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_PATIENCE };
         self.claim.patience = outage.left().min(slice);
         let sent = self.store.env().now();
@@ -250,12 +253,12 @@ impl Contender {
                 if self.late >= LATE_GRANTS {
                     return Next::Over(self.too_late(now.longest_since(sent)));
                 }
-                // Another has it by now. A try says what became of its grant.
+                // Another process has the lock by now. An attempt without waiting reports what happened to its grant.
                 if self.wait == Wait::No && !too_late {
                     return Next::Over(Error::lost(loss));
                 }
                 tracing::warn!(%loss, "lost before it was known to be acquired");
-                // The next grant is that of another acquisition.
+                // The next grant belongs to a new claim.
                 self.claim.id = Id::random(&self.store.env().random);
                 Next::Again
             }
@@ -264,7 +267,7 @@ impl Contender {
                 let transient = error.is_transient();
                 self.claim.trouble.note(&error);
                 match Error::from(error) {
-                    // Trouble that passes ends no wait before its time.
+                    // A transient error does not end a wait before its timeout.
                     error if transient && self.wait != Wait::No => Next::Trouble(error),
                     error if transient => Next::Over(outage.gave_up(error)),
                     error => Next::Over(error),
@@ -285,13 +288,13 @@ impl Contender {
         .with_help("use a ttl of several round trips to the store")
     }
 
-    /// For how long the lock is left to other processes.
+    /// For how long this process backs off.
     fn backoff(&self) -> Duration {
         self.turn.stay(|stay, _| stay.backoff(self.store.env().now())).unwrap_or_default()
     }
 
-    /// Leaves the lock to other processes for a while, if this one has had it for long, or until another has had it: gives
-    /// who has it then. Breaks when the caller has gone.
+    /// If this process has to back off, leaves the lock to other processes for that time, or until another process has
+    /// had it. Returns its holder, if it is held then. Breaks if the caller is gone.
     async fn stay_away(&mut self) -> ControlFlow<Option<Next>, Option<Held>> {
         let mut pause = self.store.capabilities().pace.min;
         loop {
@@ -310,7 +313,7 @@ impl Contender {
                 () = self.reply.closed() => return ControlFlow::Break(None),
                 status = timeout(&*env.clock, backoff, look) => status,
             };
-            // Trouble is the next acquisition's.
+            // An error here is ignored: the next request reports it.
             if let Some(Ok(status)) = status
                 && self.turn.stay(|stay, _| stay.saw(&status)).unwrap_or_default()
             {
@@ -324,17 +327,18 @@ impl Contender {
     }
 }
 
-/// Gives up the place in the store's line, and releases what the store may still grant to `claim`, in the background.
+/// Withdraws `claim` in the background: gives up its place in the store's queue, and releases what the store may still
+/// grant to it.
 ///
-/// The turn is given up at once: what lands later is told from others by its id. Except where the store keeps a line:
-/// the next task must not find this one's place in it.
+/// The turn is given up at once, because a late grant is recognised by its id. If the store has a queue, the turn is
+/// given up afterwards: the next task must not find the place of this claim in the store's queue.
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let turn = Some(turn).filter(|_| store.capabilities().fifo);
     tokio::spawn(async move {
         let sent = store.env().now();
         let mut grant = Grant {
             name: claim.name,
-            // Of no meaning here: a release goes by the claim's id.
+            // Not used: a release uses the claim's id.
             token: crate::lease::Token::default(),
             after: None,
             id: claim.id,

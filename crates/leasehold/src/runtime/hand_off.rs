@@ -1,38 +1,42 @@
-//! Local hand-off: on which terms tasks of one process pass a lock on among themselves, and for how long they may before
-//! other processes are let in. The rules alone; the renewer hands over, the queue says to whom.
+//! The rules of local hand-off: when tasks of one process may pass a lock on among themselves, and for how long, before
+//! other processes get a turn. Rules only: the renewer passes the lock on, and the queue determines the next task.
 //!
-//! After Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012): a cohort passes the global lock on locally, a bounded
-//! number of times. Between processes there is no line to put the cohort at the end of, only polling; so a process that
-//! has used up its stay goes away until somebody else has had the lock, or everybody has had the time to look once.
+//! After Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012): a cohort passes the global lock on locally, a limited
+//! number of times. Between processes there is only polling, and no queue at whose end the cohort could line up. So
+//! after its *cohort period* a process *backs off* until another process has had the lock, or all waiters have had time
+//! to poll once.
 
 use std::time::Duration;
 
 use crate::clock::{Deadline, Moment};
 use crate::lease::{Claim, Grant, Held, Holder, PollInterval, State, Status, Token, Ttl};
 
-/// How many tokens one grant is good for, at most.
+/// The largest number of tokens of one grant.
 pub(crate) const MOST_TOKENS: u64 = 1_024;
 
-/// A stay is over after this part of the ttl, so that it needs no renewal.
+/// A cohort period lasts at most the ttl divided by this, so that it needs no renewal.
 const PART_OF_TTL: u32 = 4;
 
-/// Beside others, a stay is as much shorter as there are of them; but so many times the shortest pause between two looks
-/// pays for the time in which nobody has the lock.
+/// The more other processes there are, the shorter is a cohort period. But it lasts at least this many of the shortest
+/// poll pauses, to make up for the time in which no process has the lock.
 const SHORTEST: f64 = 2.5;
 
-/// While nobody else has been seen, one stay in so many is followed by a backoff: others may be waiting all the same.
+/// While no other process has been seen, one cohort period in this many is followed by a backoff, because other
+/// processes may be waiting nevertheless.
 const ALONE: u32 = 8;
 
-/// So many others there are, until it is known better: the first stays of a process are short, and so are the absences
-/// after them, of so many times the shortest pause between two looks: who waits behind a short hold looks soon.
+/// The number of other processes that is expected until more is known, so that the first cohort periods of a process
+/// are short. The first backoffs are short too: `FIRST_ABSENCE` times the shortest poll pause, because waiters behind a
+/// short hold poll soon.
 const EXPECTED: u32 = 3;
 const FIRST_ABSENCE: u32 = 3;
 
-/// A backoff is so much longer than the longest pause between two looks of those who wait: those are jittered, and then a
-/// request is on its way.
+/// A backoff lasts this many times the longest poll pause of the waiters, because that pause is jittered and the
+/// request takes time.
 const ABSENCE: f64 = 1.5;
 
-/// What a lock was acquired with, as others see it. A task takes the lock from another only if that changes nothing.
+/// The settings of an acquisition that other processes see. A task takes the lock from another task only if both have
+/// the same settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     ttl: Ttl,
@@ -50,13 +54,13 @@ impl Terms {
 #[derive(Debug)]
 pub(crate) struct Tokens {
     first: Token,
-    /// The latest one that was given out.
+    /// The latest token that was issued.
     last: Token,
     top: Token,
 }
 
 impl Tokens {
-    /// Those of `grant`, and the first of them: the lowest if others follow, else the grant's own.
+    /// The tokens of `grant`, and the first one to issue: the lowest if other tasks follow, otherwise the grant's own.
     pub(crate) fn of(grant: &Grant, others_follow: bool) -> (Token, Self) {
         let top = grant.token;
         let lowest = grant.after.filter(|_| others_follow).and_then(|after| {
@@ -66,17 +70,17 @@ impl Tokens {
         (first, Self { first, last: first, top })
     }
 
-    /// How many were given out.
+    /// How many tokens were issued.
     pub(crate) fn used(&self) -> u64 {
         self.last.get() - self.first.get() + 1
     }
 
-    /// Whether there is none left.
+    /// Whether all tokens were issued.
     pub(crate) fn is_used_up(&self) -> bool {
         self.last >= self.top
     }
 
-    /// The next one, higher than all before.
+    /// Issues the next token, which is higher than all earlier ones.
     pub(crate) fn next(&mut self) -> Option<Token> {
         let next = Token::new(self.last.get() + 1).filter(|next| *next <= self.top)?;
         self.last = next;
@@ -84,33 +88,34 @@ impl Tokens {
     }
 }
 
-/// After so many stays without a sign of another process there is none, as far as is known.
+/// After this many cohort periods without a sign of another process, none is assumed to exist.
 const LATELY: u32 = 2;
 
-/// How long this process has had a lock while others could not get in.
+/// How long this process has kept a lock from others, and when it backs off.
 #[derive(Debug)]
 pub(crate) struct CohortPolicy {
     began: Option<Moment>,
     /// The token of the latest grant.
     latest: Option<Token>,
-    /// Other processes that were seen to have it since this one had it, as far as that matters.
+    /// Other processes that were seen to hold the lock since this one held it, up to [`MOST_OTHERS`].
     others: Vec<Holder>,
-    /// How many others took turns with this one when the stay began. If none did, half as many are expected as before.
+    /// How many other processes took turns with this one when the cohort period began. If there were none, half as many
+    /// are expected as before.
     beside: u32,
     /// Whether another process was ever seen.
     met: bool,
-    /// How many stays have ended since then.
+    /// How many cohort periods have ended since another process was last seen.
     alone: u32,
-    /// Until when the lock is left to others.
+    /// Until when this process backs off.
     absent: Option<Deadline>,
-    /// When it was granted last, and when it was released with nobody here waiting for it.
+    /// When the lock was last granted, and when it was released while no task here waited for it.
     granted: Option<Moment>,
     left: Option<Moment>,
-    /// How many tokens the next grant has use for, as far as the one before tells.
+    /// How many tokens the next grant can use, judging by the previous one.
     demand: u64,
 }
 
-/// No stay is shorter for more others than that.
+/// More other processes than this do not shorten a cohort period any further.
 const MOST_OTHERS: usize = 16;
 
 impl Default for CohortPolicy {
@@ -131,9 +136,9 @@ impl Default for CohortPolicy {
 }
 
 impl CohortPolicy {
-    /// The store granted this.
+    /// Records a grant of the store.
     pub(crate) fn granted(&mut self, grant: &Grant, now: Moment) {
-        // Somebody else was granted it in between.
+        // Another process was granted the lock in between.
         let missed = self.latest.zip(grant.after).is_some_and(|(latest, after)| latest != after);
         if missed {
             self.met_another();
@@ -148,7 +153,7 @@ impl CohortPolicy {
         }
     }
 
-    /// Another process has it.
+    /// Records that another process holds the lock.
     pub(crate) fn refused(&mut self, held: &Held) {
         self.let_in();
         if let Some(holder) = &held.holder
@@ -159,8 +164,8 @@ impl CohortPolicy {
         }
     }
 
-    /// Whether another has it, or has had it since this process did, by the `status` of the lock while nobody here has it.
-    /// Then it need not be left to others any more.
+    /// Whether another process holds the lock, or has held it since this one did, according to `status`. In that case
+    /// the backoff ends. Called while this process does not hold the lock.
     pub(crate) fn saw(&mut self, status: &Status) -> bool {
         let others = matches!(status.state, State::Held(_)) || status.token > self.latest;
         if others {
@@ -179,25 +184,25 @@ impl CohortPolicy {
         (self.met, self.alone) = (true, 0);
     }
 
-    /// Whether there is time for another task.
+    /// Whether the cohort period leaves time for another task.
     pub(crate) fn goes_on(&self, now: Moment, pace: PollInterval, ttl: Ttl) -> bool {
         let share = (pace.max / (1 + self.beside)).max(pace.min.mul_f64(SHORTEST)).min(pace.max);
         let limit = share.min(ttl.get() / PART_OF_TTL);
         self.began.is_some_and(|began| now.longest_since(began) < limit)
     }
 
-    /// For how many tasks the lock is to be asked for next, if so many are in line. A grant whose tokens were all used is
-    /// followed by one with twice as many: those who had it are in line again.
+    /// How many tokens to ask for if `in_line` tasks are in the queue. If all tokens of a grant were used, the next
+    /// grant gets twice as many, because the tasks that had the lock are in the queue again.
     pub(crate) fn demand(&self, in_line: u64) -> u64 {
         if in_line > 1 { in_line.max(self.demand).min(MOST_TOKENS) } else { 1 }
     }
 
-    /// A grant is over, of which so many tokens were used.
+    /// Records how many tokens were used of a grant that has ended.
     pub(crate) fn used(&mut self, tokens: &Tokens) {
         self.demand = tokens.used() * if tokens.is_used_up() { 2 } else { 1 };
     }
 
-    /// The store has been told that it is free; `awaited` says whether more tasks of this process wait for it.
+    /// Records that the lock was released at the store. `awaited` says whether more tasks of this process wait for it.
     pub(crate) fn released(&mut self, now: Moment, pace: PollInterval, ttl: Ttl, awaited: bool) {
         if !awaited {
             self.left = Some(now);
@@ -207,27 +212,31 @@ impl CohortPolicy {
         }
     }
 
-    /// The same in a store that keeps the line between processes: nothing is left to others there but by that.
+    /// The same for a store that has a queue across processes. There is no backoff there, because the queue serves all
+    /// processes.
     pub(crate) fn released_in_line(&mut self) {
         self.began = None;
     }
 
-    /// A task of this process is about to ask for it. Who releases it and is back before anybody else could look has not been
-    /// away: a process with one task would keep all others out by that, for as long as it goes on.
+    /// Records that a task of this process is about to ask for the lock.
+    ///
+    /// A process that released the lock and asks for it again before another process could poll has not been away.
+    /// Otherwise a process with a single task could keep all others out for as long as it continues.
     pub(crate) fn wanted(&mut self, now: Moment, pace: PollInterval, ttl: Ttl) {
         let Some(left) = self.left.take() else { return };
         if now.longest_since(left) >= pace.min {
             self.began = None;
         } else if !self.goes_on(now, pace, ttl) {
-            // Who waits looks again after half a hold or so.
+            // A waiter polls again after about half the length of the hold.
             let hold = self.granted.map_or(Duration::ZERO, |granted| left.longest_since(granted));
             let seldom = (FIRST_ABSENCE * pace.min).max(hold).min(pace.max.mul_f64(ABSENCE));
             self.leave(now, pace, None, seldom);
         }
     }
 
-    /// A stay is over. Beside others that were met lately the lock is left to them until they have had the time to look. If nobody
-    /// was ever met, it is for as long as `first` says in the beginning; and now and then it is for as long as `seldom` says.
+    /// Ends a cohort period and determines the backoff. If other processes were seen lately, the backoff gives them
+    /// time to poll. If none was ever seen, it is `first` after the first cohort periods. In all other cases it is
+    /// `seldom` after one cohort period in [`ALONE`], and there is no backoff after the others.
     fn leave(&mut self, now: Moment, pace: PollInterval, first: Option<Duration>, seldom: Duration) {
         self.began = None;
         self.alone = self.alone.saturating_add(1);
@@ -239,7 +248,7 @@ impl CohortPolicy {
         self.absent = backoff.map(|backoff| Deadline::new(now, backoff));
     }
 
-    /// For how long the lock is to be left to others.
+    /// For how long this process still backs off.
     pub(crate) fn backoff(&self, now: Moment) -> Duration {
         self.absent.map_or(Duration::ZERO, |until| until.remaining(now))
     }
@@ -280,7 +289,7 @@ mod tests {
         assert!(!policy.goes_on(at(1), PACE, Ttl::DEFAULT));
     }
 
-    /// Held by the process with this id.
+    /// A lock that the process with this id holds.
     fn held(pid: u32) -> Held {
         Held { holder: Some(Holder { pid, ..Holder::this_process() }), ..Held::default() }
     }
@@ -304,12 +313,12 @@ mod tests {
         assert_eq!(tokens(9, Some(5), false), [9], "alone, it has the token that the store shows");
         let many = tokens(1_000_000, Some(5), true);
         assert_eq!((many.len() as u64, many.last()), (MOST_TOKENS, Some(&1_000_000)));
-        // What no store says: that it went back.
+        // A token that goes back, which no store returns.
         assert_eq!(tokens(9, Some(9), true), [9]);
         assert_eq!(tokens(0, None, true), [0]);
     }
 
-    /// Stays for as long as there is time, one after the other; how long the backoff after each is.
+    /// Runs `count` cohort periods, each as long as possible. Returns the backoff after each, in milliseconds.
     fn absences(stay: &mut CohortPolicy, count: usize, awaited: bool, others_between: bool) -> Vec<u64> {
         let (mut now, mut token) = (0, 10);
         let mut absences = Vec::new();
@@ -340,7 +349,8 @@ mod tests {
         assert!(unawaited.iter().all(|backoff| *backoff == 0), "nobody waits for it here: {unawaited:?}");
     }
 
-    /// Of a task that takes the lock again so long after it released it, for 100 stays, holding it for 100 ms: the absences.
+    /// The backoffs of a task that holds the lock for 100 ms and takes it again `gap_ms` after each release, for 100
+    /// cohort periods.
     fn absences_of_one_task(stay: &mut CohortPolicy, gap_ms: u64, others_between: bool) -> Vec<u64> {
         let (mut now, mut token) = (0, 10);
         let mut absences = Vec::new();
@@ -361,7 +371,7 @@ mod tests {
     #[test]
     fn who_is_back_before_others_could_look_has_stayed() {
         let alone = absences_of_one_task(&mut CohortPolicy::default(), 1, false);
-        // Of 100 stays one in eight, for as long as who waits behind a short hold needs to look.
+        // Of 100 cohort periods, one in eight is followed by a backoff that lets a waiter behind a short hold poll.
         assert!((11..=13).contains(&alone.len()) && alone.iter().all(|backoff| *backoff == 750), "{alone:?}");
         let among_others = absences_of_one_task(&mut CohortPolicy::default(), 1, true);
         assert!(among_others.len() > 30 && among_others.iter().all(|backoff| *backoff == 3_000));
@@ -373,12 +383,12 @@ mod tests {
 
     #[test]
     fn beside_others_a_stay_is_as_much_shorter_as_there_are_of_them() {
-        // At first, three are expected; of whom there is no sign afterwards.
+        // At first, three other processes are expected, of which there is no sign later.
         for (others, length_ms) in [(0, 1_000), (1, 1_000), (3, 625), (100, 625)] {
             let mut stay = CohortPolicy::default();
             stay.granted(&grant(10, Some(9)), at(0));
             stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
-            // Who is seen twice is one.
+            // A process that is seen twice counts once.
             for pid in (0..others).chain(0..others) {
                 stay.refused(&held(pid));
             }
@@ -391,7 +401,7 @@ mod tests {
                 assert!(stay.goes_on(at(11_999), PACE, Ttl::DEFAULT));
             }
         }
-        // Nobody was seen, but the record tells that somebody was granted it.
+        // No other process was seen, but the record shows that one was granted the lock.
         let mut stay = CohortPolicy::default();
         stay.granted(&grant(10, Some(9)), at(0));
         stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
@@ -454,7 +464,7 @@ mod tests {
             stay.released(at(ms + 150), PACE, Ttl::DEFAULT, true);
         }
         assert!(!stay.backoff(at(750)).is_zero());
-        // With a short ttl, a stay is a part of that.
+        // With a short ttl, a cohort period is a fraction of the ttl.
         stay.granted(&grant(5_000, Some(4_000)), at(10_000));
         assert!(!stay.goes_on(at(10_300), PACE, Ttl::from_millis(1_000).unwrap()));
         stay.refused(&held(7));

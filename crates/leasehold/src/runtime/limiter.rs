@@ -1,11 +1,12 @@
-//! Lanes: how many requests of one kind are on the way to a store at once, and which goes next.
+//! Limits the number of concurrent requests of one kind to a store, and decides which request is next.
 //!
-//! Ten thousand locks whose renewals fall due together (they were taken together, or the network hung) are not to become a
-//! storm, in which all of them are late. Renewals have a lane of their own for each store handle, and the polls of those
-//! who wait have another: a renewal waits for renewals only, and a release for nobody.
+//! The renewals of ten thousand locks may be due at once, because the locks were acquired together, or because the
+//! network hung. If all of them were sent at once, all of them would be late. So the renewals of a store handle have
+//! one limiter, and the polls of waiters have another. A renewal waits only for other renewals, and a release waits for
+//! nothing.
 //!
-//! What keeps a request that hangs from starving others: a place is lent for [`LENT`] and no longer, and a renewal waits
-//! for a place only so long, and then goes without.
+//! A request that hangs cannot starve others: a permit is lent for at most [`LENT`], and a renewal waits for a permit
+//! only for a limited time and then goes without one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,43 +17,43 @@ use tokio::sync::oneshot;
 use crate::clock::{Deadline, timeout};
 use crate::env::Env;
 
-/// How many renewals are on the way at once.
+/// The limit of concurrent renewals.
 pub(crate) const RENEWALS: usize = 64;
-/// How many polls are.
+/// The limit of concurrent polls.
 pub(crate) const POLLS: usize = 32;
 
-/// A request that takes longer than this is one that hangs: it goes on, and its place goes to another.
+/// A request that takes longer than this hangs. It continues, and its permit goes to another one.
 const LENT: Duration = Duration::from_secs(1);
 
-/// What part of the time that a lease has left its renewal waits for a place at most. Then it goes without one: a storm is
+/// The fraction of the remaining lease for which a renewal waits for a permit. Then it goes without one: a storm is
 /// better than a loss.
 const PATIENCE: f64 = 0.25;
-/// Those who go without a place do not go all at once.
+/// The jitter of that wait, so that renewals without a permit are not all sent at once.
 const PATIENCE_SPREAD: f64 = 0.3;
 
-/// One lane.
+/// A limiter for one kind of request.
 #[derive(Debug)]
 pub(crate) struct Limiter(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     free: usize,
-    /// Those who wait for a place, by when they are due, and then by their arrival.
+    /// The waiting requests, ordered by deadline and then by arrival.
     waiting: BTreeMap<Rank, oneshot::Sender<Permit>>,
     arrived: u64,
 }
 
-/// Nanoseconds on the boot clock, and the number of the arrival.
+/// A deadline in nanoseconds on the boot clock, and the number of the arrival.
 type Rank = (u64, u64);
 
-/// The right to be on the way. Dropping it lets the next one go.
+/// The right to send a request. Dropping it admits the next one.
 #[derive(Debug)]
 pub(crate) struct Permit {
     lane: Option<Arc<Limiter>>,
 }
 
 impl Limiter {
-    /// A lane in which `most` requests are on the way at once.
+    /// A limiter for `most` concurrent requests.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self(Mutex::new(State { free: most, waiting: BTreeMap::new(), arrived: 0 })))
     }
@@ -61,13 +62,13 @@ impl Limiter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place, if one is free.
+    /// A permit, if one is free.
     fn free_place(self: &Arc<Self>, state: &mut State) -> Option<Permit> {
         state.free = state.free.checked_sub(1)?;
         Some(Permit { lane: Some(self.clone()) })
     }
 
-    /// Waits for a place; whoever's `due` is nearest gets the next one. Cancel safe.
+    /// Waits for a permit. The request with the nearest `due` gets the next one. Cancel safe.
     pub(crate) async fn place(self: &Arc<Self>, due: Deadline) -> Permit {
         let waiting = {
             let mut state = self.state();
@@ -83,7 +84,8 @@ impl Limiter {
         waiting.wait().await
     }
 
-    /// A place for the renewal of a lease that ends at `deadline`; after a while, leave to go without one. Cancel safe.
+    /// Waits for a permit to renew a lease that ends at `deadline`. After a while, returns a permit that is not
+    /// counted, so that the renewal goes without one. Cancel safe.
     pub(crate) async fn place_for_renewal(self: &Arc<Self>, env: &Env, deadline: Deadline) -> Permit {
         if let Some(place) = self.free_place(&mut self.state()) {
             return place;
@@ -94,7 +96,7 @@ impl Limiter {
         place.unwrap_or(Permit { lane: None })
     }
 
-    /// One is on the way no more.
+    /// Passes a permit on to the next request, or returns it.
     fn leave(self: &Arc<Self>) {
         loop {
             let next = {
@@ -109,14 +111,14 @@ impl Limiter {
             };
             match next.send(Permit { lane: Some(self.clone()) }) {
                 Ok(()) => return,
-                // It does not wait any more. The place is still ours to give.
+                // This request no longer waits. Its permit goes to the next one.
                 Err(mut place) => place.lane = None,
             }
         }
     }
 }
 
-/// Somebody who waits for a place.
+/// A request that waits for a permit.
 struct Waiting<'a> {
     lane: &'a Limiter,
     rank: Rank,
@@ -125,7 +127,8 @@ struct Waiting<'a> {
 
 impl Waiting<'_> {
     async fn wait(mut self) -> Permit {
-        // Never closed unsent: the lane lives, and forgets only whom it gives a place, or who goes.
+        // Never closed without a permit: the limiter is alive, and removes only requests that get a permit or are
+        // dropped.
         (&mut self.place).await.unwrap_or(Permit { lane: None })
     }
 }
@@ -137,7 +140,8 @@ impl Drop for Waiting<'_> {
 }
 
 impl Permit {
-    /// Awaits `request`, with this place for as long as a request that does not hang may take. Cancel safe if `request` is.
+    /// Awaits `request`. Holds the permit only for as long as a request may take that does not hang. Cancel safe if
+    /// `request` is.
     pub(crate) async fn lent_to<F: Future>(self, env: &Env, request: F) -> F::Output {
         let mut request = std::pin::pin!(request);
         if self.lane.is_none() {
@@ -177,7 +181,7 @@ mod tests {
     }
 
     impl Site {
-        /// A lane with one place.
+        /// A limiter with one permit.
         fn new() -> Self {
             let clock = Arc::new(TestClock::default());
             Self { env: Env::seeded(clock.clone(), 1), clock, lane: Limiter::new(1) }

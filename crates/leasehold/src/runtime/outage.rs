@@ -1,4 +1,4 @@
-//! How long a waiter has gone without an answer from the store, and when it gives up.
+//! How long a waiter has had no answer from the store, and when it gives up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,22 +8,23 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Claim;
 use crate::runtime::renewer::Opened;
 
-/// The pause before a waiter asks again: the first, and the longest.
+/// The first and the longest pause before a waiter sends another request.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// For how long a waiter keeps trying a store that has answered before and does not any more.
+/// How long a waiter keeps trying if the store has answered before.
 const OUTAGE: Duration = Duration::from_secs(5 * 60);
 
-/// For how long a store that does not answer, or not any more, is tried, where `wanted` says nothing else.
+/// How long to keep trying if the store does not answer: `wanted`, or a default that depends on whether the store has
+/// answered before.
 pub(crate) fn store_timeout(wanted: Option<Duration>, has_answered: bool) -> Duration {
     wanted.unwrap_or(if has_answered { OUTAGE } else { Claim::DEFAULT_PATIENCE })
 }
 
-/// The time since a waiter's store last answered.
+/// The time since the store last answered a waiter.
 pub(crate) struct Outage {
     opened: Arc<Opened>,
-    /// The lock's.
+    /// The name of the lock.
     name: String,
     wanted: Option<Duration>,
     since: Moment,
@@ -32,7 +33,7 @@ pub(crate) struct Outage {
 }
 
 impl Outage {
-    /// Counts from now, for the lock `name`; `wanted` is for how long a silent store is to be tried.
+    /// Counts from now, for the lock `name`. `wanted` is the time to keep trying a store that does not answer.
     pub(crate) fn new(opened: &Arc<Opened>, name: &str, wanted: Option<Duration>) -> Self {
         Self {
             since: opened.store.env().now(),
@@ -44,7 +45,7 @@ impl Outage {
         }
     }
 
-    /// The store has answered.
+    /// Records that the store has answered.
     pub(crate) fn end(&mut self) {
         (self.since, self.has_answered, self.pause) = (self.now(), true, FIRST_PAUSE);
     }
@@ -53,14 +54,16 @@ impl Outage {
         self.opened.store.env().now()
     }
 
-    /// For how much longer the store may stay silent.
+    /// How much longer to keep trying.
     pub(crate) fn left(&self) -> Duration {
         let limit = store_timeout(self.wanted, self.has_answered);
         limit.saturating_sub(self.now().longest_since(self.since))
     }
 
-    /// After a request that failed: waits before the next one, or says for how long and why the store did not answer. Errors
-    /// that do not pass are given back as they are.
+    /// Waits before the next request, after one that failed with `error`.
+    ///
+    /// # Errors
+    /// `error` itself if it is not transient. If the time is over, `error` with the time and the store.
     pub(crate) async fn pause_after(&mut self, error: Error) -> Result<()> {
         if error.kind() != ErrorKind::Unavailable {
             return Err(error);
@@ -76,7 +79,7 @@ impl Outage {
         Ok(())
     }
 
-    /// `error`, with the whole time and the store that it is about.
+    /// `error`, with the total time and the store.
     pub(crate) fn gave_up(&self, error: Error) -> Error {
         let tried_for = self.now().longest_since(self.since);
         let (name, store) = (&self.name, self.opened.shown());

@@ -1,9 +1,9 @@
-//! When a waiter that is not told of a release asks again. Pure: what was seen in, a pause out.
+//! When a waiter polls next, on a store without notifications. Pure: it takes what was seen and returns a pause.
 //!
-//! The next look comes when this hold has lasted half as long again as it has by now: a short hold is noticed soon, and a
-//! long one costs few reads, until the pauses are as long as the store allows. Holders that take turns tell by the history
-//! how long a turn is: nobody looks much more often than that. And who has waited for fewer turns than there are others
-//! leaves the looking to those who came before.
+//! The next poll comes when the current hold has lasted half as long again as it has by now. So the release of a short
+//! hold is noticed soon, and a long hold costs few reads, until the pauses reach the longest one. If holders take
+//! turns, the history shows the length of a turn, and no waiter polls much more often than turns end. A waiter that has
+//! waited for fewer turns than there are other processes polls less often, because the earlier waiters come first.
 
 use std::time::Duration;
 
@@ -11,34 +11,34 @@ use crate::clock::{Moment, StoreTime, micros};
 use crate::lease::{Holder, PastGrant, PollInterval, Token};
 use crate::random::Random;
 
-/// A pause is this part of the time that a hold has lasted, or is expected to.
+/// A pause is this fraction of the time that a hold has lasted, or is expected to last.
 const PART: f64 = 0.5;
 
-/// How much of a pause that does not grow is certain. One that grows is drawn from all between the one before and itself:
-/// waiters who all saw the same would go on in step.
+/// The fixed fraction of a pause that does not grow. A pause that grows is drawn from the whole range between the
+/// previous pause and itself. Otherwise waiters that saw the same state would stay in step.
 const STEADY: f64 = 0.9;
 
-/// Who has waited for longer than all others should have taken looks this many times as often as a newcomer, and no more:
-/// there may be others who have.
+/// A waiter that has waited for longer than the turns of all others should take polls this many times as often as a new
+/// waiter, and not more often: there may be several such waiters.
 const HASTE: f64 = 4.0;
 
-/// After troubled looks pauses are up to this power of two longer.
+/// After polls with errors, pauses are longer by up to two to this power.
 const MOST_STRAIN: i32 = 6;
 
-/// What a look tells of who has the lock, and of the turns before.
+/// What a poll shows of the current hold and of the turns before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Turns {
-    /// For how long it has certainly been held.
+    /// How long the lock has certainly been held.
     age: Duration,
-    /// How long a turn took lately, from grant to grant; zero where nothing tells.
+    /// How long a turn took lately, from grant to grant. Zero if this is not known.
     typical: Duration,
-    /// How many took turns, with the one whose turn it is.
+    /// How many processes took turns, including the current holder.
     contenders: u32,
 }
 
 impl Turns {
-    /// By a record that `holder` was granted at `granted_us` on the store's clock. Readings of that clock may be off by as
-    /// much as its bounds are apart; what is not certain counts as short.
+    /// Evaluates a record that was granted to `holder` at `granted_us` on the store's clock. Readings of that clock may
+    /// be off by the distance between its bounds. A time that is uncertain counts as short.
     pub(crate) fn of(
         holder: &Holder,
         granted_us: Option<u64>,
@@ -51,7 +51,7 @@ impl Turns {
         let longest_gap_us = micros(2 * pace.max).saturating_add(doubt_us);
         let (mut from_us, mut turns, mut contenders) = (granted_us, 0, vec![holder]);
         for past in history {
-            // Once nobody waited, those before are not waiting now.
+            // After a gap without waiters, earlier holders do not count as waiting.
             let (Some(began_us), Some(ended_us)) = (past.from_us, past.until_us) else { break };
             if from_us.saturating_sub(ended_us) > longest_gap_us {
                 break;
@@ -75,26 +75,27 @@ impl Turns {
 pub(crate) struct Pacing {
     pace: PollInterval,
     began: Moment,
-    /// The grant that is waited for, and since when. Renewals change neither.
+    /// The grant that holds the lock, and since when this waiter has seen it. Renewals change neither.
     hold: (Option<Token>, Moment),
-    /// The pause before, without its jitter.
+    /// The previous pause, without its jitter.
     before: Duration,
     strain: i32,
 }
 
 impl Pacing {
-    /// A wait that begins now.
+    /// Starts a wait at `now`.
     pub(crate) fn new(pace: PollInterval, now: Moment) -> Self {
         Self { pace, began: now, hold: (None, now), before: Duration::ZERO, strain: 0 }
     }
 
-    /// The store answered, if only after it had refused, or not answered at all: then it is asked less often for a while.
+    /// Records an answer of the store. `with_trouble` says that the store had refused requests before, or had not
+    /// answered them. It is then polled less often for a while.
     pub(crate) fn looked(&mut self, with_trouble: bool) {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
     }
 
-    /// For how long to wait before the next look, when the lock is held with `token` and its lease can lapse within
-    /// `lapse`. Never longer than the pace allows, but for the small spread after a lapse, when everybody looks.
+    /// The pause before the next poll, if the lock is held with `token` and its lease can lapse within `lapse`. Never
+    /// longer than the poll interval allows, except for the small spread after a lapse, when all waiters poll.
     pub(crate) fn pause(
         &mut self,
         now: Moment,
@@ -113,7 +114,7 @@ impl Pacing {
         self.before = next;
         let pause = least + longest.saturating_sub(least).mul_f64(random.fraction());
         match lapse {
-            // That instant, and not all in the same.
+            // At that instant, but not all waiters at the same one.
             Some(lapse) if lapse <= pause => lapse + (min / 2).mul_f64(random.fraction()),
             _ => pause,
         }

@@ -1,5 +1,6 @@
-//! The queue of one process for one lock: tasks take turns in the order of their arrival, so that a hundred waiting
-//! tasks are one contender at the store. The task that has the turn may also hand the lock itself (a `T`) to the next in line.
+//! The queue of one process for one lock. Tasks take turns in the order of their arrival, so a hundred waiting tasks
+//! are one contender at the store. The task that has the turn may also pass the lock itself (a `T`) on to the next
+//! task.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +11,8 @@ use crate::lease::Held;
 use crate::runtime::hand_off::{CohortPolicy, Terms};
 use crate::types::LockName;
 
-/// The queues of a [`Locker`](crate::Locker), made when first asked for. Those that nobody uses go some time later: who takes a lock
-/// over and over is known by then.
+/// The queues of a [`Locker`](crate::Locker), created on first use. Unused queues are removed only some time later, so
+/// that a process that takes a lock again and again is recognised.
 #[derive(Debug)]
 pub(crate) struct Queues<T> {
     queues: Mutex<Registry<T>>,
@@ -20,7 +21,7 @@ pub(crate) struct Queues<T> {
 #[derive(Debug)]
 struct Registry<T> {
     by_name: HashMap<LockName, Arc<Queue<T>>>,
-    /// At this size those that nobody uses are swept out.
+    /// At this size, unused queues are removed.
     sweep_at: usize,
 }
 
@@ -47,23 +48,23 @@ impl<T> Queues<T> {
     }
 }
 
-/// One lock's queue in this process.
+/// The queue of this process for one lock.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     line: Mutex<Line<T>>,
-    /// Who has the lock, as far as whoever has the turn knows.
+    /// The holder of the lock, as far as the task that has the turn knows.
     seen: watch::Sender<Option<Held>>,
 }
 
 #[derive(Debug)]
 struct Line<T> {
-    /// Whether somebody has the turn.
+    /// Whether a task has the turn.
     taken: bool,
-    /// First come, first served.
+    /// The waiting tasks, in the order of their arrival.
     waiting: VecDeque<Waiter<T>>,
-    /// The number of the next one who waits.
+    /// The number of the next task that waits.
     next: u64,
-    /// How long this process has kept the lock to itself.
+    /// How long this process has kept the lock, and when it backs off.
     stay: CohortPolicy,
 }
 
@@ -74,7 +75,7 @@ impl<T> Default for Line<T> {
 }
 
 impl<T> Line<T> {
-    /// Whether nobody had the turn, which is taken now.
+    /// Takes the turn. Returns whether it was free.
     fn take_turn(&mut self) -> bool {
         !std::mem::replace(&mut self.taken, true)
     }
@@ -84,21 +85,22 @@ impl<T> Line<T> {
 #[derive(Debug)]
 struct Waiter<T> {
     number: u64,
-    /// On these terms it takes the lock itself from the task that has it; without, only the turn.
+    /// The settings on which this task takes the lock itself from the task that has it. `None` if it takes only the
+    /// turn.
     terms: Option<Terms>,
     served: oneshot::Sender<Served<T>>,
 }
 
-/// What one who waited for a lock got.
+/// What a waiting task gets.
 #[derive(Debug)]
 pub(crate) enum Served<T> {
-    /// The turn to contend for it.
+    /// The turn: the right to contend for the lock.
     Turn(Turn<T>),
     /// The lock itself, from the task that had it.
     Lock(T),
 }
 
-/// What those who wait tell their callers.
+/// Called with the holder of the lock while a task waits.
 pub(crate) type OnWait = dyn Fn(&Held) + Send + Sync;
 
 impl<T> Queue<T> {
@@ -106,8 +108,8 @@ impl<T> Queue<T> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the turn if it is free, else a place at the end of the line: without waiting, so that tasks are served in the
-    /// order in which they called this.
+    /// Takes the turn if it is free, otherwise a place at the end of the queue. Does not wait, so tasks are served in
+    /// the order in which they call this.
     pub(crate) fn enter(self: &Arc<Self>, terms: Option<&Terms>) -> Entry<T> {
         let mut line = self.line();
         if line.take_turn() {
@@ -120,10 +122,11 @@ impl<T> Queue<T> {
         Entry::Waiting(Place { queue: self.clone(), number }, answer)
     }
 
-    /// Waits for the turn, with an `entry` made without terms. Cancel safe: dropping the future gives up the place.
+    /// Waits for the turn, with an `entry` that was made without terms. Cancel safe: dropping the future gives up the
+    /// place.
     pub(crate) async fn turn(self: &Arc<Self>, mut entry: Entry<T>, on_wait: Option<&OnWait>) -> Turn<T> {
         loop {
-            // Only an entry with terms is served a guard.
+            // Only an entry with terms gets a lock.
             if let Served::Turn(turn) = self.served(entry, None, on_wait).await {
                 return turn;
             }
@@ -131,7 +134,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits until `entry`, made with `terms`, is served. Cancel safe, as [`turn`](Self::turn).
+    /// Waits until `entry`, which was made with `terms`, is served. Cancel safe, as [`turn`](Self::turn).
     pub(crate) async fn served(
         self: &Arc<Self>,
         mut entry: Entry<T>,
@@ -150,11 +153,11 @@ impl<T> Queue<T> {
                     biased;
                     served = &mut answer => match served {
                         Ok(served) => return served,
-                        // The task that was to serve this one is gone, with its runtime.
+                        // The task that was to serve this one has ended with its runtime.
                         Err(_) => break,
                     },
                     Ok(()) = seen.changed(), if on_wait.is_some() => {
-                        // Cloned: the caller's code must not run under the channel's lock.
+                        // Cloned, because the caller's code must not run under the channel's lock.
                         let held = seen.borrow_and_update().clone();
                         if let Some((held, on_wait)) = held.zip(on_wait) {
                             on_wait(&held);
@@ -166,15 +169,15 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Completes when whoever has the turn knows that the lock rests. Cancel safe.
+    /// Completes when the task that has the turn reports that the lock is in a cooldown. Cancel safe.
     pub(crate) async fn rests(&self) -> Held {
         let mut seen = self.seen.subscribe();
         let resting = seen.wait_for(|held| held.as_ref().is_some_and(|held| held.resting)).await;
-        // Never closed while this queue lives.
+        // Never closed while this queue exists.
         resting.map_or_else(|_| None, |held| held.clone()).unwrap_or_default()
     }
 
-    /// The turn, as soon as whoever has it has not been refused; else who is in the way. Cancel safe.
+    /// Waits for the turn, unless the task that has it reports a holder. Then returns that holder. Cancel safe.
     pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn<T>, Held> {
         let mut seen = self.seen.subscribe();
         tokio::select! {
@@ -184,17 +187,17 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The turn, if nobody has it.
+    /// Takes the turn if it is free.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn<T>> {
         self.line().take_turn().then(|| Turn { queue: Some(self.clone()) })
     }
 
-    /// Who has the lock, if anybody in this process knows.
+    /// The holder of the lock, if a task of this process knows it.
     pub(crate) fn seen(&self) -> Option<Held> {
         self.seen.borrow().clone()
     }
 
-    /// Gives the turn to the next in line; nobody has it if there is none.
+    /// Gives the turn to the next task. If no task waits, the turn is free.
     fn pass_on(self: &Arc<Self>) {
         loop {
             let next = {
@@ -205,7 +208,7 @@ impl<T> Queue<T> {
             };
             let Some(next) = next else { return };
             match next.served.send(Served::Turn(Turn { queue: Some(self.clone()) })) {
-                // Gone in this moment. It is not to pass the turn on a second time.
+                // That task has just gone. Its turn must not be passed on a second time.
                 Err(Served::Turn(mut turn)) => turn.queue = None,
                 Err(Served::Lock(_)) | Ok(()) => return,
             }
@@ -213,13 +216,13 @@ impl<T> Queue<T> {
     }
 }
 
-/// Where a task is that wants the turn.
+/// The state of a task that wants the turn.
 pub(crate) enum Entry<T> {
     Served(Turn<T>),
     Waiting(Place<T>, oneshot::Receiver<Served<T>>),
 }
 
-/// A place in the line, given up when it is dropped.
+/// A place in the queue. Dropping it gives the place up.
 pub(crate) struct Place<T> {
     queue: Arc<Queue<T>>,
     number: u64,
@@ -228,42 +231,42 @@ pub(crate) struct Place<T> {
 impl<T> Drop for Place<T> {
     fn drop(&mut self) {
         let mut line = self.queue.line();
-        // None once it was served.
+        // Not found once it was served.
         if let Ok(at) = line.waiting.binary_search_by_key(&self.number, |waiter| waiter.number) {
             line.waiting.remove(at);
         }
     }
 }
 
-/// The right to contend for a lock at the store, and then to hold it. Dropping it lets the next task go on.
+/// The right to contend for a lock at the store, and then to hold it. Dropping it gives the turn to the next task.
 #[derive(Debug)]
 pub(crate) struct Turn<T> {
-    /// `None` once somebody else has it.
+    /// `None` once another task has the turn.
     queue: Option<Arc<Queue<T>>>,
 }
 
 impl<T> Turn<T> {
-    /// Tells those who wait in this process who has the lock.
+    /// Reports the holder of the lock to the waiting tasks of this process.
     pub(crate) fn tell(&self, held: Held) {
         if let Some(queue) = &self.queue {
             queue.seen.send_replace(Some(held));
         }
     }
 
-    /// What is known of how long this process has had the lock.
+    /// Calls `body` with the cohort policy of the lock, and with whether tasks wait for it.
     pub(crate) fn stay<O>(&self, body: impl FnOnce(&mut CohortPolicy, bool) -> O) -> Option<O> {
         let mut line = self.queue.as_ref()?.line();
         let awaited = !line.waiting.is_empty();
         Some(body(&mut line.stay, awaited))
     }
 
-    /// How many tokens a grant on `terms` has use for.
+    /// How many tokens a grant on `terms` can use.
     pub(crate) fn demand(&self, terms: &Terms) -> u64 {
         let in_line = 1 + self.followers(terms) as u64;
         self.stay(|stay, _| stay.demand(in_line)).unwrap_or(1)
     }
 
-    /// How many, from the front of the line on, take the lock on `terms`.
+    /// How many tasks, from the front of the queue, take the lock on `terms`.
     pub(crate) fn followers(&self, terms: &Terms) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let line = queue.line();
@@ -271,7 +274,7 @@ impl<T> Turn<T> {
         line.waiting.iter().take_while(follows).count()
     }
 
-    /// The next in line, if it takes the lock on `terms`. It is in the line no more.
+    /// Removes the next task from the queue and returns it, if it takes the lock on `terms`.
     pub(crate) fn next_on(&self, terms: &Terms) -> Option<oneshot::Sender<Served<T>>> {
         let mut line = self.queue.as_ref()?.line();
         match line.waiting.pop_front()? {

@@ -1,9 +1,9 @@
 //! The tasks of one grant: the *renewer*, and a *watchdog* for each guard.
 //!
-//! Only the renewer sends requests about the grant, so a renewal and a release are never under way at the same time (rule
-//! 6). It also passes the lock on to the next task of this process ([`cohort`]). Each such task has its own guard, and the
-//! previous guard has ended by then. The watchdog waits for the deadline and does nothing else: a renewal that hangs
-//! cannot delay it.
+//! Only the renewer sends requests about the grant, so a renewal and a release are never under way at the same time
+//! (rule 6). It also passes the lock on to the next task of this process ([`cohort`]). Each such task has its own
+//! guard, and the previous guard has ended by then. The watchdog waits for the deadline and does nothing else, so a
+//! renewal that hangs cannot delay it.
 
 mod cohort;
 mod lease;
@@ -29,23 +29,23 @@ use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
 use crate::types::{RENEW_AFTER, RENEW_SPREAD};
 
-/// A release that failed is tried again after this, and then ever less often.
+/// The first pause after a release that failed. Further pauses are longer.
 const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a guard asks of its renewer.
+/// What a guard asks its renewer to do.
 #[derive(Debug)]
 pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
-    /// With a rest until so long after the grant.
+    /// Release the lock with a cooldown that ends this long after the grant.
     Rest(Duration, oneshot::Sender<Result<Released>>),
-    /// The ticket, with what says that somebody has it.
+    /// Return a ticket, together with a sender by which the caller confirms that it has the ticket.
     HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
 
-/// An open store, and what the renewers of all grants in it share.
+/// An open store, and what the renewers of all its grants share.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn LeaseStore>,
-    /// The URL that it was opened with, without passwords.
+    /// The URL that the store was opened with, without passwords.
     pub(crate) url: Option<String>,
     renewals: Arc<Limiter>,
 }
@@ -55,13 +55,14 @@ impl Opened {
         Self { store, url, renewals: Limiter::new(RENEWALS) }
     }
 
-    /// The store, for messages: its URL, or its kind.
+    /// The store's URL or its kind, for messages.
     pub(crate) fn shown(&self) -> String {
         self.url.clone().unwrap_or_else(|| self.store.capabilities().store.to_owned())
     }
 }
 
-/// A lock that one task holds, and the way to its renewer. Dropping it releases the lock, or passes it on, in the background.
+/// A lock that one task holds, and its connection to the renewer. Dropping it releases the lock in the background, or
+/// passes it on.
 pub(crate) struct Hold {
     pub(crate) identity: Identity,
     pub(crate) capabilities: Capabilities,
@@ -71,7 +72,7 @@ pub(crate) struct Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Dead first; then the renewer, whose commands end here, releases.
+        // End the lease first. The renewer then finds its command channel closed, and releases the lock.
         self.lease.end();
     }
 }
@@ -82,7 +83,7 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// Keeps `grant` from now on. Must be called inside a tokio runtime. What `cohort` stands for is given up once the grant is
+/// Starts to keep `grant`, and returns the hold. Must be called inside a tokio runtime. `cohort` ends when the grant is
 /// settled.
 pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut cohort: Option<CohortGrant>) -> Hold {
     let token = cohort.as_mut().map_or(grant.token, |cohort| cohort.begin(&grant));
@@ -103,8 +104,8 @@ pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut cohort: Option<CohortG
     Box::new(renewer).start()
 }
 
-/// When `grant` is renewed next, from now on. Its deadline counts from before the send, so what is left says more than the ttl: an
-/// answer may have come late, or the process stood still since.
+/// When `grant` is renewed next. This depends on the time that is left and not only on the ttl: the deadline counts
+/// from before the send, and since then the answer may have come late, or the process may have been paused.
 fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
     let now = env.now();
     let left = grant.deadline.remaining(now).div_duration_f64(grant.ttl.holder_span()).min(1.0);
@@ -116,37 +117,37 @@ fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
 struct Renewer {
     opened: Arc<Opened>,
     grant: Grant,
-    /// When it was known that the task that has it now has it: not before the store granted it.
+    /// When it became known that the current task has the lock. Not before the store granted it.
     granted: Moment,
     /// When the next renewal is due.
     renewal: Deadline,
-    /// Of the task that has it now.
+    /// The lease of the task that has the lock now.
     lease: Arc<Lease>,
     identity: Identity,
-    /// Ended when the grant is settled, before whoever asked for that hears of it: they may try again at once.
+    /// Ended when the grant is settled, before the caller gets its answer, because the caller may try again at once.
     cohort: Option<CohortGrant>,
-    /// When the store last confirmed the grant without prolonging it: taken before it was asked.
+    /// When the store last confirmed the grant without renewing it. Read before the request was sent.
     asked: Option<Moment>,
-    /// Not once the store could not be asked whether the grant still stands.
+    /// `false` once the store did not answer whether the grant is still valid.
     passes_on: bool,
 }
 
-/// A guard's connection to its renewer. If it is dropped, the lock is released, or passed on, in the background.
+/// A guard's connection to its renewer. Dropping it releases the lock in the background, or passes it on.
 pub(crate) struct RenewerHandle {
     commands: oneshot::Sender<Command>,
     runtime: Handle,
 }
 
 impl RenewerHandle {
-    /// Sends `command` and waits for its answer; `None` if the renewer has ended, or its runtime has shut down. If the future
-    /// is dropped, the renewer still carries out the command.
+    /// Sends `command` and waits for its answer. Returns `None` if the renewer has ended, or if its runtime has shut
+    /// down. If the future is dropped, the renewer still carries out the command.
     pub(crate) async fn tell<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
-        // If the renewer has ended, this drops the command, and the sender of the answer with it.
+        // If the renewer has ended, this drops the command and the sender of its answer.
         drop(self.commands.send(command));
         answer.await.ok()
     }
 
-    /// The runtime that its renewer works in.
+    /// The runtime of the renewer.
     pub(crate) fn runtime(&self) -> Handle {
         self.runtime.clone()
     }
@@ -154,16 +155,16 @@ impl RenewerHandle {
 
 /// Why the renewals ended.
 enum Over {
-    /// The guard asked for something, or was dropped.
+    /// The guard sent a command, or was dropped.
     Asked(Option<Command>),
     /// The deadline passed.
     Expired,
-    /// The store says that it is ours no more.
+    /// The store reported the loss of the grant.
     Gone,
 }
 
 impl Renewer {
-    /// Starts the renewer and the watchdog, and returns what the holder has. Must be called inside a tokio runtime.
+    /// Starts the renewer and the watchdog, and returns the hold. Must be called inside a tokio runtime.
     fn start(self: Box<Self>) -> Hold {
         let (commands, receiver) = oneshot::channel();
         let hold = Hold {
@@ -177,11 +178,13 @@ impl Renewer {
         hold
     }
 
-    /// Waits most of the time. The rest is boxed, so that ten thousand waiting tasks stay small.
+    /// Runs until the grant is settled. Everything but the waiting is boxed, so that ten thousand waiting tasks stay
+    /// small.
     async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Command>) {
         match self.renew_until_over(&mut commands).await {
             Over::Gone => self.leave(),
-            // A renewal may have landed without our hearing of it: the next holder need not wait for that to lapse.
+            // A renewal may have been applied unnoticed. Release it, so that the next holder need not wait until it
+            // lapses.
             Over::Expired => {
                 let _ = self.try_release(None).await;
                 self.leave();
@@ -190,7 +193,7 @@ impl Renewer {
         }
     }
 
-    /// Does what the guard asks for; without a command it was dropped.
+    /// Carries out the guard's command. `None` means that the guard was dropped.
     async fn serve(mut self: Box<Self>, asked: Option<Command>) {
         let reply = match asked {
             Some(Command::Rest(period, reply)) => return self.rest(period, reply).await,
@@ -210,14 +213,15 @@ impl Renewer {
         }
     }
 
-    /// Whether another task of this process would have the lock next by the same grant.
+    /// Whether another task of this process can have the lock next by the same grant.
     fn has_successor(&self) -> bool {
         let (now, capabilities) = (self.lease.env.now(), self.opened.store.capabilities());
         self.cohort.as_ref().is_some_and(|cohort| cohort.has_successor(&self.grant, now, &capabilities))
     }
 
-    /// Whether the store says that the grant is over: evicted, or its record deleted. It is asked if it has confirmed nothing for
-    /// longer than a poll. Without an answer the lock is not passed on; a release then settles what became of the grant.
+    /// Whether the store reports that the grant has ended: evicted, or its record deleted. The store is asked only if
+    /// it has confirmed nothing for longer than its shortest poll pause. Without an answer, the lock is not passed on,
+    /// and a release settles what happened to the grant.
     async fn was_ended_by_others(&mut self) -> bool {
         let (store, env) = (self.opened.store.clone(), self.lease.env.clone());
         let now = env.now();
@@ -243,9 +247,10 @@ impl Renewer {
         }
     }
 
-    /// Passes the lock on to the next task of this process, if it may have it by the same grant; else gives the renewer back.
+    /// Passes the lock on to the next task of this process, if that task may have it by the same grant. Otherwise
+    /// returns the renewer.
     fn pass_on(mut self: Box<Self>) -> Option<Box<Self>> {
-        // The belief of the one before ends here at the latest, before there is another token.
+        // The previous guard is invalidated here at the latest, before the next token is issued.
         if self.lease.end().is_some() {
             return Some(self);
         }
@@ -259,12 +264,12 @@ impl Renewer {
         self.granted = now;
         self.lease = Arc::new(Lease::new(env, self.grant.deadline));
         self.identity.token = token;
-        // If that task is gone, the guard is dropped here, and its turn to be passed on comes next.
+        // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
         let _ = next.send(Served::Lock(self.start()));
         None
     }
 
-    /// Makes way for others.
+    /// Ends the cohort, which gives the turn to the next task.
     fn leave(&mut self) {
         if let Some(cohort) = self.cohort.take() {
             cohort.end(&self.grant, self.lease.env.now(), &self.opened.store.capabilities());
@@ -272,7 +277,7 @@ impl Renewer {
     }
 
     async fn renew_until_over(&mut self, commands: &mut oneshot::Receiver<Command>) -> Over {
-        // A false alarm costs one renewal, and the next is heard only after a pause.
+        // A false alarm costs one renewal. The next alarm counts only after a pause.
         let mut alarmed = false;
         loop {
             let env = &self.lease.env;
@@ -289,11 +294,11 @@ impl Renewer {
         }
     }
 
-    /// One renewal; `None` when there is another to come.
+    /// Renews once. Returns `None` if the renewals continue.
     async fn renew(&mut self, commands: &mut oneshot::Receiver<Command>) -> Option<Over> {
         let ttl = self.grant.ttl;
         let (opened, env) = (self.opened.clone(), self.lease.env.clone());
-        // As long as nothing is sent, nothing has to be settled.
+        // Nothing has been sent yet, so there is nothing to settle.
         let place = tokio::select! {
             biased;
             command = &mut *commands => return Some(Over::Asked(command.ok())),
@@ -306,8 +311,8 @@ impl Renewer {
             tokio::select! {
                 biased;
                 renewal = &mut renewal => (Some(renewal), None),
-                // Settled before anything else is sent, but a store that hangs cannot hold up a release for long:
-                // what is still on the way fails its condition once the release is there.
+                // Settle the renewal before anything else is sent. But a store that hangs must not delay a release for
+                // long: once the release is applied, a renewal that is still under way fails its condition.
                 command = &mut *commands => {
                     (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
                 }
@@ -321,11 +326,11 @@ impl Renewer {
             }
             Some(Ok(Renewal::Lost(loss))) => {
                 let expired = matches!(loss.reason, LossReason::Expired { .. });
-                // Of a deadline that passed, the lease knows more: the last error.
+                // If the deadline passed, the lease has the better loss, with the last error.
                 if !expired || self.lease.loss(&self.identity).is_none() {
                     self.lease.lose(loss);
                 }
-                // A command that came meanwhile is dropped here, and its guard hears of the loss by that.
+                // A command that came in the meantime is dropped here, by which its guard learns of the loss.
                 return Some(if expired { Over::Expired } else { Over::Gone });
             }
             Some(Err(error)) => {
@@ -338,7 +343,7 @@ impl Renewer {
         asked.map(Over::Asked)
     }
 
-    /// The lease is over: because its guard ended it (the command is on its way), or because its time was up.
+    /// The lease has ended: its guard ended it, and the command is on its way, or its time was over.
     async fn cancelled(&self, commands: &mut oneshot::Receiver<Command>) -> Over {
         if self.lease.state(|state| matches!(state, State::Lost(_))) {
             return Over::Expired;
@@ -346,7 +351,7 @@ impl Renewer {
         Over::Asked(commands.await.ok())
     }
 
-    /// Whoever asked hears of the first trouble; the release is tried again without them, until the lease has lapsed anyway.
+    /// Reports the first error to the caller. Then retries the release in the background until the lease has lapsed.
     async fn release(&mut self, mut reply: Option<oneshot::Sender<Result<Released>>>) {
         let mut pause = FIRST_RELEASE_PAUSE;
         loop {
@@ -364,11 +369,13 @@ impl Renewer {
         }
     }
 
-    /// Whoever asked hears of nothing but the end: until it has been told, nobody knows that the lock is to rest.
+    /// Reports only the final result to the caller, because no other process knows of the cooldown until the store has
+    /// recorded it. Retries until the lease has lapsed.
     async fn rest(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
         let mut pause = FIRST_RELEASE_PAUSE;
         let outcome = loop {
-            // What has passed since the grant is not rested again; at least that, if this clock goes too fast.
+            // Subtract the time since the grant. Measured short, so that the cooldown is not too short if this clock
+            // runs fast.
             let passed = self.lease.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
             let rest = Some(period.saturating_sub(passed)).filter(|rest| !rest.is_zero());
             match self.try_release(rest).await {
@@ -384,7 +391,7 @@ impl Renewer {
     }
 
     async fn try_release(&mut self, rest: Option<Duration>) -> Result<Released> {
-        // Once the lease is over, a release changes nothing for others: no longer than one request takes.
+        // After the end of the lease, a release changes nothing for others, so it gets no longer than one request.
         let env = self.lease.env.clone();
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, rest);
@@ -400,7 +407,7 @@ impl Renewer {
         outcome.map_err(Error::from)
     }
 
-    /// Waits before another try; `false` when the lease has lapsed anyway.
+    /// Waits before the next attempt. Returns `false` if the lease has lapsed.
     async fn pause_release(&self, pause: &mut Duration) -> bool {
         let env = &self.lease.env;
         if self.grant.deadline.passed(env.now()) {
@@ -416,9 +423,9 @@ impl Renewer {
         let (taken, is_taken) = oneshot::channel();
         let ticket =
             handed.map(|()| (Ticket::new(&self.grant, self.opened.url.clone()), taken)).map_err(Error::from);
-        // Nobody takes it, or it would die with this process: free for others at once. An answer that was sent may still
-        // be dropped unread, with its future.
-        // Nor does a caller that stops polling keep it for longer than its lease.
+        // If the caller does not take the ticket, the lock is released, so that it is free for others at once. An
+        // answer that was sent may still be dropped unread, together with the caller's future. A caller that stops
+        // polling keeps the lock no longer than its lease.
         let env = self.lease.env.clone();
         let left = self.grant.deadline.remaining(env.now());
         let is_taken = async {
@@ -430,13 +437,13 @@ impl Renewer {
     }
 }
 
-/// How long after a renewal that failed the next one is tried, when `left` is left of the lease: ever more often towards the
-/// deadline, but never in a storm.
+/// The pause after a renewal that failed, if `left` is left of the lease: shorter towards the deadline, but never so
+/// short that the retries are a storm.
 fn pause_after_failure(left: Duration, ttl: Ttl) -> Duration {
     (left / 4).clamp(Duration::from_millis(50), ttl.get() / 10)
 }
 
-/// The pause after the one of `pause`, between tries to release.
+/// The pause between attempts to release that follows `pause`.
 fn next_release_pause(pause: Duration, ttl: Ttl) -> Duration {
     (pause * 2).min(ttl.get() / 10)
 }

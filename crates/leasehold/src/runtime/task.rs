@@ -1,5 +1,5 @@
-//! Work in a task of ours. A caller may stop polling its future at any time, and keep it: what others wait for must not depend
-//! on that.
+//! Work in the library's own tasks. A caller may keep a future and stop polling it, so nothing that others wait for may
+//! depend on that future.
 
 use std::panic::resume_unwind;
 
@@ -8,12 +8,13 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Runs `work` in a task and waits for what it sends. `None` if the task ends without an answer, or its runtime shuts down.
+/// Runs `work` in a task and waits for what it sends. Returns `None` if the task ends without an answer, or if its
+/// runtime shuts down.
 ///
-/// Dropping the future closes the channel; the task goes on.
+/// Dropping the future closes the channel, and the task continues.
 ///
 /// # Panics
-/// With the panic of `work`, which may call the caller's own code.
+/// If `work` panics, with the same panic. `work` may call the caller's code.
 pub(crate) async fn answer_of<T, F>(work: impl FnOnce(oneshot::Sender<T>) -> F) -> Option<T>
 where
     F: Future<Output = ()> + Send + 'static,
@@ -21,7 +22,7 @@ where
     answer_in(&Handle::current(), work).await
 }
 
-/// [`answer_of`], in a task of `runtime`.
+/// Does the same as [`answer_of`], in a task of `runtime`.
 pub(crate) async fn answer_in<T, F>(runtime: &Handle, work: impl FnOnce(oneshot::Sender<T>) -> F) -> Option<T>
 where
     F: Future<Output = ()> + Send + 'static,
@@ -37,10 +38,10 @@ where
     }
 }
 
-/// Runs `work` in a task and gives its output. Dropping the future drops `work` too, wherever it is.
+/// Runs `work` in a task and returns its output. Dropping the future drops `work` too, wherever it is.
 ///
 /// # Errors
-/// Those of `work`; [`ErrorKind::Unavailable`] if the runtime shuts down.
+/// The errors of `work`; [`ErrorKind::Unavailable`] if the runtime shuts down.
 pub(crate) async fn run<T, F>(work: F) -> Result<T>
 where
     T: Send + 'static,
@@ -49,7 +50,7 @@ where
     output_of(work).await.unwrap_or_else(|| Err(shut_down()))
 }
 
-/// [`run`], for any output: `None` if the runtime shuts down.
+/// Does the same as [`run`], for any output. Returns `None` if the runtime shuts down.
 pub(crate) async fn output_of<T, F>(work: F) -> Option<T>
 where
     T: Send + 'static,
@@ -65,7 +66,7 @@ where
     .await
 }
 
-/// The error of an operation whose runtime has shut down.
+/// The error if the runtime of an operation has shut down.
 pub(crate) fn shut_down() -> Error {
     Error::new(ErrorKind::Unavailable, "the tokio runtime has shut down")
 }

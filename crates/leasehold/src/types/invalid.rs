@@ -1,8 +1,8 @@
-//! [`InvalidValue`]: why a name, an id, a token or a time to live is refused.
+//! [`InvalidValue`]: why a name, an id, a token or a time to live is not valid.
 
 use std::fmt;
 
-/// Why a value is not what it should be: the message quotes it.
+/// A value that is not valid. The message quotes it and says why.
 ///
 /// Converts into an [`Error`](crate::Error) of kind [`ErrorKind::Invalid`](crate::ErrorKind::Invalid).
 ///
@@ -27,7 +27,7 @@ impl InvalidValue {
         self
     }
 
-    /// What a valid value looks like, where the message does not say it.
+    /// What a valid value looks like, if the message does not say so.
     pub fn help(&self) -> Option<&'static str> {
         self.help
     }

@@ -1,4 +1,4 @@
-//! Lock names: what is allowed, in one place for every store.
+//! Lock names: the rules for them, in one place for all stores.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::invalid::InvalidValue;
 
-/// The name of a lock: `/`-separated segments, at most [`LockName::MAX_BYTES`] bytes of UTF-8.
+/// The name of a lock: segments separated by `/`, at most [`LockName::MAX_BYTES`] bytes of UTF-8.
 ///
-/// Segments are not empty and not `.` or `..`; there are no control characters and no leading or trailing `/`. Cheap to
-/// clone.
+/// A segment is not empty and not `.` or `..`. A name contains no control characters, and does not start or end with
+/// `/`. Cheap to clone.
 ///
 /// ```
 /// use leasehold::LockName;
@@ -24,13 +24,13 @@ use super::invalid::InvalidValue;
 pub struct LockName(Arc<str>);
 
 impl LockName {
-    /// The longest name, in bytes: with percent-encoding and a prefix it still fits an S3 key (1,024 bytes).
+    /// The longest name, in bytes. With percent-encoding and a prefix it still fits into an S3 key (1,024 bytes).
     pub const MAX_BYTES: usize = 256;
 
     /// Checks `name`.
     ///
     /// # Errors
-    /// Says what is wrong with which name.
+    /// The name is not valid. The message quotes it and says why.
     pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidValue> {
         let name = name.as_ref();
         match flaw(name) {
@@ -65,14 +65,14 @@ fn flaw(name: &str) -> Option<&'static str> {
     None
 }
 
-/// Control characters, and the invisible ones that reorder or hide text on a terminal.
+/// Whether `c` is a control character, or an invisible character that reorders or hides text on a terminal.
 pub(crate) fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// `name` quoted for an error, escaped and cut to a line's length.
+/// `name` for an error message: quoted, escaped, and cut to the length of a line.
 fn shown(name: &str) -> String {
     const MOST: usize = 60;
     let cut: String = name.chars().take(MOST).collect();

@@ -1,4 +1,4 @@
-//! Who has a lock, who had it, and how it was lost: for people, never for decisions.
+//! The state of locks: current and past holders, and how a lock was lost. For people, never for decisions.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,47 +8,47 @@ use serde::{Deserialize, Serialize};
 use super::name::LockName;
 use super::terms::{Id, Token};
 
-/// Who holds a lock, as the holder said it: for people, never for decisions.
+/// The holder of a lock, as it described itself. For people, never for decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// A user's or a service's name.
+    /// The name of a user or a service.
     pub name: String,
-    /// The host it runs on; empty for a holder that uses another client.
+    /// The name of its host. Empty if the holder uses another client.
     pub host: String,
-    /// Its process id there; 0 when it is held by a ticket, and no process has to live for it.
+    /// Its process id on that host. 0 if the lock is held by a ticket, which does not depend on a process.
     pub pid: u32,
-    /// What it is doing.
+    /// What the holder does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// What it advertises while it holds the lock: see [`Election::value`](crate::Election::value).
+    /// The value that it advertises while it holds the lock: see [`Election::value`](crate::Election::value).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
 impl Holder {
-    /// This process: the user's name, the host's name, the process id, no note, no value.
+    /// This process: the user's name, the host's name and the process id, without note and value.
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self { name: user_name(), host, pid: std::process::id(), note: None, value: None }
     }
 
-    /// Whether it is the same process by the same name, whatever it is doing.
+    /// Whether `other` is the same process under the same name, whatever its note and value.
     pub(crate) fn is_same_process(&self, other: &Self) -> bool {
         (self.pid, &self.host, &self.name) == (other.pid, &other.host, &other.name)
     }
 
-    /// Who it was once its grant is over: what it advertised does not hold any more.
+    /// This holder for the history, without its value, which is outdated once the grant has ended.
     pub(crate) fn of_the_past(&self) -> Self {
         Self { value: None, ..self.clone() }
     }
 
-    /// Whether it uses another client than leasehold, which gives its holders a name and nothing else.
+    /// Whether the holder uses a client other than leasehold. Those give their holders only a name.
     pub fn is_foreign(&self) -> bool {
         self.host.is_empty() && self.pid == 0
     }
 }
 
-/// `$LOGNAME` or `$USER`, or what the system calls the user, as in a container, where neither is set.
+/// `$LOGNAME` or `$USER`. If neither is set, as in a container, the system's name for the user.
 fn user_name() -> String {
     if let Some(name) =
         ["LOGNAME", "USER"].iter().find_map(|key| std::env::var(key).ok().filter(|name| !name.is_empty()))
@@ -65,7 +65,7 @@ fn user_name() -> String {
 }
 
 impl fmt::Display for Holder {
-    /// `alice@ci-7 pid 4121 "make deploy"`, without control characters, whatever was written in the record.
+    /// Writes `alice@ci-7 pid 4121 "make deploy"`, without control characters, whatever the record contains.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_foreign() {
             return f.write_str(&printable(&self.name, 64));
@@ -82,8 +82,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// What another machine wrote, for people: without control characters, and those that reorder or hide text on a
-/// terminal. At most `most` characters.
+/// Makes text of another machine safe to show: replaces control characters, and characters that reorder or hide text on
+/// a terminal. Keeps at most `most` characters.
 ///
 /// ```
 /// assert_eq!(leasehold::lease::printable("http://ci-7\u{1b}[2J", 12), "http://ci-7\u{fffd}");
@@ -92,30 +92,32 @@ pub fn printable(text: &str, most: usize) -> String {
     text.chars().map(|c| if crate::types::is_unprintable(c) { '\u{fffd}' } else { c }).take(most).collect()
 }
 
-/// A lock that somebody has.
+/// A lock that is held, or in a cooldown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
-    /// Who; `None` for a holder that is unknown (a foreign object, a resting lock, a lock that another task of this process is
-    /// acquiring).
+    /// The holder; `None` if it is unknown (a foreign object, a lock in a cooldown, a lock that another task of this process
+    /// is acquiring).
     pub holder: Option<Holder>,
-    /// With which token.
+    /// The fencing token.
     pub token: Option<Token>,
-    /// For how long already, on the store's clock.
+    /// How long the lock has been held, on the store's clock.
     pub held_for: Option<Duration>,
-    /// How long the lease can still last from now unless it is renewed.
+    /// How long the lease can still last unless it is renewed.
     pub lapses_within: Option<Duration>,
-    /// Released, but not to be granted yet ([`LeaseStore::release`](crate::lease::LeaseStore::release) with a rest).
+    /// Whether the lock is in a cooldown: released, but not to be granted yet
+    /// ([`LeaseStore::release`](crate::lease::LeaseStore::release) with `rest`).
     pub resting: bool,
-    /// Of a resting lock: who had it before. Then [`held_for`](Self::held_for) counts from that grant, or, where the
-    /// store does not know it, from the release.
+    /// For a lock in a cooldown: the previous holder. [`held_for`](Self::held_for) then counts from its grant or, if
+    /// the store does not know that, from the release.
     pub last_holder: Option<Holder>,
-    /// What stands where the record should be, when it is not leasehold's.
+    /// What was found instead of a record of leasehold.
     pub foreign: Option<String>,
 }
 
 impl Held {
-    /// Whether no process has to live for it: see [`Lock::for_ticket`](crate::Lock::for_ticket).
+    /// Whether the lock is held by a ticket, which does not depend on a process: see
+    /// [`Lock::for_ticket`](crate::Lock::for_ticket).
     pub fn is_by_ticket(&self) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.pid == 0 && !holder.is_foreign())
     }
@@ -136,46 +138,46 @@ impl fmt::Display for Held {
     }
 }
 
-/// The state of a lock.
+/// The status of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Which lock.
+    /// The name of the lock.
     pub name: LockName,
-    /// Free, held or resting.
+    /// Whether the lock is free, held or in a cooldown.
     pub state: State,
-    /// The token of the current or latest grant; `None` when there never was one.
+    /// The token of the current or latest grant; `None` if there was none.
     pub token: Option<Token>,
-    /// The latest grants that are over, newest first.
+    /// The latest grants that have ended, newest first.
     pub history: Vec<PastGrant>,
 }
 
 impl Status {
-    /// The status of a lock of which nothing is known but its state.
+    /// A status with only a name and a state.
     pub fn new(name: LockName, state: State) -> Self {
         Self { name, state, token: None, history: Vec::new() }
     }
 }
 
-/// Free, held or resting.
+/// The state of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Anybody may have it.
+    /// The lock can be acquired.
     Free,
-    /// Somebody has it, or it rests ([`Held::resting`]).
+    /// The lock is held, or in a cooldown ([`Held::resting`]).
     Held(Held),
-    /// Its lease has lapsed, as far as the store's clock tells: the next who asks will have it.
+    /// The lease has lapsed by the store's clock. The next contender takes the lock over.
     Lapsed(Held),
 }
 
-/// A grant that is over.
+/// A grant that has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastGrant {
-    /// Its token.
+    /// The fencing token.
     pub token: Token,
-    /// The id of its claim.
+    /// The id of the claim that was granted.
     pub grant: Id,
-    /// Who had it.
+    /// The holder.
     pub holder: Holder,
     /// When it was granted, on the store's clock, in microseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -191,23 +193,23 @@ pub struct PastGrant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
-    /// By its holder.
+    /// The holder released it.
     Released,
-    /// By time: another was granted the lock after the lease had lapsed.
+    /// The lease lapsed, and another process took over.
     Lapsed,
-    /// By an operator.
+    /// An operator evicted the holder.
     Evicted,
 }
 
-/// How a lock was lost.
+/// The loss of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {
-    /// Of which lock.
+    /// The name of the lock.
     pub name: LockName,
-    /// The token that is worth nothing any more.
+    /// The token of the grant that was lost.
     pub token: Token,
-    /// Why.
+    /// Why the lock was lost.
     pub reason: LossReason,
 }
 
@@ -222,22 +224,22 @@ impl Loss {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease ran out before it could be renewed; with the last trouble in renewing it, if there was any.
+    /// The lease lapsed before it could be renewed.
     Expired {
-        /// What the store said to the last renewal.
+        /// The error of the last renewal, if there was one.
         last_error: Option<String>,
     },
-    /// The lease had lapsed and another was granted the lock.
+    /// The lease lapsed, and another process took over.
     TakenOver {
-        /// By whom.
+        /// The new holder.
         by: Held,
     },
-    /// Somebody ended the grant: an eviction, or a release by another who has its ticket.
+    /// Another process ended the grant: by an eviction, or by a release with its ticket.
     Ended,
-    /// The record is gone: deleted by hand.
+    /// The record was deleted by hand.
     Deleted,
-    /// Another than this process renewed the same grant, which has no ticket: this process, or its machine, was copied while it
-    /// ran. Only one of the copies goes on to hold the lock.
+    /// Another process renewed the grant, although it has no ticket: this process or its machine was copied while it
+    /// ran. Only one of the copies keeps the lock.
     RenewedElsewhere,
 }
 

@@ -1,4 +1,4 @@
-//! What an observer makes of its looks at the store.
+//! The polling of an election, and which of the results are reported.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use crate::error::{Error, Result, StoreError};
 use crate::lease::{Capabilities, LeaseStore, State, Status, Token};
 use crate::types::LockName;
 
-/// The pauses after trouble grow from this,
+/// The first pause after an error. Further pauses double.
 const FIRST_AFTER_TROUBLE: Duration = Duration::from_secs(1);
-/// up to this.
+/// The longest pause after an error.
 const MOST_AFTER_TROUBLE: Duration = Duration::from_secs(15);
 
-/// Looks come at about the store's pace: observers that were started together spread out.
+/// Pauses vary by this factor, so that observers that started together spread out.
 const SPREAD: f64 = 0.25;
 
-/// Looks at one election, again and again.
+/// Polls one election.
 pub(super) struct Observer {
     store: Arc<dyn LeaseStore>,
     name: LockName,
@@ -24,7 +24,7 @@ pub(super) struct Observer {
     told: Told,
 }
 
-/// What to wait for before the next look.
+/// What to wait for before the next poll.
 enum Wait {
     Nothing,
     /// A change of what was seen, or the end of the pause.
@@ -32,7 +32,7 @@ enum Wait {
         seen: Box<Status>,
         pause: Duration,
     },
-    /// The end of the pause: the store had trouble.
+    /// The end of the pause after an error of the store.
     Calm {
         pause: Duration,
     },
@@ -43,7 +43,7 @@ impl Observer {
         Self { store, name, wait: Wait::Nothing, told: Told::default() }
     }
 
-    /// The next that is worth telling.
+    /// The next leader or error to report.
     pub(super) async fn next(&mut self) -> Result<Option<Leader>> {
         loop {
             self.pause().await;
@@ -79,7 +79,7 @@ impl Observer {
         }
     }
 
-    /// Often after a change, which another may follow, and then ever less.
+    /// After a change, the pause is short, because another change may follow. Then it doubles.
     fn after(&self, seen: Status, changed: bool) -> Wait {
         let pace = self.store.capabilities().pace;
         let pause = match &self.wait {
@@ -100,21 +100,23 @@ impl Wait {
     }
 }
 
-/// What was told, and must not be told again or taken back.
+/// What was reported: it must not be reported again or taken back.
 #[derive(Default)]
 struct Told {
-    /// The leader, with the token of its grant, which tells two grants of one holder apart also where it is no term.
+    /// The leader, and the token of its grant. The token distinguishes two grants of one holder even if it is not a
+    /// term.
     latest: Option<Option<(Leader, Option<Token>)>>,
     highest: Option<Token>,
-    /// The lasting trouble.
+    /// The lasting error that was reported.
     trouble: Option<String>,
 }
 
 impl Told {
-    /// The leader in `state`, if that is news.
+    /// The leader in `state`, if it is to be reported.
     fn news(&mut self, state: &State, capabilities: &Capabilities) -> Option<Option<Leader>> {
         let mended = self.trouble.take().is_some();
-        // An earlier term is what a request left that came late, after the record was deleted by hand: nobody leads by it.
+        // An earlier term comes from a request that arrived late, after the record was deleted by hand. No process
+        // leads with it.
         let leader = leader_of(state.clone(), capabilities)
             .filter(|leader| leader.term.is_none() || leader.term >= self.highest);
         self.highest = self.highest.max(leader.as_ref().and_then(|leader| leader.term));
@@ -131,7 +133,7 @@ impl Told {
         Some(news)
     }
 
-    /// The error to tell of, if it lasts and is news.
+    /// The error to report, if it is lasting and new.
     fn trouble(&mut self, name: &LockName, error: StoreError) -> Option<Error> {
         if error.is_transient() {
             tracing::warn!(election = %name, %error, "who leads was not found out");
@@ -143,10 +145,10 @@ impl Told {
     }
 }
 
-/// Who leads where the lock's state is `state`.
+/// The leader if the lock's state is `state`.
 pub(super) fn leader_of(state: State, capabilities: &Capabilities) -> Option<Leader> {
     let State::Held(held) = state else { return None };
-    // First in line, and not told that it is its turn.
+    // First in the queue, but it does not know yet that it is its turn.
     let waits = capabilities.tokens && held.token.is_none() && held.foreign.is_none();
     if held.resting || waits {
         return None;

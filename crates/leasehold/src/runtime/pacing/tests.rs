@@ -27,7 +27,7 @@ fn past(pid: u32, from: Duration, until: Duration) -> PastGrant {
     }
 }
 
-/// Waits with one holder, who renews and never releases: the pauses.
+/// The pauses of a waiter beside one holder that renews and never releases.
 fn pauses(turns: Turns, count: usize, seed: u64) -> Vec<Duration> {
     let random = Random::seeded(seed);
     let mut pacing = Pacing::new(PACE, at(Duration::ZERO));
@@ -59,7 +59,7 @@ fn pauses_grow_with_the_hold_to_the_longest_and_renewals_do_not_shorten_them() {
 fn who_comes_late_to_a_long_hold_does_not_begin_with_short_pauses() {
     let turns = Turns { age: 10 * SECOND, contenders: 1, ..Turns::default() };
     for seed in 0..100 {
-        // Anywhere in the first of them: those who come together are not to stay together.
+        // Any value within the first pause, so that waiters that start together do not stay together.
         assert!(pauses(turns, 10, seed)[1..].iter().all(|pause| *pause >= PACE.max.mul_f64(STEADY)));
     }
 }
@@ -106,7 +106,7 @@ fn the_more_take_turns_the_less_each_of_them_asks_until_it_should_be_its_turn() 
         |waited: Duration, turns: Turns| Pacing::new(PACE, at(Duration::ZERO)).next(at(waited), turns);
     let of = |contenders| Pacing::new(PACE, at(SECOND)).next(at(SECOND), turns(contenders));
     assert_eq!([of(1), of(4), of(8)], [200, 800, 1_600].map(Duration::from_millis));
-    // As the hold has lasted for as long as the wait, and it is the longer one that counts.
+    // The hold has lasted for as long as the wait. The longer of the two counts.
     assert_eq!(target(SECOND, turns(1)), 500 * MILLISECOND);
     let mut pacing = Pacing::new(PACE, at(Duration::ZERO));
     let mut after = |waited: Duration| {
@@ -122,7 +122,7 @@ fn the_history_tells_who_took_turns_lately_and_how_long_a_turn_is() {
     let ms = Duration::from_millis;
     let pace = PollInterval { min: ms(10), max: ms(100) };
     let exactly = |now: Duration| Some(StoreTime::exactly(micros(now)));
-    // Three processes, one of them twice; and a grant of long before.
+    // Three processes, one of them twice, and a grant from long before.
     let history = [
         past(1, ms(9_800), ms(9_900)),
         past(2, ms(9_600), ms(9_700)),
@@ -131,12 +131,12 @@ fn the_history_tells_who_took_turns_lately_and_how_long_a_turn_is() {
     ];
     let turns = |now| Turns::of(&process(3), Some(micros(ms(10_000))), &history, now, pace);
     assert_eq!(turns(exactly(ms(10_050))), Turns { age: ms(50), typical: ms(200), contenders: 3 });
-    // Where the clock is read to 200 ms, that much may be wrong with each of the two ends, and with the age.
+    // If the clock is accurate to 200 ms, each of the two ends and the age may be off by that much.
     let now = micros(ms(10_250));
     let doubtful = turns(Some(StoreTime::between(now - 200_000, now)));
     assert_eq!((doubtful.age, doubtful.contenders), (ms(50), 4));
     assert_eq!(doubtful.typical, (ms(9_000) - ms(200)) / 4);
-    // A clock that was set back, or that nobody knows.
+    // A clock that was set back, or that is not known.
     assert_eq!(turns(exactly(ms(9_000))).age, Duration::ZERO);
     assert_eq!(turns(None), Turns::default());
     assert_eq!(Turns::of(&process(3), None, &history, exactly(ms(10_050)), pace), Turns::default());

@@ -1,4 +1,4 @@
-//! A grant of the store in this process: the tasks that have the lock by it, one after the other.
+//! One grant in this process, and the tasks that hold the lock by it, one after the other.
 
 use tokio::sync::oneshot;
 
@@ -8,11 +8,12 @@ use crate::lease::{Capabilities, Grant, Held, Holder, Token};
 use crate::runtime::hand_off::{Terms, Tokens};
 use crate::runtime::queue::{Served, Turn};
 
-/// The turn that a lock was acquired in, and on which terms it goes on to the next task without the store's being asked.
+/// The turn in which a lock was acquired, and the settings on which it is passed on to the next task without a request
+/// to the store.
 #[derive(Debug)]
 pub(crate) struct CohortGrant {
     turn: Turn<Hold>,
-    /// `None` if it goes on to nobody.
+    /// `None` if the lock is not passed on.
     terms: Option<Terms>,
     holder: Holder,
     tokens: Option<Tokens>,
@@ -23,7 +24,7 @@ impl CohortGrant {
         Self { turn, terms, holder, tokens: None }
     }
 
-    /// The token of the first task that has the lock by `grant`.
+    /// Starts the cohort. Returns the token of the first task that holds the lock by `grant`.
     pub(crate) fn begin(&mut self, grant: &Grant) -> Token {
         let others_follow = self.terms.as_ref().is_some_and(|terms| self.turn.followers(terms) > 0);
         let (first, tokens) = Tokens::of(grant, others_follow);
@@ -32,7 +33,7 @@ impl CohortGrant {
         first
     }
 
-    /// Whether there is another task for `grant`, and time for it.
+    /// Whether another task can have the lock by `grant`, and there is time for it.
     pub(crate) fn has_successor(&self, grant: &Grant, now: Moment, capabilities: &Capabilities) -> bool {
         let Some((terms, tokens)) = self.terms.as_ref().zip(self.tokens.as_ref()) else { return false };
         let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
@@ -40,7 +41,7 @@ impl CohortGrant {
         in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
     }
 
-    /// Who has the lock next by the same grant, and its token, if there is time for that.
+    /// The next task that has the lock by the same grant, and its token, if there is time for it.
     pub(crate) fn successor(
         &mut self,
         grant: &Grant,
@@ -57,8 +58,8 @@ impl CohortGrant {
         Some((next, token))
     }
 
-    /// The grant is over, and the next task in line has the turn. Where the store keeps no line, this process stays away
-    /// for a while if it was its turn for long.
+    /// Ends the grant and gives the turn to the next task. If the store has no queue and this process had the lock for
+    /// long, the process then backs off.
     pub(crate) fn end(self, grant: &Grant, now: Moment, capabilities: &Capabilities) {
         self.turn.stay(|stay, awaited| {
             if let Some(tokens) = &self.tokens {

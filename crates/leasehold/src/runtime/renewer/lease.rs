@@ -1,4 +1,4 @@
-//! [`Lease`]: whether this process may still act on a grant, as its guard, its renewer and its watchdog see it.
+//! [`Lease`]: whether this process may still act on a grant. Its guard, its renewer and its watchdog share it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use crate::clock::Deadline;
 use crate::env::Env;
 use crate::lease::{Loss, LossReason};
 
-/// Whether the lease is held. A guard, its renewer and its watchdog share it.
+/// The state of a lease. Its guard, its renewer and its watchdog share it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(super) env: Env,
     state: Mutex<State>,
-    /// Cancelled as soon as the lease is not held any more, for whatever reason.
+    /// Cancelled as soon as the lease is no longer held, for any reason.
     pub(super) over: CancellationToken,
 }
 
@@ -25,9 +25,9 @@ pub(super) enum State {
         deadline: Deadline,
         last_error: Option<String>,
     },
-    /// Boxed: seldom there, and larger than all else.
+    /// Boxed, because it is rare and larger than the other variants.
     Lost(Box<Loss>),
-    /// Released, or handed on.
+    /// Released, handed on as a ticket, or passed on.
     Ended,
 }
 
@@ -41,7 +41,7 @@ impl Lease {
         body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// How long the lease is still certain; zero when it is over.
+    /// For how long the lease is certain to be held. Zero if it is over.
     pub(crate) fn remaining(&self) -> Duration {
         let now = self.env.now();
         self.state(|state| match state {
@@ -50,7 +50,7 @@ impl Lease {
         })
     }
 
-    /// How the lease came to an end, if it has: by the clock, and not by a timer that should have fired.
+    /// How the lease ended, if it has ended. Reads the clock, and does not rely on a timer that should have fired.
     pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
         let now = self.env.now();
         self.state(|state| match state {
@@ -67,10 +67,10 @@ impl Lease {
         })
     }
 
-    /// Completes when the lease was lost. Never when it was released.
+    /// Completes when the lease is lost. Never completes if it was released.
     pub(crate) async fn lost(&self, grant: &Identity) -> Loss {
         loop {
-            // Its own timer, beside the watchdog's: right also when the runtime of the tasks is gone.
+            // Has its own timer beside the watchdog's, so that it works even if the runtime of the tasks has shut down.
             tokio::select! {
                 () = self.over.cancelled() => {}
                 () = self.env.sleep(self.remaining()) => {}
@@ -87,7 +87,7 @@ impl Lease {
         self.over.clone()
     }
 
-    /// The user's belief ends here, before anything is sent. Gives the loss, if the lease was lost before.
+    /// Ends the lease, before anything is sent. Returns the loss if the lease was lost before.
     pub(crate) fn end(&self) -> Option<Loss> {
         let lost = self.state(|state| match state {
             State::Lost(loss) => Some(Loss::clone(loss)),
@@ -118,7 +118,7 @@ impl Lease {
         self.over.cancel();
     }
 
-    /// Lost is final: a renewal that is answered after that changes nothing (rule 9).
+    /// Lost is final: a renewal that is answered after the loss changes nothing (rule 9).
     pub(super) fn prolong(&self, prolonged: Deadline) {
         let now = self.env.now();
         self.state(|state| match state {
@@ -139,7 +139,7 @@ impl Lease {
     }
 }
 
-/// What a grant is called, for losses.
+/// The name and the token of a grant, for losses.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) name: crate::LockName,
@@ -152,12 +152,12 @@ impl Identity {
     }
 }
 
-/// From now on the leases are lost together: what else is held ends, and is released, as soon as one of them is lost.
-/// Must be called inside a tokio runtime.
+/// Binds leases together: as soon as one of them is lost, the others end and are released. Must be called inside a
+/// tokio runtime.
 pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
     tokio::spawn(async move {
         select_all(leases.iter().map(|lease| Box::pin(lease.over.cancelled()))).await;
-        // None when their guard has ended them.
+        // `None` if their guard has ended them.
         if let Some(loss) = leases.iter().find_map(|lease| lease.known_loss()) {
             for lease in &leases {
                 lease.lose(loss.clone());
@@ -166,7 +166,7 @@ pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
     });
 }
 
-/// The watchdog.
+/// The watchdog: records the loss when the deadline passes.
 pub(super) async fn watch(lease: Arc<Lease>, identity: Identity) {
     while lease.loss(&identity).is_none() {
         tokio::select! {

@@ -36,7 +36,8 @@ async fn a_loss_is_told_of_a_lost_lease_and_not_of_a_released_one() {
     assert!(lost.lost(&grant).now_or_never().is_some());
 }
 
-/// Ten thousand locks that are held are as many of these. What a renewal or a release needs has to stay out of them.
+/// Ten thousand locks that are held are ten thousand of these tasks, so they must not contain what a renewal or a
+/// release needs.
 #[test]
 fn a_task_that_waits_has_no_room_for_what_it_seldom_does() {
     fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
@@ -145,7 +146,7 @@ fn a_lock_may_be_released_outside_of_its_runtime() {
         let locker = Locker::open("mem:").await.unwrap();
         acquired(&locker, "x", SECOND * 30).await
     });
-    // The runtime does the work, and the caller need not be in it.
+    // The runtime does the work. The caller need not be in it.
     let mut release = Box::pin(guard.release());
     assert!(release.as_mut().now_or_never().is_none());
     runtime.block_on(async {
@@ -167,6 +168,6 @@ fn a_runtime_that_shuts_down_frees_the_queue() {
     assert!(locker.queues().of(guard.name()).try_turn().is_none());
     drop(first);
     assert!(locker.queues().of(guard.name()).try_turn().is_some());
-    // The renewer is gone: the lease lapses by itself.
+    // The renewer has ended, so the lease lapses.
     runtime().block_on(async { assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost) });
 }

@@ -1,4 +1,4 @@
-//! A lock that several wait for, on a virtual clock: what the waits cost, and how long the lock lies idle.
+//! A lock with several waiters, on a virtual clock: what the waits cost, and how long the lock is idle.
 //!
 //! `cargo test --workspace --all-features --lib pacing -- --nocapture what_waiting_costs` prints the table.
 
@@ -7,15 +7,15 @@ use std::collections::BinaryHeap;
 
 use super::*;
 
-/// Of a request; it takes effect in the middle.
+/// The duration of a request, which takes effect in the middle.
 const ROUND_TRIP: Duration = Duration::from_millis(30);
-/// What a `Date` leaves open.
+/// The uncertainty of a `Date`.
 const DOUBT: Duration = Duration::from_secs(1);
 
-/// How those who wait choose their pauses.
+/// How waiters choose their pauses.
 #[derive(Clone, Copy)]
 enum Policy {
-    /// As before there was a [`Pacing`]: the first pause of 250 ms doubles, and begins anew after each race.
+    /// The policy before [`Pacing`]: the first pause of 250 ms doubles, and starts again after each race.
     Doubling,
     Pacing,
 }
@@ -31,14 +31,14 @@ enum Event {
     Release,
     /// A read takes effect.
     Read(usize),
-    /// Its answer: the version that was found free, or none.
+    /// Its answer: the version that was seen free, or `None`.
     Answer(usize, Option<usize>),
-    /// A write over that version takes effect.
+    /// A write over this version takes effect.
     Write(usize, usize),
 }
 
 struct Lock {
-    /// Counts grants and releases: free when odd.
+    /// Counts grants and releases: the lock is free if this is odd.
     version: usize,
     holder: Holder,
     granted: Duration,
@@ -51,11 +51,11 @@ struct Lock {
 struct Told {
     reads: usize,
     writes: usize,
-    /// From each release to the next grant.
+    /// The times from each release to the next grant.
     idle: Vec<Duration>,
 }
 
-/// A lock is held for `hold` and released to `waiters`, who hold it as long, one after the other.
+/// A lock is held for `hold` and then released to `waiters`, who hold it for as long, one after the other.
 fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
     let random = Random::seeded(seed);
     let mut told = Told::default();
@@ -70,7 +70,7 @@ fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
         history: Vec::new(),
     };
     events.push(Reverse((hold, Event::Release)));
-    // Each is refused while the first holds the lock, and begins to wait.
+    // Each waiter is refused while the first holder has the lock, and starts to wait.
     let mut all: Vec<_> = (0..waiters)
         .map(|waiter| {
             let came = hold.min(SECOND).mul_f64(random.fraction());
@@ -123,13 +123,13 @@ fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
                 (lock.holder, lock.granted) = (process(waiter as u32 + 1), now);
                 lock.granted_us = upper_us(now, all[waiter].clock_error);
                 told.idle.push(now - lock.released);
-                // Held from the answer on; a release takes effect half a round trip after it is sent.
+                // The lock is held from the answer on. A release takes effect half a round trip after it is sent.
                 events.push(Reverse((now + hold + ROUND_TRIP, Event::Release)));
             }
             Event::Write(waiter, _) => {
                 all[waiter].doubled = Duration::from_millis(250);
                 all[waiter].pacing = Pacing::new(PACE, at(now));
-                // Refused, read again, and that is what the next wait begins with.
+                // The write is refused and the record read again. The next wait starts with that read.
                 events.push(Reverse((now + ROUND_TRIP, Event::Read(waiter))));
             }
         }
