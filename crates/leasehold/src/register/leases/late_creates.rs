@@ -21,9 +21,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 6;
 
 impl RegisterLeases {
-    /// Handles the writes in `attempts` that were not answered, after an acquisition. They may be applied when the lock is next
-    /// free. If a grant was made, that is not before its release, so the grant keeps them. Otherwise the search starts
-    /// at once.
+    /// Handles the writes in `attempts` that were not answered, after an acquisition. They may be applied when the lock
+    /// is next free. If a grant was made, that is not before its release, so the grant keeps them. Otherwise the search
+    /// starts at once.
     pub(super) fn leave_no_ghosts(
         &self,
         name: &LockName,
