@@ -1,7 +1,7 @@
-//! The thread of a store: everything that several locks share runs there, connections, keep-alives and watches.
+//! The thread of a store. Everything that several locks share runs on it: connections, keep-alives and watches.
 //!
-//! A caller may keep a future without polling it, and its runtime may end or stand still. Neither may delay other locks:
-//! a caller's future only awaits the answer of a task on this thread.
+//! A caller may keep a future without polling it, and its runtime may end or stop being driven. Neither may delay other
+//! locks. So a caller's future only awaits the answer of a task on this thread.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 use crate::clock::{SystemClock, timeout};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 
-/// How long the last requests of a store may take, once it was dropped.
+/// The time limit of the last requests of a store after it was dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
-/// A thread with a runtime of its own, which ends with this value.
+/// A thread with its own runtime. It ends when this value is dropped.
 pub(super) struct Worker {
     runtime: Handle,
     stop: Option<oneshot::Sender<BoxFuture<'static, ()>>>,
@@ -35,7 +35,7 @@ impl Worker {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system grants no thread.
+    /// If the system grants no thread.
     pub(super) fn start() -> Result<Self, Error> {
         let no_thread = |error: std::io::Error| {
             Error::new(
@@ -51,19 +51,19 @@ impl Worker {
             if let Ok(last) = runtime.block_on(stopped) {
                 runtime.block_on(timeout(&SystemClock, LAST_LIMIT, last));
             }
-            // A name that is being resolved is not waited for.
+            // A name resolution that is under way is not awaited.
             runtime.shutdown_background();
         };
         std::thread::Builder::new().name("leasehold-etcd".to_owned()).spawn(run).map_err(no_thread)?;
         Ok(Self { runtime: handle, stop: Some(stop) })
     }
 
-    /// For what has to be made inside the runtime.
+    /// Enters the runtime, for values that must be created inside it.
     pub(super) fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }
 
-    /// Begins `work` there. It is given up when the answer is no longer waited for.
+    /// Starts `work` on the thread. It is aborted when the returned job is dropped.
     pub(super) fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Job<T> {
         Job(self.runtime.spawn(work))
     }
@@ -76,7 +76,7 @@ impl Worker {
     }
 }
 
-/// Work on the thread, which whoever has this waits for.
+/// Work on the thread. The future completes with its result. Dropping it aborts the work.
 #[derive(Debug)]
 pub(super) struct Job<T>(JoinHandle<T>);
 
