@@ -1,5 +1,5 @@
-//! Of each store what is read from outside, without its client: for the fuzz targets, since an instrumented build of all
-//! clients takes many minutes.
+//! The parts of each store that parse external input, without its client. For the fuzz targets, because an instrumented
+//! build of all clients takes many minutes.
 #![allow(dead_code, reason = "only what reads is used here")]
 
 pub(super) mod aws {

@@ -1,4 +1,4 @@
-//! Who pays, which key encrypts, and by which way the server is reached.
+//! The project that pays, the key that encrypts, and the way to the server.
 
 use std::path::Path;
 use std::process::Command;
@@ -64,7 +64,7 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     let [write] = &proxy.requests()[..] else { panic!() };
     assert!(write.line.starts_with(&format!("POST {endpoint}/upload/storage/v1/b/bucket/o?")), "{write:?}");
 
-    // What is encrypted goes through a tunnel, which this proxy refuses.
+    // Encrypted requests go through a tunnel, which this proxy refuses.
     let refusing = Server::always(answer("403 Forbidden", "", "")).await;
     let url =
         format!("gs://bucket?credentials=anonymous&endpoint=https://storage.invalid&proxy={}", refusing.url);
@@ -74,11 +74,11 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     let [tunnel] = &refusing.requests()[..] else { panic!() };
     assert_eq!(tunnel.line, "CONNECT storage.invalid:443");
 
-    // Without the option no proxy is asked, whatever the environment says.
+    // Without the option no proxy is used, whatever the environment says.
     assert!(proxy.requests().is_empty());
 }
 
-/// A server that says `text` to whoever connects, and closes.
+/// A server that sends `text` to every client, and closes the connection.
 async fn saying(text: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -114,7 +114,7 @@ fn openssl(folder: &Path, arguments: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A GCS with a certificate by an authority of its own, whose file is `ca.pem` in the folder; counts requests.
+/// A GCS with a certificate of a private authority, whose file is `ca.pem` in the folder. Counts requests.
 async fn with_own_authority(folder: &Path) -> (String, Arc<AtomicUsize>) {
     const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
     openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority"));
