@@ -1,8 +1,9 @@
-//! Is *this* store safe? [`Locker::examine`](crate::Locker::examine) asks it, and reports each answer with what to do.
+//! Is *this* store safe? [`Locker::examine`](crate::Locker::examine) checks it, and reports each finding with what to
+//! do.
 //!
-//! In three layers: what only one kind of store can be asked (its own `examine`: permissions, settings, preconditions of
-//! its writes), what every store of locks must do, and what follows from what was measured (times to live,
-//! costs).
+//! The checks have three layers: those that are specific to one kind of store (its own `examine`: permissions,
+//! settings, preconditions of its writes), those that apply to every store of locks, and those that follow from the
+//! measurements (times to live, costs).
 
 mod cost;
 mod leases;
@@ -20,24 +21,24 @@ use crate::types::LockName;
 /// The first check.
 const REACHABLE: &str = "reachable";
 
-/// What an examination found.
+/// The result of an examination.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The store's kind, as [`Capabilities`](crate::lease::Capabilities) says it; `None` where it could not be opened.
+    /// The store's kind, as in [`Capabilities`](crate::lease::Capabilities). `None` if it could not be opened.
     pub kind: Option<&'static str>,
-    /// In the order in which they were asked.
+    /// The findings, in the order of the checks.
     pub findings: Vec<Finding>,
     /// How long requests took, for each operation that was measured.
     pub round_trips: Vec<RoundTrips>,
-    /// The shortest time to live that is safe by what was measured, in milliseconds; `None` when too little was.
+    /// The shortest ttl that is safe according to the measurements, in milliseconds. `None` if there were too few.
     pub smallest_ttl_ms: Option<u64>,
-    /// What the store's provider charges; `None` where nobody does, or nobody knows.
+    /// The cost of requests at the store's provider. `None` if they are free, or if the cost is unknown.
     pub cost: Option<Cost>,
 }
 
 impl Report {
-    /// Of a store that could not even be opened, as `error` says.
+    /// The report on a store that could not be opened because of `error`.
     pub fn unopened(error: &Error) -> Self {
         let help = error.help().to_vec();
         let finding = Finding { help, ..Finding::failed(REACHABLE, error.to_string()) };
@@ -50,18 +51,18 @@ impl Report {
         }
     }
 
-    /// Whether nothing failed. Warnings do not count.
+    /// Whether no check failed. Warnings do not count.
     pub fn is_safe(&self) -> bool {
         !self.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed)
     }
 
-    /// What was found for `check`.
+    /// Returns the finding of `check`.
     pub fn finding(&self, check: &str) -> Option<&Finding> {
         self.findings.iter().find(|finding| finding.check == check)
     }
 }
 
-/// Examines `store`. Not cancel safe in so far as a dropped examination leaves what it has written.
+/// Examines `store`. Not cancel safe: a dropped examination leaves the records that it has written.
 pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -> Report {
     let kind = store.capabilities().store;
     let mut report = Report {
@@ -89,7 +90,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         report.findings.push(Finding::not_applicable("leases", seen));
     } else {
         let mut leases = leases::examine(store, &place, examination).await;
-        // Who was told of the permission need not be told again of what it is for.
+        // If the permission to list is already reported as missing, the failed listing is not reported again.
         if report.finding("permission-list").is_some_and(|finding| finding.verdict == CheckStatus::Warning) {
             leases.findings.retain(|finding| finding.check != "listing");
         }
@@ -128,7 +129,7 @@ fn left_behind(left: &[String], versioned: bool) -> Finding {
     .with_help("they are in nobody's way: delete them with the store's own tools, or let them be")
 }
 
-/// Whether the store answers at all. Who is refused has been answered: what is missing, the permissions tell.
+/// Checks whether the store responds at all. A refused request counts: the checks of permissions say what is missing.
 async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
     let Ok(name) = LockName::new(format!("{place}/reach")) else {
         return (Finding::failed(REACHABLE, "no name can be made"), false);
@@ -145,7 +146,7 @@ async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
     }
 }
 
-/// Whoever lacks one permission is told all that are needed.
+/// Adds all required permissions to the first finding of a missing one.
 fn name_least_permissions(examined: &mut Examined) {
     let least = std::mem::take(&mut examined.least_permissions);
     let missing = |finding: &&mut Finding| {
