@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{Examination, Finding};
 
-/// A provider's prices for requests. Compared with them, storage and traffic cost nothing for locks.
+/// A provider's prices for requests. Compared with these, storage and traffic are negligible for locks.
 struct Prices {
     /// As in [`Capabilities::store`](crate::lease::Capabilities::store).
     store: &'static str,

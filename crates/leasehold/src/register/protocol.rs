@@ -209,7 +209,7 @@ pub(super) enum Freed {
     Landed,
     /// The grant still holds the lock. Try again.
     StillOurs,
-    /// The lock was lost before the release.
+    /// The grant no longer holds the lock, and this release did not end it.
     Gone,
 }
 

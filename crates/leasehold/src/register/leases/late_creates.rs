@@ -49,7 +49,7 @@ impl RegisterLeases {
 
     /// Looks for records with these nonces for a while, in the background, and deletes them.
     pub(super) fn look_for_ghosts(&self, name: &LockName, late_creates: Vec<Id>) {
-        // The error means that the runtime shuts down while a request is dropped.
+        // There is no current runtime if a request is dropped while its runtime shuts down.
         if let (false, Ok(runtime)) = (late_creates.is_empty(), Handle::try_current()) {
             runtime.spawn(look(self.records.clone(), name.clone(), late_creates));
         }

@@ -302,7 +302,7 @@ fn generation(version: &Version) -> Result<Token, Fault> {
 }
 
 /// The token of a grant over an object that has `version` and whose grant has the token `before`. It is above all
-/// earlier tokens, also if somebody restored an old copy of the object: earlier tokens were generations at most, and
+/// earlier tokens, also if a user restored an old copy of the object: earlier tokens were generations at most, and
 /// generations rise. It is not above the generation that this write gets, so it is below the next token.
 fn next_token(before: Token, version: &Version) -> Result<Token, Fault> {
     let highest = generation(version)?.max(before);

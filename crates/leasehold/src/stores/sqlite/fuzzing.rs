@@ -1,4 +1,4 @@
-//! Properties of the rows of a file, whoever edited them.
+//! Properties of the rows of a file that hold after any edit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use std::path::Path;
