@@ -1,20 +1,20 @@
-//! What a month of locking costs, at list prices. The prices stand here and nowhere else.
+//! The cost of locking for a month, at list prices. This is the only place with prices.
 
 use serde::Serialize;
 
 use super::{Examination, Finding};
 
-/// What a provider charges for requests. Storage and traffic are nothing beside it for locks.
+/// A provider's prices for requests. Compared with these, storage and traffic are negligible for locks.
 struct Prices {
     /// As in [`Capabilities::store`](crate::lease::Capabilities::store).
     store: &'static str,
-    /// Of which service, where, and when.
+    /// The service, the region and the date of the prices.
     source: &'static str,
     /// US dollars for a million writes of a record.
     writes: f64,
     /// US dollars for a million reads of a record.
     reads: f64,
-    /// How many reads and writes an acquisition and its release are.
+    /// The number of reads and writes of an acquisition and its release.
     reads_per_acquisition: u32,
     writes_per_acquisition: u32,
 }
@@ -49,27 +49,27 @@ const PRICES: &[Prices] = &[
 const DAYS: u64 = 30;
 const SECONDS: f64 = (DAYS * 86_400) as f64;
 
-/// A month of 30 days, in requests and at list prices.
+/// The requests of a month of 30 days, and their cost at list prices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Cost {
-    /// Whose list prices, and of when.
+    /// The source of the list prices, with their date.
     pub prices: &'static str,
     /// Renewals, acquisitions and releases.
     pub writes_per_month: u64,
-    /// Reads before acquisitions. Waiters read besides.
+    /// Reads before acquisitions. The reads of waiters are not included.
     pub reads_per_month: u64,
     /// In US dollars.
     pub usd_per_month: f64,
 }
 
-/// `None` where nobody charges for requests.
+/// Returns the estimated cost. `None` if requests to the store are free.
 ///
-/// `deletes` tells whether releases delete, which object stores do for nothing.
+/// `deletes` says whether releases delete, which costs nothing on object stores.
 pub(super) fn estimate(store: &str, deletes: bool, examination: &Examination) -> Option<Cost> {
     let prices = PRICES.iter().find(|prices| prices.store == store)?;
     let acquisitions = u64::from(examination.acquisitions_per_day) * DAYS;
-    // A third of the ttl is the renewer's pace.
+    // The renewal task renews after a third of the ttl.
     let renewals = SECONDS / (examination.ttl.get().as_secs_f64() / 3.0) * f64::from(examination.locks);
     let writes_per_acquisition = prices.writes_per_acquisition - u32::from(deletes);
     let writes = renewals as u64 + acquisitions * u64::from(writes_per_acquisition);
@@ -108,7 +108,7 @@ pub(super) fn finding(store: &str, cost: Option<&Cost>, listed: bool, examinatio
 mod tests {
     use super::*;
 
-    /// The figures of the stores' pages.
+    /// The figures on the stores' documentation pages.
     #[test]
     fn a_lock_held_for_a_month_costs_what_the_pages_say() {
         let examination = Examination { acquisitions_per_day: 0, ..Examination::default() };

@@ -1,4 +1,4 @@
-//! What every store of locks must do, whatever it is made of: asked through its leases alone, under names of its own.
+//! The checks that every store of locks must pass. They use only its leases, under names that the doctor creates.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ use crate::lease::{
 };
 use crate::types::LockName;
 
-/// How many claims race for one lock.
+/// The number of claims that race for one lock.
 const RACERS: usize = 8;
 
-/// What was found, and how long it took.
+/// The findings, and the measured durations.
 pub(super) struct Found {
     pub(super) findings: Vec<Finding>,
     pub(super) trips: Vec<RoundTrips>,
-    /// Which locks' records stay.
+    /// The locks whose records remain.
     pub(super) left: Vec<String>,
 }
 
 /// Examines `store` with locks whose names begin with `place`, and deletes their records.
 pub(super) async fn examine(store: &dyn LeaseStore, place: &str, examination: &Examination) -> Found {
     let mut patient = Patient::new(store, place, examination);
-    // What is found so far stands, and the first thing that cannot be asked ends it.
+    // The first check that cannot run ends the examination. The earlier findings are kept.
     if let Err(stop) = patient.examine().await {
         patient.findings.push(stop);
         patient.free_what_is_held().await;
@@ -47,7 +47,7 @@ struct Patient<'a> {
     trips: Vec<RoundTrips>,
 }
 
-/// How long each operation took, round by round.
+/// How long each operation took, for each round.
 #[derive(Default)]
 struct Took {
     acquire: Vec<Duration>,
@@ -56,7 +56,7 @@ struct Took {
     release: Vec<Duration>,
 }
 
-/// `Err` is what ends the examination.
+/// `Err` ends the examination.
 type Step<T> = Result<T, Finding>;
 
 impl<'a> Patient<'a> {
@@ -98,7 +98,7 @@ impl<'a> Patient<'a> {
         self.findings.push(Finding::passed(check, seen));
     }
 
-    /// A claim that must be granted.
+    /// Makes a claim that must be granted.
     async fn granted(&self, check: &'static str, name: &LockName) -> Step<Grant> {
         match self.store.try_acquire(&self.claim(name)).await {
             Ok(Answer::Granted(grant)) => Ok(grant),
@@ -122,7 +122,7 @@ impl<'a> Patient<'a> {
         Ok(grant)
     }
 
-    /// Read after write, and the listing.
+    /// Checks a read after a write, and the listing.
     async fn is_seen(&mut self, mut grant: Grant) -> Step<Grant> {
         const CHECK: &str = "sees-grant";
         let status = self.store.inspect(&grant.name).await.map_err(|error| stopped(CHECK, &error))?;
@@ -190,7 +190,7 @@ impl<'a> Patient<'a> {
         Ok(next)
     }
 
-    /// Who was evicted can neither renew nor release any more.
+    /// Checks that a holder that was evicted can neither renew nor release.
     async fn stale_holder_is_refused(&mut self, mut stale: Grant) -> Step<()> {
         const CHECK: &str = "stale-holder";
         let name = stale.name.clone();
@@ -209,7 +209,7 @@ impl<'a> Patient<'a> {
         }
         match self.store.release(&mut stale, None).await {
             Ok(Released::AlreadyLost) => {}
-            // Where a release deletes, a lost answer leaves nothing to tell: what the lock is now does.
+            // If a release deletes, a lost answer leaves no trace. The current state of the lock decides.
             Ok(Released::Released) => {
                 let status = self.store.inspect(&name).await.map_err(|error| stopped(CHECK, &error))?;
                 let held = matches!(status.state, State::Held(_));
@@ -233,7 +233,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// Claims that come at once, on a lock that never was and on one that is free.
+    /// Races claims for a lock that never existed, and for one that is free.
     async fn one_of_many_is_granted(&mut self) -> Step<()> {
         const CHECK: &str = "claims-race";
         let (racers, races) = if self.thorough { (2 * RACERS, 40) } else { (RACERS, 4) };
@@ -256,7 +256,7 @@ impl<'a> Patient<'a> {
             }
             let count = granted.len();
             for grant in &mut granted {
-                // What cannot be released lapses.
+                // A grant that cannot be released lapses.
                 let _ = self.store.release(grant, None).await;
             }
             match count {
@@ -267,7 +267,7 @@ impl<'a> Patient<'a> {
                     ));
                 }
                 1 if 2 * (1 + refused) >= racers => counted += 1,
-                // What was not answered may be granted later: race elsewhere.
+                // An unanswered claim may be granted later, so the next race uses another lock.
                 0 | 1 => name = self.name(&format!("race-{race}"))?,
                 _ => {
                     return Err(unsafe_store(
@@ -285,7 +285,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// Round trips of the usual life of a lock. What is measured when trouble comes is kept.
+    /// Measures round trips of the usual life of a lock. Measurements before an error are kept.
     async fn measure(&mut self, name: &LockName) -> Step<()> {
         let (rounds, limit) = if self.thorough { (200, 20) } else { (25, 2) };
         let env = self.store.env();
@@ -349,13 +349,13 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// After an early end. Nobody else knows these names.
+    /// Frees the locks after an early end. No other client knows these names.
     async fn free_what_is_held(&self) {
         for name in &self.taken {
             if let Ok(status) = self.store.inspect(name).await
                 && let (State::Held(_), Some(token)) = (status.state, status.token)
             {
-                // What cannot be freed is named as left.
+                // A lock that cannot be freed is listed as remaining.
                 let _ = self.store.evict(name, token).await;
             }
         }
@@ -372,12 +372,12 @@ impl<'a> Patient<'a> {
     }
 }
 
-/// A store that does what it must not.
+/// The finding for a store that does what it must not do.
 fn unsafe_store(check: &'static str, seen: &str) -> Finding {
     Finding::failed(check, seen).with_help("do not use this store for locks: two holders could work at once")
 }
 
-/// The store could not be asked, or refused.
+/// The finding for a store that did not respond, or refused a request.
 fn stopped(check: &'static str, error: &StoreError) -> Finding {
     Finding::stopped(check, error)
 }

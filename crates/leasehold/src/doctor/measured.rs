@@ -1,4 +1,4 @@
-//! Round trips, and the shortest time to live that they allow.
+//! Round trips, and the shortest ttl that they allow.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use serde::Serialize;
 use super::{CheckStatus, Finding};
 use crate::types::{RENEW_AFTER, RENEW_SPREAD, Ttl, attempt_limit};
 
-/// How long one operation took, over several.
+/// How long one operation took, over several runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RoundTrips {
-    /// `acquire`, `renew`, `inspect` or `release`: of a free lock, one request each on most stores.
+    /// `acquire`, `renew`, `inspect` or `release`, on a free lock. Each is one request on most stores.
     pub operation: &'static str,
-    /// How many were measured.
+    /// The number of runs.
     pub count: usize,
-    /// Half of them took no longer, in microseconds.
+    /// The median, in microseconds: half of the runs took no longer.
     pub p50_us: u64,
-    /// 99 of 100 took no longer; of fewer than 100, none did. In microseconds.
+    /// The 99th percentile, in microseconds: 99 of 100 runs took no longer. The maximum of fewer than 100 runs.
     pub p99_us: u64,
 }
 
 impl RoundTrips {
-    /// `None` of none.
+    /// Returns `None` if there are no runs.
     pub(super) fn of(operation: &'static str, mut took: Vec<Duration>) -> Option<Self> {
         took.sort_unstable();
         let at = |part: usize| took.get((took.len() * part).div_ceil(100).saturating_sub(1)).copied();
@@ -50,28 +50,28 @@ pub(super) fn round_trips_finding(trips: &[RoundTrips]) -> Option<Finding> {
     Some(Finding::passed("round-trips", seen))
 }
 
-/// The shortest safe time to live, and what decided it.
+/// The shortest safe ttl, and what determined it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SmallestTtl {
     pub(super) smallest: Ttl,
     p99: Duration,
-    /// What the store itself demands.
+    /// What the store itself requires.
     why: Option<&'static str>,
 }
 
-/// How much longer than the slowest that was measured a renewal may take, on a worse day.
+/// How many times longer than the slowest measured renewal a renewal may take on a bad day.
 const WORSE_DAY: u32 = 5;
 
-/// The longest pause before a request is sent again for the first time.
+/// The longest pause before the first retry of a request.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// What people write.
+/// Common values of a ttl.
 const CANDIDATES_MS: [u64; 14] = [
     500, 1_000, 2_000, 3_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000,
     3_600_000,
 ];
 
-/// `None` when no renewal was measured, or renewals take so long that no lease is safe.
+/// Returns `None` if no renewal was measured, or if renewals take so long that no lease is safe.
 pub(super) fn smallest_ttl(
     trips: &[RoundTrips],
     least: Option<(Duration, &'static str)>,
@@ -89,8 +89,8 @@ pub(super) fn smallest_ttl(
     }
 }
 
-/// Whether a lease of `ttl` lives when the first renewal, sent as late as the renewer ever does, is not answered at all, and
-/// the next takes `trip`: it must be answered before the holder has to stop.
+/// Whether a lease of `ttl` survives a lost renewal: the first renewal is sent as late as it can be and gets no answer,
+/// and the next takes `trip`. The second must be answered before the holder has to stop.
 fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
     let latest = ttl.get().mul_f64(RENEW_AFTER * (1.0 + RENEW_SPREAD));
     // After a lost answer the record is read, and written again.
@@ -123,7 +123,7 @@ pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
     ))
 }
 
-/// `0.42 ms`, `17 ms`, `1.2 s`.
+/// Formats a duration like `0.42 ms`, `17 ms`, `1.2 s`.
 pub(super) fn shown(took: Duration) -> String {
     let ms = took.as_secs_f64() * 1e3;
     match ms {

@@ -32,13 +32,13 @@ fn failed(report: &Report) -> Vec<&str> {
     failed.map(|finding| finding.check).collect()
 }
 
-/// What a store does wrong with leases; what stands below them is in order.
+/// The flaw of a store's leases. The layers below are correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
     /// Every second claim is granted too.
     GrantsTwice,
-    /// A claim among others at once is granted too.
+    /// One of several concurrent claims is granted too.
     GrantsOneTooMany,
     InspectsLate,
     ForgetsTokens,
@@ -46,7 +46,7 @@ enum Wrong {
     ReleasesForOthers,
     CallsAllReleased,
     LosesWhatIsHeld,
-    /// Not from the first round on.
+    /// Not in the first round.
     LosesLater,
     RepeatsTokensLater,
     IsBusyLater,
@@ -55,7 +55,7 @@ enum Wrong {
     IsDown,
 }
 
-/// Leases with a wrong.
+/// Leases with a flaw.
 #[derive(Debug)]
 struct Bad {
     good: RegisterLeases,
@@ -143,7 +143,7 @@ impl LeaseStore for Bad {
                 }
                 Ok(Released::Released)
             }
-            // What a lost answer to a delete looks like.
+            // This is what a lost answer to a delete looks like.
             Wrong::CallsAllReleased => self.good.release(grant, rest).await.map(|_| Released::Released),
             _ => self.good.release(grant, rest).await,
         }
@@ -226,7 +226,7 @@ async fn each_wrong_with_leases_fails_its_check() {
         let silent = |finding: &&Finding| finding.verdict == CheckStatus::Failed && finding.help.is_empty();
         assert_eq!(report.findings.iter().find(silent), None, "it says what to do");
         let left: Vec<_> = store.good.list("").try_collect().await.unwrap();
-        // Those that tell nothing of their locks, or lie, are not cleaned.
+        // Stores that report nothing about their locks, or report it wrongly, are not cleaned.
         let silent = [Wrong::InspectsLate, Wrong::KeepsWhatIsReleased, Wrong::ForgetsTokens];
         assert!(left.is_empty() || silent.contains(&wrong), "{wrong:?}: {left:?}");
         if wrong == Wrong::IsBusyLater {
@@ -252,7 +252,7 @@ async fn a_good_store_is_safe_measured_and_left_as_it_was() {
     assert_eq!(store.list("").try_collect::<Vec<_>>().await.unwrap(), []);
 }
 
-/// What a register does wrong is told once, and leases on it are not even tried.
+/// A flaw of the register is reported once, and leases on it are not examined.
 #[tokio::test(start_paused = true)]
 async fn leases_are_not_tried_on_a_register_that_failed() {
     let register = store(Flaw::IgnoresAbsent);

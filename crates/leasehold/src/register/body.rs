@@ -1,4 +1,4 @@
-//! What a register keeps under a key: bytes, and what is said about them.
+//! The value that a register keeps under a key: bytes and metadata.
 
 use std::collections::BTreeMap;
 
@@ -6,28 +6,28 @@ use bytes::Bytes;
 
 use super::Version;
 
-/// What is said about an object's bytes: the headers that it is served with, and pairs of the user's own.
+/// The metadata of an object: the headers that it is served with, and the user's own pairs.
 ///
-/// Written without any (`Metadata::default()`), an object is one of leasehold's records: a store gives it the headers that
-/// suit those. With anything in it, exactly this is written.
+/// Empty metadata (`Metadata::default()`) marks an object as one of leasehold's records. The store then sets the
+/// headers that suit a record. Metadata with any content is written exactly as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     /// `Content-Type`.
     pub content_type: Option<String>,
     /// `Cache-Control`.
     pub cache_control: Option<String>,
-    /// `Content-Encoding`. The bytes are those that are stored: nothing is compressed or decompressed.
+    /// `Content-Encoding`. The bytes are stored as they are: leasehold neither compresses nor decompresses them.
     pub content_encoding: Option<String>,
     /// `Content-Disposition`.
     pub content_disposition: Option<String>,
     /// `Content-Language`.
     pub content_language: Option<String>,
-    /// The user's own pairs; names in lower case, as S3 gives them back.
+    /// The user's own pairs. Names are in lower case, as S3 returns them.
     pub user: BTreeMap<String, String>,
 }
 
 impl Metadata {
-    /// Whether it says nothing.
+    /// Whether there is no metadata at all.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -38,7 +38,7 @@ impl Metadata {
 pub struct Body {
     /// The bytes.
     pub bytes: Bytes,
-    /// What is said about them.
+    /// The metadata of the bytes.
     pub metadata: Metadata,
 }
 
@@ -61,13 +61,13 @@ impl From<&'static str> for Body {
     }
 }
 
-/// What a register tells about a key without its bytes.
+/// What a register returns about a key without its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// What the store calls this state of the key.
+    /// The version of the key, as the store identifies it.
     pub version: Version,
-    /// What is said about the bytes.
+    /// The metadata of the bytes.
     pub metadata: Metadata,
-    /// How many bytes there are.
+    /// The number of bytes.
     pub size: u64,
 }

@@ -1,4 +1,4 @@
-//! A register with a flaw, for the tests of those who have to find it.
+//! A register with a flaw, for the tests of the checks that must find the flaw.
 #![allow(clippy::unwrap_used)] // A panic is how a test fails.
 
 use std::collections::HashMap;
@@ -24,51 +24,52 @@ pub(crate) enum Flaw {
     IgnoresVersion,
     IgnoresBoth,
     IgnoresVersionOfNothing,
-    /// Checks, then writes: right for every lone client.
+    /// Checks and then writes: correct for a single client.
     ChecksInTwoSteps,
     NeverMatches,
     SameVersionAlways,
     DropsMetadata,
     IgnoresVersionOfDeletes,
-    /// The first read after a write shows what was there before.
+    /// The first read after a write returns the previous content.
     ReadsLate,
-    /// A delete leaves something that is still read.
+    /// A deleted object can still be read.
     KeepsDeleted,
     DeniesWrites,
     DeniesReads,
-    /// Of clouds: then they do not say either that something is not there.
+    /// As in clouds: such a store then does not say either that an object does not exist.
     DeniesListing,
     DeniesDeletes,
-    /// Of writes that come at once, all but one get no definite answer.
+    /// Of writes that arrive at once, all but one get no definite answer.
     RefusesRacers,
-    /// Accepts, in so many of a hundred races, a second create.
+    /// Accepts a second create in this many of a hundred races.
     DoublesCreates(u8),
     /// Likewise a second write over one version.
     DoublesReplaces(u8),
     /// Likewise a delete beside a write over one version.
     DoublesDeletes(u8),
-    /// Compares versions without the quotes that it gives them.
+    /// Compares versions without the quotes that it returns them with.
     ComparesWithoutQuotes,
 }
 
-/// A register with a flaw, which also has bad moments: every so many requests it fails.
+/// A register with a flaw. It can also fail every n-th request.
 #[derive(Debug)]
 pub(crate) struct Flawed {
     pub(crate) flaw: Mutex<Flaw>,
     pub(crate) cells: Mutex<HashMap<String, VersionedValue>>,
     pub(crate) requests: AtomicUsize,
-    /// Whether nothing was read since the latest write.
+    /// Whether there was no read since the latest write.
     pub(crate) fresh: AtomicBool,
-    /// Every how many writes an answer is lost after the write was applied; 0 for never.
+    /// Every how many writes the answer is lost after the write was applied. 0 for never.
     pub(crate) loses_every: usize,
-    /// Likewise refused as busy.
+    /// Likewise, a write is refused as busy.
     pub(crate) busy_every: usize,
-    /// How many requests fail as busy before it is well.
+    /// How many requests fail as busy before the register works.
     pub(crate) busy_first: AtomicUsize,
     pub(crate) writing: AtomicUsize,
-    /// How many writes and deletes were accepted.
+    /// The number of writes and deletes that were accepted.
     pub(crate) accepted: AtomicUsize,
-    /// Of races in which a second request will be accepted: the key, what was expected, and when the first was accepted.
+    /// The races in which a second request will be accepted: the key, the precondition, and when the first was
+    /// accepted.
     pub(crate) doubled: Mutex<HashMap<(String, String), usize>>,
     pub(crate) place: String,
     pub(crate) env: Env,
@@ -104,7 +105,7 @@ impl Flawed {
         }
     }
 
-    /// Notes that a request was accepted; at random, another of the same race will be too.
+    /// Records that a request was accepted. At random, a second one of the same race will be accepted too.
     fn accept(&self, key: &str, expect: Precondition<'_>) {
         let now = self.accepted.fetch_add(1, Ordering::SeqCst) + 1;
         let percent = match (*self.flaw.lock().unwrap(), expect) {
@@ -119,7 +120,7 @@ impl Flawed {
         }
     }
 
-    /// Whether a request that began after `began` others were accepted is the second of a race that has two.
+    /// Whether a request is the second of a race that has two winners. It began after `began` others were accepted.
     fn is_doubled(&self, key: &str, expect: Precondition<'_>, began: usize) -> bool {
         let mut doubled = self.doubled.lock().unwrap();
         let race = (key.to_owned(), label(expect));

@@ -1,4 +1,4 @@
-//! What holds of records, markers and marks, whatever bytes are found in their place.
+//! Properties of records, markers and marks that hold for any bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::types::LockName;
 
 mod careless;
 
-/// A record is written back as it was read; what is none is never free, never granted over and never overwritten.
+/// A record is written back as it was read. Bytes that are no record are never free, granted over or overwritten.
 pub fn record(data: &[u8]) {
     match parse(data) {
         Ok(Content::Record(record)) => comes_back(&record),
@@ -38,7 +38,7 @@ pub fn record(data: &[u8]) {
     try_over("a.lock", data, false, RegisterLeases::new, free);
 }
 
-/// The same of objects that are there only while they are held.
+/// The same property for objects that exist only while they are held.
 pub fn existence_record(data: &[u8]) {
     let free = |plain: &Plain| {
         let is = |field: &Option<Value>, text: &str| field.as_ref().is_some_and(|field| field == text);
@@ -59,7 +59,7 @@ fn comes_back(record: &Record) {
     assert_readable(&record.holder.to_string());
 }
 
-/// A record by the plainest reading.
+/// A record, parsed in the simplest way.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Plain {
@@ -74,7 +74,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// Whether it says itself that nobody has the lock at `NOW_US`.
+    /// Whether the record itself says that the lock is free at `NOW_US`.
     fn is_over(&self) -> bool {
         let passed = |ms: Option<u128>| {
             let from = number(&self.renewed_at_us);
@@ -99,8 +99,8 @@ fn number(field: &Option<Value>) -> Option<u128> {
     field.as_ref()?.as_u64().map(u128::from)
 }
 
-/// Tries to take the lock that `data` lies under. It is granted only where `free` says so, and only with a higher token;
-/// else what lies there stays as it is.
+/// Tries to acquire the lock whose key has the content `data`. It is granted only if `free` returns true, and only with
+/// a higher token. Otherwise the content stays as it is.
 fn try_over(
     key: &str,
     data: &[u8],
@@ -153,7 +153,7 @@ fn try_over(
     });
 }
 
-/// No marker, whoever wrote it, makes a careless store be trusted, or a good one be refused but one that says so of its place.
+/// No marker makes a careless store trusted. A good store is refused only by a marker that says so about its place.
 pub fn probe_marker(data: &[u8]) {
     let env = Env::seeded(Arc::new(StandingClock::default()), seed(data));
     let good = MemoryRegister::new(env.clone());
@@ -172,10 +172,10 @@ pub fn probe_marker(data: &[u8]) {
     });
 }
 
-/// Whatever is found in an object's metadata, a write over it leaves marks that read as they were meant, below what the
-/// store keeps, and a token that refuses every lower one.
+/// Whatever metadata an object has, a write over it leaves marks that read back as written and fit into what the store
+/// keeps, and a token that refuses every lower one.
 ///
-/// The lines are the token, the log, the versions seen, and then the metadata of others, `name=value`.
+/// The lines are the token, the log, the versions seen, and then the metadata of other clients, `name=value`.
 pub fn update_marks(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut metadata = Metadata::default();
@@ -239,7 +239,7 @@ thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread().build().unwrap();
 }
 
-/// Nothing waits for anything but the clock, which never lets anybody wait.
+/// The futures wait only for the clock, and that clock never lets a sleep wait.
 fn run<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| runtime.block_on(future))
 }

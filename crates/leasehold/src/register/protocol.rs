@@ -1,7 +1,8 @@
-//! The rules of the lease protocol, without I/O: from what was read, and what is known, to what may be written or said.
+//! The rules of the lease protocol, as pure functions. They take what was read and what is known, and return what may
+//! be written or reported.
 //!
-//! The driver in `leases` sends the requests. Each rule stands here once, and each, taken out, gives two holders or a
-//! token that goes back; the tests in `tests/protocol.rs` name the rule that they guard.
+//! The driver in `leases` sends the requests. Each rule is implemented once, here. Without any one of them there can be
+//! two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name the rule that they guard.
 
 use std::time::Duration;
 
@@ -11,39 +12,40 @@ use crate::error::{ErrorKind, Fault};
 use crate::lease::{Claim, End, Held, Id, Loss, LossReason, PastGrant, State, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
 
-/// How this store lets a dead holder's lease lapse.
+/// How this store lets the lease of a dead holder lapse.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// Whether the store's own clock may say so.
+    /// Whether the store's clock may end a lease.
     pub(super) store_clock: bool,
-    /// How much the store's clock may be off between two answers.
+    /// How far two readings of the store's clock may contradict each other.
     pub(super) margin: Duration,
 }
 
 impl Rules {
-    /// What the store's clock says about records in `state`, if it may end what they stand for.
+    /// The store's clock, if it may end what a record in `state` stands for.
     ///
-    /// Answers that contradict each other by more than the margin come from clocks that prove nothing: from then on
-    /// observation decides alone. A rest guards a period and no holder: the option is not about it, and without the store's
-    /// clock a process that has just started would never see it end.
+    /// Readings that contradict each other by more than the margin prove nothing. From then on contenders use
+    /// observation only. A cooldown guards a period and no holder, so the `store_clock` option does not apply to it.
+    /// Without the store's clock, a process that has just started would never see a cooldown end.
     fn clock(self, store: Option<StoreTime>, state: RecordState) -> Option<StoreTime> {
         let may_decide = self.store_clock || state == RecordState::Resting;
         store.filter(|store| may_decide && store.apart <= self.margin)
     }
 }
 
-/// A conditional write that was sent, and of which the effect may still be unknown.
+/// A conditional write that was sent. Its effect may still be unknown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempt {
-    /// In the bytes that were sent, and in no others.
+    /// The nonce in the bytes of this write. No other write has it.
     pub(super) nonce: Id,
-    /// Taken before the first send: the holder's time counts from here (rule 1).
+    /// Taken before the first send. The holder's time counts from here (rule 1).
     pub(super) sent: Moment,
     /// The token in those bytes.
     pub(super) token: Token,
-    /// For a grant, the token of the grant before: those between are its own. `None` where nothing tells.
+    /// For a grant, the token of the previous grant. The tokens in between belong to this grant. `None` if the previous
+    /// token is unknown.
     pub(super) after: Option<Token>,
-    /// Whether it was to create the record.
+    /// Whether the write was to create the record.
     pub(super) created: bool,
     /// Whether its answer was lost.
     pub(super) unknown: bool,
@@ -54,21 +56,22 @@ pub(super) struct Attempt {
 pub(super) enum Availability {
     /// Write a grant over it.
     Grantable,
-    /// Wait: somebody has it, or it rests, for at most so long from now.
+    /// Wait. The lock is held or in a cooldown, for at most `lapses_within` from now.
     Taken { lapses_within: Option<Duration> },
 }
 
-/// Whether `record` may be granted to another, when its (state, grant, beat) has been seen unchanged for `quiet`.
+/// Decides whether `record` may be granted to another claim. Its (state, grant, beat) has been seen unchanged for
+/// `quiet`.
 pub(super) fn availability(
     record: &Record,
     quiet: Duration,
     store: Option<StoreTime>,
     rules: Rules,
 ) -> Availability {
-    // By observation, on the contender's clock alone; and by the store's clock, where it may.
+    // By observation, on the contender's clock alone; and by the store's clock, if the rules allow it.
     let (observed, by_store) = match record.state {
         RecordState::Free => return Availability::Grantable,
-        // The ttl of the record rules, not the contender's own.
+        // The ttl of the record applies, not the contender's own.
         RecordState::Held => {
             let span = record.ttl().contender_span() + record.lock_delay();
             (span, span.saturating_add(rules.margin))
@@ -87,21 +90,21 @@ pub(super) fn availability(
     if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: Some(left) } }
 }
 
-/// What an acquirer makes of what it read.
+/// The result of judging a record for an acquisition.
 #[derive(Debug)]
 pub(super) enum Claimed<'a> {
-    /// One of our attempts landed: it is ours, counted from the attempt that landed.
+    /// One of this claim's attempts was applied. The grant counts from that attempt.
     Ours(Attempt),
-    /// Write a grant over it (over nothing, when there is no record).
+    /// Write a grant over it, or create the record if there is none.
     Grantable {
         over: Option<&'a Record>,
-        /// Whether the token must come from the store's clock as it reads after this moment: nothing else says
-        /// which tokens were granted before.
+        /// Whether the token must come from the store's clock, read after this moment, because no record says which
+        /// tokens were granted before.
         floor_from_clock: bool,
     },
-    /// Another has it.
+    /// Another claim holds the lock.
     Taken(Held),
-    /// Another has it, and we may have had it in between without hearing of it.
+    /// Another claim holds the lock, and this claim may have held it in between without learning of it.
     Lost(Loss),
 }
 
@@ -116,19 +119,19 @@ pub(super) fn judge<'a>(
 ) -> Claimed<'a> {
     let record = match found {
         None => return Claimed::Grantable { over: None, floor_from_clock: true },
-        // Never taken over: we do not know its holder's rules.
+        // Never taken over: the rules of its holder are unknown.
         Some(Content::Foreign(what)) => return Claimed::Taken(foreign(what)),
         Some(Content::Record(record)) => &**record,
     };
     if record.grant == claim.id && record.state == RecordState::Held {
         return match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
-            // A create that is read back, and not answered at once, may have landed any time since: see
+            // A create that was read back, and not answered at once, may have been applied at any time since. See
             // `Record::newborn`.
             Some(attempt) if attempt.created => {
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
             Some(attempt) => Claimed::Ours(*attempt),
-            // Rule 5: ours, but not expected. Taken only by another conditional write.
+            // Rule 5: a record of this claim that was not expected is adopted only by another conditional write.
             None => Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn },
         };
     }
@@ -138,12 +141,13 @@ pub(super) fn judge<'a>(
         }
         Availability::Taken { lapses_within } => {
             let held = held(record, store, lapses_within);
-            // Rule 10: a higher token after a write of unknown fate. We may have held it; "held" would deny that. The
-            // token of a newborn record does not tell: another client may have wiped it, or brought back an old one.
+            // Rule 10: the token is higher after a write of unknown effect. This claim may have held the lock, and
+            // "held" would deny that. The token of an unconfirmed record proves nothing: another client may have
+            // removed it or restored an old one.
             let after = |attempt: &&Attempt| attempt.token < record.token || record.newborn;
             let unheard = attempts.iter().filter(|attempt| attempt.unknown).find(after);
-            // Nor is a conflict a proof: the request may have come twice, and the other copy been committed. The
-            // history tells, as far as it goes.
+            // A conflict is not proof that nothing was granted: the request may have arrived twice, and the other copy
+            // may have been applied. The history shows that, as far back as it goes.
             let ended = |past: &&PastGrant| past.grant == claim.id && past.end != End::Released;
             let had = record.history.iter().find(ended).map(|past| past.token);
             match unheard.map(|attempt| attempt.token).or(had) {
@@ -157,21 +161,22 @@ pub(super) fn judge<'a>(
     }
 }
 
-/// What a holder makes of what it read after a renewal that did not simply succeed.
+/// What a holder learns from a record that it read after a renewal that did not simply succeed.
 #[derive(Debug)]
 pub(super) enum Settled {
-    /// The attempt landed.
+    /// The attempt was applied.
     Landed(Attempt),
-    /// Still ours, as some earlier write left it. Try again with a new nonce.
+    /// The record of this grant is as an earlier write left it. Try again with a new nonce.
     Earlier,
-    /// Of our grant, but no write of ours: a copy of this process renews it too (rule 11), or a create of ours came late.
+    /// A record of this grant that none of its known writes produced. A copy of this process renews it too (rule 11),
+    /// or a late create of this claim was applied.
     Foreign,
-    /// Ours no more.
+    /// The lock is lost.
     Gone(LossReason),
 }
 
-/// Judges what was read for the holder of `grant` after `attempts` to renew it, when the nonce of the record before them was
-/// `known`; `None` where others may renew the same grant, by its ticket.
+/// Judges what was read for the holder of `grant` after `attempts` to renew it. `known` is the nonce of the record
+/// before the attempts, or `None` if others may renew the same grant with its ticket.
 pub(super) fn settle_renewal(
     grant: Id,
     known: Option<Id>,
@@ -183,7 +188,7 @@ pub(super) fn settle_renewal(
         Some(Content::Foreign(what)) => return Settled::Gone(LossReason::TakenOver { by: foreign(what) }),
         Some(Content::Record(record)) => record,
     };
-    // Rule 7: a renewal never takes a record whose grant has changed.
+    // Rule 7: a renewal never overwrites a record whose grant has changed.
     if record.grant != grant {
         return Settled::Gone(LossReason::TakenOver { by: held(record, None, None) });
     }
@@ -197,14 +202,14 @@ pub(super) fn settle_renewal(
     }
 }
 
-/// What a holder makes of what it read after a release that did not simply succeed.
+/// What a holder learns from a record that it read after a release that did not simply succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
-    /// It landed.
+    /// The release was applied.
     Landed,
-    /// Still held by us. Try again.
+    /// The grant still holds the lock. Try again.
     StillOurs,
-    /// Ours no more, and not by our doing.
+    /// The grant no longer holds the lock, and this release did not end it.
     Gone,
 }
 
@@ -215,16 +220,16 @@ pub(super) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Con
         return Freed::StillOurs;
     }
     let landed = attempts.iter().any(|attempt| attempt.nonce == record.nonce)
-        // Released by us and granted to another since: the history tells.
+        // Released, and granted to another claim since: the history shows it.
         || record.history.iter().any(|past| past.grant == grant && past.end == End::Released);
     if landed { Freed::Landed } else { Freed::Gone }
 }
 
-/// The record that grants `claim`, over `previous`.
+/// Returns the record that grants `claim` over `previous`.
 ///
-/// The token is above that of every earlier grant: of this record by counting; of records that were deleted by the
-/// store's clock, which certainly reads at least `floor_us` now, since every token was at most the store's time when it
-/// was granted.
+/// The token is above the token of every earlier grant. For grants of this record, it is counted. For grants of deleted
+/// records, it comes from the store's clock: that certainly reads at least `floor_us` now, and every token was at most
+/// the store's time when it was granted.
 pub(super) fn grant(
     claim: &Claim,
     previous: Option<&Record>,
@@ -232,7 +237,7 @@ pub(super) fn grant(
     floor_us: Option<u64>,
     nonce: Id,
 ) -> Result<Record, Fault> {
-    // Room for all that may be used, where the record says what was used before.
+    // A grant reserves several tokens only if the record says which ones were used before.
     let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MOST_TOKENS) } else { 1 };
     let counted = previous.map_or(0, |previous| previous.token.get() + room);
     let by_clock = store.map(|store| store.lo_us).max(floor_us);
@@ -253,11 +258,11 @@ pub(super) fn grant(
     let mut record = blank(claim, token, nonce);
     if let Some(previous) = previous {
         record.history.clone_from(&previous.history);
-        // Freed records have their grant in the history already, and this claim's own grant is not over.
+        // A freed record already has its grant in the history, and the grant of this claim has not ended.
         if previous.state == RecordState::Held && previous.grant != claim.id {
             record.remember(past(previous, End::Lapsed, store));
         }
-        // The same claim again: (grant, beat) must not read as unchanged to those who saw the earlier one (rule 8).
+        // The same claim again: contenders that saw the earlier (grant, beat) must see a change (rule 8).
         if previous.grant == claim.id {
             record.beat = previous.beat + 1;
         }
@@ -266,16 +271,18 @@ pub(super) fn grant(
     Ok(Record { granted_at_us: upper, renewed_at_us: upper, newborn: previous.is_none(), ..record })
 }
 
-/// The highest token that may have been used before a grant over `previous`, and may not be again. Nothing tells that of a
-/// record that is newborn: then the token comes from the clock, and says it of itself alone.
+/// The highest token that may have been used before a grant over `previous`, and may not be used again. `None` if that
+/// is unknown: if there is no record, or an unconfirmed one. The token then comes from the clock, and the grant has no
+/// other.
 pub(super) fn highest_before(previous: Option<&Record>) -> Option<Token> {
     previous.filter(|previous| !previous.newborn).map(|previous| previous.token)
 }
 
-/// The record that grants `claim` over a free one that was not read: the store counts the token.
+/// Returns the record that grants `claim` over a free record that was not read. The store computes the token.
 pub(super) fn unseen_grant(claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
     let upper = store.map(|store| store.hi_us);
-    // Lower than any: after a lost answer, whoever has the lock may have it after us (rule 10).
+    // Lower than any token: after a lost answer, the claim that has the lock may have been granted after this one (rule
+    // 10).
     let token = Token::default();
     Record { granted_at_us: upper, renewed_at_us: upper, ..blank(claim, token, nonce) }
 }
@@ -299,7 +306,7 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
     }
 }
 
-/// The record that renews the grant of `previous`.
+/// Returns the record that renews the grant of `previous`.
 pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) -> Record {
     Record {
         beat: previous.beat + 1,
@@ -310,7 +317,7 @@ pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) ->
     }
 }
 
-/// The record that ends the grant of `previous`: free, or resting. Never a deletion (rule 3).
+/// Returns the record that ends the grant of `previous`: free or resting. A release never deletes (rule 3).
 pub(super) fn freed(
     previous: &Record,
     end: End,
@@ -339,7 +346,7 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
         holder: record.holder.of_the_past(),
         from_us: record.granted_at_us,
         until_us: match end {
-            // Somewhere between the last sign of life and now; the last sign of life is what is known.
+            // The grant ended somewhere between the last renewal and now. Only the last renewal is known.
             End::Lapsed => record.renewed_at_us,
             End::Released | End::Evicted => store.map(|store| store.hi_us),
         },
@@ -347,10 +354,11 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
     }
 }
 
-/// What people are told of a record that is not free.
+/// Describes a record that is not free, for people.
 pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> Held {
     let resting = record.state == RecordState::Resting;
-    // When a rest began is written with it. When the grant was is not, where that was the first request of a process.
+    // The record says when its cooldown began. It may not say when the grant was made, if that was the first request of
+    // a process.
     let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| resting));
     Held {
         holder: (!resting).then(|| record.holder.clone()),
@@ -363,7 +371,7 @@ pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Opt
     }
 }
 
-/// What people are told of a lock.
+/// Describes a lock, for people.
 pub(super) fn state(
     found: Option<&Content>,
     quiet: Duration,
@@ -390,19 +398,19 @@ fn since_us(now_us: u64, then_us: u64) -> Duration {
     Duration::from_micros(now_us.saturating_sub(then_us))
 }
 
-/// How much of the time until the store's clock certainly reads `target_us` is left, on this machine's clock.
+/// The time on this machine's clock until the store's clock certainly reads `target_us`.
 pub(super) fn until_store_reads(target_us: u64, store: StoreTime) -> Duration {
     let behind = Duration::from_micros(target_us.saturating_sub(store.lo_us));
-    // Store::lo advances slower than this machine's clock by the rate bound.
+    // The lower bound of the store's clock advances more slowly than this machine's clock, by the bound on clock rates.
     if behind.is_zero() { behind } else { behind.mul_f64(1.0 + 2.0 * RATE_ERROR) + Duration::from_millis(1) }
 }
 
-/// How much earlier than `sent`, when its write was first sent, `record` says that it was written: at least that much, by the
-/// store's clock at `now`, after the answer.
+/// How much earlier than `sent` the time in `record` is, at least. `sent` was taken when its write was first sent. The
+/// store's clock reads `store` at `now`, after the answer.
 ///
-/// What it says was taken from the store's latest answer before the send, and from how long ago that was. A machine that was
-/// paused with all its clocks does not know how long ago that was; the new answer tells. Others go by what the record says.
-/// So its holder counts from then too.
+/// The time in the record comes from the store's latest answer before the send, and from the time that had passed
+/// since. A machine that was paused with all its clocks does not know how much time passed. The new answer shows it.
+/// Contenders count from the time in the record, so the holder counts from it too.
 pub(super) fn written_early(
     record: &Record,
     sent: Moment,
@@ -416,7 +424,7 @@ pub(super) fn written_early(
     Duration::from_micros(early.unwrap_or(0))
 }
 
-/// Whether an answer took so long that a token chosen before the send may not be above all others any more.
+/// Whether an answer took so long that a token chosen before the send may no longer be above all others.
 pub(super) fn too_slow_for_create(attempt: &Attempt, answered: Moment) -> bool {
     attempt.created && micros(answered.longest_since(attempt.sent)) > 1_000_000
 }

@@ -1,4 +1,4 @@
-//! The lock record: what lies in the store. JSON, readable with the store's own tools, never deleted by a release.
+//! The lock record that the store keeps. It is JSON, readable with the store's own tools. A release never deletes it.
 
 use std::time::Duration;
 
@@ -8,46 +8,47 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{Holder, Id, PastGrant, Token, Ttl, printable};
 
-/// The format that this version writes, and the newest that it reads.
+/// The format that this version writes, and the newest one that it reads.
 pub(crate) const FORMAT: u64 = 1;
 
-/// How many grants that are over a record remembers.
+/// The maximum number of ended grants in a record's history.
 const HISTORY: usize = 8;
 
-/// A lock's record, format 1. Golden files under `tests/records` keep it readable for ever.
+/// The record of a lock, format 1. The golden files in `tests/records` make sure that it stays readable for ever.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// The format.
     pub(crate) leasehold: u64,
     pub(crate) state: RecordState,
-    /// Of the current grant, or the latest one.
+    /// The fencing token of the current grant, or of the latest one.
     pub(crate) token: Token,
-    /// The id of the claim that was granted last; stays when the lock is free.
+    /// The id of the claim that was granted last. It stays when the lock is free.
     pub(crate) grant: Id,
-    /// Counts the renewals of `grant`. A lease is alive while (grant, beat) keeps changing.
+    /// The number of renewals of `grant`. A lease is alive while (grant, beat) keeps changing.
     pub(crate) beat: u64,
-    /// Fresh in every write, so that no two bodies, and no two ETags, are ever equal.
+    /// Fresh in every write, so no two bodies, and no two ETags, are equal.
     pub(crate) nonce: Id,
     pub(crate) ttl_ms: u64,
     /// How much longer contenders wait after a lapse.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) lock_delay_ms: u64,
     pub(crate) holder: Holder,
-    /// When `grant` was granted, on the store's clock, in microseconds since the Unix epoch: an upper bound.
+    /// When the grant was made: an upper bound of the store's clock, in microseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) granted_at_us: Option<u64>,
-    /// When this record was written, likewise: never earlier than the store's clock read before the write was sent.
+    /// When this record was written, likewise. Never earlier than what the store's clock read before the write was
+    /// sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) renewed_at_us: Option<u64>,
-    /// When resting: for how long from `renewed_at_us`.
+    /// In state `resting`: the length of the cooldown, counted from `renewed_at_us`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rest_ms: Option<u64>,
-    /// Whether a create wrote this, and its claim has not shown a sign of life since. The token of a create that landed
-    /// late may be lower than those of records that came, and were deleted by hand, while it was on its way: whoever
-    /// is granted the lock next takes its token from the store's clock, and not by counting.
+    /// Whether the record is unconfirmed: a create wrote it, and its claim has neither renewed nor released it since. A
+    /// create may be applied late. While it was under way, other records may have been created and deleted by hand, and
+    /// their tokens may be higher. So the next grant takes its token from the store's clock and not by counting.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) newborn: bool,
-    /// The latest grants that are over, newest first.
+    /// The latest ended grants, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) history: Vec<PastGrant>,
 }
@@ -60,11 +61,11 @@ pub(crate) enum RecordState {
     Resting,
 }
 
-/// What lies under a lock's key.
+/// The content of a lock's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Record(Box<Record>),
-    /// Not ours: somebody else's lock, described for people.
+    /// Not a record of leasehold: a lock of another client. The text describes it for people.
     Foreign(String),
 }
 
@@ -75,9 +76,9 @@ impl Record {
         })
     }
 
-    /// The ttl of the record: it rules, whatever ttl a contender has.
+    /// The ttl of the record. It applies to every contender, whatever ttl that contender uses itself.
     pub(crate) fn ttl(&self) -> Ttl {
-        // Checked when the record was parsed.
+        // `parse` has validated it.
         Ttl::from_millis(self.ttl_ms).unwrap_or_default()
     }
 
@@ -85,21 +86,22 @@ impl Record {
         Duration::from_millis(self.lock_delay_ms)
     }
 
-    /// Puts the current grant on top of the history, and drops what is too old.
+    /// Adds an ended grant to the front of the history, and drops the grants beyond the limit.
     pub(crate) fn remember(&mut self, past: PastGrant) {
         self.history.insert(0, past);
         self.history.truncate(HISTORY);
     }
 }
 
-/// Reads what lies under a lock's key. Never guesses: what is not certainly a record of ours is foreign or an error.
+/// Parses the content of a lock's key. It never guesses: anything that is not certainly a record of leasehold is
+/// foreign or an error.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     #[derive(Deserialize)]
     struct Tag {
         leasehold: u64,
     }
     let record: Result<Record, _> = serde_json::from_slice(bytes);
-    // Only what is no record is looked at once more.
+    // Only content that does not parse as a record is parsed a second time.
     let format = match &record {
         Ok(record) => Ok(record.leasehold),
         Err(_) => serde_json::from_slice(bytes).map(|Tag { leasehold }| leasehold),
@@ -116,7 +118,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
         ));
     }
     let corrupt = |why: String| {
-        // It may repeat what stands there.
+        // The message may repeat bytes of the record.
         let why = printable(&why, 200);
         Fault::new(ErrorKind::Corrupt, format!("the lock record is damaged: {why}"))
             .with_help("look at it with the store's own tools; delete it by hand once nobody holds the lock")
@@ -135,7 +137,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     Ok(Content::Record(Box::new(record)))
 }
 
-/// The protocol that a record of ours is marked with; `None` for that of records that stay.
+/// The protocol with which a record of leasehold is marked. `None` stands for the default protocol, whose records stay.
 pub(crate) fn protocol(bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Tag {
@@ -144,12 +146,12 @@ pub(crate) fn protocol(bytes: &[u8]) -> Option<String> {
     match serde_json::from_slice::<Tag>(bytes) {
         Ok(Tag { protocol: None }) => None,
         Ok(Tag { protocol: Some(serde_json::Value::String(name)) }) => Some(printable(&name, 32)),
-        // Marked, and not as anything that is known.
+        // The mark is not that of any known protocol.
         Ok(Tag { protocol: Some(_) }) | Err(_) => Some("unknown".to_owned()),
     }
 }
 
-/// A foreign object in a few printable words.
+/// Describes a foreign object in a few printable words.
 fn describe(bytes: &[u8]) -> String {
     const MOST: usize = 32;
     let head: String = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)])
@@ -170,7 +172,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Every released format stays readable for ever: never change these lines, only add.
+    /// Every released format stays readable for ever. Never edit these lines, only add.
     const GOLDEN: &[(&str, RecordState)] = &[
         (include_str!("../../tests/records/1-held.json"), RecordState::Held),
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),
@@ -218,7 +220,7 @@ pub(crate) mod tests {
             assert!(!described.contains('\u{1b}') && !described.contains('\n'), "{described:?}");
         }
         assert!(matches!(parse(&[0xff; 100_000]), Ok(Content::Foreign(text)) if text.len() < 300));
-        // A record of ours that was cut short is no JSON any more: an unknown holder, never a grant.
+        // A truncated record is no longer JSON. It counts as held by an unknown holder and is never granted over.
         assert!(matches!(parse(&GOLDEN[0].0.as_bytes()[..60]), Ok(Content::Foreign(_))));
     }
 
@@ -236,7 +238,7 @@ pub(crate) mod tests {
             ("\"state\":\"held\"", "\"state\":\"mine\""),
             ("\"grant\":\"", "\"grant\":\"x"),
             ("\"leasehold\":1", "\"leasehold\":0"),
-            // Without its end, a rest would be over.
+            // Without its length, a cooldown would count as over.
             ("\"state\":\"held\"", "\"state\":\"resting\""),
         ] {
             let damaged = GOLDEN[0].0.replacen(from, to, 1);

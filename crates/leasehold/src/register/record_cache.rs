@@ -1,7 +1,8 @@
-//! What this process knows of each lock: the record it saw last, and for how long it has seen no sign of life.
+//! The cache of lock records: the last record that this process saw of each lock, and how long it has seen no renewal.
 //!
-//! Never a reason to believe anything: a version that is out of date fails its conditional write. It saves the read
-//! before a write (the warm path), and lets a contender that only tries now and then notice a lapse by observation.
+//! The cache is never a reason to consider a lock held, because an outdated version only fails its conditional write.
+//! It saves the read before a write (the warm path). It also lets a contender that only tries now and then detect a
+//! lapse by observation.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,12 +15,12 @@ use crate::clock::Moment;
 use crate::lease::{Id, Token};
 use crate::types::LockName;
 
-/// How many locks are kept in mind. Those seen longest ago are forgotten first; that costs a read, no more.
+/// The maximum number of cached locks. The locks seen longest ago are evicted first. An eviction only costs a read.
 const MOST: usize = 16_384;
-/// So many at a time, because each time all are gone through.
+/// How many locks one eviction removes. Evicting in batches makes full scans of the table rare.
 const FORGOTTEN: usize = MOST / 8;
 
-/// A record with the version it was seen at.
+/// A record, the version at which it was read, and how long it has been unchanged.
 #[derive(Clone, Debug)]
 pub(super) struct Observation {
     pub(super) record: Record,
@@ -29,16 +30,18 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// For how long (state, grant, beat) has been seen unchanged, on this contender's clock.
+    /// How long (state, grant, token, beat) has been seen unchanged, on this contender's clock.
     ///
-    /// Counted from after the first answer (rule 1), piece by piece between the sightings, each piece the shorter of
-    /// the two clocks: a wall clock that was set back costs one piece, not the hour it was set back by.
+    /// The time counts from after the first answer (rule 1). It is summed piece by piece between the reads, and each
+    /// piece is the shorter of the two clocks. If the wall clock is set back by an hour, this loses one piece and not
+    /// the hour.
     pub(super) fn quiet(&self, now: Moment) -> Duration {
         self.quiet + now.shortest_since(self.last)
     }
 
-    /// A lease is told alive by these, not by the version: other edits of the record do not prolong it (rule 8). The
-    /// token tells the grants of one claim apart, with another's grant between them.
+    /// The fields that show whether a lease is alive. The version is not one of them: an edit by a third party must not
+    /// prolong the lease (rule 8). The token distinguishes two grants of one claim when another grant came between
+    /// them.
     fn sign_of_life(&self) -> (RecordState, Id, Token, u64) {
         (self.record.state, self.record.grant, self.record.token, self.record.beat)
     }
@@ -46,24 +49,24 @@ impl Observation {
 
 #[derive(Default)]
 pub(super) struct RecordCache {
-    /// Boxed: the table has room for more than are in it.
+    /// Boxed, because the table allocates room for more entries than it has.
     locks: Mutex<HashMap<LockName, Box<Observation>>>,
 }
 
 impl RecordCache {
-    /// What was seen of `name`, if it is still in mind.
+    /// Returns the cached observation of `name`, if there is one.
     pub(super) fn recall(&self, name: &LockName) -> Option<Observation> {
         let locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.get(name).map(|sighting| Observation::clone(sighting))
     }
 
-    /// `record` was seen at `now`, which was taken after the answer arrived.
+    /// Stores `record`, read at `now`. `now` was taken after the answer arrived.
     pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Observation {
         let mut sighting = Observation { record, version, quiet: Duration::ZERO, last: now };
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
             Some(earlier) => {
-                // Two answers may come in here in another order than they arrived in. Time is counted once.
+                // Two answers may be stored in a different order than they arrived in. No time is counted twice.
                 let late = now.since_boot() < earlier.last.since_boot();
                 if late {
                     sighting.last = earlier.last;
@@ -79,7 +82,7 @@ impl RecordCache {
         sighting
     }
 
-    /// There is no record of `name` any more.
+    /// Removes `name`: it has no record any more.
     pub(super) fn forget(&self, name: &LockName) {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
@@ -148,7 +151,7 @@ mod tests {
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
         for seen_at in [0, 18, 1] {
-            // The last one was answered first, and written down last.
+            // The last read was answered before the second one and is stored after it.
             known.see(&name, (*record).clone(), Version::new("1"), at(seen_at));
         }
         assert_eq!(known.recall(&name).unwrap().quiet(at(19)), Duration::from_secs(19));

@@ -1,4 +1,4 @@
-//! Where lock records lie: as JSON objects in a register, or as a store's own items. The lease protocol stands on this.
+//! Storage of lock records: JSON objects in a register, or a store's own items. The lease protocol is built on it.
 
 mod existence;
 mod json;
@@ -21,14 +21,14 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Capabilities;
 use crate::types::LockName;
 
-/// One record for each lock, written conditionally. What holds for a [`Register`](super::Register) holds here.
+/// One record for each lock, with conditional writes. The contract of [`Register`](super::Register) applies here too.
 #[async_trait]
 pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
-    /// Reads the record of `name`; `None` when there is nothing. Strongly consistent.
+    /// Reads the record of `name`. Returns `None` if there is none. Strongly consistent.
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError>;
 
-    /// Writes `record` if what is there is as expected, atomically. `before` is the record that was seen there in the expected
-    /// version: what has not changed since need not be sent again.
+    /// Writes `record` atomically if the stored record is as expected. `before` is the record that was read at the
+    /// expected version. Fields that have not changed since need not be sent again.
     async fn write(
         &self,
         name: &LockName,
@@ -37,11 +37,12 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         record: &Record,
     ) -> Result<Written, StoreError>;
 
-    /// Grants `record` over a free record that was not read: one request where a read and a write would be two. The
-    /// store itself counts the token on from that of the free record.
+    /// Grants `record` over a free record that was not read. This is one request instead of a read and a write. The
+    /// store itself computes the token from that of the free record.
     ///
-    /// A conflict when there is no record, or it is held, resting, newborn or foreign, or was granted for this very claim
-    /// the last time: then this is a late copy. Only asked for when [`claims`](Self::claims).
+    /// The result is a conflict if there is no record, or if the record is held, resting, unconfirmed or foreign. It is
+    /// also a conflict if the latest grant was of this very claim, because then this is a late copy of the request.
+    /// Only called if [`claims`](Self::claims) returns true.
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let _ = (name, record);
         Ok(Written::Conflict(Refusal::Unexplained))
@@ -52,56 +53,58 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Notes in the store that `version` was there at `seen_us` on the store's clock, an upper bound: for a held record
-    /// that does not say when it was written. From now on its [`Record::renewed_at_us`] is read as that, and a job that
-    /// only tries can see it lapse. Changes nothing that its holder minds, nor its version.
+    /// Records that `version` was stored at `seen_us` on the store's clock (an upper bound). This is for a held record
+    /// that does not say when it was written. From then on [`Record::renewed_at_us`] reads as that time, and a process
+    /// that only tries can see the lease lapse. It changes neither the version nor anything that the holder depends on.
     ///
-    /// `false` when it was not there any more, or the store cannot do this.
+    /// Returns `false` if that version was no longer stored, or if the store cannot do this.
     async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
         let _ = (name, version, seen_us);
         Ok(false)
     }
 
-    /// Whether tokens are counted from the record before, or the store's clock, and not given by the store in its answers.
+    /// Whether leasehold computes tokens, from the previous record or the store's clock. Otherwise the store assigns
+    /// them.
     fn counts_tokens(&self) -> bool {
         true
     }
 
-    /// Whether a free record is none: a release deletes. Then nothing tells of a grant once it is over.
+    /// Whether a release deletes the record, so that no free record exists. An ended grant then leaves no trace.
     fn deletes(&self) -> bool {
         false
     }
 
-    /// Whether records come and go without a hand: other clients of the same records delete what they release. A create then
-    /// tells nothing of the tokens that were granted before it, and is written once more before anybody is told of it.
+    /// Whether other clients of the same records delete what they release. A create then knows nothing of the tokens
+    /// that were granted before it, so the record is written once more before the grant is reported.
     fn others_delete(&self) -> bool {
         false
     }
 
-    /// The names of the locks that have a record, those starting with `prefix`, page by page.
+    /// Lists the names of the locks that have a record and start with `prefix`, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
-    /// Deletes the record of a lock that nobody else knows of, if it has this version. `false` where it stays.
+    /// Deletes the record of a lock that no other client knows of, if it has this version. Returns `false` if it was
+    /// not deleted.
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let _ = (name, version);
         Ok(false)
     }
 
-    /// Deletes the record of a lock that others know of, if it has this version. `false` where it has not. Refused where deletes
-    /// are not known to be conditional.
+    /// Deletes the record of a lock that other clients know of, if it has this version. Returns `false` if it was not
+    /// deleted. Refused if deletes are not known to be conditional.
     async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let _ = (name, version);
         let message = format!("records in {} cannot be swept", self.capabilities().store);
         Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
     }
 
-    /// What only this store can be asked when it is examined.
+    /// Runs the checks that are specific to this store when it is examined.
     async fn examine(&self, examination: &Examination) -> Examined {
         let _ = examination;
         Examined::default()
     }
 
-    /// Makes sure, once, that preconditions are enforced.
+    /// Makes sure, once, that the store enforces preconditions.
     async fn trust(&self) -> Result<(), StoreError>;
 
     /// Creates what the store needs.
@@ -119,30 +122,30 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
 }
 
-/// What lies under a lock's name, and its version.
+/// The content that is stored under a lock's name, and its version.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) content: Content,
     pub(crate) version: Version,
 }
 
-/// The answer to a conditional write.
+/// The result of a conditional write.
 #[derive(Clone, Debug)]
 pub(crate) enum Written {
-    /// Written; as it lies there now, which may be with another token than was sent.
+    /// Written. `record` is what is stored now. Its token may differ from the one that was sent.
     Committed { record: Box<Record>, version: Version },
-    /// What is there was not as expected, and this request changed nothing.
+    /// The stored record was not as expected. This request changed nothing.
     Conflict(Refusal),
 }
 
-/// What a refused write tells of what is there.
+/// What a refused write reports about the stored record.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "only some stores tell, and each is a feature")]
 pub(crate) enum Refusal {
-    /// Nothing: a read has to tell.
+    /// Nothing. A read is needed.
     Unexplained,
     /// There is no record.
     Absent,
-    /// This is there.
+    /// The record that is stored.
     Found(Found),
 }

@@ -1,6 +1,6 @@
-//! Retrying: one logical operation, bounded in time, with full-jitter backoff.
+//! Retries of one logical operation, with a time limit and full-jitter backoff.
 //!
-//! The retry loop is ours, not the client library's: it alone knows the nonce and the deadline (rule 4).
+//! leasehold controls the retry loop, not the client library: only leasehold knows the nonce and the deadline (rule 4).
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,19 +10,18 @@ use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::StoreTrouble;
 
-/// Pauses start at up to this,
+/// The upper bound of the first pause. The bound doubles with each pause, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// double, and stay at up to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A request is given at least this, or it would be sent only to be given up.
+/// The shortest time limit of a request. With less, a request would be sent only to be given up.
 const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 
-/// How long a question is asked again, and how long one answer is waited for.
+/// The time limit of a request that is safe to repeat, with all its retries. `ANSWER` is the limit of each try.
 const QUESTION: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Asks again after what passes: a throttled request, a lost answer. For questions that may be asked twice.
+/// Repeats a request that is safe to repeat after transient errors, like throttling or a lost answer.
 pub(crate) async fn retry<T, F>(env: &Env, mut ask: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -36,7 +35,7 @@ where
     }
 }
 
-/// The time and the tries that one operation may still take.
+/// The time and the retries that an operation has left.
 #[derive(Debug)]
 pub(crate) struct RetryBudget<'a> {
     env: &'a Env,
@@ -44,13 +43,13 @@ pub(crate) struct RetryBudget<'a> {
     limit: Duration,
     attempt_limit: Duration,
     failures: u32,
-    /// What went wrong last.
+    /// The latest error.
     cause: Option<String>,
     trouble: StoreTrouble,
 }
 
 impl<'a> RetryBudget<'a> {
-    /// An operation that may take `limit` in all and `attempt_limit` for each request.
+    /// Creates the budget of an operation that may take `limit` in all and `attempt_limit` for each request.
     pub(crate) fn new(env: &'a Env, limit: Duration, attempt_limit: Duration) -> Self {
         Self {
             env,
@@ -63,38 +62,39 @@ impl<'a> RetryBudget<'a> {
         }
     }
 
-    /// Notes what keeps the store from answering in `trouble`.
+    /// Records in `trouble` why the store does not answer.
     pub(crate) fn noting(self, trouble: &StoreTrouble) -> Self {
         Self { trouble: trouble.clone(), ..self }
     }
 
-    /// A question that nobody's lease depends on: of an examination, or a page of a listing.
+    /// The budget of a request that no lease depends on: one of an examination, or a page of a listing.
     pub(crate) fn of_question(env: &'a Env) -> Self {
         Self::new(env, QUESTION, ANSWER)
     }
 
-    /// What is left of the time.
+    /// The time that is left.
     pub(crate) fn left(&self) -> Duration {
         self.limit.saturating_sub(self.env.now().longest_since(self.began))
     }
 
-    /// Whether a request was refused for now, or not answered.
+    /// Whether a request was refused with a transient error or not answered.
     pub(crate) fn had_trouble(&self) -> bool {
         self.failures > 0
     }
 
-    /// Gives `more` time: what has passed was not the store's doing.
+    /// Extends the limit by `more`, for time that passed for other reasons than the store.
     pub(crate) fn extend(&mut self, more: Duration) {
         self.limit = self.limit.saturating_add(more);
     }
 
-    /// Somebody else went on: that is contention, and no trouble with the store, which is what patience is for.
+    /// Restarts the time limit after another client made progress. That is contention, and the limit is for trouble
+    /// with the store.
     pub(crate) fn progressed(&mut self) {
         self.began = self.env.now();
         self.failures = self.failures.min(1);
     }
 
-    /// Awaits one request, but not for ever. A request that was given up on may still have its effect.
+    /// Awaits one request up to the limit. A request that was given up may still take effect.
     pub(crate) async fn request<T>(
         &self,
         request: impl Future<Output = Result<T, StoreError>>,
@@ -103,7 +103,8 @@ impl<'a> RetryBudget<'a> {
         self.request_within(limit, request).await
     }
 
-    /// The same with a limit of its own: for a request with a large body, and one that is worth its time also at the end.
+    /// Like [`request`](Self::request), with a separate limit. For a request with a large body, and for one that gets
+    /// its full time even at the end of the budget.
     pub(crate) async fn request_within<T>(
         &self,
         limit: Duration,
@@ -112,7 +113,7 @@ impl<'a> RetryBudget<'a> {
         match timeout(&*self.env.clock, limit, request).await {
             Some(answer) => answer,
             None => {
-                // The last request of an effort may have less time than it needs: what went wrong before says more.
+                // The last request may have had less time than it needs. The earlier error then explains more.
                 let message = match &self.cause {
                     Some(cause) if limit < self.attempt_limit => cause.clone(),
                     _ => format!("no answer within {limit:.1?}"),
@@ -122,7 +123,7 @@ impl<'a> RetryBudget<'a> {
         }
     }
 
-    /// After `error`: waits before the next try, or gives the error back when another try would be pointless.
+    /// Waits before the next try after `error`. Returns the error if another try is pointless.
     pub(crate) async fn pause_after(&mut self, error: StoreError) -> Result<(), StoreError> {
         if !error.is_transient() {
             return Err(error);
@@ -139,8 +140,8 @@ impl<'a> RetryBudget<'a> {
         Ok(())
     }
 
-    /// After a conflict: the first costs nothing, since it means that somebody else went on. A store that only ever
-    /// conflicts must not be hammered.
+    /// Waits after a conflict. The first conflict is retried at once, because it means that another client made
+    /// progress. Later ones wait, to protect a store that answers every write with a conflict.
     pub(crate) async fn pause_after_conflict(&mut self) -> Result<(), StoreError> {
         if self.failures == 0 {
             self.failures = 1;
@@ -152,7 +153,7 @@ impl<'a> RetryBudget<'a> {
         .await
     }
 
-    /// Full jitter: uniform between nothing and a bound that doubles
+    /// Full jitter: uniform between zero and a bound that doubles
     /// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
     fn next_pause(&mut self) -> Duration {
         let bound = (FIRST_PAUSE * 2_u32.pow(self.failures.min(10))).min(LONGEST_PAUSE);

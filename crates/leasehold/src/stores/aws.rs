@@ -1,4 +1,4 @@
-//! What every store of Amazon's shares: how to find and sign in to it, and what became of a request.
+//! Code that the stores at Amazon share: how to find the service, how to sign requests, and how a request ended.
 
 pub(super) mod access;
 pub(super) mod config;

@@ -1,6 +1,7 @@
-//! Amazon DynamoDB: one item for each lock, in the format of AWS's own lock client, so that both exclude each other.
+//! Amazon DynamoDB: one item for each lock, in the format of AWS's own lock client, so that locks of both exclude each
+//! other.
 //!
-//! Layout, permissions and limits: `docs/stores/dynamodb.md`.
+//! `docs/stores/dynamodb.md` has the layout, the permissions and the limits.
 
 mod config;
 mod connect;
@@ -49,21 +50,21 @@ use crate::register::{Precondition, RegisterLeases, Version};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// A read costs $0.125 per million and some 5 ms, so a waiter costs cents a month at any of these.
+/// A read costs $0.125 per million and takes about 5 ms, so a waiter costs cents a month at either interval.
 const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(1) };
 
-/// What is known of a server that is not Amazon's lies under this name, which is no lock's.
+/// The key of the item with the examination of a server that is not Amazon's. It is not a lock's name.
 const PROBE: &str = ".leasehold-probe";
 
 /// Opens leases on the table and prefix that `url` names:
-/// `dynamodb://table/prefix?region=&endpoint=&profile=&create=&dialect=java|go&store_clock=&margin=`, and the options in
-/// `docs/stores/dynamodb.md`.
+/// `dynamodb://table/prefix?region=&endpoint=&profile=&create=&dialect=java|go&store_clock=&margin=`, and the options
+/// in `docs/stores/dynamodb.md`.
 ///
 /// Sends no request to DynamoDB unless the table is to be created. Credentials are loaded with the first request.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] when the machine's metadata
-/// service was asked for the region and gave no answer; with `create=true`, what creating the table comes to.
+/// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] if the machine's metadata
+/// service was asked for the region and did not respond; with `create=true`, the errors of creating the table.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let (client, place) = location.connect(&options.env).await?;
@@ -84,9 +85,9 @@ struct DynamoDb {
     dialect: Dialect,
     new_table: NewTable,
     requests: Requests,
-    /// The name of the partition key that the URL gives.
+    /// The name of the partition key in the URL.
     given_key: Option<String>,
-    /// The name of the partition key, once the table was looked at.
+    /// The name of the partition key, once the table was described.
     key_name: Arc<OnceLock<String>>,
     /// Whether a store that is not Amazon's own was found to check conditions.
     probed: Arc<Trust>,
@@ -142,7 +143,7 @@ impl Records for DynamoDb {
                 let version = item::version_of(&record);
                 Ok(Written::Committed { record: Box::new(record), version })
             }
-            // It is gone, or this endpoint brings nothing along: a read has to tell.
+            // The item was deleted, or this endpoint returns no item with a refusal. A read is needed.
             Updated::Refused(None) => Ok(Written::Conflict(Refusal::Unexplained)),
             Updated::Refused(there) => self.conflict(&key, there),
         }
@@ -155,7 +156,7 @@ impl Records for DynamoDb {
             Updated::Done(item) => item,
             Updated::Refused(there) => return self.conflict(&key, there),
         };
-        // It is written, whatever the answer looks like: only a read can tell its token then.
+        // The item is written, whatever the response contains. Only a read can then return its token.
         let item = item.ok_or_else(|| unreadable(&key).maybe_applied())?;
         let Found { content, version } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
         match content {
@@ -168,7 +169,7 @@ impl Records for DynamoDb {
         true
     }
 
-    /// AWS's client does, unless it is told not to.
+    /// AWS's client deletes what it releases, unless it is configured otherwise.
     fn others_delete(&self) -> bool {
         true
     }
@@ -183,7 +184,7 @@ impl Records for DynamoDb {
         let pages = Pages { prefix: self.key(prefix), page: VecDeque::new(), next: Next::First };
         let keys = stream::try_unfold(pages, |pages| self.next_listed(pages));
         keys.filter_map(async |key| match key {
-            // What is no lock's name is no lock.
+            // An item whose key is not a lock's name is not a lock.
             Ok(key) => LockName::new(key.strip_prefix(&*self.prefix)?).ok().map(Ok),
             Err(error) => Some(Err(error)),
         })
@@ -229,11 +230,11 @@ impl Records for DynamoDb {
     }
 }
 
-/// The answer to a conditional update.
+/// The result of a conditional update.
 enum Updated {
-    /// With what was asked to be returned.
+    /// Updated, with the item if it was requested.
     Done(Option<Item>),
-    /// The condition did not hold for this item; `None` for none.
+    /// The condition did not hold for this item; `None` if there is no item.
     Refused(Option<Item>),
 }
 
@@ -246,7 +247,7 @@ impl DynamoDb {
             .get_item()
             .table_name(&self.place.table)
             .key(key_name, item::s(key))
-            // What an eventually consistent read misses may be a second old, and shows a lock free that is held.
+            // An eventually consistent read may return data of a second ago, and show a held lock as free.
             .consistent_read(true);
         let result = request.customize().interceptor(watch.clone()).send().await;
         let output = self
@@ -256,7 +257,7 @@ impl DynamoDb {
         Ok(output.item)
     }
 
-    /// Deletes the item `key` on the condition of `expression`. `false` when that does not hold.
+    /// Deletes the item `key` on the condition of `expression`. Returns `false` if the condition does not hold.
     async fn delete(&self, key: &str, expression: Expression) -> Result<bool, StoreError> {
         let key_name = self.key_name().await?;
         let watch = self.requests.watch();
@@ -334,7 +335,7 @@ impl DynamoDb {
             pages.next = match output.last_evaluated_key {
                 None => Next::None,
                 Some(last) if Some(&last) != start.as_ref() => Next::After(last),
-                // To ask again would list the same page for ever.
+                // A repeated start would list the same page for ever.
                 Some(_) => return Err(endless_listing()),
             };
             let key_name = self.key_name().await?;
@@ -369,7 +370,7 @@ impl DynamoDb {
     }
 }
 
-/// The item that did not fulfil a condition.
+/// Returns the item that did not meet a condition.
 fn item_there(error: &SdkError<UpdateItemError, Response>) -> Option<Item> {
     match error.as_service_error()? {
         UpdateItemError::ConditionalCheckFailedException(refused) => refused.item.clone(),
@@ -377,7 +378,7 @@ fn item_there(error: &SdkError<UpdateItemError, Response>) -> Option<Item> {
     }
 }
 
-/// Where a listing is.
+/// The position of a listing.
 struct Pages {
     prefix: String,
     page: VecDeque<String>,
@@ -404,7 +405,7 @@ fn unreadable(key: &str) -> Fault {
 fn failed(meaning: Meaning) -> StoreError {
     match meaning {
         Meaning::Failed(error) => error,
-        // `meaning` gives these only to the operations that take them.
+        // `meaning` returns these only for operations that handle them.
         Meaning::Conflict | Meaning::NoTable | Meaning::TableExists => {
             Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
         }

@@ -1,7 +1,7 @@
-//! etcd: its own leases and transactions, in the layout of its own lock recipes.
+//! etcd: its leases and transactions, in the layout of its own lock recipes.
 //!
-//! A claim gets in line by creating a key on a lease; the key that was created first owns the lock. Layout, permissions,
-//! limits and the argument why it is safe: `docs/stores/etcd.md`.
+//! A claim enters the queue by creating a key on a lease. The key that was created first owns the lock.
+//! `docs/stores/etcd.md` has the layout, the permissions, the limits, and the argument why it is safe.
 
 mod acquire;
 mod client;
@@ -48,17 +48,18 @@ use crate::lease::{
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// Waiters are told; this is for the case that a watch stalls without a word.
+/// etcd notifies waiters. They also poll, in case a watch stalls without an error.
 const PACE: PollInterval = PollInterval { min: Duration::from_secs(15), max: Duration::from_secs(15) };
 
-/// How long the operations without a patience of their own put up with a cluster that does not answer.
+/// The time limit of operations that have no limit from their caller.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens leases on the cluster and below the prefix that `url` names:
 /// `etcd://user:password@host:2379,host2:2379/prefix/?tls=on|off&ca=FILE&cert=FILE&key=FILE`. All options:
 /// `docs/stores/etcd.md`.
 ///
-/// Sends no request, but to DNS with `discovery_srv=on`. The common options `store_clock` and `margin` change nothing here: etcd itself ends leases.
+/// Sends no request, except to DNS with `discovery_srv=on`. The common options `store_clock` and `margin` have no
+/// effect here, because etcd itself ends leases.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read.
@@ -83,7 +84,7 @@ fn connected(mut location: Location) -> Result<(Client, String), Error> {
     Ok((Client::new(&location)?, location.prefix))
 }
 
-/// The leases of one cluster, for callers: each call is a job on the thread of the store.
+/// The leases of one cluster, as callers see them. Each call is a job on the thread of the store.
 #[derive(Debug)]
 struct EtcdStore {
     leases: Arc<EtcdLeases>,
@@ -98,7 +99,7 @@ impl EtcdStore {
         self.worker.run(work(self.leases.clone()))
     }
 
-    /// Works on a copy of `grant`, which takes on what has become of it.
+    /// Runs `work` on a copy of `grant`, then copies the result back into `grant`.
     async fn run_on<T: Send + 'static, F>(
         &self,
         grant: &mut Grant,
@@ -182,7 +183,7 @@ impl LeaseStore for EtcdStore {
         names.boxed()
     }
 
-    /// A lock that is free has no key, and a rest ends with its lease: there is nothing to sweep.
+    /// A free lock has no key, and a cooldown ends with its lease, so there is nothing to sweep.
     async fn sweep(&self, _: &LockName, _: Duration, _: bool) -> Result<Swept, StoreError> {
         Ok(Swept::Kept)
     }
@@ -214,7 +215,7 @@ impl Watch for EtcdStore {
 
     async fn holder_changed(&self, name: &LockName, seen: &Status) {
         let (name, seen) = (name.clone(), seen.clone());
-        // Without an answer the observer looks again.
+        // Without an answer the observer reads again.
         let _ = self.run(|leases| async move { leases.until_holder_changed(&name, &seen).await }).await;
     }
 
@@ -225,7 +226,7 @@ impl Watch for EtcdStore {
 
 #[async_trait]
 impl Diagnose for EtcdStore {
-    /// A lock that is free has no key.
+    /// A free lock has no key.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let status = self.inspect(name).await?;
         Ok(matches!(status.state, State::Free))
@@ -237,7 +238,7 @@ impl Diagnose for EtcdStore {
 }
 
 impl Drop for EtcdStore {
-    /// Leases that nothing stands on would run out by themselves; they are ended at once.
+    /// Ends the leases at once that no claim uses. Otherwise they would expire.
     fn drop(&mut self) {
         let unused: Vec<_> = self.leases.sessions().drain(..).filter(|session| session.is_empty()).collect();
         let client = self.leases.client.clone();
@@ -247,7 +248,7 @@ impl Drop for EtcdStore {
     }
 }
 
-/// Where the next page begins, the names that were read, and those that were given.
+/// The start of the next page, the names that were read, and those that were returned.
 type Listing = (Option<Vec<u8>>, VecDeque<LockName>, Names);
 
 #[cfg(test)]

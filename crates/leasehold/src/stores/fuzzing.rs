@@ -1,4 +1,4 @@
-//! What each store makes of a URL, and under which keys objects lie.
+//! How each store parses a URL, and the keys of its objects.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use crate::error::Error;
@@ -6,10 +6,10 @@ use crate::lease::StoreOptions;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// What a store reads in a URL, as `Debug` shows it.
+/// The settings that a store parses from a URL, as `Debug` shows them.
 pub(crate) type Reading = Result<String, Error>;
 
-/// What the store of `url` reads in it: as a store, and where it keeps objects, as an object.
+/// Returns how the store of `url` parses it: as a store and, if it keeps objects, as an object.
 pub(crate) fn readings(url: &StoreUrl) -> Vec<Reading> {
     let mut options = StoreOptions::default();
     match url.scheme() {
@@ -31,7 +31,7 @@ pub(crate) fn readings(url: &StoreUrl) -> Vec<Reading> {
     }
 }
 
-/// The object of `name` is that of no other, and is found in a listing.
+/// The object of `name` belongs to no other name, and is found in a listing.
 #[allow(unused_variables, reason = "with the features of stores of objects")]
 pub(crate) fn assert_is_kept_by_objects(name: &LockName) {
     #[cfg(any(fuzzing, feature = "s3", feature = "gcs"))]

@@ -1,6 +1,6 @@
-//! Google Cloud Storage: a register of objects, by generation preconditions of the JSON API.
+//! Google Cloud Storage: a register of objects, with generation preconditions of the JSON API.
 //!
-//! Layout, roles and limits: `docs/stores/gcs.md`.
+//! `docs/stores/gcs.md` has the layout, the roles and the limits.
 
 mod config;
 mod connect;
@@ -42,15 +42,15 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// Reads of one object are not limited as its writes are, and cost $0.0004 per 1,000. But since GCS takes about one
-/// write a second for an object, a lock changes hands every two seconds at best, and to ask more often finds nothing.
+/// Reads of one object are not limited as writes are, and cost $0.0004 per 1,000. But GCS accepts about one write a
+/// second for an object, so a lock changes hands every two seconds at best, and more frequent reads find nothing new.
 const PACE: PollInterval = PollInterval { min: Duration::from_millis(500), max: Duration::from_secs(2) };
 
-/// GCS takes about one write a second for one object, and bursts now and then. What is refused for that is tried again
-/// after about as long, or retries would be what keeps the object busy.
+/// GCS accepts about one write a second for one object, and short bursts. A write that is refused for that is retried
+/// after about the same time. Otherwise the retries themselves would keep the object busy.
 const BETWEEN_WRITES: Duration = Duration::from_secs(1);
 
-/// All names and values of an object's own metadata together.
+/// The limit for all names and values of an object's user metadata together.
 const METADATA_BYTES: usize = 8_192;
 
 /// Opens leases on the bucket and prefix that `url` names:
@@ -59,7 +59,8 @@ const METADATA_BYTES: usize = 8_192;
 /// Sends no request. Credentials are loaded with the first request.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root certificates.
+/// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root
+/// certificates.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options, environment)?;
     let protocol = location.protocol;
@@ -67,7 +68,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     Ok(protocol.leases(register, options))
 }
 
-/// Opens the folder of the object that `url` names, and says which key the object has there:
+/// Opens the folder of the object that `url` names, and returns the object's key in it:
 /// `gs://bucket/path/counter.json?endpoint=&credentials=`.
 ///
 /// # Errors
@@ -95,8 +96,8 @@ pub struct GcsRegister {
     env: Env,
     clock: StoreClock,
     contents: Contents,
-    /// Whether deletes were found to be conditional. Callers that come at the same time each find out: a future that is not polled
-    /// must not keep another from it.
+    /// Whether deletes were found to be conditional. Concurrent callers each find out for themselves: a future that is
+    /// not polled must not delay another.
     delete_checked: AtomicBool,
 }
 
@@ -154,7 +155,7 @@ impl Register for GcsRegister {
             Ok((_, body)) => {
                 let written =
                     serde_json::from_slice(&body).ok().and_then(|Written { generation }| generation);
-                // The object is there, but could never be replaced by its generation.
+                // The object was written, but without a generation it could never be replaced.
                 self.version(written.as_deref()).map(Write::Committed).map_err(Fault::maybe_applied)
             }
             Err(Meaning::Conflict) => Ok(Write::Conflict),
@@ -199,7 +200,7 @@ impl Register for GcsRegister {
             store: "GCS",
             trusted: self.place.is_trusted(),
             generations: true,
-            // Of a record only the content is read, since its metadata costs another request.
+            // Of a record only the content is read, because its metadata costs another request.
             metadata: (self.contents == Contents::Objects).then_some(METADATA_BYTES),
             pace: PACE,
         }
@@ -207,7 +208,7 @@ impl Register for GcsRegister {
 }
 
 impl GcsRegister {
-    /// The content, without metadata; of `generation`, or the one that is there now.
+    /// Reads the content of `generation`, or of the current one, without metadata.
     async fn content_of(
         &self,
         object: &str,
@@ -243,9 +244,9 @@ impl GcsRegister {
         }
     }
 
-    /// Content and metadata of one generation. The JSON API gives them by two requests, which are sent at once. When the
-    /// object was written between them, or a cache had an old content, the content is asked for of the generation that
-    /// the metadata is of.
+    /// Reads content and metadata of one generation. The JSON API returns them by two requests, which are sent at once.
+    /// If the object was written between them, or a cache returned an old content, the content is requested again with
+    /// the generation of the metadata.
     async fn whole(&self, object: &str) -> Result<Option<VersionedValue>, StoreError> {
         let (content, stat) = join(self.content_of(object, None), self.stat_of(object)).await;
         let (mut content, mut stat) = (content?, stat?);
@@ -259,7 +260,7 @@ impl GcsRegister {
                     check_size(object, size, cell.value.len())?;
                     return Ok(Some(VersionedValue { metadata, ..cell }));
                 }
-                // It is gone already.
+                // That generation was already deleted.
                 _ => stat = self.stat_of(object).await?,
             }
             content = None;
@@ -278,7 +279,7 @@ impl GcsRegister {
         }
     }
 
-    /// One request: the generation in the headers of its answer and the body, with everything but success explained.
+    /// Sends one request. Returns the generation in the headers of the response, and the body. Explains every failure.
     async fn ask(
         &self,
         operation: Operation,
@@ -293,7 +294,7 @@ impl GcsRegister {
         let limit = request_limit(REQUEST_LIMIT, request.content.as_ref().map_or(0, |(_, body)| body.len()));
         let mut headers = signed.headers;
         if self.place.user_project.is_some() {
-            // The project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT would be another.
+            // Otherwise the project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT would be used.
             headers.remove("x-goog-user-project");
         }
         let request = request.paid(&self.place);
@@ -325,7 +326,7 @@ impl GcsRegister {
         let sent = self.env.now();
         let answered = clock::timeout(&*self.env.clock, limit, answer).await;
         let response = answered.ok_or_else(|| late(limit))??;
-        // A large answer has its own time.
+        // A large response has a limit by its size.
         let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
         let limit = limit.max(request_limit(REQUEST_LIMIT, announced.unwrap_or(0)));
         let left = limit.saturating_sub(self.env.now().longest_since(sent));
@@ -333,7 +334,7 @@ impl GcsRegister {
         clock::timeout(&*self.env.clock, left, content).await.ok_or_else(|| late(limit))?
     }
 
-    /// Sends a request, and notes what the head of its answer says about the time.
+    /// Sends a request, and records what the head of the response says about the time.
     async fn timed(
         &self,
         request: reqwest::RequestBuilder,
@@ -344,7 +345,7 @@ impl GcsRegister {
         Ok((response, date))
     }
 
-    /// Takes the store's time from an answer that is certainly the store's.
+    /// Takes the store's time from a response that certainly comes from the store.
     fn tell_time(&self, date: Option<wire::Dated>, reason: Option<&str>) {
         let is_emulator = !self.place.is_trusted();
         if let Some(date) = date.filter(|date| date.is_the_stores(reason, is_emulator)) {
@@ -375,7 +376,7 @@ impl GcsRegister {
         }
     }
 
-    /// The version that an answer names.
+    /// Returns the version in a response.
     fn version(&self, generation: Option<&str>) -> Result<Version, Fault> {
         match generation {
             Some(generation) if is_generation(generation) => Ok(Version::new(generation)),
@@ -404,8 +405,8 @@ const MOST_ANSWER_BYTES: usize = 8 << 20;
 /// How often an object is read that is written meanwhile.
 const MOST_READS: usize = 8;
 
-/// Whether the content came as it is stored. Written back decompressed, with the metadata that says gzip, it could not be
-/// read any more. An emulator that tells no size is believed.
+/// Checks that the content arrived as it is stored. Otherwise it could be written back decompressed, with metadata that
+/// says gzip, and could not be read any more. An emulator that reports no size passes.
 fn check_size(object: &str, stored: u64, came: usize) -> Result<(), StoreError> {
     if stored == 0 || stored == came as u64 {
         return Ok(());
@@ -430,7 +431,8 @@ fn no_listing() -> Fault {
         .with_help("check that the endpoint is one of Google Cloud Storage")
 }
 
-/// `version` as a generation. Zero would say that nothing is there, and nothing else is one of GCS's.
+/// Returns `version` as a generation. Zero would mean that there is no object, and nothing but a number is a generation
+/// of GCS.
 fn known_generation(version: &Version) -> Result<&str, StoreError> {
     Some(version.as_str()).filter(|text| is_generation(text)).ok_or_else(|| {
         let version = version.as_str();
@@ -439,7 +441,7 @@ fn known_generation(version: &Version) -> Result<&str, StoreError> {
     })
 }
 
-/// Whether this is a generation of an object that exists.
+/// Whether the text is a generation of an object that exists.
 fn is_generation(text: &str) -> bool {
     text.parse::<u64>().is_ok_and(|generation| generation > 0)
 }
@@ -447,7 +449,7 @@ fn is_generation(text: &str) -> bool {
 fn failed(meaning: Meaning) -> StoreError {
     match meaning {
         Meaning::Failed(error) => error,
-        // `meaning` gives these only to the operations that take them.
+        // `meaning` returns these only for operations that handle them.
         Meaning::Absent | Meaning::Conflict => {
             Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
         }

@@ -1,4 +1,4 @@
-//! The memory of this process: the reference register, for tests and for trying things out.
+//! The memory of this process: the reference register, for tests and for experiments.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,13 +19,13 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// As much as S3 takes, so that what works here works there.
+/// The same limit as S3's, so that what works here works there.
 const METADATA_BYTES: usize = 2_048;
 
-/// Opens `mem:`: a new, empty store that ends with the last handle to it.
+/// Opens `mem:`, a new, empty store that ends with the last handle to it.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the URL says anything more than `mem:` and common options.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the URL has anything but `mem:` and common options.
 pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     if url.authority().is_some() || !url.path().is_empty() {
         return Err(Error::invalid(format!("`{url}` names something, and memory has no names"))
@@ -42,7 +42,7 @@ pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Leas
 pub struct MemoryRegister {
     env: Env,
     opened: Moment,
-    /// Whether a version depends on the bytes alone.
+    /// Whether a version depends only on the bytes.
     by_content: bool,
     contents: Mutex<Contents>,
 }
@@ -55,12 +55,13 @@ struct Contents {
 }
 
 impl MemoryRegister {
-    /// An empty one.
+    /// Creates an empty register.
     pub fn new(env: Env) -> Self {
         Self { opened: env.now(), env, by_content: false, contents: Mutex::default() }
     }
 
-    /// An empty one whose versions depend on the bytes alone, as S3's do: for tests of what has to work there.
+    /// Creates an empty register whose versions depend only on the bytes, as on S3. For tests of code that must work
+    /// there.
     pub fn by_content(env: Env) -> Self {
         Self { by_content: true, ..Self::new(env) }
     }
@@ -88,7 +89,7 @@ impl Register for MemoryRegister {
             }
             contents.writes += 1;
             let Body { bytes, metadata } = body;
-            // Kept for long: without the room that was left while they were written.
+            // Copied, because the value is kept for long and its buffer may have unused capacity.
             let bytes = Bytes::copy_from_slice(&bytes);
             let counted = Version::new(contents.writes.to_string());
             let version = self.version_of(&bytes).unwrap_or(counted);

@@ -1,4 +1,4 @@
-//! What the stores of objects (S3, GCS) share: where in a bucket a register lies, and the keys of its objects.
+//! Code that the object stores (S3, GCS) share: the location of a register in a bucket, and the keys of its objects.
 
 mod keys;
 mod listing;
@@ -13,14 +13,14 @@ use crate::lease::{LeaseStore, StoreOptions};
 use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Register, RegisterLeases};
 use crate::url::StoreUrl;
 
-/// The longest prefix, in bytes: an object key has at most 1,024, of which `/`, a percent-encoded name of 256 and
+/// The longest prefix, in bytes. An object key has at most 1,024 bytes, of which `/`, a percent-encoded name of 256 and
 /// `.lock` take 774.
 const MAX_PREFIX_BYTES: usize = 250;
 
-/// What a body may take in bytes for each second, beside the limit of a request: a slow line.
+/// The slowest line for which the limit of a request is extended, in bytes of body for each second.
 const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
 
-/// The limit of a request with a body of `bytes`, given that of one with a record.
+/// Returns the limit of a request with a body of `bytes`. `least` is the limit of a request with a record.
 pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
     if bytes <= MAX_VALUE_BYTES {
         return least;
@@ -28,10 +28,10 @@ pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
     least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
 }
 
-/// What a register was opened for.
+/// The kind of contents that a register was opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
-    /// Records of locks: small, and nothing is said about them.
+    /// Records of locks: small, and without metadata.
     Records,
     /// Objects of users, with their metadata.
     Objects,
@@ -46,7 +46,7 @@ impl Contents {
         }
     }
 
-    /// What is wrong with an object of more bytes than that.
+    /// The error for an object that is longer than that.
     pub(super) fn too_large(self, object: &str, bytes: Option<usize>) -> StoreError {
         let most = self.most_bytes();
         let size = bytes.map_or_else(|| format!("more than {most}"), |bytes| bytes.to_string());
@@ -66,12 +66,12 @@ impl Contents {
     }
 }
 
-/// What the objects of a lock look like.
+/// The form of a lock's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     /// A record that stays: `<name>.lock`, free or held.
     Lease,
-    /// The lock is held while an object with its name exists, as simple clients have it.
+    /// The lock is held while an object with its name exists, as in simple lock clients.
     Existence,
 }
 
@@ -88,7 +88,7 @@ impl Protocol {
         }
     }
 
-    /// Leases by this protocol on `register`.
+    /// Creates leases by this protocol on `register`.
     pub(super) fn leases(self, register: Arc<dyn Register>, options: StoreOptions) -> Arc<dyn LeaseStore> {
         Arc::new(match self {
             Self::Lease => RegisterLeases::new(register, options),
@@ -100,14 +100,14 @@ impl Protocol {
     pub(super) fn keys(self, prefix: &str) -> Keys {
         match self {
             Self::Lease => Keys::below(prefix),
-            // Other clients know nothing of our encoding.
+            // Other clients do not know leasehold's encoding.
             Self::Existence => Keys::verbatim(prefix),
         }
     }
 }
 
-/// The folder and the last part of the object key that the path of an object's URL names: `a/b` and `c.json` of
-/// `/a/b/c.json`; `example` is such a URL.
+/// Returns the folder and the last part of the object key in the path of an object's URL: `a/b` and `c.json` for
+/// `/a/b/c.json`. `example` is such a URL, for errors.
 pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, String), Error> {
     let key = path.strip_prefix('/').unwrap_or(path);
     let flaw = if key.is_empty() {
@@ -129,7 +129,7 @@ pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, Strin
     Ok((folder.to_owned(), name.to_owned()))
 }
 
-/// The prefix that the path of a store URL names, without `/` at either end; `example` is such a URL.
+/// Returns the prefix in the path of a store URL, without `/` at either end. `example` is such a URL, for errors.
 pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error> {
     let prefix = path.strip_prefix('/').unwrap_or(path);
     let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
@@ -140,7 +140,7 @@ pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error>
     } else if prefix.chars().any(crate::types::is_unprintable) {
         Some("contains a control or invisible character")
     } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        // Clients, proxies and stores disagree on what they mean.
+        // Clients, proxies and stores disagree on their meaning.
         Some("has an empty, `.` or `..` segment")
     } else {
         None

@@ -1,4 +1,4 @@
-//! A server on loopback that answers as its script says: for tests of what goes over the wire.
+//! A server on loopback that responds as its script says. For tests of requests.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,12 +12,12 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// What a request looked like.
+/// A request.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     /// Method and target.
     pub(super) line: String,
-    /// In lower case, a line each.
+    /// The headers in lower case, one for each line.
     pub(super) head: String,
     pub(super) body: Vec<u8>,
 }
@@ -31,13 +31,13 @@ impl Seen {
 /// What to do with a request.
 pub(super) enum Reply {
     Answer(String),
-    /// Close the connection without an answer.
+    /// Close the connection without a response.
     Hang,
-    /// Never answer.
+    /// Never respond.
     Silence,
 }
 
-/// A server that answers as its script says.
+/// A server that responds as its script says.
 pub(super) struct Server {
     pub(super) url: String,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -48,7 +48,7 @@ impl Server {
         Self::start_at("127.0.0.1:0", script).await
     }
 
-    /// One that listens at `address`.
+    /// Starts a server that listens at `address`.
     pub(super) async fn start_at(
         address: &str,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
@@ -115,7 +115,7 @@ impl Server {
         .await
     }
 
-    /// One that gives every request the same answer.
+    /// Starts a server that gives every request the same response.
     pub(super) async fn always(answer: impl Into<String>) -> Self {
         let answer = answer.into();
         Self::start(move |_| Reply::Answer(answer.clone())).await

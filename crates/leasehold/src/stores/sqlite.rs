@@ -1,8 +1,8 @@
-//! SQLite: one file on this machine, shared by the processes on it. The embedded default.
+//! SQLite: a file on this machine that its processes share. The embedded default.
 //!
-//! Time is the machine's boot-time clock, with the id of the boot beside it, so neither a stepped wall clock nor a
-//! reboot confuses a lease: what was granted in another boot has lapsed. A holder whose process is gone has lapsed at
-//! once, like with flock(1). See `docs/stores/sqlite.md` for layout, permissions, and what it cannot promise.
+//! Time is the machine's boot-time clock, stored together with the id of the boot. Neither a stepped wall clock nor a
+//! reboot confuses a lease: a lease of an earlier boot has lapsed. If the process of a holder ends, its lease ends at
+//! once, as with flock(1). `docs/stores/sqlite.md` has the layout, the permissions and the limits.
 
 mod beats;
 mod database;
@@ -53,26 +53,26 @@ use crate::runtime::pacing::{Pacing, Turns};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// A question is one indexed read of a local file.
+/// A poll is one indexed read of a local file.
 const PACE: PollInterval = PollInterval { min: Duration::from_millis(2), max: Duration::from_millis(50) };
 
-/// How long the operations without a patience of their own put up with a file that is busy.
+/// The time limit of operations on a busy file that have no limit from their caller.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many names are read at a time.
+/// The number of names that are read at a time.
 const PAGE: u32 = 256;
 
-/// Opens `sqlite:path.db`, `sqlite:/path.db`, `sqlite:///path.db`, or `sqlite:` for the user's own file
-/// (`$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`). Makes the file if it is missing,
+/// Opens `sqlite:path.db`, `sqlite:/path.db` or `sqlite:///path.db`. `sqlite:` opens the user's own file
+/// (`$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`). Creates the file if it is missing,
 /// but not the folder of a path that was given: [`LeaseStore::init`] does that.
 ///
-/// The common options `store_clock` and `margin` change nothing here: all processes read one clock.
+/// The common options `store_clock` and `margin` have no effect here, because all processes read one clock.
 /// `allow_network=on` permits file systems that are not known to be this machine's alone.
 ///
 /// # Errors
-/// Invalid for a URL or a path that cannot be a lock file, Denied without write permission to the file and its folder,
-/// Unsupported for a file system that is not known to be local, or a file of a newer version, Corrupt for a file that is damaged or no SQLite
-/// database. Nothing that is not leasehold's is ever overwritten.
+/// Invalid for a URL or a path that cannot be a lock file. Denied without write permission to the file and its folder.
+/// Unsupported for a file system that is not known to be local, or a file of a newer version. Corrupt for a file that
+/// is damaged or no SQLite database. Nothing that is not leasehold's is ever overwritten.
 pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     url.take_common(&mut options)?;
     let location = Location::from_url(&mut url)?;
@@ -81,7 +81,7 @@ pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dy
     Ok(Arc::new(store))
 }
 
-/// Leases in one file.
+/// The leases in one file.
 #[derive(Debug)]
 struct SqliteLeases {
     database: Database,
@@ -90,7 +90,7 @@ struct SqliteLeases {
     env: Env,
 }
 
-/// In a grant's memo: its release was asked for, and perhaps done without our hearing of it.
+/// In a grant's memo: its release was requested, and may have been done although no answer arrived.
 #[derive(Debug)]
 struct ReleaseAsked;
 
@@ -103,14 +103,14 @@ impl SqliteLeases {
             env,
         };
         let opened = store.touch().await;
-        // A missing folder is an error of what is asked next, unless that is `init`, which makes it.
+        // A missing folder is an error of the next request, unless that is `init`, which creates the folder.
         if opened.is_err() && !store.database.location().has_no_folder() {
             opened?;
         }
         Ok(store)
     }
 
-    /// Opens the file, and makes it if it is missing.
+    /// Opens the file, and creates it if it is missing.
     async fn touch(&self) -> Result<(), StoreError> {
         self.database.run(&self.env, PATIENCE, Purpose::Read, |_| Ok(())).await
     }
@@ -129,7 +129,7 @@ impl SqliteLeases {
         self.database.run(&self.env, PATIENCE, purpose, work).await
     }
 
-    /// Changes one lock: `step` says what to answer and, if the row changes, what it becomes.
+    /// Changes one lock. `step` returns the answer and, if the row changes, the new row.
     async fn change<T, F>(
         &self,
         name: &LockName,
@@ -154,7 +154,7 @@ impl SqliteLeases {
         self.database.run(&self.env, limit, purpose, work).await
     }
 
-    /// Begins the delay that counts from a death, for those who only wait.
+    /// Starts the lock delay that counts from a death, on behalf of a waiter.
     async fn note_death(&self, name: &LockName) -> Result<(), StoreError> {
         let step = |mut record: Option<Record>, machine: &Machine, now: Moment| {
             let died = record
@@ -168,14 +168,14 @@ impl SqliteLeases {
         self.change(name, PATIENCE, Purpose::Write, Durability::System, step).await
     }
 
-    /// `grant`, unless its deadline passed before it was here. Then it is released.
+    /// Returns `grant`, unless its deadline passed before it arrived. Then the grant is released.
     async fn in_time(&self, mut grant: Grant) -> Result<AcquireOutcome, StoreError> {
         if !grant.deadline.passed(self.env.now()) {
             return Ok(AcquireOutcome::Granted(grant));
         }
         match self.release(&mut grant, None).await {
             Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
-            // The grant stands: whoever asked must know that there may be one.
+            // The grant is valid: the caller must learn that there may be one.
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())
             }
@@ -206,7 +206,7 @@ impl LeaseStore for SqliteLeases {
             record.as_mut(),
             id,
         ) {
-            // It waited for the file until its guard said that it is lost.
+            // The request waited for the file until its guard was lost.
             Some(_) if valid.passed(now) => {
                 let reason = LossReason::Expired { last_error: None };
                 (Err(Loss::new(name.clone(), token, reason)), None)
@@ -229,7 +229,7 @@ impl LeaseStore for SqliteLeases {
                     self.beats.end(id);
                     return Ok(Renewal::Lost(loss));
                 }
-                // It waited for the file for longer than the lease lasted.
+                // The request waited for the file for longer than the lease lasted.
                 Err(error) if grant.deadline.passed(self.env.now()) => {
                     let last_error = Some(error.to_string());
                     return Ok(lost(grant, LossReason::Expired { last_error }));
@@ -238,7 +238,7 @@ impl LeaseStore for SqliteLeases {
             };
         let prolonged = deadline(ttl, at);
         let now = self.env.now();
-        // An answer later than the lease that it prolongs prolongs nothing.
+        // An answer that arrives after the end of the lease does not prolong it.
         if grant.deadline.passed(now) || prolonged.passed(now) {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
@@ -266,7 +266,8 @@ impl LeaseStore for SqliteLeases {
             None if asked_before => (rules::was_released(record.as_ref(), id), None),
             None => (Released::AlreadyLost, None),
         };
-        // A lost release lapses with the boot; a lost rest would let a job run twice in its period.
+        // If a release is lost, the lease still ends with the boot. If a cooldown is lost, a job could run twice in its
+        // period.
         let durability = if rest.is_some() { Durability::Disk } else { Durability::System };
         let released = self.change(&grant.name, PATIENCE, Purpose::Release, durability, step).await?;
         self.beats.end(id);
@@ -290,7 +291,7 @@ impl LeaseStore for SqliteLeases {
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
         let detached = self.change(&grant.name, PATIENCE, Purpose::Release, Durability::System, step).await?;
-        // Whoever has the ticket may renew from now on.
+        // From now on any process with the ticket may renew the grant.
         self.beats.end(id);
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
@@ -314,7 +315,7 @@ impl LeaseStore for SqliteLeases {
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         let prefix = prefix.to_owned();
-        // What comes after which name; `None` once the last page was read.
+        // The last name of the previous page. `None` after the last page.
         let pages = stream::try_unfold(Some(None), move |after: Option<Option<String>>| {
             let prefix = prefix.clone();
             async move {
@@ -328,7 +329,7 @@ impl LeaseStore for SqliteLeases {
                 Ok(Some((names, next)))
             }
         });
-        // What is no lock's name was not written by us.
+        // leasehold did not write names that are not lock names.
         let names = pages.map_ok(|names| {
             stream::iter(names).map(LockName::new).filter_map(async |name| name.ok().map(Ok))
         });
@@ -395,7 +396,7 @@ impl Diagnose for SqliteLeases {
     }
 }
 
-/// The transaction of an acquisition; a second time when its token must wait for the disk.
+/// Runs the transaction of an acquisition. Runs it a second time if the token must wait for the disk.
 fn acquire(
     connection: &mut Connection,
     claim: &Claim,
@@ -405,7 +406,8 @@ fn acquire(
 ) -> Result<AcquireOutcome, Trouble> {
     for durability in [Durability::System, Durability::Disk] {
         let verdict = transact(connection, durability, |transaction| {
-            // Once the write lock is ours: a wait for it costs the lease nothing, and nobody sees it before the commit.
+            // The clock is read with the write lock held: waiting for the write lock costs the lease no time, and no
+            // other process sees the grant before the commit.
             let now = env.now();
             let record = record::load(transaction, &claim.name)?;
             match rules::judge(claim, record, machine, now) {

@@ -1,4 +1,4 @@
-//! A register that takes every write over what is there, whatever version that expects.
+//! A register that accepts every write over an object, whatever version it expects.
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;

@@ -1,4 +1,4 @@
-//! Acquiring: from the first look at a record to a grant that may be used.
+//! Acquiring: from the first read of a record to a grant that may be used.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ use crate::error::{Fault, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, deadline};
 use crate::types::LockName;
 
-/// A `Date` is true to a second, and its answer took some time.
+/// A `Date` is accurate to a second, and its answer took some time.
 const LONGEST_FLOOR_WAIT: Duration = Duration::from_secs(8);
 const FLOOR_TRIES: usize = 5;
 
-/// What an acquisition does next.
+/// The next step of an acquisition.
 enum Next {
-    /// Nothing: it is granted.
+    /// The lock is granted.
     Done(Grant),
-    /// Nothing: it was granted too late to be used, and is released.
+    /// The lock was granted too late to be used, and was released.
     Late(Loss),
-    /// Judge what was seen.
+    /// Judge the record that was read.
     Judge(Box<Sight>),
-    /// Read what is there.
+    /// Read the record.
     Look,
 }
 
 impl RegisterLeases {
-    /// The acquisition itself; what it sent stays in `attempts` also when it fails.
+    /// Runs the acquisition. The writes that it sent stay in `attempts`, also if it fails.
     pub(super) async fn contend(
         &self,
         claim: &Claim,
@@ -47,7 +47,7 @@ impl RegisterLeases {
                 Next::Judge(sight) => sight,
                 Next::Look => Box::new(self.look(&claim.name, &mut effort).await?),
             };
-            // A waiter goes on for as long as others write in between: the store answers.
+            // A waiter continues as long as other clients write in between, because then the store answers.
             if let Some(Observation { record, .. }) = sight.sighting.as_ref().filter(|_| claim.waits)
                 && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
@@ -91,7 +91,8 @@ impl RegisterLeases {
         }
     }
 
-    /// Waits until the store is known to honour preconditions. That may take an examination, and no patience is meant for it.
+    /// Waits until the store is known to honour preconditions. This may take an examination, which does not count
+    /// against the time limit.
     async fn trust(&self, effort: &mut RetryBudget<'_>) -> Result<(), StoreError> {
         let began = self.now();
         self.records.trust().await?;
@@ -99,7 +100,7 @@ impl RegisterLeases {
         Ok(())
     }
 
-    /// What to do once a grant was `sent`. `None` when it certainly had no effect.
+    /// Returns the next step after a grant was `sent`. `None` if the grant certainly had no effect.
     async fn next(
         &self,
         claim: &Claim,
@@ -116,8 +117,8 @@ impl RegisterLeases {
         })
     }
 
-    /// What is known already when that allows a write at once (the warm path); else, where the store can do it, a write
-    /// over whatever is free; else a look.
+    /// Returns the first step. If the cached record allows a write at once, that is judging it (the warm path).
+    /// Otherwise, if the store supports it, it is a write over any free record. Otherwise it is a read.
     async fn first_step(
         &self,
         claim: &Claim,
@@ -130,7 +131,8 @@ impl RegisterLeases {
                 let quiet = sighting.quiet(now);
                 let free = protocol::availability(&sighting.record, quiet, self.store_time(), self.rules)
                     == Availability::Grantable;
-                // A newborn record's token comes from the store's clock, which is known best after an answer.
+                // The token over an unconfirmed record comes from the store's clock, which is known best after an
+                // answer.
                 if free && sighting.record.grant != claim.id && !sighting.record.newborn {
                     let found = Some(Content::Record(Box::new(sighting.record.clone())));
                     let sight = Sight { found, sighting: Some(sighting), at: now };
@@ -149,7 +151,8 @@ impl RegisterLeases {
         }
     }
 
-    /// Lets others, who only try, tell by the store's clock when a lease lapses that does not say when it was renewed.
+    /// Stamps a lease that does not say when it was renewed. Processes that only try can then see it lapse by the
+    /// store's clock.
     async fn stamp(&self, name: &LockName, sighting: Option<&Observation>, effort: &RetryBudget<'_>) {
         let Some((sighting, store)) = sighting.zip(self.store_time()) else { return };
         if !self.rules.store_clock || sighting.record.renewed_at_us.is_some() {
@@ -161,7 +164,7 @@ impl RegisterLeases {
         }
     }
 
-    /// After a commit: the grant, unless it came too late to be used, or its token may be too low.
+    /// Returns the next step after a commit: the grant, unless it came too late to be used or its token may be too low.
     async fn committed(
         &self,
         claim: &Claim,
@@ -171,20 +174,21 @@ impl RegisterLeases {
     ) -> Result<Next, StoreError> {
         let Some(&attempt) = attempts.last() else { return Ok(Next::Look) };
         if attempt.created && self.records.others_delete() {
-            // Now that it lies there nobody else is granted anything, and the clock tells what was granted until now.
+            // Now that the record exists, no other claim is granted, and the clock shows which tokens were granted
+            // until now.
             let found = Found { content: Content::Record(Box::new(record)), version };
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
         let stood_still = attempt.created && !self.written_early(&record, attempt).is_zero();
         if stood_still || protocol::too_slow_for_create(&attempt, self.now()) {
-            // Read back and written once more, with a token from the clock as it reads then.
+            // The record is read back and written once more, with a token from the clock as it reads then.
             return Ok(Next::Look);
         }
         self.granted(claim, attempt, record, version).await
     }
 
-    /// The grant that `attempt` has committed as `record`. If the record says too early a time, the grant is renewed before anybody
-    /// learns of it.
+    /// Returns the grant that `attempt` committed as `record`. If the record says too early a time, the grant is
+    /// renewed before it is reported.
     async fn granted(
         &self,
         claim: &Claim,
@@ -205,12 +209,12 @@ impl RegisterLeases {
         if !early.is_zero() && !grant.deadline.passed(self.now()) {
             match self.renew(&mut grant).await {
                 Ok(Renewal::Renewed) => {}
-                // Others count from what the record says: so does this grant.
+                // Contenders count from the time in the record, so this grant does too.
                 Ok(Renewal::Lost(Loss { reason: LossReason::Expired { .. }, .. })) => {
                     grant.deadline = grant.deadline.sooner(early);
                 }
                 Ok(Renewal::Lost(_)) => return Ok(Next::Look),
-                // The grant stands, whatever became of its renewal.
+                // The grant is valid, whatever happened to its renewal.
                 Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                     return Err(fault.maybe_applied());
                 }
@@ -219,7 +223,7 @@ impl RegisterLeases {
         self.in_time(grant).await
     }
 
-    /// `grant`, unless its deadline passed while its answer was on the way. Then it is released.
+    /// Returns `grant`, unless its deadline passed while its answer was under way. Then the grant is released.
     async fn in_time(&self, mut grant: Grant) -> Result<Next, StoreError> {
         if !grant.deadline.passed(self.now()) {
             return Ok(Next::Done(grant));
@@ -227,14 +231,14 @@ impl RegisterLeases {
         tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
         match self.release(&mut grant, None).await {
             Ok(_) => Ok(Next::Late(grant.came_too_late())),
-            // The grant stands, whatever became of its release.
+            // The grant is valid, whatever happened to its release.
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())
             }
         }
     }
 
-    /// What a token must not be below, when no record tells which were granted before.
+    /// The lower bound of a token if no record says which tokens were granted before.
     async fn floor(
         &self,
         name: &LockName,
@@ -246,14 +250,14 @@ impl RegisterLeases {
             return Ok(Some(0));
         }
         if creates && self.records.others_delete() {
-            // Nobody is told of this token: see `committed`.
+            // This token is never reported: see `committed`.
             return Ok(since.map(|store| store.lo_us));
         }
         self.wait_for_floor(name, since, effort).await
     }
 
-    /// Waits until the store's clock certainly reads later than it could at `since`, which is now, and gives that reading:
-    /// a token that is not below it is above those of all records that were there before and were deleted by hand.
+    /// Waits until the store's clock certainly reads later than it could at `since`, which is now, and returns that
+    /// reading. A token that is not below it is above the tokens of all earlier records that were deleted by hand.
     async fn wait_for_floor(
         &self,
         name: &LockName,
@@ -262,14 +266,15 @@ impl RegisterLeases {
     ) -> Result<Option<u64>, StoreError> {
         let Some(mut since) = since else { return Ok(None) };
         for _ in 0..FLOOR_TRIES {
-            // Later by a microsecond, since the clock of some stores is read exactly.
+            // Later by a microsecond, because some stores report their clock exactly.
             let floor_us = since.hi_us.saturating_add(1);
             let wait = protocol::until_store_reads(floor_us, since);
             if wait <= LONGEST_FLOOR_WAIT {
                 self.pass(wait, effort).await;
                 return Ok(Some(floor_us));
             }
-            // More than a `Date` explains: it is old, or a clock was set. A new answer tells the time anew.
+            // This is more than a `Date` explains: the answer is old, or a clock was set. A new answer gives the time
+            // anew.
             effort.request(self.records.read(name)).await?;
             let Some(now) = self.store_time() else { return Ok(None) };
             since = now;
@@ -277,7 +282,7 @@ impl RegisterLeases {
         Err(Fault::unavailable("the store's time cannot be told: a clock is being set").not_applied())
     }
 
-    /// Lets `wait` pass on both clocks. Nobody's patience is meant for that, so the effort gets the time back.
+    /// Lets `wait` pass on both clocks. The time does not count against the limit of `effort`.
     async fn pass(&self, wait: Duration, effort: &mut RetryBudget<'_>) {
         let began = self.now();
         let (mut passed, mut last) = (Duration::ZERO, began);

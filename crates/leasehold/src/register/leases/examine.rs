@@ -1,4 +1,4 @@
-//! The doctor's questions to leases on records: the store's clock, as its answers tell it.
+//! The doctor's check of the store's clock, by its answers.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use crate::diagnosis::Finding;
 use crate::error::StoreError;
 use crate::types::LockName;
 
-/// How many answers are compared.
+/// The number of answers that are compared.
 const ANSWERS: usize = 12;
 
-/// From here on people should look at their clock.
+/// The difference from which on people should check this machine's clock.
 const WALL_CLOCK_OFF: Duration = Duration::from_secs(60);
 
 const CHECK: &str = "store-clock";
 
-/// What the store's clock can be trusted with: its answers must agree within the margin.
+/// Checks whether the store's clock can be trusted: its answers must agree within the margin.
 pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &LockName) -> Finding {
     match readings(records, name).await {
         Err(error) => Finding::stopped(CHECK, &error),
@@ -29,19 +29,20 @@ pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &Lock
             "a dead holder is succeeded by those who wait only: a job that just tries never finds it gone",
         ),
         Ok(readings) => {
-            // Earlier answers may have contradicted each other too: then this process goes by observation alone.
+            // Earlier answers may have contradicted each other too. This process then uses observation only.
             let earlier = records.store_time().map_or(Duration::ZERO, |time| time.apart);
             judge(&readings, earlier, rules)
         }
     }
 }
 
-/// One answer's word on the store's clock, in microseconds: what it said less what had passed here since the first.
+/// A reading of the store's clock from one answer, in microseconds, less the time that has passed since the first
+/// reading.
 #[derive(Clone, Copy, Debug)]
 struct ClockReading {
     lo_us: i128,
     hi_us: i128,
-    /// This machine's wall clock, likewise.
+    /// The reading of this machine's wall clock, likewise.
     wall_us: i128,
 }
 
@@ -66,7 +67,7 @@ fn judge(readings: &[ClockReading], earlier: Duration, rules: Rules) -> Finding 
     let margin = rules.margin;
     let lo = readings.iter().map(|reading| reading.lo_us).max().unwrap_or(0);
     let hi = readings.iter().map(|reading| reading.hi_us).min().unwrap_or(0);
-    // Each reading is a range. When all overlap, one clock can have told them all.
+    // Each reading is a range. If all ranges overlap, they can come from one clock.
     let apart = us(lo - hi).max(earlier);
     let off = readings.last().map_or(0, |last| (last.lo_us - last.wall_us).max(last.wall_us - last.hi_us));
     let off = us(off);
@@ -117,7 +118,7 @@ mod tests {
         let rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
         for (readings, verdict) in [
             (vec![reading(1_000), reading(1_000)], CheckStatus::Passed),
-            // A second apart can be one clock: a Date is true to a second.
+            // One clock can give readings that are a second apart, because a Date is accurate to a second.
             (vec![reading(1_000), reading(1_001)], CheckStatus::Passed),
             (vec![reading(1_000), reading(1_003), reading(1_000)], CheckStatus::Warning),
             (vec![reading(1_000), reading(1_007), reading(1_000)], CheckStatus::Failed),
@@ -135,7 +136,7 @@ mod tests {
             CheckStatus::Failed,
             "it was set meanwhile"
         );
-        // Nothing goes by a clock that is off.
+        // With `store_clock=off`, no decision depends on that clock.
         assert_eq!(
             judge(&apart, Duration::ZERO, Rules { store_clock: false, ..rules }).verdict,
             CheckStatus::Warning

@@ -1,6 +1,6 @@
-//! Where a release deletes, a create that comes late finds nothing, as it expects to, and leaves a lock that nobody
-//! believes in. Leasehold's own contenders wait for it to lapse; other clients would wait for ever. So whoever sent
-//! such a create looks for what it left, and deletes it.
+//! Deletes what late creates leave. On a store where a release deletes, a late create finds no object, as it expects,
+//! and leaves a lock that no process acts on. leasehold's own contenders wait for it to lapse. Other clients would wait
+//! for ever. So the sender of such a create looks for the object and deletes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use crate::error::StoreError;
 use crate::lease::{AcquireOutcome, End, Id};
 use crate::types::LockName;
 
-/// The pauses before each look, about a minute in all: a request is not on its way for longer.
+/// The first pause. The pauses take about a minute in all: a request is not under way for longer.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 6;
 
 impl RegisterLeases {
-    /// After an acquisition that sent `attempts`: those that were not answered may land when the lock is next free. Not
-    /// before the release of what was granted; at once when nothing was.
+    /// Handles the writes in `attempts` that were not answered, after an acquisition. They may be applied when the lock
+    /// is next free. If a grant was made, that is not before its release, so the grant keeps them. Otherwise the search
+    /// starts at once.
     pub(super) fn leave_no_ghosts(
         &self,
         name: &LockName,
@@ -37,7 +38,7 @@ impl RegisterLeases {
         match outcome {
             Ok(AcquireOutcome::Granted(grant)) => {
                 if let Some(memo) = grant.memo.as_mut().and_then(|memo| memo.downcast_mut::<Memo>()) {
-                    // One of them may be what was granted.
+                    // One of them may be the grant itself.
                     late_creates.retain(|nonce| *nonce != memo.record.nonce);
                     memo.late_creates = late_creates;
                 }
@@ -48,7 +49,7 @@ impl RegisterLeases {
 
     /// Looks for records with these nonces for a while, in the background, and deletes them.
     pub(super) fn look_for_ghosts(&self, name: &LockName, late_creates: Vec<Id>) {
-        // None when the runtime shuts down, with a request that is dropped.
+        // There is no current runtime if a request is dropped while its runtime shuts down.
         if let (false, Ok(runtime)) = (late_creates.is_empty(), Handle::try_current()) {
             runtime.spawn(look(self.records.clone(), name.clone(), late_creates));
         }
@@ -70,7 +71,7 @@ async fn look(records: Arc<dyn Records>, name: LockName, late_creates: Vec<Id>) 
     }
 }
 
-/// By the nonce, which a claim that was granted after all, or goes on, has replaced: such a record stays.
+/// Compares the nonce. A claim that was granted after all, or continues, has replaced it, so its record stays.
 async fn delete(records: &dyn Records, name: &LockName, late_creates: &[Id]) -> Result<bool, StoreError> {
     let Some(Found { content: Content::Record(record), version }) = records.read(name).await? else {
         return Ok(false);

@@ -12,7 +12,7 @@ use crate::lease::Token;
 use crate::types::LockName;
 
 impl RegisterLeases {
-    /// Reads a lock's record, however often it takes.
+    /// Reads a lock's record, with retries.
     pub(super) async fn look(
         &self,
         name: &LockName,
@@ -26,7 +26,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Notes what an answer that has just arrived says is there.
+    /// Stores the content of an answer that has just arrived.
     pub(super) fn seen(&self, name: &LockName, found: Option<Found>) -> Sight {
         let at = self.now(); // After the answer: rule 1.
         let Some(Found { content, version }) = found else {
@@ -43,7 +43,8 @@ impl RegisterLeases {
         Sight { found: Some(content), sighting, at }
     }
 
-    /// What is there after a write of unclear fate: what its refusal brought along, or what a read finds.
+    /// Returns the stored record after a write of unclear effect: the record that came with the refusal, or the result
+    /// of a read.
     pub(super) async fn resolve(
         &self,
         name: &LockName,
@@ -56,10 +57,10 @@ impl RegisterLeases {
         }
     }
 
-    /// Sends one conditional write, which is listed in `attempts` before the first byte leaves.
+    /// Sends one conditional write. The write is listed in `attempts` before its first byte is sent.
     ///
-    /// `sent` was taken before the record was made, store time included: what contenders count from must not be earlier
-    /// than what the holder counts from (rule 1).
+    /// `sent` was taken before the record was made, including its store time. Contenders must not count from an earlier
+    /// time than the holder does (rule 1).
     pub(super) async fn send(
         &self,
         name: &LockName,
@@ -70,12 +71,13 @@ impl RegisterLeases {
         effort: &mut RetryBudget<'_>,
     ) -> Result<Sent, StoreError> {
         let nonce = record.nonce;
-        // Where the store gives the tokens, that of this attempt is not known yet: lower than any, since whoever has the
-        // lock after a lost answer may have it after us (rule 10). Nor is there any doubt about that of a late create.
+        // If the store assigns tokens, the token of this attempt is not known yet. It counts as lower than any, because
+        // after a lost answer the claim that has the lock may have been granted after this one (rule 10). The token of
+        // a late create is not in doubt there either.
         let counts = self.records.counts_tokens();
         let token = if counts { record.token } else { Token::default() };
         let created = counts && matches!(how, Send::Over(None));
-        // Before the send, and unknown until its answer is here: this future may be dropped at any await.
+        // Listed before the send, and unknown until the answer arrives: this future may be dropped at any await.
         attempts.push(Attempt { nonce, sent, token, after: None, created, unknown: true });
         let answer = match how {
             Send::Over(there) => {
@@ -92,7 +94,7 @@ impl RegisterLeases {
                 known_fate(attempts);
                 Ok(Sent::Committed(record, version))
             }
-            // The attempt stays listed: an earlier copy of this very request may be what made it conflict.
+            // The attempt stays listed: the conflict may come from an earlier copy of this very request.
             Ok(Written::Conflict(refusal)) => {
                 known_fate(attempts);
                 let brought = match refusal {
@@ -121,7 +123,7 @@ impl RegisterLeases {
     }
 }
 
-/// The latest attempt was answered.
+/// Marks the latest attempt as answered.
 fn known_fate(attempts: &mut [Attempt]) {
     if let Some(attempt) = attempts.last_mut() {
         attempt.unknown = false;

@@ -1,4 +1,4 @@
-//! Sweeping: the records of locks that nobody has used for long are deleted.
+//! Sweeping: deletes the records of locks that have long been unused.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::register::record_cache::Observation;
 use crate::types::LockName;
 
 impl RegisterLeases {
-    /// Deletes the record that was read, and no other: a grant in between makes another version of it.
+    /// Deletes exactly the record that was read. A grant in between changes the version, so the delete fails.
     pub(super) async fn swept(
         &self,
         name: &LockName,
@@ -26,7 +26,7 @@ impl RegisterLeases {
         }
         self.records.trust().await?;
         let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
-        // Whether a delete was sent that was not answered.
+        // Whether a delete was sent and not answered.
         let mut unknown = false;
         loop {
             let Sight { found, sighting, .. } = self.look(name, &mut effort).await?;
@@ -55,7 +55,7 @@ impl RegisterLeases {
     }
 }
 
-/// For how long the lock has certainly been free by the store's clock; `None` when it is not free, or that is not known.
+/// How long the lock has certainly been free by the store's clock. `None` if it is not free, or if that is unknown.
 fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
     let rest_ms = match record.state {
         RecordState::Held => return None,
@@ -64,7 +64,7 @@ fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
     };
     let free_from_us = record.renewed_at_us?.saturating_add(rest_ms.saturating_mul(1_000));
     let now_us = store?.lo_us;
-    // The next record's token is the store's time, and has to be higher.
+    // The next record's token is the store's time, which must be higher than this token.
     if record.token.get() >= now_us {
         return None;
     }

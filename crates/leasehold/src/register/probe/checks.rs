@@ -1,8 +1,8 @@
-//! What a good register refuses, asked of one key. The [probe](super::probe) asks it of its marker, and the doctor of a
-//! key of its own.
+//! The checks of a register on one key. The [probe](super::probe) runs them on its marker, and the doctor on a key that
+//! it creates.
 //!
-//! None of it is misled by others who write the same key meanwhile: a precondition counts as ignored only when two
-//! writes of ours were accepted of which a good store accepts at most one.
+//! Other clients that write the same key meanwhile do not mislead them. A precondition counts as ignored only if the
+//! store accepted two writes of this process of which a good store accepts at most one.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::evidence::Marker;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
-/// Of two creates in a row, a good store refuses at least the second.
+/// Checks that of two creates in a row the store refuses at least the second.
 pub(crate) async fn refuses_second_create(
     register: &dyn Register,
     key: &str,
@@ -30,7 +30,7 @@ pub(crate) async fn refuses_second_create(
     ))
 }
 
-/// A version that was replaced is none to write over.
+/// Checks that the store refuses a write over a version that was replaced.
 pub(crate) async fn refuses_outdated(
     register: &dyn Register,
     key: &str,
@@ -46,8 +46,9 @@ pub(crate) async fn refuses_outdated(
     }
 }
 
-/// Some stores check a version only where there is an object (minio#21526): the renewal of a lock whose record was
-/// deleted by hand would bring it back. There must be nothing at `key`.
+/// Checks that the store refuses a write over a version where there is no object. Some stores check a version only if
+/// there is an object (minio#21526). The renewal of a lock whose record was deleted by hand would then bring it back.
+/// There must be no object at `key`.
 pub(crate) async fn refuses_version_of_nothing(
     register: &dyn Register,
     key: &str,
@@ -62,8 +63,8 @@ pub(crate) async fn refuses_version_of_nothing(
     }
 }
 
-/// Why `key` cannot be replaced although it still has the version `current`. Ceph 16 compares a version with the quotes that
-/// belong to it in HTTP and that it does not store.
+/// Returns why `key` cannot be replaced although it still has the version `current`. Ceph 16 compares the version
+/// including the quotes that HTTP requires, and stores it without them.
 pub(crate) async fn cause_of_conflict(register: &dyn Register, key: &str, current: &Version) -> StoreError {
     let what = "this store refuses writes that expect the current version (If-Match)";
     let bare = current.as_str().trim_matches('"');
@@ -84,11 +85,11 @@ pub(crate) async fn cause_of_conflict(register: &dyn Register, key: &str, curren
     refusal(what, "no lock could ever be renewed or released")
 }
 
-/// Metadata comes back as it was written with `key`: fences and the nonces of updates stand there.
+/// Checks that metadata comes back as it was written with `key`: fences and the nonces of updates are kept in it.
 pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result<(), StoreError> {
     let user = BTreeMap::from([("leasehold-kept".to_owned(), "yes".to_owned())]);
     let metadata = Metadata { user, ..Metadata::default() };
-    // There, now or already: either will do.
+    // Either outcome will do: the object was created, or it exists already.
     let body = Body { bytes: Bytes::from_static(b"{}"), metadata: metadata.clone() };
     register.write(key, Precondition::Absent, body).await?;
     match register.stat(key).await? {
@@ -103,12 +104,12 @@ pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result
     }
 }
 
-/// What is written to ask: never the same twice.
+/// Returns a body for a check. No two are equal.
 pub(crate) fn fresh(register: &dyn Register) -> Body {
     Marker::blank(Id::random(&register.env().random)).to_bytes().into()
 }
 
-/// This store is not to be used: `what` it does, and what the `danger` is.
+/// The error for a store that must not be used: `what` it does, and the `danger` of that.
 pub(crate) fn refusal(what: &str, danger: &str) -> StoreError {
     Fault::new(ErrorKind::Unsupported, what)
         .with_help(format!(
@@ -118,7 +119,7 @@ pub(crate) fn refusal(what: &str, danger: &str) -> StoreError {
         .not_applied()
 }
 
-/// Somebody else deleted what was just there.
+/// The error for an object that another client deleted during the check.
 pub(crate) fn vanished(key: &str) -> StoreError {
     Fault::unavailable(format!("the object {key} was deleted while the store's preconditions were checked"))
         .not_applied()

@@ -1,8 +1,9 @@
-//! What an examination proves, and how it is recorded in the store. Pure: shared by all stores that are examined.
+//! What an examination proves, and how the result is recorded in the store. Without I/O, and shared by all stores that
+//! are examined.
 //!
-//! A store that checks preconditions in two steps breaks exclusion only in races, and not in every race. So the number of
-//! races decides what an examination excludes. One race is [`RACERS`] requests, sent at once, of which a good store accepts
-//! at most one.
+//! A store that checks preconditions in two steps breaks exclusion only in races, and not in every race. So the number
+//! of races decides what an examination excludes. One race is [`RACERS`] requests that are sent at once. A good store
+//! accepts at most one of them.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,37 +14,40 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{StoreTime, micros};
 use crate::lease::Id;
 
-/// Raised when the examination asks for more: a store that passed an older examination is examined again.
+/// The version of the examination. It is raised when checks are added, so that stores which passed an older one are
+/// examined again.
 pub(crate) const EXAMINATION: u32 = 2;
 
-/// How many requests race. The number of pairs that can collide grows with the square.
+/// The number of requests in a race. The number of pairs that can collide grows with its square.
 pub(crate) const RACERS: usize = 8;
 
-/// How many races of each kind a process runs before it uses a store for the first time: a store that lets two win in one
-/// race of ten passes once in a hundred, one that does so in every third race once in fifty million.
+/// The number of races of each kind before the first use of a store by a process. A store that lets two requests win in
+/// one race of ten passes once in a hundred times. One that does so in every third race passes once in fifty million
+/// times.
 pub(crate) const RACES_FIRST_USE: usize = 44;
 
-/// How many races of each kind the doctor runs: a store that lets two win in one race of ten passes once in a thousand.
+/// The number of races of each kind by the doctor. A store that lets two requests win in one race of ten passes once in
+/// a thousand times.
 pub(crate) const RACES_DOCTOR: usize = 66;
 
-/// How many the thorough doctor runs, with twice the racers.
+/// The number of races of each kind by the thorough doctor, which also doubles the number of racers.
 pub(crate) const RACES_THOROUGH: usize = 200;
 
-/// How long a passed examination counts. A server may be replaced or reconfigured behind the same name.
+/// How long a passed examination is valid. A server may be replaced or reconfigured behind the same name.
 pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
 
-/// How far the clocks of a store's front ends may disagree before an examination seems to lie in the future.
+/// How far the clocks of a store's front ends may disagree before an examination seems to be in the future.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
 
-/// How many places are recorded. Each name of an endpoint is a place.
+/// The maximum number of recorded places. Each name of an endpoint is a place.
 const MOST_PLACES: usize = 16;
 
-/// How likely a store passes `races` when it lets two win in a race with probability `doubles`.
+/// The probability that a store passes `races` if it lets two requests win in a race with probability `doubles`.
 pub(crate) fn passes(races: usize, doubles: f64) -> f64 {
     (1.0 - doubles).powf(races as f64)
 }
 
-/// What `races` without two winners exclude, for people.
+/// Describes for people what `races` without two winners exclude.
 pub(crate) fn excluded(races: usize) -> String {
     let once_in = 1.0 / passes(races, 0.1);
     if once_in < 2.0 {
@@ -52,7 +56,7 @@ pub(crate) fn excluded(races: usize) -> String {
     format!("a store that lets two win in 1 race of 10 passes once in {}", rounded_down(once_in))
 }
 
-/// To one digit, with commas: `1,000` for 1,047.
+/// Rounds down to one digit, with commas: `1,000` for 1,047.
 fn rounded_down(number: f64) -> String {
     let zeros = number.log10().floor();
     let mut digits = format!("{}", (number / 10_f64.powf(zeros)).floor());
@@ -69,53 +73,53 @@ fn rounded_down(number: f64) -> String {
     text
 }
 
-/// What lies in the store: which places were examined, and how that ended.
+/// The marker object in the store: which places were examined, and the results.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {
-    /// For people who find it.
+    /// A description for people who find the object.
     about: String,
-    /// Which examination the verdicts are of.
+    /// The version of the examination that gave the verdicts.
     #[serde(default)]
     examination: u32,
-    /// A version that the marker had and will never have again: a write that expects it must be refused.
+    /// A version that the marker had and will never have again. A write that expects it must be refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     outdated: Option<String>,
-    /// At most one for each place.
+    /// At most one verdict for each place.
     #[serde(default)]
     verdicts: Vec<Verdict>,
-    /// Who examines the store just now: others wait for that.
+    /// The process that is examining the store. Other processes wait for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     examiner: Option<Id>,
-    /// Makes every write differ, and so every version.
+    /// Makes every write, and so every version, different.
     nonce: Id,
 }
 
-/// How the examination of one place ended.
+/// The result of examining one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Verdict {
-    /// The endpoint and the bucket or table. A copy of the marker elsewhere says nothing of that other place.
+    /// The endpoint and the bucket or table. A copy of the marker in another place proves nothing about that place.
     place: String,
-    /// When, by the store's clock (microseconds since 1970, lower bound).
+    /// The time of the examination on the store's clock: microseconds since 1970, lower bound.
     at_us: u64,
-    /// What the store did wrong; nothing, when it passed.
+    /// What the store did wrong. `None` if it passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
 
-/// What a marker says of a place.
+/// What a marker says about a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Nothing that counts: it has to be examined.
+    /// No valid verdict: the place must be examined.
     Unknown {
-        /// Who is at it.
+        /// The process that is examining it.
         examiner: Option<Id>,
     },
-    /// It passed. A write that expects this version must be refused.
+    /// The place passed. A write that expects the outdated version must be refused.
     Passed {
-        /// The version.
+        /// The outdated version.
         outdated: String,
     },
-    /// It was found unsafe, and did not pass the doctor's examination since.
+    /// The place was found unsafe and has not passed the doctor's examination since.
     Refused {
         /// What it did wrong.
         what: String,
@@ -123,7 +127,7 @@ pub(crate) enum Standing {
 }
 
 impl Marker {
-    /// One that says nothing of any place.
+    /// Creates a marker without verdicts.
     pub(crate) fn blank(nonce: Id) -> Self {
         Self {
             about: "leasehold records here whether the store honours preconditions".to_owned(),
@@ -135,7 +139,7 @@ impl Marker {
         }
     }
 
-    /// What lies in a store; a blank one where that is no marker, or one of an older examination.
+    /// Parses a marker. Returns a blank one if the bytes are no marker, or one of an older examination.
     pub(crate) fn read(bytes: &[u8], nonce: Id) -> Self {
         match serde_json::from_slice(bytes) {
             Ok(marker @ Self { examination: EXAMINATION, .. }) => Self { nonce, ..marker },
@@ -143,20 +147,20 @@ impl Marker {
         }
     }
 
-    /// As it is written.
+    /// The bytes that are written.
     pub(crate) fn to_bytes(&self) -> Bytes {
-        // Strings and numbers always serialize; should they not, an empty marker is examined anew.
+        // Strings and numbers always serialize. If they did not, an empty marker would only be examined anew.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
-    /// What it says of `place`, when the marker itself has the version `current` and the store's clock reads `now`. Without
-    /// a clock nobody knows how old the examination is.
+    /// Returns what the marker says about `place`. The marker has the version `current`, and the store's clock reads
+    /// `now`. Without a clock the age of the examination is unknown.
     pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
         let unknown = Standing::Unknown { examiner: self.examiner };
         match self.verdicts.iter().find(|verdict| verdict.place == place) {
             Some(Verdict { refused: Some(what), .. }) => Standing::Refused { what: what.clone() },
             Some(Verdict { at_us, refused: None, .. }) if is_recent(*at_us, now) => match &self.outdated {
-                // The current version cannot be outdated: the marker was copied or edited.
+                // If the current version is the outdated one, the marker was copied or edited.
                 Some(outdated) if outdated != current => Standing::Passed { outdated: outdated.clone() },
                 _ => unknown,
             },
@@ -164,7 +168,7 @@ impl Marker {
         }
     }
 
-    /// Says that `examiner` examines `place`: until that is done, the place has not passed.
+    /// Records that `examiner` examines `place`. Until that is done, the place has not passed.
     #[must_use]
     pub(crate) fn examined_by(mut self, examiner: Id, place: &str) -> Self {
         self.verdicts.retain(|verdict| verdict.place != place || verdict.refused.is_some());
@@ -172,13 +176,13 @@ impl Marker {
         self
     }
 
-    /// Says that `place` passed. `replaced` is the version that the marker has before this is written over it.
+    /// Records that `place` passed. `replaced` is the version of the marker before this one is written over it.
     #[must_use]
     pub(crate) fn passed(self, place: &str, now: Option<StoreTime>, replaced: &str) -> Self {
         Self { outdated: Some(replaced.to_owned()), ..self.judged(place, now, None) }
     }
 
-    /// Says that `place` is unsafe, and why.
+    /// Records that `place` is unsafe, and why.
     #[must_use]
     pub(crate) fn refused(self, place: &str, now: Option<StoreTime>, what: &str) -> Self {
         self.judged(place, now, Some(what.to_owned()))
@@ -187,7 +191,7 @@ impl Marker {
     fn judged(mut self, place: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
         self.verdicts.retain(|verdict| verdict.place != place);
         if self.verdicts.len() >= MOST_PLACES {
-            // Rather a place that passed than one that was refused; the oldest are in front.
+            // Drops the oldest place that passed rather than one that was refused. The oldest are in front.
             let oldest = self.verdicts.iter().position(|verdict| verdict.refused.is_none());
             self.verdicts.remove(oldest.unwrap_or(0));
         }

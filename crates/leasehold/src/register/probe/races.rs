@@ -1,9 +1,9 @@
-//! Races: of requests that are sent at once and expect the same, a good store accepts at most one.
+//! Races: requests that are sent at once with the same precondition. A good store accepts at most one of them.
 //!
-//! Each round has a key of its own, on which creates race, then writes over the version that the winner got, then, where
-//! deletes count, writes and deletes of the version after that. Nobody else knows the key. A race shows something bad only
-//! when the store accepted two requests, and something good only when it accepted one and gave half of all a definite
-//! answer.
+//! Each round uses a separate key that no other client knows. First creates race on it, then writes over the winner's
+//! version. If deletes are examined, writes and deletes of the next version race too. A race proves a flaw only if the
+//! store accepted two requests. It counts as good only if the store accepted one request and gave a definite answer to
+//! at least half of all.
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ use super::evidence::RACERS;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
-/// What the keys of races begin with; a random part and a number follow.
+/// The prefix of the keys of races. A random part and a number follow.
 pub(crate) const PLACE: &str = ".leasehold-probe-race-";
 
-/// How many rounds are run at the same time, on keys of their own.
+/// The number of rounds that run at the same time, on separate keys.
 const LANES: usize = 4;
 
-/// How many rounds are run for one that counts, at most, and the pause after one that does not.
+/// The maximum number of rounds for each one that counts, and the pause after a round that does not.
 const ROUNDS_FOR_ONE: usize = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What races.
+/// The kind of requests that race.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Writes that expect nothing there.
+    /// Writes that expect no object.
     Creates,
     /// Writes that expect one version.
     Replaces,
@@ -52,21 +52,21 @@ pub(crate) struct Plan<'a> {
     pub(crate) kinds: &'a [Kind],
     pub(crate) racers: usize,
     pub(crate) races: usize,
-    /// Whether a kind goes on after another was found to be unsafe.
+    /// Whether the other kinds continue after one kind was found unsafe.
     pub(crate) all: bool,
-    /// No round begins after so long.
+    /// No round begins after this time.
     pub(crate) limit: Duration,
 }
 
-/// How the races of one kind went.
+/// The results of the races of one kind.
 #[derive(Debug)]
 pub(crate) struct Raced {
     pub(crate) kind: Kind,
-    /// How many had one winner, and definite answers to at least half of the requests.
+    /// The number of races with one winner and a definite answer to at least half of the requests.
     pub(crate) counted: usize,
     /// What the store did wrong.
     pub(crate) unsafe_: Option<StoreError>,
-    /// The latest trouble.
+    /// The latest error.
     pub(crate) trouble: Option<StoreError>,
 }
 
@@ -76,17 +76,17 @@ impl Raced {
     }
 }
 
-/// How all went.
+/// The results of all races.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) kinds: Vec<Raced>,
-    /// What the keys begin with.
+    /// The prefix of the keys.
     pub(crate) place: String,
-    /// What was written and could not be deleted: at most a key for each round.
+    /// The keys that were written and could not be deleted: at most one for each round.
     pub(crate) left: Vec<String>,
 }
 
-/// How one race went.
+/// The result of one race.
 enum Seen {
     Good,
     Unsafe(StoreError),
@@ -98,7 +98,7 @@ pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
     let id = Id::random(&register.env().random).to_string();
     let place = format!("{PLACE}{}", &id[..12]);
     let lanes = (0..LANES).map(|lane| {
-        // So many for this lane that all together are as many as planned.
+        // The shares of all lanes add up to the planned number.
         let races = (plan.races + lane) / LANES;
         Lane { register, plan: Plan { races, ..plan }, place: format!("{place}-{lane}"), left: Vec::new() }
             .run()
@@ -127,7 +127,7 @@ struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    /// How each kind went, and what could not be deleted.
+    /// Returns the results of each kind, and the keys that could not be deleted.
     async fn run(mut self) -> (Vec<Raced>, Vec<String>) {
         let mut kinds: Vec<Raced> = self.plan.kinds.iter().copied().map(Raced::none).collect();
         let env = self.register.env();
@@ -135,7 +135,7 @@ impl Lane<'_> {
         for round in 0..ROUNDS_FOR_ONE * self.plan.races {
             let settled = |raced: &Raced| raced.unsafe_.is_some() || raced.counted >= self.plan.races;
             let ended = !self.plan.all && kinds.iter().any(|raced| raced.unsafe_.is_some());
-            // What no other try changes: a permission that is missing.
+            // An error that no retry changes: a missing permission.
             let hopeless = |raced: &Raced| raced.trouble.as_ref().is_some_and(|error| !error.is_transient());
             let late = env.now().longest_since(start) > self.plan.limit;
             if ended || late || kinds.iter().all(settled) || kinds.iter().any(hopeless) {
@@ -154,7 +154,7 @@ impl Lane<'_> {
         (kinds, self.left)
     }
 
-    /// One race of each kind, on `key`.
+    /// Runs one race of each kind on `key`.
     async fn round(&mut self, key: &str, kinds: &mut [Raced]) {
         let mut current = None;
         for raced in kinds {
@@ -162,7 +162,7 @@ impl Lane<'_> {
                 (Kind::Creates, _) => self.creates(key).await,
                 (Kind::Replaces, Some(version)) => self.replaces(key, &version).await,
                 (Kind::Deletes, Some(version)) => self.deletes(key, &version).await,
-                // Where creates do not race: one is enough.
+                // If creates do not race, one create is enough.
                 (Kind::Replaces | Kind::Deletes, None) => match self.created(key).await {
                     Ok(version) if raced.kind == Kind::Replaces => self.replaces(key, &version).await,
                     Ok(version) => self.deletes(key, &version).await,
@@ -176,7 +176,7 @@ impl Lane<'_> {
             }
             current = match version {
                 Some(version) => Some(version),
-                // Whoever won was not heard of, or several did.
+                // The winner's answer was lost, or there were several winners.
                 None => self.register.read(key).await.ok().flatten().map(|cell| cell.version),
             };
             if current.is_none() && raced.kind != Kind::Deletes {
@@ -217,7 +217,7 @@ impl Lane<'_> {
         self.judged(Kind::Deletes, writes.into_iter().map(accepted).chain(deletes).collect())
     }
 
-    /// What the answers show, and the version of the only winner.
+    /// Evaluates the answers. Returns the result, and the version of the winner if there is exactly one.
     fn judged(&self, kind: Kind, answers: Vec<Answer>) -> (Seen, Option<Version>) {
         let racers = answers.len();
         let (mut winners, mut refused, mut trouble) = (Vec::new(), 0, None);
@@ -225,7 +225,7 @@ impl Lane<'_> {
             match answer {
                 Ok(Some(version)) => winners.push(version),
                 Ok(None) => refused += 1,
-                // Busy stores refuse racers (409): half of them may.
+                // Busy stores refuse racers (409). Up to half of them may be refused.
                 Err(error) => trouble = Some(error),
             }
         }
@@ -260,7 +260,7 @@ impl Lane<'_> {
     }
 }
 
-/// What was accepted, with the version that it gave if it was a write; `None` when it was refused.
+/// An accepted request, with the new version if it was a write. `None` if the request was refused.
 type Answer = Result<Option<Option<Version>>, StoreError>;
 
 fn accepted(answer: Result<Write, StoreError>) -> Answer {
@@ -287,17 +287,17 @@ fn two_winners(kind: Kind, racers: usize, accepted: usize) -> StoreError {
     }
 }
 
-/// What to do where leasehold cannot delete.
+/// The help text for stores on which leasehold cannot delete.
 pub(super) const NO_DELETES_HELP: &str = "with protocol=existence a release deletes an object, which might by then be another's: use the default protocol (leave \
      out ?protocol), or Amazon S3 or Google Cloud Storage; and do not sweep this store";
 
-/// This store is not to be used where leasehold deletes.
+/// The error for a store on which leasehold must not delete.
 pub(crate) fn no_deletes(message: impl Into<String>) -> StoreError {
     Fault::new(ErrorKind::Unsupported, message).with_help(NO_DELETES_HELP).not_applied()
 }
 
 impl Plan<'_> {
-    /// Before the first use: `kinds` races, until one of them shows that the store is unsafe.
+    /// The plan before the first use of a store: races of `kinds`, until one of them shows that the store is unsafe.
     pub(crate) fn first_use(kinds: &[Kind]) -> Plan<'_> {
         Plan {
             kinds,

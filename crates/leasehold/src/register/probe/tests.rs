@@ -16,7 +16,7 @@ use crate::types::LockName;
 
 const MARKER: &str = ".leasehold-probe";
 
-/// Requests of an examination, but deletes.
+/// The number of requests of an examination, without deletes.
 const EXAMINED: usize = 9 + 2 * RACES_FIRST_USE * RACERS;
 
 #[tokio::test(start_paused = true)]
@@ -98,7 +98,7 @@ async fn deletes_that_do_not_exclude_writes_are_refused() {
     }
 }
 
-/// The numbers that the documentation promises, at 1 race of 10: what a first use and the doctor let pass.
+/// The numbers that the documentation promises for 1 race of 10: what a first use and the doctor let pass.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_doubles_few_races_passes_as_seldom_as_said() {
     const SEEDS: u64 = 200;
@@ -136,7 +136,7 @@ async fn a_store_that_turned_bad_after_its_examination_is_refused() {
     }
 }
 
-/// A store that is not atomic passes any examination that is repeated often enough: only the doctor repeats it.
+/// A store that is not atomic passes if the examination is repeated often enough. So only the doctor repeats it.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_stays_until_the_doctor_lifts_it() {
     let store = store(Flaw::DoublesCreates(100));
@@ -160,7 +160,7 @@ async fn a_refusal_stays_until_the_doctor_lifts_it() {
     assert!(probe(&store).await.unwrap_err().to_string().contains("two won"));
 }
 
-/// Buckets are mirrored, markers and all.
+/// Buckets are mirrored together with their markers.
 #[tokio::test(start_paused = true)]
 async fn a_marker_of_another_place_is_examined_anew() {
     let here = store(Flaw::None);
@@ -169,7 +169,7 @@ async fn a_marker_of_another_place_is_examined_anew() {
     let mirror = Flawed { place: "there".to_owned(), ..store(Flaw::ChecksInTwoSteps) };
     *mirror.cells.lock().unwrap() = copied;
     assert!(probe(&mirror).await.unwrap_err().to_string().contains("atomically"));
-    // And what was found there says nothing of here.
+    // The verdict on the mirror says nothing about the original.
     let copied = mirror.cells.lock().unwrap().clone();
     *here.cells.lock().unwrap() = copied;
     probe(&here).await.unwrap();
@@ -195,7 +195,7 @@ async fn many_processes_at_once_raise_no_false_alarm() {
         for outcome in join_all((0..16).map(|_| probe(&store))).await {
             match outcome {
                 Ok(()) => {}
-                // Sixteen at once on a store that loses or refuses many writes may stay busy.
+                // Sixteen processes at once may keep a store busy that loses or refuses many writes.
                 Err(error) => assert!(error.is_transient() && loses_every + busy_every > 0, "{error:?}"),
             }
         }
@@ -204,7 +204,7 @@ async fn many_processes_at_once_raise_no_false_alarm() {
     }
 }
 
-/// A fleet that begins at once would keep the store busy with races.
+/// Processes that all start at once would otherwise keep the store busy with races.
 #[tokio::test(start_paused = true)]
 async fn of_many_processes_one_examines_and_the_others_wait() {
     let store = store(Flaw::None);
@@ -233,7 +233,7 @@ async fn an_examiner_that_died_is_waited_for_and_replaced() {
     assert!(store.requests() > 2);
 }
 
-/// Whoever asks first may not be polled again, however far it came, and delays no other.
+/// The first caller may never be polled again, however far it came. It delays no other.
 #[tokio::test(start_paused = true)]
 async fn a_first_caller_that_is_not_polled_delays_no_other() {
     for polls in (0..12).chain([20, 40, 80]) {

@@ -1,4 +1,4 @@
-//! One examination for all who wait for it, in a task of its own: a caller that is not polled delays nobody.
+//! One examination for all callers that wait for it, in a separate task. A caller that is not polled delays no other.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::error::{Fault, StoreError};
 #[derive(Default)]
 pub(crate) struct Trust {
     passed: AtomicBool,
-    /// One for each runtime: a task makes progress only while its runtime is driven, and those who wait in another runtime
+    /// One run for each runtime. A task makes progress only while its runtime is driven, and callers in another runtime
     /// must not depend on that.
     running: Mutex<Vec<Run>>,
 }
@@ -27,14 +27,15 @@ struct Run {
     outcome: Outcome,
 }
 
-/// `None` until it is known.
+/// `None` until the outcome is known.
 type Outcome = watch::Receiver<Option<Result<(), StoreError>>>;
 
 impl Trust {
-    /// Waits for the examination that is running, or starts `examine`, which may take `limit`. Once it passed, it is not
-    /// run again in this process; who fails is told why, and the next caller starts it anew.
+    /// Waits for the examination that is running, or starts `examine`, which may take `limit`. A passed examination is
+    /// not repeated in this process. After a failed one, each waiting caller gets the error, and the next caller starts
+    /// another one.
     ///
-    /// Cancel safe: the examination goes on.
+    /// Cancel safe: the examination continues.
     pub(crate) async fn settle(
         &self,
         env: &Env,
@@ -50,7 +51,7 @@ impl Trust {
                 let known = outcome.wait_for(Option::is_some).await;
                 known.ok().and_then(|known| copied(&known)).unwrap_or_else(|| Err(abandoned()))
             }
-            // Nothing can be spawned, and nothing is shared.
+            // Without a runtime no task can be spawned, so nothing is shared.
             Err(_) => within(env, limit, examine()).await,
         };
         if outcome.is_ok() {
@@ -59,13 +60,13 @@ impl Trust {
         outcome
     }
 
-    /// Takes it for passed.
+    /// Marks the examination as passed.
     #[cfg(all(test, feature = "dynamodb"))]
     pub(crate) fn pass(&self) {
         self.passed.store(true, Ordering::Release);
     }
 
-    /// The examination that is running in `runtime`, or a new one.
+    /// Returns the examination that is running in `runtime`, or starts one.
     fn joined(
         &self,
         runtime: &Handle,
@@ -95,7 +96,7 @@ impl fmt::Debug for Trust {
     }
 }
 
-/// Whether its task is still there and has not said anything.
+/// Whether the task still exists and has not reported an outcome.
 fn is_running(outcome: &Outcome) -> bool {
     outcome.borrow().is_none() && outcome.has_changed().is_ok()
 }
@@ -121,7 +122,7 @@ fn copied(outcome: &Option<Result<(), StoreError>>) -> Option<Result<(), StoreEr
             let fault = error.fault();
             let mut copy = Fault::new(fault.kind, fault.message.clone());
             (copy.help, copy.retry_after) = (fault.help.clone(), fault.retry_after);
-            // What was written went to objects of the examination: of the caller's request nothing was sent.
+            // The writes went to objects of the examination. No request of the caller was sent.
             copy.not_applied()
         })
     })
@@ -146,7 +147,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Counts its runs, and ends when it is told to.
+    /// Counts its runs, and ends when the test says so.
     #[derive(Clone, Default)]
     struct Examination {
         started: Arc<AtomicUsize>,
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(good.started(), 1, "what passed is not examined again");
     }
 
-    /// The runtime of the first caller is not driven any more, or is gone.
+    /// The runtime of the first caller is no longer driven, or has ended.
     #[test]
     fn a_runtime_that_stands_still_or_ends_delays_no_other() {
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

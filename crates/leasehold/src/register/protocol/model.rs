@@ -1,5 +1,5 @@
-//! These rules and those of the model (`crates/leasehold-model`) are the same: compared on all small inputs, so that what
-//! the model proves is about this code.
+//! Compares these rules with those of the model (`crates/leasehold-model`) on all small inputs, so that what the model
+//! proves holds for this code.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::env::Env;
 use crate::lease::{Grant, Holder, Ttl};
 use crate::runtime::hand_off::Tokens;
 
-/// The claim that is judged, and another.
+/// The claim that is judged, and another one.
 const OURS: u8 = 1;
 const OTHERS: u8 = 2;
 const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
@@ -97,7 +97,7 @@ fn the_model_writes_the_records_that_the_library_writes() {
                 let claim = Claim { tokens: u64::from(tokens), ..claim(OURS) };
                 let ours = grant(&claim, previous.as_ref(), None, Some(u64::from(floor)), id(7)).unwrap();
                 assert_eq!(back(&ours), theirs, "over {over:?}, floor {floor}, {tokens} tokens");
-                // What the holder's process gives out, where nothing but counting has raised the token.
+                // The tokens that the holder's process issues, if only counting has raised the token.
                 let (first, all) = tokens_of(&ours, before);
                 let theirs = decide::first_token(&Safeguards::ALL, over.as_ref(), &back(&ours), tokens - 1);
                 assert_eq!(all.len() == 1, before.is_none() || ours.token.get() == before.unwrap().get() + 1);
@@ -138,7 +138,7 @@ fn a_lease_lapses_after_the_contender_s_span_and_by_the_stores_clock_after_the_m
         (Duration::ZERO, span + RULES.margin - tick, false),
         (Duration::ZERO, span + RULES.margin, true),
     ] {
-        // The lower bound of the store's clock is what counts.
+        // Only the lower bound of the store's clock matters.
         let lo_us = 1_000_000_000 + micros(store);
         let now = StoreTime::between(lo_us, u64::MAX);
         let grantable = availability(&stamped, quiet, Some(now), RULES) == Availability::Grantable;
@@ -146,7 +146,7 @@ fn a_lease_lapses_after_the_contender_s_span_and_by_the_stores_clock_after_the_m
     }
 }
 
-/// All small records, and none.
+/// All small records, and no record.
 fn founds() -> Vec<Option<model::Record>> {
     let mut all = vec![None];
     for bits in 0..32_u8 {
@@ -172,7 +172,7 @@ fn founds() -> Vec<Option<model::Record>> {
     all
 }
 
-/// None, one and two attempts.
+/// No attempt, one attempt, and two attempts.
 fn attempts() -> Vec<Vec<model::Attempt>> {
     let one = |nonce| {
         (0..8_u8).map(move |bits| model::Attempt {
@@ -212,7 +212,7 @@ fn attempt(attempt: &model::Attempt) -> Attempt {
     }
 }
 
-/// The first token of the grant that `record` is of, and all of them.
+/// The first token of the grant in `record`, and all its tokens.
 fn tokens_of(record: &Record, after: Option<Token>) -> (Token, Vec<Token>) {
     let grant = Grant {
         name: crate::LockName::new("x").unwrap(),

@@ -1,5 +1,5 @@
-//! What the records say, and what is made of a release. The rules themselves are tested in `tests/protocol.rs` and against
-//! the model.
+//! Tests of record contents and of releases. The rules themselves are tested in `tests/protocol.rs` and against the
+//! model.
 
 use super::*;
 use crate::LockName;
@@ -43,7 +43,8 @@ fn a_write_is_early_by_what_the_store_read_when_it_was_sent() {
     let second = 1_000_000_000;
     let answered = Moment::from_raw(2 * second, 2 * second.cast_signed());
     let record = held_record();
-    // The store reads 10 s more than the record says, two of which have passed since the send, on a clock that may be slow.
+    // The store reads 10 s more than the record says. Two of them have passed since the send, on a clock that may be
+    // slow.
     let now = StoreTime::between(NOW_US + 10_000_000, u64::MAX);
     let early = written_early(&record, sent, Some(now), answered);
     let since_sent = Duration::from_secs(2).mul_f64(1.0 + RATE_ERROR);
@@ -93,13 +94,13 @@ fn a_release_landed_if_the_record_or_its_history_says_so() {
         |record: &Record| settle_release(id(1), &[attempt], Some(&Content::Record(Box::new(record.clone()))));
     let held = held_record();
     assert_eq!(settle(&held), Freed::StillOurs);
-    // The bytes that were sent, whatever stands in them.
+    // The bytes that were sent, whatever their content.
     let ours = Record { history: Vec::new(), ..freed(&held, End::Released, None, None, id(3)) };
     assert_eq!(settle(&ours), Freed::Landed);
-    // Granted to another since.
+    // Granted to another claim since.
     let released = freed(&held, End::Released, None, None, id(4));
     assert_eq!(settle(&Record { grant: id(5), state: RecordState::Held, ..released.clone() }), Freed::Landed);
-    // Ended by others, or another's release.
+    // Ended by another client, or another claim's release.
     assert_eq!(settle(&freed(&held, End::Evicted, None, None, id(4))), Freed::Gone);
     let mut of_another = released;
     of_another.grant = id(5);
@@ -150,7 +151,7 @@ fn a_holder_without_a_grant_time_is_not_told_when_it_began() {
     let held_since = |record: &Record| held(record, Some(store()), None).held_for;
     let unknown = Record { granted_at_us: None, ..held_record() };
     assert_eq!(held_since(&unknown), None);
-    // A rest begins with the write that says so.
+    // A cooldown begins with the write that records it.
     let resting = Record { state: RecordState::Resting, ..unknown };
     assert_eq!(held_since(&resting), Some(Duration::ZERO));
 }

@@ -1,16 +1,17 @@
-//! Records that are there only while they are held: a lock is an object, and its release deletes it, as simple clients
-//! have it. Other objects than ours are held by somebody unknown.
+//! Records that exist only while they are held. A lock is an object, and a release deletes it, as in simple lock
+//! clients. An object that leasehold did not write is held by an unknown holder.
 //!
-//! Rule 3 of the lease protocol (a release deletes nothing) keeps late requests from bringing back what is over. Here
-//! the following does:
+//! Rule 3 of the lease protocol (a release deletes nothing) keeps late requests from bringing back an ended grant. Here
+//! the following takes its place:
 //!
-//! - Every write and every delete expects a version, and no version comes twice: generations never do, and ETags of
-//!   ours have a fresh nonce in what they are computed from. So a late renewal, takeover or delete finds the version
-//!   that it expects, and is not late, or has no effect.
-//! - A late create expects nothing, and may find that. What it leaves is an object that nobody believes in: its claim is
-//!   over. Whoever sent it looks for it for a while and deletes it (see `leases/late_creates.rs`); else it lapses.
-//! - Nothing tells the second grant of a claim from its first but what is in the record, so the beats of each object
-//!   start at a random number (rule 8).
+//! - Every write and every delete expects a version, and no version occurs twice. Generations never recur. ETags of
+//!   leasehold's objects are computed from a body with a fresh nonce. So a late renewal, takeover or delete either
+//!   finds the version that it expects, and is then not late, or has no effect.
+//! - A late create expects that there is no object, and may find none. Its claim has ended, so no process acts on the
+//!   object that it leaves. Its sender looks for the object for a while and deletes it (`leases/late_creates.rs`).
+//!   Otherwise the object lapses.
+//! - Only the contents of the record distinguish the second grant of a claim from the first. So the beats of each
+//!   object start at a random number (rule 8).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,28 +35,28 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Token};
 use crate::types::LockName;
 
-/// What objects of this protocol are marked with, so that nobody takes them for records of the other.
+/// The mark of this protocol's objects. It keeps them apart from the records of the other protocol.
 const PROTOCOL: &str = "existence";
 
-/// The version of a record that was released: there is nothing.
+/// The version of a released record: there is no object.
 const GONE: &str = "gone";
 
-/// Objects that are no locks: those with which the store is examined.
+/// The prefix of keys that are not locks: the objects that an examination writes.
 const NO_LOCKS: &str = ".leasehold-probe";
 
-/// How long the examinations of writes and of deletes may take.
+/// The time limit for the examinations of writes and of deletes together.
 const PROBES_LIMIT: Duration = LIMIT.saturating_mul(2);
 
-/// The objects in a register.
+/// The lock objects in a register.
 #[derive(Debug)]
 pub(crate) struct ExistenceRecords {
     register: Arc<dyn Register>,
-    /// Whether the register was found to enforce its preconditions, those of deletes too.
+    /// Whether the register was found to enforce its preconditions, including those of deletes.
     trust: Trust,
 }
 
 impl ExistenceRecords {
-    /// Those in `register`, whose keys are the locks' names.
+    /// Creates the records of `register`, whose keys are the names of the locks.
     pub(crate) fn new(register: Arc<dyn Register>) -> Self {
         Self { register, trust: Trust::default() }
     }
@@ -65,9 +66,9 @@ impl ExistenceRecords {
         self.register.traits().generations
     }
 
-    /// Which grant is meant, where there are no tokens. At random, since nothing else makes two of them differ: a `Date`
-    /// is true to a second, and a create is sent microseconds after the answer that brought it. Above all times, and with
-    /// room above for takeovers, which count on.
+    /// A number that identifies a grant on a store without tokens. It is random because nothing else distinguishes two
+    /// grants: a `Date` is accurate to a second, and a create is sent microseconds after the answer before it. The
+    /// number is above all times and leaves room for takeovers, which count on from it.
     fn number(&self) -> Token {
         let bits = self.register.env().random.bits() as u64;
         Token::new(Token::LIMIT / 2 + bits % (Token::LIMIT / 4)).unwrap_or_default()
@@ -79,7 +80,7 @@ impl ExistenceRecords {
                 if protocol(&cell.value).as_deref() != Some(PROTOCOL)
                     || record.state != RecordState::Held =>
             {
-                // Its clients would not understand that it is deleted.
+                // The other protocol's clients would not understand that the record is deleted.
                 let about = "a lock record of leasehold's other protocol (protocol=lease)";
                 return Ok((Content::Foreign(about.to_owned()), Token::default()));
             }
@@ -97,14 +98,14 @@ impl ExistenceRecords {
         let mut record = stored(record);
         record.beat = u64::from(self.register.env().random.bits() as u32);
         record.token = match self.has_tokens() {
-            // Not known yet: that of the object itself.
+            // Not known yet: it is the generation of the object itself.
             true => Token::default(),
             false => self.number(),
         };
         self.put(name, Precondition::Absent, record).await
     }
 
-    /// Over an object of ours: a renewal, which has its token, or another grant, whose token is counted.
+    /// Writes over an object of leasehold. A renewal keeps the object's token. Another grant gets a new one.
     async fn replace(
         &self,
         name: &LockName,
@@ -148,7 +149,7 @@ impl ExistenceRecords {
         record: &Record,
     ) -> Result<Written, StoreError> {
         self.trust().await?;
-        // That deletes are conditional is what the examination was for.
+        // `trust` has made sure that deletes are conditional.
         Ok(match self.register.delete_unexamined(name.as_str(), version).await? {
             Deleted::Deleted => {
                 Written::Committed { record: Box::new(stored(record)), version: Version::new(GONE) }
@@ -190,7 +191,7 @@ impl Records for ExistenceRecords {
             (RecordState::Held, None) => self.create(name, record).await,
             (RecordState::Held, Some(known)) => self.replace(name, &known.version, known.token, record).await,
             (RecordState::Free, Some(known)) => self.delete(name, &known.version, record).await,
-            // Never asked for: what is not there is free.
+            // Never requested: a missing object is a free lock.
             (RecordState::Free, None) => Ok(Written::Conflict(Refusal::Absent)),
             (RecordState::Resting, _) => Err(Fault::new(
                 ErrorKind::Unsupported,
@@ -255,7 +256,7 @@ impl Records for ExistenceRecords {
     }
 }
 
-/// What is stored.
+/// The stored JSON.
 #[derive(Serialize)]
 struct Object<'a> {
     protocol: &'static str,
@@ -263,7 +264,7 @@ struct Object<'a> {
     record: &'a Record,
 }
 
-/// A version, with the token of the record that has it: a write over it has to know both.
+/// A version and the token of the record that has it. A write over that record needs both.
 struct Tagged {
     token: Token,
     version: Version,
@@ -282,7 +283,7 @@ impl Tagged {
     }
 }
 
-/// `record` without what nobody could tell later.
+/// `record` without the fields that cannot be known later.
 fn stored(record: &Record) -> Record {
     Record { newborn: false, history: Vec::new(), ..record.clone() }
 }
@@ -300,9 +301,9 @@ fn generation(version: &Version) -> Result<Token, Fault> {
     })
 }
 
-/// The token of a grant over an object that has `version` and was granted as `before`: above all tokens so far, also if
-/// the object is an old one that somebody brought back, since those were generations at most, and generations rise. And
-/// not above the generation that this very write is given, so below the next token.
+/// The token of a grant over an object that has `version` and whose grant has the token `before`. It is above all
+/// earlier tokens, also if a user restored an old copy of the object: earlier tokens were generations at most, and
+/// generations rise. It is not above the generation that this write gets, so it is below the next token.
 fn next_token(before: Token, version: &Version) -> Result<Token, Fault> {
     let highest = generation(version)?.max(before);
     Token::new(highest.get() + 1).ok_or_else(used_up)

@@ -19,7 +19,7 @@ use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
 use crate::types::LockName;
 
-/// A lock's key is its name and this.
+/// The suffix of a lock's key, after the lock's name.
 const SUFFIX: &str = ".lock";
 
 /// The records in a register.
@@ -31,7 +31,7 @@ pub(crate) struct JsonRecords {
 }
 
 impl JsonRecords {
-    /// Those in `register`.
+    /// Creates the records of `register`.
     pub(crate) fn new(register: Arc<dyn Register>) -> Self {
         Self { register, trust: Trust::default() }
     }
@@ -44,7 +44,7 @@ impl Records for JsonRecords {
         let Some(cell) = self.register.read(&key).await? else { return Ok(None) };
         let mut content = parse(&cell.value).map_err(|fault| at_key(fault, &key).not_applied())?;
         if let (Content::Record(_), Some(protocol)) = (&content, protocol(&cell.value)) {
-            // Its clients take it for free when it is not there, and would not understand a free record.
+            // Clients of that protocol treat a missing object as free and would not understand a free record.
             content = Content::Foreign(format!("a lock of leasehold's protocol={protocol}"));
         }
         Ok(Some(Found { content, version: cell.version }))
@@ -66,7 +66,7 @@ impl Records for JsonRecords {
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         let names = self.register.list(prefix).filter_map(async |key| match key {
-            // What is no lock's key is none of ours.
+            // Skips keys that are not lock keys.
             Ok(key) => LockName::new(key.strip_suffix(SUFFIX)?).ok().map(Ok),
             Err(error) => Some(Err(error)),
         });

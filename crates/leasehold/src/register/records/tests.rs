@@ -1,4 +1,5 @@
-//! Leases on a store that grants over records it was not told of, and says what is there when it refuses: a table.
+//! Leases on a table: a store that grants over records that were not read, and returns the stored record with a
+//! refusal.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -22,26 +23,26 @@ use crate::{LossReason, Token};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// What is to become of the next write.
+/// What happens to the next write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
     AnswerLost,
     RequestLost,
-    /// It comes when the test says so.
+    /// The request arrives when the test calls `deliver`.
     RequestLate,
-    /// It comes once more when the test says so.
+    /// The request arrives a second time when the test calls `deliver`.
     SentTwice,
     /// The store refuses it.
     Denied,
 }
 
-/// A table that all clients see.
+/// A table that all clients share.
 #[derive(Debug, Default)]
 struct Table {
     rows: Mutex<BTreeMap<LockName, Row>>,
     harms: Mutex<VecDeque<Harm>>,
     log: Mutex<Vec<&'static str>>,
-    /// Claims that are still on their way.
+    /// Claims that are still under way.
     late: Mutex<Vec<(LockName, Record)>>,
 }
 
@@ -60,13 +61,13 @@ impl Row {
     }
 }
 
-/// One client of the table. Knows the store's time only after an answer, as those of real tables.
+/// A client of the table. Like a client of a real table, it knows the store's time only after an answer.
 #[derive(Debug)]
 struct Client {
     table: Arc<Table>,
     env: Env,
     answered: Mutex<bool>,
-    /// When the store's time is told by a `Date`, to a second.
+    /// Set if the store reports its time by a `Date`, to a second.
     dated: Option<StoreClock>,
 }
 
@@ -225,7 +226,7 @@ impl World {
         RegisterLeases::on(Arc::new(client), options)
     }
 
-    /// A table in which the lock was granted and released.
+    /// Creates a table in which the lock was granted and released.
     async fn with_free_record() -> (Self, Token) {
         let world = Self::new();
         let client = world.client();
@@ -235,7 +236,7 @@ impl World {
         (world, grant.token)
     }
 
-    /// The requests since the last time that this was asked.
+    /// Returns the requests since the previous call.
     fn requests(&self) -> Vec<&'static str> {
         std::mem::take(&mut *self.table.log.lock().unwrap())
     }
@@ -244,7 +245,7 @@ impl World {
         self.table.harms.lock().unwrap().push_back(harm);
     }
 
-    /// Requests that were late arrive.
+    /// Delivers the requests that were late.
     fn deliver(&self) {
         for (name, record) in std::mem::take(&mut *self.table.late.lock().unwrap()) {
             grant_unseen(&mut self.table.rows.lock().unwrap(), &name, &record);
@@ -337,7 +338,7 @@ async fn rule_10_an_unseen_grant_of_unknown_fate_over_which_another_has_the_lock
     let (world, _) = World::with_free_record().await;
     let (client, other) = (world.client(), world.client());
     let taker = Arc::new(other);
-    // Our claim lands, its answer is lost; before we look, it is evicted and another has the lock.
+    // Our claim is applied and its answer is lost. Before we read, it is evicted and another client gets the lock.
     world.harm(Harm::AnswerLost);
     let meddled = {
         let (world, taker) = (&world, taker.clone());
@@ -370,11 +371,12 @@ async fn a_newborn_record_is_not_granted_unseen() {
     assert!(grant.token.get() > before.get() + 1, "from the store's clock");
 }
 
-/// Without its stamp, jobs that only try would never see it lapse: each looks once, and nobody observes it.
+/// Without a stamp, processes that only try would never see the lease lapse: each reads once, and none of them
+/// observes.
 #[tokio::test(start_paused = true)]
 async fn a_record_that_does_not_say_when_it_was_written_is_stamped_by_those_who_try() {
     let (world, _) = World::with_free_record().await;
-    // The first request of its process: the store's time is not known yet.
+    // This is the first request of its process: the store's time is not known yet.
     let dead = granted(&world.client()).await;
     world.requests();
     held(&world.client()).await;
@@ -398,8 +400,8 @@ async fn a_stamp_does_not_make_a_lease_lapse_early() {
     }
 }
 
-/// AWS's client deletes what it releases. While one of ours waits for a token that is certainly new, another may be granted
-/// the lock, release it, and have its record deleted by such a client.
+/// AWS's client deletes what it releases. While one of our clients waits for a token that is certainly new, another
+/// client may be granted the lock, release it, and have its record deleted by such a client.
 #[tokio::test(start_paused = true)]
 async fn tokens_rise_although_another_client_deletes_what_it_releases() {
     let world = World::new();
@@ -427,7 +429,7 @@ async fn tokens_rise_although_another_client_deletes_what_it_releases() {
     assert!(second > first, "{second} after {first}");
 }
 
-/// Or nobody would withdraw it, and the record that was created would be held for a whole ttl.
+/// Otherwise no process would withdraw the created record, and the lock would be held for a whole ttl.
 #[tokio::test(start_paused = true)]
 async fn a_created_record_that_did_not_get_its_token_may_be_ours() {
     let world = World::new();
@@ -443,7 +445,7 @@ async fn a_created_record_that_did_not_get_its_token_may_be_ours() {
     assert!(matches!(verdict, Err(StoreError::MaybeApplied(_))), "{verdict:?}");
 }
 
-/// Fault 5: nothing but the free record that the claim itself left lies there when it comes once more, or late.
+/// Fault 5: a late or duplicate claim finds only the free record that the claim itself left.
 #[tokio::test(start_paused = true)]
 async fn an_unseen_grant_that_comes_late_is_not_granted_over_its_own_release() {
     for harm in [Harm::RequestLate, Harm::SentTwice] {
@@ -460,7 +462,7 @@ async fn an_unseen_grant_that_comes_late_is_not_granted_over_its_own_release() {
     }
 }
 
-/// Other clients wipe our token, or bring back an old one: it does not tell who came later.
+/// Other clients remove our token or restore an old one. The token then does not show which grant came later.
 #[tokio::test(start_paused = true)]
 async fn rule_10_also_when_another_client_has_the_lock_now() {
     let (world, _) = World::with_free_record().await;

@@ -1,41 +1,41 @@
-//! What a store URL says about the way to a service of Amazon's: pure, without its client.
+//! The settings for access to one of Amazon's services in a store URL. Does not use the service's client.
 
 use std::net::IpAddr;
 
 use crate::error::Error;
 use crate::url::StoreUrl;
 
-/// Which service is meant, for the configuration and for messages.
+/// The service, for the configuration and for messages.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::stores) struct Service {
-    /// As the SDK's configuration has it: `S3`, `DynamoDB`.
+    /// The name in the SDK's configuration: `S3`, `DynamoDB`.
     pub(in crate::stores) id: &'static str,
-    /// With its article, before "store URL".
+    /// The article before "… store URL".
     pub(in crate::stores) article: &'static str,
-    /// What a compatible store is told when it wants no region of its own.
+    /// The help text for a missing region, for compatible stores that need none.
     pub(in crate::stores) no_region_help: &'static str,
 }
 
-/// What a store URL says about the way to the service.
+/// The settings for access to the service in a store URL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::stores) struct Access {
     pub(in crate::stores) region: Option<String>,
     pub(in crate::stores) endpoint: Option<String>,
     pub(in crate::stores) profile: Option<String>,
-    /// Whether to use Amazon's FIPS endpoints; `None` leaves it to the environment and the profile.
+    /// Whether to use Amazon's FIPS endpoints. `None` leaves the choice to the environment and the profile.
     pub(in crate::stores) fips: Option<bool>,
-    /// Whether to use Amazon's dual-stack endpoints; `None` leaves it to the environment and the profile.
+    /// Whether to use Amazon's dual-stack endpoints. `None` leaves the choice to the environment and the profile.
     pub(in crate::stores) dualstack: Option<bool>,
-    /// A PEM file: the only certificates to trust at the service's endpoint.
+    /// A PEM file with the only certificates to trust at the service's endpoint.
     pub(in crate::stores) ca: Option<String>,
-    /// Where every request goes first; `None` leaves it to the environment.
+    /// The proxy for all requests. `None` leaves the choice to the environment.
     pub(in crate::stores) proxy: Option<String>,
-    /// Whether an endpoint on another machine may be spoken to without TLS.
+    /// Whether requests to an endpoint on another machine may be sent without TLS.
     pub(in crate::stores) plaintext: bool,
 }
 
 impl Access {
-    /// Takes the options that both services have; refuses a login before the authority.
+    /// Takes the options that both services have. Refuses a login before the authority.
     pub(in crate::stores) fn take(url: &mut StoreUrl, service: Service) -> Result<Self, Error> {
         if url.user().is_some() || url.password().is_some() {
             let message =
@@ -64,7 +64,7 @@ impl Access {
         }
     }
 
-    /// Refuses to look for a variant of Amazon's endpoint when there is another `endpoint`.
+    /// Refuses a variant of Amazon's endpoint if another `endpoint` is given.
     pub(super) fn check_variants(&self, endpoint: &str) -> Result<(), Error> {
         let option = match (self.fips, self.dualstack) {
             (Some(true), _) => "fips",
@@ -77,7 +77,7 @@ impl Access {
             )))
     }
 
-    /// Takes the region from an ARN in the place of a bucket or a table.
+    /// Takes the region from an ARN that replaces the name of a bucket or a table.
     pub(in crate::stores) fn set_region_of_arn(&mut self, arn: &str, region: &str) -> Result<(), Error> {
         match &self.region {
             Some(other) if other != region => {
@@ -92,7 +92,8 @@ impl Access {
     }
 }
 
-/// The parts of `arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE`, where `text` is one of `service` in one region.
+/// Returns region and resource of `arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE`, if `text` is an ARN of `service` in
+/// one region.
 pub(in crate::stores) fn arn<'a>(text: &'a str, service: &str) -> Option<(&'a str, &'a str)> {
     let mut parts = text.splitn(6, ':');
     let (Some("arn"), Some(partition), Some(named)) = (parts.next(), parts.next(), parts.next()) else {
@@ -150,13 +151,13 @@ fn checked_profile(profile: String) -> Result<String, Error> {
         .with_help("name a profile of ~/.aws/config, or leave it out"))
 }
 
-/// Checks an endpoint that `source` names. With `plaintext` one on another machine needs no TLS.
+/// Checks an endpoint from `source`. With `plaintext`, one on another machine needs no TLS.
 pub(in crate::stores) fn checked_endpoint(
     endpoint: String,
     source: &str,
     plaintext: bool,
 ) -> Result<String, Error> {
-    // What stands before `@` may be a password, so the text is shown only without one.
+    // The part before `@` may be a password, so the text is displayed only if there is no `@`.
     if endpoint.contains('@') {
         return Err(Error::invalid(format!("{source} contains a login"))
             .with_help("credentials do not belong in an endpoint: use a profile or the environment"));
@@ -187,7 +188,7 @@ fn is_url_of_host(url: &str) -> bool {
     })
 }
 
-/// Whether nobody else can read what is sent to `endpoint`: it is encrypted, or stays on this machine.
+/// Whether others cannot read what is sent to `endpoint`: it is encrypted, or stays on this machine.
 fn keeps_secrets(endpoint: &str) -> bool {
     let Some(host) = endpoint.strip_prefix("http://") else { return true };
     let host = host.split('/').next().unwrap_or(host);

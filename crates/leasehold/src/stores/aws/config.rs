@@ -1,4 +1,4 @@
-//! From the machine's AWS configuration, and what a store URL says, to what a client is made of.
+//! Combines the machine's AWS configuration with the settings in a store URL, to configure a client.
 
 use std::time::Duration;
 
@@ -17,22 +17,22 @@ use crate::clock;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind};
 
-/// The limit of one request, so that several fit into the shortest usual lease. The layers above cut it further.
+/// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
 pub(in crate::stores) const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// The SDK's own default: a lost SYN is sent again after one second and after three.
 pub(in crate::stores) const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 
-/// Longer than [`BackgroundCredentials`] ever takes, so that its error is the one that is seen.
+/// Longer than [`BackgroundCredentials`] ever takes, so that its error is the one that is reported.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reading the configuration files takes no time; asking the metadata service for the region may.
+/// Reading the configuration files takes no time. Asking the metadata service for the region may.
 const CONFIGURATION_LIMIT: Duration = Duration::from_secs(8);
 
-/// Where a store was found.
+/// The configuration for a store.
 #[derive(Clone, Debug)]
 pub(in crate::stores) struct Found {
-    /// The configuration, with retries off and limits on.
+    /// The configuration, without retries and with time limits.
     pub(in crate::stores) sdk: SdkConfig,
     pub(in crate::stores) region: String,
     /// `None` for Amazon's own endpoint.
@@ -40,8 +40,8 @@ pub(in crate::stores) struct Found {
 }
 
 impl Access {
-    /// Reads the machine's AWS configuration. No request is sent, unless the region has to be asked of the machine's
-    /// metadata service.
+    /// Reads the machine's AWS configuration. Sends no request, unless the machine's metadata service must be asked for
+    /// the region.
     pub(in crate::stores) async fn find(&self, service: Service, env: &Env) -> Result<Found, Error> {
         let mut loader = aws_config::defaults(BehaviorVersion::latest());
         if let Some(region) = &self.region {
@@ -56,7 +56,8 @@ impl Access {
         if let Some(dualstack) = self.dualstack {
             loader = loader.use_dual_stack(dualstack);
         }
-        // Credentials come from other endpoints than the store: through the proxy too, and trusting whom the machine trusts.
+        // Credentials come from other endpoints than the store. Those requests use the proxy too, and trust the
+        // certificates that the machine trusts.
         if let Some(client) = http::client(None, self.proxy.as_deref())? {
             loader = loader.http_client(client);
         }
@@ -78,7 +79,7 @@ impl Access {
         Ok(Found { sdk: self.applied(&careful(&sdk, env))?, region, endpoint })
     }
 
-    /// `sdk` with what is said here about the way to the service itself.
+    /// Returns `sdk` with the settings for access to the service itself.
     pub(in crate::stores) fn applied(&self, sdk: &SdkConfig) -> Result<SdkConfig, Error> {
         let mut builder = sdk.to_builder();
         if let Some(client) = http::client(self.ca.as_deref(), self.proxy.as_deref())? {
@@ -90,7 +91,7 @@ impl Access {
     }
 }
 
-/// `sdk` without retries, with limits in time, and with credentials that go on loading in the background.
+/// Returns `sdk` without retries, with time limits, and with credentials that continue to load in the background.
 pub(in crate::stores) fn careful(sdk: &SdkConfig, env: &Env) -> SdkConfig {
     let timeouts = TimeoutConfig::builder()
         .connect_timeout(CONNECT_LIMIT)
@@ -102,7 +103,7 @@ pub(in crate::stores) fn careful(sdk: &SdkConfig, env: &Env) -> SdkConfig {
         // A retry inside would turn an applied write whose answer was lost into a conflict.
         .retry_config(RetryConfig::disabled())
         .timeout_config(timeouts)
-        // Bodies are small and have a limit of their own in time.
+        // Bodies are small and have their own time limit.
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
         .identity_cache(IdentityCache::lazy().load_timeout(IDENTITY_LIMIT).build());
     if let Some(provider) = sdk.credentials_provider() {
@@ -112,7 +113,7 @@ pub(in crate::stores) fn careful(sdk: &SdkConfig, env: &Env) -> SdkConfig {
     builder.build()
 }
 
-/// What the environment and the profile say about the service's endpoint: the SDK reads it too, but does not tell.
+/// Returns the endpoint that the environment and the profile configure. The SDK reads it too, but does not expose it.
 fn configured_endpoint(sdk: &SdkConfig, service: Service) -> Option<String> {
     let key = ServiceConfigKey::builder()
         .service_id(service.id)

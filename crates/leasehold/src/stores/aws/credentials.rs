@@ -1,7 +1,7 @@
-//! Credentials that go on loading when the request that asked for them is given up.
+//! Credentials that continue to load when the request that needs them is given up.
 //!
-//! A request of a short lease has a quarter of a second. Signing in, asking the metadata service or a helper program
-//! takes longer, and would be begun anew by every attempt and never be finished.
+//! A request of a short lease has a quarter of a second. To sign in, or to ask the metadata service or a helper
+//! program, takes longer. Each attempt would start it again, and none would complete it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,17 +16,17 @@ use futures_util::future::{BoxFuture, Shared};
 use crate::clock;
 use crate::env::Env;
 
-/// The limit of one load: below the patience of a claim (15 s), so that its error can say what is missing; above what
-/// the metadata service's client needs to give up (four attempts of a second each, with pauses).
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing. Above the
+/// time that the metadata service's client needs to give up (four attempts of a second each, with pauses).
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 type Load = Shared<BoxFuture<'static, Result<Credentials, Arc<CredentialsError>>>>;
 
-/// Another provider's credentials, loaded by a task of their own that all requests wait for.
+/// The credentials of another provider, loaded by a separate task that all requests await.
 pub(super) struct BackgroundCredentials {
     provider: SharedCredentialsProvider,
     env: Env,
-    /// The load under way, or one whose result nobody has taken yet.
+    /// The load that is under way, or one whose result no request has taken yet.
     load: Mutex<Option<Load>>,
 }
 
@@ -87,7 +87,7 @@ impl ProvideCredentials for BackgroundCredentials {
 }
 
 impl fmt::Debug for BackgroundCredentials {
-    /// Nothing of what it loaded.
+    /// Shows nothing that was loaded.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BackgroundCredentials").finish_non_exhaustive()
     }

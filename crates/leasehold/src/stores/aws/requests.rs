@@ -1,4 +1,4 @@
-//! The requests of one client: what they tell of the store's clock and, when one fails, how far it got.
+//! The requests of one client: what they show of the store's clock and, if one fails, how far it came.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -15,15 +15,16 @@ use super::watch::{Reached, Watch, date_us};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
 
-/// Signatures are good for 5 to 15 minutes, as the service has it.
+/// The clock difference from which on it counts as the cause. Signatures are valid for 5 to 15 minutes, depending on
+/// the service.
 const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
 
-/// Watches every request of one client.
+/// Observes every request of one client.
 #[derive(Clone, Debug)]
 pub(in crate::stores) struct Requests {
     env: Env,
     clock: Arc<StoreClock>,
-    /// Whether credentials were ever loaded: what fails later may pass.
+    /// Whether credentials were ever loaded. A later failure may be transient.
     signed_once: Arc<AtomicBool>,
     /// The file with the only certificates to trust.
     ca: Option<String>,
@@ -38,17 +39,17 @@ impl Requests {
         &self.env
     }
 
-    /// Bounds on the store's clock now, from the `Date` of its latest answer.
+    /// Bounds on the store's clock now, from the `Date` of its latest response.
     pub(in crate::stores) fn store_time(&self) -> Option<StoreTime> {
         self.clock.bounds(self.env.now())
     }
 
-    /// An observer for one request, to be given to it as an interceptor.
+    /// Returns an observer for one request, to be passed to it as an interceptor.
     pub(in crate::stores) fn watch(&self) -> Watch {
         Watch::new(self.env.clone())
     }
 
-    /// What came of the request that `watch` observed, with everything but success told apart.
+    /// Returns the result of the request that `watch` observed, with every failure classified.
     pub(in crate::stores) fn settle<T, E>(
         &self,
         watch: &Watch,
@@ -80,7 +81,7 @@ impl Requests {
     }
 }
 
-/// What the SDK's error is, without the SDK's types.
+/// Converts the SDK's error to a type without the SDK.
 fn trouble<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool, now: Moment) -> Trouble
 where
     E: ProvideErrorMetadata + StdError + 'static,
@@ -93,7 +94,7 @@ where
         Reached::Sent => Trouble::NoAnswer { detail },
         Reached::Signed => Trouble::NotConnected { detail },
         Reached::Nothing if matches!(error, SdkError::TimeoutError(_)) => {
-            // They go on loading in the background, and the next request may find them there.
+            // They continue to load in the background, and the next request may find them loaded.
             Trouble::Credentials { detail: "they are still being loaded".to_owned(), before: true }
         }
         Reached::Nothing => match about_credentials(error) {
@@ -121,16 +122,16 @@ where
     }
 }
 
-/// Why the credentials could not be loaded; `None` if they are not to blame.
+/// Returns why the credentials could not be loaded. `None` if they are not the cause.
 fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
     let blamed = causes(error).find(|cause| cause.is::<CredentialsError>())?;
-    // Its own text is only that it was not enabled or not loaded; what is worth reading lies below.
+    // The error's own text only says that they were not enabled or not loaded. Its source has the details.
     let below =
         causes(blamed).find(|cause| !cause.is::<CredentialsError>() && !cause.is::<Arc<CredentialsError>>());
     Some(chain(below.unwrap_or(blamed)))
 }
 
-/// An error and its causes in one line: the SDK's own texts say little without them.
+/// An error and its causes in one line. The SDK's own texts say little without them.
 pub(in crate::stores) fn chain(error: &(dyn StdError + 'static)) -> String {
     let texts: Vec<String> = causes(error).map(|cause| cause.to_string().replace('\n', " ")).collect();
     texts.join(": ").chars().take(400).collect()

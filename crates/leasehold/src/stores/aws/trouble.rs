@@ -1,41 +1,41 @@
-//! Why a request to one of Amazon's services had no success, and what that means in any of them.
+//! Why a request to one of Amazon's services did not succeed, and the meaning that all of them share.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Fault};
 
-/// An answer other than success.
+/// A response other than success.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::stores) struct Answer {
     pub(in crate::stores) status: u16,
-    /// The service's error code; `None` when the body was not the service's.
+    /// The service's error code. `None` if the body was not the service's.
     pub(in crate::stores) code: Option<String>,
     /// The service's message.
     pub(in crate::stores) message: Option<String>,
     pub(in crate::stores) retry_after: Option<Duration>,
-    /// The region that the bucket is really in; only S3 says so.
+    /// The region that the bucket is really in. Only S3 returns it.
     pub(in crate::stores) region: Option<String>,
-    /// Whether the answer's `Date` says that this machine's wall clock is off, by so much that signatures are refused.
+    /// Whether the response's `Date` shows that this machine's wall clock is so far off that signatures are refused.
     pub(in crate::stores) clock_is_off: bool,
 }
 
-/// Why there is no success.
+/// Why a request did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::stores) enum Trouble {
-    /// The store said so.
+    /// The store returned an error.
     Answered(Answer),
-    /// The credentials could not be loaded; `before`: they could, earlier.
+    /// The credentials could not be loaded. `before`: they could earlier.
     Credentials { detail: String, before: bool },
-    /// The request could not even be made.
+    /// The request could not be built.
     NotMade { detail: String },
-    /// No connection, so nothing was sent.
+    /// There was no connection, so nothing was sent.
     NotConnected { detail: String },
-    /// It may have been sent, and no whole answer came.
+    /// The request may have been sent, and no complete response arrived.
     NoAnswer { detail: String },
 }
 
-/// A request that got no answer.
+/// A request that got no response.
 #[derive(Debug)]
 pub(in crate::stores) enum Unanswered {
     /// It certainly had no effect.
@@ -45,7 +45,7 @@ pub(in crate::stores) enum Unanswered {
 }
 
 impl Trouble {
-    /// The answer, or what its lack means for a request that was to do `what` at `endpoint`.
+    /// Returns the response, or the meaning of a missing one for a request that was to do `what` at `endpoint`.
     pub(in crate::stores) fn answer(self, what: &dyn Display, endpoint: &str) -> Result<Answer, Unanswered> {
         Err(match self {
             Self::Answered(answer) => return Ok(answer),
@@ -81,12 +81,12 @@ pub(in crate::stores) fn is_untrusted(detail: &str) -> bool {
 }
 
 impl Answer {
-    /// A fault of `kind` that quotes this answer of `endpoint` to a request that was to do `what`.
+    /// Returns a fault of `kind` that quotes this response of `endpoint` to a request that was to do `what`.
     pub(in crate::stores) fn fault(&self, kind: ErrorKind, what: &dyn Display, endpoint: &str) -> Fault {
         let mut message = format!("{what}: {endpoint} answered {}", self.status);
         for part in [&self.code, &self.message].into_iter().flatten() {
-            // Another machine's text: one line, no control characters, not without end. What follows the first line of
-            // a refused signature are the request's headers, and a session token is one of them.
+            // Text of another machine: on one line, without control characters, truncated. The text of a refused
+            // signature continues with the request's headers, which include a session token.
             let line = part.trim_start().lines().next().unwrap_or_default();
             let part: String = line.chars().filter(|c| !crate::types::is_unprintable(*c)).take(200).collect();
             message.push_str(": ");
@@ -99,7 +99,7 @@ impl Answer {
         }
     }
 
-    /// What to do when the credentials are refused; `None` when they are good and a permission is missing.
+    /// Returns what to do if the credentials are refused. `None` if they are good and a permission is missing.
     pub(in crate::stores) fn credentials_help(&self) -> Option<&'static str> {
         Some(match self.code.as_deref()? {
             "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => {
@@ -124,7 +124,7 @@ impl Answer {
 
 fn no_credentials(what: &dyn Display, detail: &str, before: bool) -> Fault {
     if before {
-        // They will often load at the next try, and a lease has time for it.
+        // They often load at the next try, and a lease has time for that.
         return Fault::unavailable(format!("{what}: the credentials could not be refreshed: {detail}"))
             .with_help("sign in again if the session is over (for example: aws sso login)");
     }

@@ -1,6 +1,6 @@
-//! Watches one request on its way through the SDK: what the store's clock said, and how far the request got.
+//! Observes one request on its way through the SDK: the reading of the store's clock, and how far the request came.
 //!
-//! The SDK's errors do not tell whether a request can have reached the store. How far it got does, and decides between
+//! The SDK's errors do not show whether a request may have reached the store. How far it came does, and decides between
 //! "not applied" and "may be applied".
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,10 +24,10 @@ use crate::env::Env;
 /// A `Date` header is rounded down to whole seconds.
 const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
-/// What a gateway says of the store behind it, and the store never says of itself.
+/// The statuses with which a gateway reports a failure of the store behind it. The store itself never sends them.
 const OF_GATEWAYS: [u16; 2] = [502, 504];
 
-/// How far a request got.
+/// How far a request came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reached {
     /// It was not even signed.
@@ -38,7 +38,7 @@ pub(super) enum Reached {
     Sent,
 }
 
-/// One request's observer. Cloning gives another handle on the same request.
+/// The observer of one request. A clone observes the same request.
 #[derive(Clone, Debug)]
 pub(in crate::stores) struct Watch {
     env: Env,
@@ -53,7 +53,7 @@ struct Progress {
     answer: Option<Answered>,
 }
 
-/// What the head of an answer says.
+/// The head of a response.
 #[derive(Clone, Copy, Debug)]
 struct Answered {
     date_us: u64,
@@ -63,12 +63,12 @@ struct Answered {
     status: u16,
 }
 
-/// Whose answer it looks like, by its headers.
+/// The likely sender of a response, by its headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
-    /// It has headers that only Amazon's services and those that speak their protocols send.
+    /// It has headers that only Amazon's services send, and servers that speak their protocols.
     Store,
-    /// It is an XML document: if that is an error of S3, the answer is the store's.
+    /// It is an XML document. If that is an error of S3, the response comes from the store.
     Xml,
     Anyone,
 }
@@ -78,11 +78,12 @@ impl Watch {
         Self { env, progress: Arc::default() }
     }
 
-    /// Tells `clock` what the answer says about the store's time, if the answer is certainly the store's: an intermediary
-    /// answers by a clock of its own. `error_code` is that of an error of the service, as far as its body could be read.
+    /// Passes the reading of the store's clock to `clock`, if the response certainly comes from the store: an
+    /// intermediary has another clock. `error_code` is that of an error of the service, as far as its body could be
+    /// parsed.
     ///
-    /// A success has to carry a header of the service, since a page of a proxy can have status 200. An error has to be in the
-    /// form of the service.
+    /// A success must have a header of the service, because a page of a proxy can have status 200. An error must have
+    /// the form of the service's errors.
     pub(super) fn tell(&self, clock: &StoreClock, error_code: Option<&str>) {
         let answer = self.progress.lock().unwrap_or_else(PoisonError::into_inner).answer;
         let Some(Answered { date_us, sent, received, from, status }) = answer else { return };
@@ -95,7 +96,7 @@ impl Watch {
         }
     }
 
-    /// How far the request got. To be asked when it is over.
+    /// Returns how far the request came. Valid once the request has ended.
     pub(super) fn reached(&self) -> Reached {
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match (&progress.sent, &progress.connection) {
@@ -135,13 +136,13 @@ impl Intercept for Watch {
         let sent = self.env.now();
         self.update(|progress| {
             progress.sent = Some(sent);
-            // The SDK's own interceptor has put it there, to be able to close the connection after an error.
+            // The SDK's own interceptor adds it, to be able to close the connection after an error.
             progress.connection = config.load::<CaptureSmithyConnection>().cloned();
         });
         Ok(())
     }
 
-    /// Runs for every answer, whatever its status.
+    /// Runs for every response, whatever its status.
     fn read_after_transmit(
         &self,
         context: &BeforeDeserializationInterceptorContextRef<'_>,
@@ -160,7 +161,7 @@ impl Intercept for Watch {
     }
 }
 
-/// Amazon's request ids and checksums start with `x-amz`. A few stores that speak S3 send none, but ETags.
+/// Amazon's request ids and checksums start with `x-amz`. A few stores that speak S3 send only ETags.
 fn from(headers: &Headers) -> From {
     let kind = headers.get("content-type").unwrap_or_default();
     let is_store = |name: &str| name.starts_with("x-amz") || name == "etag";
@@ -175,9 +176,10 @@ fn from(headers: &Headers) -> From {
     }
 }
 
-/// The `Date` of an answer in microseconds since the Unix epoch; `None` if it has none that tells the store's time now.
+/// Returns the `Date` of a response in microseconds since the Unix epoch. `None` if it has none that shows the store's
+/// current time.
 pub(super) fn date_us(headers: &Headers) -> Option<u64> {
-    // With `Age` the answer comes from a cache, and its date from the past.
+    // With `Age` the response comes from a cache, and its date from the past.
     if headers.get("age").is_some() {
         return None;
     }

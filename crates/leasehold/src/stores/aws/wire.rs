@@ -1,4 +1,4 @@
-//! For tests: who asks the scripted server.
+//! For tests: the credentials and the configuration of a client of the scripted server.
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;

@@ -1,4 +1,5 @@
-//! As much of the SDK's type as [`item`](super::item) uses, where the SDK is not built: its instrumented build takes minutes.
+//! The part of the SDK's type that [`item`](super::item) uses, for builds without the SDK: its instrumented build takes
+//! minutes.
 
 use std::collections::HashMap;
 

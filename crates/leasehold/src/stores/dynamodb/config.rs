@@ -1,4 +1,4 @@
-//! What a store URL says, checked by DynamoDB's rules.
+//! The settings in a store URL, checked by DynamoDB's rules.
 
 use super::dialect::Dialect;
 use super::item::{ATTRIBUTES, KEY};
@@ -16,10 +16,10 @@ pub(super) const SERVICE: Service = Service {
 
 /// The longest partition key, in bytes.
 const MAX_KEY_BYTES: usize = 2_048;
-/// What a prefix may take of it: `/` and the longest name have to fit behind.
+/// The longest prefix: `/` and the longest name must fit after it.
 const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES;
 
-/// What a store URL says.
+/// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
     /// A table's name or ARN.
@@ -27,20 +27,20 @@ pub(super) struct Location {
     /// Empty, or ending in `/`.
     pub(super) prefix: String,
     pub(super) dialect: Dialect,
-    /// Whether the table is to be made if it is not there.
+    /// Whether to create the table if it does not exist.
     pub(super) create: bool,
-    /// The name of its partition key; `None` for what the table says, or else `key`.
+    /// The name of its partition key. `None` for the name in the table's description, or else `key`.
     pub(super) partition_key: Option<String>,
     pub(super) new_table: NewTable,
     pub(super) access: Access,
 }
 
-/// How a table is made.
+/// How to create a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NewTable {
-    /// Whether it is encrypted with a key in KMS, and not one of DynamoDB's own.
+    /// Whether it is encrypted with a key in KMS, and not with one of DynamoDB's own.
     pub(super) kms: bool,
-    /// Which one; `None` for the account's `aws/dynamodb`.
+    /// The key in KMS. `None` for the account's `aws/dynamodb`.
     pub(super) kms_key: Option<String>,
     /// Whether it has point-in-time recovery.
     pub(super) recovery: bool,
@@ -76,7 +76,7 @@ impl NewTable {
 }
 
 impl Location {
-    /// Reads `url`, and what it says about `options`.
+    /// Parses `url`, and its settings for `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let mut access = Access::take(&mut url, SERVICE)?;
         let (table, path) = table_and_path(&url, &mut access)?;
@@ -95,13 +95,13 @@ impl Location {
     }
 }
 
-/// The table, by its name or ARN, and the path behind it.
+/// Returns the table, by its name or ARN, and the path after it.
 fn table_and_path(url: &StoreUrl, access: &mut Access) -> Result<(String, String), Error> {
     let authority = url.authority().unwrap_or("");
     if !authority.starts_with("arn:") {
         return Ok((checked_table(authority)?, url.path().to_owned()));
     }
-    // `arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/prefix`: the name stands in the path, or is percent-encoded.
+    // `arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/prefix`: the name is in the path, or is percent-encoded.
     let text = format!("{authority}{}", url.path());
     let named = arn(&text, "dynamodb").and_then(|(region, resource)| {
         let (name, path) =
@@ -132,12 +132,12 @@ fn checked_key(name: String) -> Result<String, Error> {
     Ok(name)
 }
 
-/// Whether an attribute of locks that is not their key has this name.
+/// Whether an attribute of locks other than their key has this name.
 pub(super) fn is_taken(key: &str) -> bool {
     key != KEY && ATTRIBUTES.contains(&key)
 }
 
-/// `team:infra,cost:42`.
+/// Parses tags like `team:infra,cost:42`.
 fn checked_tags(text: &str) -> Result<Vec<(String, String)>, Error> {
     let tags = text.split(',').map(|tag| {
         let (name, value) = tag.split_once(':')?;
@@ -247,7 +247,7 @@ mod tests {
             let location = read(&url).unwrap();
             assert_eq!((&*location.table, &*location.prefix), (arn, prefix), "{url}");
             assert_eq!(location.access.region.as_deref(), Some("eu-west-1"), "{url}");
-            // Tickets carry the URL as it is shown.
+            // Tickets contain the URL as it is displayed.
             let shown = StoreUrl::parse(&url).unwrap().to_string();
             assert_eq!(read(&shown).unwrap(), location, "{shown}");
         }
@@ -285,7 +285,7 @@ mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
             assert!(error.to_string().contains(named), "{url}: {error:?}");
-            // The switch's own text already says what it may be.
+            // The error text of the switch already names its values.
             assert!(!error.help().is_empty() || url.contains("create"), "{url}: {error:?}");
         }
         let longest = format!("dynamodb://table/{}", "x".repeat(MAX_PREFIX_BYTES));

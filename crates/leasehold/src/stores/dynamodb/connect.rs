@@ -1,4 +1,4 @@
-//! From what a store URL says and the machine's AWS configuration to a client.
+//! Creates a client from a store URL and the machine's AWS configuration.
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
@@ -10,7 +10,7 @@ use crate::env::Env;
 use crate::error::Error;
 
 impl Location {
-    /// Makes a client. No request is sent, unless the region has to be asked of the machine's metadata service.
+    /// Creates a client. Sends no request, unless the machine's metadata service must be asked for the region.
     pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
         let found = self.access.find(SERVICE, env).await?;
         let client = Client::from_conf(client_config(&found.sdk, found.endpoint.as_deref()).build());

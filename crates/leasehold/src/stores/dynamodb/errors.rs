@@ -1,11 +1,11 @@
-//! What an answer of DynamoDB, or the lack of one, means: a pure function, so that every row of it is tested.
+//! The meaning of a response of DynamoDB, or of a missing one. A pure function, so that every row of it is tested.
 
 use std::fmt;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
 
-/// What was asked for.
+/// The operation that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
@@ -51,7 +51,7 @@ impl Operation {
     }
 }
 
-/// Where it was asked for, for messages.
+/// The table that was addressed, for messages.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) table: String,
@@ -76,19 +76,19 @@ impl Place {
     }
 }
 
-/// What it means.
+/// The meaning of a response.
 #[derive(Debug)]
 pub(super) enum Meaning {
     /// The condition does not hold.
     Conflict,
-    /// There is no such table: an answer to describing it.
+    /// There is no such table: a response to describing it.
     NoTable,
-    /// The table is there, or being made or deleted: an answer to creating it.
+    /// The table exists, or is being created or deleted: a response to creating it.
     TableExists,
     Failed(StoreError),
 }
 
-/// What `trouble` means for `operation` on the item `key` (empty for the whole table).
+/// Returns the meaning of `trouble` for `operation` on the item `key` (empty for the whole table).
 pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
     let case = Case { operation, key, place };
     let answer = match trouble.answer(&case, &place.endpoint()) {
@@ -131,7 +131,7 @@ impl Case<'_> {
     fn answered(&self, answer: &Answer) -> Meaning {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
-            // Throttled before anything was done, or in the way of another write of the same item.
+            // Throttled before anything was done, or in conflict with another write of the same item.
             (
                 400,
                 "ProvisionedThroughputExceededException"
@@ -184,7 +184,7 @@ impl Case<'_> {
         ))
     }
 
-    /// The SDK has learned the difference from this answer and signs the next request by the store's clock.
+    /// The SDK has learned the difference from this response and signs the next request by the store's clock.
     fn skewed(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer).with_help(
             "this machine's wall clock is more than 5 minutes off, and DynamoDB refuses its signatures: set the clock",
@@ -250,7 +250,7 @@ mod tests {
         Trouble::Answered(Answer { status, code, ..Answer::default() })
     }
 
-    /// What stands before the first space is whether it was applied, what follows the kind of the fault.
+    /// The part before the first space says whether the request was applied, the rest is the kind of the fault.
     fn short(meaning: &Meaning) -> String {
         match meaning {
             Meaning::Conflict => "conflict".into(),
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(short(&meaning), "not unavailable");
     }
 
-    /// Amazon's message goes on with the request that should have been signed, all of its headers included.
+    /// Amazon's message continues with the request that should have been signed, including all of its headers.
     #[test]
     fn a_refused_signature_does_not_tell_the_session_token() {
         let message = "The signature does not match.\n\nThe Canonical String for this request should have been\n\

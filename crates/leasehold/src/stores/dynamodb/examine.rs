@@ -1,4 +1,4 @@
-//! The doctor's questions to a table: permissions one by one, its key, and what else deletes its items.
+//! The doctor's checks of a table: each permission, its key, and what else deletes its items.
 
 use aws_sdk_dynamodb::types::TimeToLiveStatus;
 
@@ -54,7 +54,7 @@ impl DynamoDb {
         )
     }
 
-    /// A write whose condition never holds: a server that accepts it ignores conditions.
+    /// Tries a write whose condition never holds. A server that accepts it ignores conditions.
     async fn may_write(&self) -> Finding {
         let asked = retry(self.env(), || self.refuses()).await;
         let ignored = matches!(&asked, Err(error) if error.fault().kind == ErrorKind::Unsupported);
@@ -62,7 +62,7 @@ impl DynamoDb {
         permission(check, "items can be written, and a condition that does not hold is refused", asked)
     }
 
-    /// Anew, whatever others have found: what is found now is what they go by from now on.
+    /// Races again, whatever earlier examinations found. The result counts from now on.
     async fn races(&self, rounds: usize) -> Finding {
         const CHECK: &str = "atomic-race";
         match self.examine_races(rounds).await {
@@ -111,7 +111,7 @@ impl DynamoDb {
         }
     }
 
-    /// What DynamoDB deletes by itself may be held.
+    /// Checks time to live. An item that DynamoDB deletes may be a held lock.
     async fn time_to_live(&self) -> Finding {
         const CHECK: &str = "time-to-live";
         let watch = self.requests.watch();
@@ -133,7 +133,7 @@ impl DynamoDb {
         deletes_by(attribute.as_deref())
     }
 
-    /// Deletes the item of a lock that nobody else knows of.
+    /// Deletes the item of a lock that no other client knows of.
     pub(super) async fn deleted(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         self.delete(&self.key(name.as_str()), expression::discard(version)).await
     }
@@ -146,7 +146,7 @@ fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) ->
     }
 }
 
-/// Whether DynamoDB deletes items of ours by `attribute`.
+/// Checks whether DynamoDB deletes items of leasehold by `attribute`.
 fn deletes_by(attribute: Option<&str>) -> Finding {
     const CHECK: &str = "time-to-live";
     match attribute {

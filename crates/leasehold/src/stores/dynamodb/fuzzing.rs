@@ -1,4 +1,4 @@
-//! What holds of the items of a table, whichever client wrote them.
+//! Properties of the items of a table, whichever client wrote them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use serde_json::Value as Json;
@@ -18,8 +18,8 @@ pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> 
     Location::from_url(url.clone(), options).map(|location| format!("{location:?}"))
 }
 
-/// A record of ours is written back as it was read; another client's item is free only when that client says so; and
-/// nothing else is free.
+/// A record of leasehold is written back as it was read. Another client's item is free only if that client says so. No
+/// other item is free.
 ///
 /// The bytes are an item in DynamoDB's JSON, `{"key":{"S":"a"},...}`.
 pub fn dynamodb_item(data: &[u8]) {
@@ -72,12 +72,12 @@ fn ours(item: &Item, record: &Record, dialect: Dialect) {
     let Content::Record(mut again) = again.content else { panic!("{written:?}") };
     assert!(record.history.starts_with(&again.history));
     again.history.clone_from(&record.history);
-    // Written only while it rests.
+    // Written only during a cooldown.
     again.rest_ms = record.rest_ms;
     assert_eq!(*again, *record);
 }
 
-/// An item from DynamoDB's JSON.
+/// Parses an item in DynamoDB's JSON.
 pub(super) fn map(json: &serde_json::Map<String, Json>) -> Option<Item> {
     json.iter().map(|(name, value)| Some((name.clone(), attribute(value)?))).collect()
 }
@@ -94,7 +94,7 @@ fn attribute(json: &Json) -> Option<AttributeValue> {
     })
 }
 
-/// An item in DynamoDB's JSON, sorted.
+/// Returns an item in DynamoDB's JSON, sorted.
 #[cfg(test)]
 pub(super) fn to_json(item: &Item) -> Json {
     let one = |value: &AttributeValue| match value {

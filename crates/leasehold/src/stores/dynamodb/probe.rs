@@ -1,12 +1,12 @@
-//! Does a server that only speaks DynamoDB's protocol check conditions, and in one step with the write?
+//! Examines whether a server that speaks DynamoDB's protocol checks conditions, and in one step with the write.
 //!
-//! Asked once per table, before the first write; Amazon's own endpoints are not asked, since Amazon documents
-//! it. A server that checks and writes in two steps grants one lock twice when two clients ask at the same moment, and
-//! otherwise answers like a good one. So writes race for items of their own, which nobody else knows the keys of.
+//! Runs once for each table, before the first write. Amazon's own endpoints are not examined, because Amazon documents
+//! it. A server that checks and writes in two steps grants one lock twice if two clients contend at the same moment,
+//! and otherwise responds like a good one. So writes race for separate items whose keys no other client knows.
 //!
-//! What came of it stands in an item, the [`Marker`]. While that says that the server passed at this endpoint, a process
-//! only makes sure that a condition that cannot hold is refused; while it says that the server was refused, the table is not
-//! used until the doctor finds it good.
+//! The result is recorded in an item, the [`Marker`]. If it says that the server passed at this endpoint, a process
+//! only makes sure that a condition that cannot hold is refused. If it says that the server was refused, the table is
+//! not used until it passes the doctor's examination.
 
 use std::time::Duration;
 
@@ -22,28 +22,29 @@ use crate::register::probe::evidence::{Marker, Standing};
 use crate::register::records::Records;
 use crate::register::retry::retry;
 
-/// How long an examination may take.
+/// The time limit of an examination.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
 
-/// How many writes race. The attributes of a racing write keep a server that works in two steps between the two for
-/// longer than its threads take to change (moto: 5 ms).
+/// The number of racing writes. The attributes of a racing write keep a server that works in two steps between the two
+/// steps for longer than its threads take to switch (moto: 5 ms).
 pub(super) const RACERS: usize = 16;
 
-/// How many race at least on a server that does not answer so many in time. It takes the longer for both steps.
+/// The minimum number of racers, on a server that does not answer more in time. Such a server takes longer for both
+/// steps.
 const LEAST_RACERS: usize = 4;
 
-/// How many rounds a process makes before it uses a table for the first time: each is a race of creates, and one of
-/// replaces. moto 5.2.5 lets two win in more than every second race.
+/// The number of rounds before the first use of a table by a process. Each round is a race of creates and a race of
+/// replaces. moto 5.2.5 lets two writes win in more than every second race.
 pub(super) const ROUNDS: usize = 6;
-/// How many the doctor makes, and the thorough one.
+/// The numbers of rounds of the doctor and of the thorough doctor.
 pub(super) const ROUNDS_DOCTOR: usize = 10;
 pub(super) const ROUNDS_THOROUGH: usize = 40;
 
-/// How often a round is tried whose answers are lost or put off, and the pause before the second try.
+/// How often a round is tried whose answers are lost or delayed, and the pause before the second try.
 const TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// How often the marker is written, when others write it at the same time.
+/// How often writing the marker is tried, if other processes write it at the same time.
 const MARKER_TRIES: usize = 3;
 
 impl DynamoDb {
@@ -64,7 +65,7 @@ impl DynamoDb {
         }
     }
 
-    /// Races writes in so many `rounds`, and notes what came of it for all who use the table.
+    /// Races writes in `rounds` rounds, and records the result for all users of the table.
     pub(super) async fn examine_races(&self, rounds: usize) -> Result<(), StoreError> {
         let mut outcome = Ok(());
         for _ in 0..rounds {
@@ -88,7 +89,8 @@ impl DynamoDb {
         outcome
     }
 
-    /// A write on a condition that cannot hold changes nothing, even where conditions are ignored.
+    /// Checks that a write on a condition that cannot hold is refused. It changes nothing, even if conditions are
+    /// ignored.
     pub(super) async fn refuses(&self) -> Result<(), StoreError> {
         let never = Id::random(&self.env().random);
         match self.update(PROBE, expression::impossible(never), ReturnValue::None).await? {
@@ -99,7 +101,8 @@ impl DynamoDb {
         }
     }
 
-    /// One race of each kind, tried again while the server is busy: with fewer racers, since they may be what it is busy with.
+    /// Runs one race of each kind. Retries while the server is busy, with fewer racers, since they may be what keeps it
+    /// busy.
     async fn round(&self) -> Result<(), StoreError> {
         let (mut pause, mut racers) = (FIRST_PAUSE, RACERS);
         for _ in 1..TRIES {
@@ -116,11 +119,11 @@ impl DynamoDb {
     }
 
     async fn round_once(&self, racers: usize) -> Result<(), StoreError> {
-        // A key of its own, so that nobody else's writes are among those that race.
+        // A separate key, so that no writes of other clients are among the racers.
         let key = self.key(&format!("{PROBE}-race-{}", Id::random(&self.env().random)));
         let mut winner = None;
         let mut outcome = Ok(());
-        // Nothing is there in the first race, and what its winner wrote in the second.
+        // In the first race there is no item. In the second, it is the one that the winner of the first wrote.
         for _ in 0..2 {
             match self.race(&key, winner, racers).await {
                 Ok(won) => winner = Some(won),
@@ -131,13 +134,13 @@ impl DynamoDb {
             }
         }
         if let Some(winner) = winner {
-            // Without the permission it stays: an item that is no lock and that nobody reads.
+            // Without the permission the item stays. It is not a lock, and no client reads it.
             drop(self.delete(&key, expression::raced(winner)).await);
         }
         outcome
     }
 
-    /// Of any number of writes that expect one state, a good server accepts at most one. The nonce of that one.
+    /// Races writes that expect one state. A good server accepts at most one of them. Returns the nonce of that one.
     async fn race(&self, key: &str, seen: Option<Id>, racers: usize) -> Result<Id, StoreError> {
         let writes = (0..racers).map(|_| async {
             let nonce = Id::random(&self.env().random);
@@ -154,13 +157,13 @@ impl DynamoDb {
             }
         }
         match (&winners[..], trouble) {
-            // Those that were not answered were no racers.
+            // Writes that were not answered do not count as racers.
             ([_], Some(error)) if answered < LEAST_RACERS => Err(error),
             ([winner], _) => Ok(*winner),
-            // One whose answer was lost may have won.
+            // A write whose answer was lost may have won.
             ([], Some(error)) => Err(error),
             ([], None) => {
-                // Of a replace: a second create was accepted over the first, and its answer was lost.
+                // In a race of replaces: a second create was accepted over the first, and its answer was lost.
                 let (what, kind) = match seen {
                     Some(_) => ("does not keep what it has accepted", "replace it"),
                     None => ("refuses writes whose condition holds", "create one item"),
@@ -192,12 +195,12 @@ impl DynamoDb {
             .not_applied()
     }
 
-    /// What a verdict is about.
+    /// The place that a verdict is about.
     fn standing_place(&self) -> String {
         format!("{}/{}", self.place.endpoint(), self.place.table)
     }
 
-    /// What is known of this table's server, and the nonce of the item that says so.
+    /// Returns the recorded examination of this table's server, and the nonce of the item that contains it.
     async fn marker(&self) -> Result<(Marker, Option<String>), StoreError> {
         let found = self.read_item(PROBE).await?.unwrap_or_default();
         let text = |found: &Item, name: &str| found.get(name).and_then(|value| value.as_s().ok().cloned());
@@ -206,7 +209,7 @@ impl DynamoDb {
         Ok((Marker::read(bytes.as_bytes(), fresh), text(&found, "nonce")))
     }
 
-    /// Writes the marker with `change`, which is given the store's time and the nonce that is there.
+    /// Writes the marker with `change`, which gets the store's time and the nonce of the current item.
     async fn note(
         &self,
         change: impl Fn(Marker, Option<StoreTime>, &str) -> Marker,

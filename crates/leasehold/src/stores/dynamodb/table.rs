@@ -1,4 +1,4 @@
-//! The table: made on request, and looked at before it is trusted to be one of locks.
+//! The table: created on request, and checked before it is used for locks.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::errors::{Meaning, Operation, meaning};
 use super::item::KEY;
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// Amazon makes a table within some ten seconds.
+/// How often a new table is checked. Amazon creates a table within about ten seconds.
 const LOOKS: usize = 120;
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl DynamoDb {
-    /// Makes the table unless it is there, and waits until it can be used. Any number may do so at once.
+    /// Creates the table unless it exists, and waits until it can be used. Any number of processes may do so at once.
     pub(super) async fn make_table(&self) -> Result<(), StoreError> {
         for look in 0..LOOKS {
             if look > 0 {
@@ -54,8 +54,8 @@ impl DynamoDb {
         }
     }
 
-    /// The name of the table's partition key. Looks at the table the first time, where that is allowed: one on which locks
-    /// do not exclude each other is refused.
+    /// Returns the name of the table's partition key. The first call describes the table, if that is allowed, and
+    /// refuses one on which locks do not exclude each other.
     pub(super) async fn key_name(&self) -> Result<&str, StoreError> {
         if let Some(name) = self.key_name.get() {
             return Ok(name);
@@ -63,13 +63,14 @@ impl DynamoDb {
         let assumed = self.given_key.as_deref().unwrap_or(KEY);
         let name = match self.described().await {
             Ok(Some(table)) => self.check(&table)?,
-            // The request that the name is for says so.
+            // The request that needs the name will report the missing table.
             Ok(None) => return Ok(assumed),
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 tracing::debug!(%error, "the table could not be looked at");
                 match error.fault().kind {
-                    // Locks do not need it. But credentials that are refused may be good the next time.
+                    // Locks do not need this permission. But credentials that are refused may be accepted the next
+                    // time.
                     ErrorKind::Denied | ErrorKind::Unsupported if is_about_this_request(&error) => {
                         assumed.to_owned()
                     }
@@ -80,7 +81,7 @@ impl DynamoDb {
         Ok(self.key_name.get_or_init(|| name))
     }
 
-    /// Switches point-in-time recovery on, if that was asked for. `false` when it cannot be for now.
+    /// Switches point-in-time recovery on, if that was requested. Returns `false` if it is not possible yet.
     async fn has_recovery(&self) -> Result<bool, StoreError> {
         if !self.new_table.recovery {
             return Ok(true);
@@ -94,7 +95,7 @@ impl DynamoDb {
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(true),
             Err(trouble) => match meaning(Operation::EnableRecovery, "", &self.place, trouble) {
-                // A new table is not ready for it at once.
+                // A new table does not support it at once.
                 Meaning::Failed(error) if error.is_transient() => Ok(false),
                 other => Err(super::failed(other)),
             },
@@ -124,14 +125,14 @@ impl DynamoDb {
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(()),
             Err(trouble) => match meaning(Operation::CreateTable, "", &self.place, trouble) {
-                // Somebody else was faster.
+                // Another process was faster.
                 Meaning::TableExists => Ok(()),
                 other => Err(super::failed(other)),
             },
         }
     }
 
-    /// Whether locks on `table` exclude each other; if so, the name of its key.
+    /// Checks whether locks on `table` exclude each other. If so, returns the name of its key.
     pub(super) fn check(&self, table: &TableDescription) -> Result<String, StoreError> {
         let name = &self.place.table;
         let keys = table.key_schema();
@@ -174,7 +175,7 @@ impl DynamoDb {
     }
 }
 
-/// Whether only this request was refused, and not the credentials as a whole.
+/// Whether only this request was refused, and not the credentials in general.
 fn is_about_this_request(error: &StoreError) -> bool {
     error.fault().kind == ErrorKind::Unsupported || error.fault().message.contains("AccessDenied")
 }
@@ -183,7 +184,7 @@ fn undescribed(error: &BuildError) -> StoreError {
     Fault::new(ErrorKind::Invalid, format!("the table cannot be described: {error}")).not_applied()
 }
 
-/// An update of the table does not hinder requests.
+/// A table can be used while it is updated.
 fn is_usable(table: &TableDescription) -> bool {
     matches!(table.table_status(), Some(TableStatus::Active | TableStatus::Updating))
 }

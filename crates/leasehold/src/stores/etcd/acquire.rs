@@ -1,4 +1,4 @@
-//! Acquiring: one transaction when nobody is there, a place in line and a confirmation otherwise.
+//! Acquiring: one transaction if the queue is empty, otherwise a place in the queue and a confirmation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::error::{Fault, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, Held};
 use crate::register::retry::RetryBudget;
 
-/// What one claim is asked with.
+/// The parameters of the requests for one claim.
 struct Contender<'a> {
     claim: &'a Claim,
     session: &'a Session,
@@ -24,16 +24,16 @@ struct Contender<'a> {
     key: Vec<u8>,
     granted: Vec<u8>,
     waiting: Vec<u8>,
-    /// Whether a request was sent that may be granted later, without anybody's hearing of it.
+    /// Whether a request was sent that may be granted later, without this process learning of it.
     unknown: bool,
 }
 
-/// How a try ended.
+/// The result of a try.
 enum Outcome {
-    /// In this revision.
+    /// Granted in this revision.
     Granted(i64),
     Held(Held),
-    /// The lease was gone.
+    /// The lease had ended.
     NoLease,
 }
 
@@ -70,12 +70,12 @@ impl EtcdLeases {
                 session.forget(claim.id);
                 self.claims().remove(&claim.id);
                 if claim.detached && !contender.unknown {
-                    // Its own, and of no use to anybody.
+                    // The lease belongs to this claim alone, so nothing else uses it.
                     let (client, lease) = (self.client.clone(), session.lease);
                     tokio::spawn(async move { client.revoke(lease).await });
                 }
             }
-            // Whatever went wrong last: what was sent before may be granted yet, or stands in line.
+            // Whatever the latest error was: an earlier request may still be granted, or is in the queue.
             let outcome = outcome.map_err(|error| match error {
                 StoreError::NotApplied(fault) if contender.unknown || in_line => fault.maybe_applied(),
                 error => error,
@@ -83,7 +83,7 @@ impl EtcdLeases {
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
                 Outcome::Held(held) if held.resting => {
-                    // The first by now, which may be another: that is as good.
+                    // The first in the queue now. It may be another claim, which is just as good.
                     let first = self.first(&claim.name, &mut effort).await.ok().and_then(|(first, _)| first);
                     return Ok(AcquireOutcome::Held(match first {
                         Some(first) => self.shown(&first, &effort).await,
@@ -99,7 +99,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Asks until there is an answer.
+    /// Repeats the request until it is answered.
     async fn contend(
         &self,
         contender: &mut Contender<'_>,
@@ -139,8 +139,9 @@ impl EtcdLeases {
         }
     }
 
-    /// Keys of other locks lie among ours, so no condition on the whole range can say that nobody is before us. But once
-    /// our own key is there, those before it only ever become fewer: when none is left, none will come.
+    /// Contends for a lock whose keys lie among the keys of other locks. No condition on the whole range can then say
+    /// that no claim is before this one. But once its own key exists, the keys before it only become fewer. When none
+    /// is left, none will come.
     async fn contend_in_crowd(
         &self,
         contender: &mut Contender<'_>,
@@ -181,7 +182,7 @@ impl EtcdLeases {
         Ok(Some(Outcome::Held(value::held(&first))))
     }
 
-    /// Whoever waits keeps its place in line; whoever does not leaves none.
+    /// A waiter keeps its place in the queue. A claim that only tries leaves no key.
     async fn stand_or_leave(
         &self,
         contender: &Contender<'_>,
@@ -200,7 +201,8 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one request. `None` when it is to be put together anew: it was not answered, and the next answer will tell.
+    /// Sends one request. Returns `None` if it was not answered and must be built anew. The next answer then shows its
+    /// effect.
     async fn write(
         &self,
         request: &TxnRequest,
@@ -219,7 +221,7 @@ impl EtcdLeases {
         }
     }
 
-    /// A lease to stand on that is live and will be for a while, and the beat that says so.
+    /// Returns a lease that is live and will be for a while, and the beat that confirms it.
     async fn session_for(
         &self,
         claim: &Claim,
@@ -229,7 +231,8 @@ impl EtcdLeases {
         loop {
             let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
             let session = known.unwrap_or_else(|| self.session_like(claim));
-            // Counted before the beat, which then looks at a key that whoever may have this lock may read.
+            // Added before the beat, so that the beat reads this claim's key, which any user with access to the lock
+            // may read.
             session.expect(claim.id, key, self.env.now());
             match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, effort).await {
                 Ok(Ok(kept)) => return Ok((session, kept)),
@@ -246,10 +249,10 @@ impl EtcdLeases {
         }
     }
 
-    /// The lease for such a claim: one of its own, or the one that claims like this one share.
+    /// Returns the lease for this claim: a separate one, or the one that claims like it share.
     ///
-    /// One that has not been kept alive for a while is left to expire: near its end etcd may still answer a keep-alive when
-    /// its end is decided.
+    /// A lease that was not kept alive for a while is left to expire. Near its end, etcd may still answer a keep-alive
+    /// after the end was decided.
     fn session_like(&self, claim: &Claim) -> Arc<Session> {
         let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
         let wanted = |shared| Arc::new(Session::wanted(self.fresh_lease(), seconds, claim.ttl, shared));
@@ -273,12 +276,13 @@ impl EtcdLeases {
         session
     }
 
-    /// 63 bits, and not 0, which would leave the choice to etcd.
+    /// 63 bits, and not 0, because 0 would leave the choice to etcd.
     fn fresh_lease(&self) -> i64 {
         i64::try_from(self.env.random.bits() >> 65).unwrap_or(i64::MAX).max(1)
     }
 
-    /// A lease of an id of our own choice: when the answer is lost, asking again tells.
+    /// Requests a lease with an id that leasehold chooses. If the answer is lost, the repeated request shows whether it
+    /// exists.
     pub(super) async fn grant_lease(
         &self,
         seconds: i64,
@@ -299,7 +303,7 @@ impl EtcdLeases {
         }
     }
 
-    /// The grant, unless its deadline passed before it was here. Then it is released.
+    /// Returns the grant, unless its deadline passed before it arrived. Then the grant is released.
     async fn granted(
         &self,
         claim: &Claim,
@@ -307,9 +311,9 @@ impl EtcdLeases {
         kept: Kept,
         revision: i64,
     ) -> Result<AcquireOutcome, StoreError> {
-        // By the beat that was known when the key was written: what came later may not have seen it.
+        // By the beat that was known when the key was written: a later beat may not have read the key.
         let mut grant = Grant {
-            // Its line goes over all processes.
+            // The queue covers all processes, so there is no local hand-off.
             after: None,
             name: claim.name.clone(),
             token: rules::token_of(revision)?,

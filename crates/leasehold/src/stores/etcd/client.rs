@@ -1,4 +1,4 @@
-//! Requests to a cluster: the members in turn, the login, and what etcd wants to be told with each request.
+//! Requests to a cluster: choice of the member, the login, and the metadata that etcd expects with each request.
 
 mod keep_alive;
 
@@ -29,17 +29,17 @@ use super::wire::{
 };
 use crate::error::{Error, Fault};
 
-/// A page of a listing, or of a long line, is far below this.
+/// A page of a listing, or of a long queue, is far below this.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// A cluster. Requests go to one member until it fails.
 pub(super) struct Client {
-    /// Replaced when the TLS files have changed; as many as before.
+    /// Replaced when the TLS files have changed. The number of members stays the same.
     members: Mutex<Vec<Member>>,
     way: Way,
-    /// What the members' channels were made with. Held while the files are read again.
+    /// The files with which the members' channels were made. Locked while the files are read again.
     files: tokio::sync::Mutex<Files>,
-    /// The member that is asked first. Only ever grows; taken modulo their number.
+    /// The member that is asked first. The number only grows and is taken modulo the number of members.
     current: AtomicUsize,
     login: Option<Login>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -51,7 +51,7 @@ pub(super) struct Member {
     address: Arc<str>,
     channel: Channel,
     tls: bool,
-    /// Whether it has ever answered as etcd does.
+    /// Whether the member has ever answered as etcd does.
     proven: Arc<AtomicBool>,
 }
 
@@ -62,11 +62,11 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Sends nothing yet. Must be called inside the runtime that the connections are to live in.
+    /// Sends nothing yet. Must be called inside the runtime to which the connections will belong.
     pub(super) fn new(location: &Location) -> Result<Self, Error> {
         let way = Way::to(location);
         let files = way.read()?;
-        // What is wrong with it is said at once, and not by the first request.
+        // An unreadable password is reported at once, and not by the first request.
         location.login.as_ref().map(Login::password).transpose()?;
         Ok(Self {
             members: Mutex::new(members(&way, &files)?),
@@ -84,7 +84,7 @@ impl Client {
         self.unary("/etcdserverpb.KV/Range", Effect::None, &request).await
     }
 
-    /// Linearizable, also when it only reads.
+    /// Linearizable, also if it only reads.
     pub(super) async fn txn(&self, effect: Effect, request: &TxnRequest) -> Result<TxnResponse, Trouble> {
         self.unary("/etcdserverpb.KV/Txn", effect, request).await
     }
@@ -104,8 +104,9 @@ impl Client {
         self.unary("/etcdserverpb.Lease/LeaseRevoke", Effect::Writes, &request).await
     }
 
-    /// One keep-alive, on the stream of the one before; on a new one where that has ended, or was given up, or leads to
-    /// a member that is not asked any more. Not answered in time, it is to be dropped: its stream goes with it.
+    /// Sends one keep-alive on the open stream. Opens a new stream if the old one has ended, was given up, or leads to
+    /// a member that is no longer asked. If the answer does not arrive in time, the future must be dropped. Its stream
+    /// is then closed.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
         let (turn, _) = self.member();
         if let Some(open) = self.keep_alives.take(turn) {
@@ -117,7 +118,7 @@ impl Client {
                     self.keep_alives.put(open);
                     return Ok(answer);
                 }
-                // It may have ended long ago. What is wrong, if anything is, a new one tells.
+                // The stream may have ended long ago. If there is a problem, a new stream will show it.
                 Err(status) => tracing::debug!(%status, "the stream of keep-alives ended"),
             }
         }
@@ -128,8 +129,8 @@ impl Client {
         Ok(answer)
     }
 
-    /// Opens a stream of watches. `asked` must have its first message ready: etcd says nothing before that. It is
-    /// made anew for each member that is tried.
+    /// Opens a stream of watches. `asked` must have its first message ready, because etcd answers nothing before that.
+    /// It is called again for each member that is tried.
     pub(super) async fn watch<S>(
         &self,
         asked: impl Fn() -> S + Send + Sync,
@@ -144,17 +145,17 @@ impl Client {
         .await
     }
 
-    /// How many members the store URL names.
+    /// The number of members that the store URL names.
     pub(super) fn members(&self) -> usize {
         self.way.members().len()
     }
 
-    /// Where the member of that number is; none has a greater one than [`members`](Self::members).
+    /// The address of the member with that number. Numbers are below [`members`](Self::members).
     pub(super) fn address(&self, member: usize) -> &str {
         self.way.members().get(member).map_or("", String::as_str)
     }
 
-    /// How that member itself is, or why it does not say.
+    /// The status that the member reports about itself, or why it does not.
     pub(super) async fn status(&self, member: usize) -> Result<StatusResponse, String> {
         let Some(member) = self.channels().get(member).cloned() else {
             return Err("there is none".to_owned());
@@ -168,7 +169,7 @@ impl Client {
         asked.await.map_err(|status| member.trouble(Effect::None, &status).into_error().to_string())
     }
 
-    /// How many members the cluster has; `None` where it does not say.
+    /// The number of members of the cluster. `None` if the cluster does not report it.
     pub(super) async fn cluster_size(&self) -> Option<usize> {
         let path = "/etcdserverpb.Cluster/MemberList";
         let answer: MemberListResponse = self.unary(path, Effect::None, &MemberListRequest {}).await.ok()?;
@@ -187,8 +188,8 @@ impl Client {
         .await
     }
 
-    /// Asks the current member; another only when it is certain that this one did nothing. One that does not answer is
-    /// not the first to be asked the next time, also when the caller lost patience and dropped this future.
+    /// Asks the current member, and another one only if it is certain that the first one did nothing. A member that
+    /// does not answer is not asked first the next time, also if the caller timed out and dropped this future.
     async fn on_some_member<A, F>(
         &self,
         effect: Effect,
@@ -223,7 +224,8 @@ impl Client {
                 Trouble::NotSent(_) | Trouble::NotHere(_) if tried + 1 < self.members() => tried += 1,
                 Trouble::NotSent(_) | Trouble::NotHere(_) => return Err(trouble),
                 Trouble::Failed(ref error) if error.is_transient() => {
-                    // Perhaps our certificate was refused, which TLS 1.3 tells after the connection was made.
+                    // The client certificate may have been refused, which TLS 1.3 reports after the connection was
+                    // made.
                     self.read_again().await;
                     return Err(trouble);
                 }
@@ -245,15 +247,15 @@ impl Client {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the TLS files are others than those that connections were made with; then new connections are made.
+    /// Reads the TLS files again. If they have changed, makes new connections. Returns whether they have changed.
     async fn read_again(&self) -> bool {
         if !self.way.has_files() {
             return false;
         }
-        // Whoever comes while they are read goes on without.
+        // A task that comes while they are read continues without.
         let Ok(mut files) = self.files.try_lock() else { return false };
         let (way, known, runtime) = (self.way.clone(), files.clone(), Handle::current());
-        // Elsewhere: a file may be on a disk that hangs.
+        // On a blocking thread: a file may be on a disk that hangs.
         let read = tokio::task::spawn_blocking(move || {
             let found = way.read()?;
             if found == known {
@@ -278,17 +280,18 @@ impl Client {
         }
     }
 
-    /// What to show as a login; `None` without users. Asked for once, and again when it has expired.
+    /// Returns the login token. `None` if the cluster has no users. It is requested once, and again when it has
+    /// expired.
     async fn token(&self, member: &Member) -> Result<Option<MetadataValue<Ascii>>, Trouble> {
         let Some(login) = &self.login else { return Ok(None) };
         if let Some(token) = &*self.known_token() {
             return Ok(Some(token.clone()));
         }
-        // Read again for each login, and elsewhere: a file may be on a disk that hangs.
+        // Read again for each login, and on a blocking thread: a file may be on a disk that hangs.
         let reads = login.clone();
         let password = match tokio::task::spawn_blocking(move || reads.password()).await {
             Ok(Ok(password)) => password,
-            // It was there when the store was opened: worth another try.
+            // The file existed when the store was opened, so another try may succeed.
             Ok(Err(error)) => return Err(Trouble::Failed(unread(&error).not_applied())),
             Err(_) => return Err(Trouble::Failed(Fault::unavailable("no password was read").not_applied())),
         };
@@ -296,7 +299,7 @@ impl Client {
         let answer: Result<AuthenticateResponse, _> =
             member.clone().unary("/etcdserverpb.Auth/Authenticate", metadata(None), request).await;
         let answer = match answer.map_err(|status| member.trouble(Effect::None, &status)) {
-            // A cluster without users asks for no login.
+            // A cluster without users needs no login.
             Err(Trouble::NoLogin) => return Ok(None),
             answer => answer?,
         };
@@ -310,7 +313,7 @@ impl Client {
         Ok(Some(token))
     }
 
-    /// Unless another task has already logged in again.
+    /// Removes the token, unless another task has already logged in again.
     fn forget(&self, expired: Option<&MetadataValue<Ascii>>) {
         let mut token = self.known_token();
         if token.as_ref() == expired {
@@ -339,7 +342,7 @@ fn members(way: &Way, files: &Files) -> Result<Vec<Member>, Error> {
         .collect())
 }
 
-/// Passes on to the next member when dropped, unless this one has answered.
+/// Switches to the next member when dropped, unless this one has answered.
 struct NextMember<'a> {
     client: &'a Client,
     turn: usize,
@@ -357,7 +360,7 @@ impl Drop for NextMember<'_> {
         if self.answered {
             return;
         }
-        // Once, however many requests were waiting for it.
+        // Once, however many requests were waiting for the member.
         let next = self.turn.wrapping_add(1);
         let _ = self.client.current.compare_exchange(self.turn, next, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -410,7 +413,8 @@ impl Member {
     }
 }
 
-/// Served only by a member that knows a leader: one that was cut off from the others says so instead of waiting.
+/// Only a member that has a leader serves the request. A member that is cut off from the others returns an error
+/// instead of waiting.
 fn metadata(token: Option<&MetadataValue<Ascii>>) -> MetadataMap {
     let mut metadata = MetadataMap::new();
     metadata.insert("hasleader", MetadataValue::from_static("true"));

@@ -1,4 +1,4 @@
-//! What a store URL says of a cluster.
+//! The settings of a cluster in a store URL.
 
 use std::net::IpAddr;
 
@@ -7,20 +7,20 @@ use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::url::StoreUrl;
 
-/// The port of etcd's clients, for a member that names none.
+/// The port for members without one in the URL: that of etcd's clients.
 const PORT: u16 = 2379;
 
-/// The longest prefix: with the longest name it is still a short key.
+/// The longest prefix. Together with the longest name it is still a short key.
 const MAX_PREFIX_BYTES: usize = 250;
 
-/// What a store URL says.
+/// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
-    /// `host:port` of each member; empty where DNS is to tell.
+    /// `host:port` of each member. Empty if DNS provides them.
     pub(super) members: Vec<String>,
-    /// The domain whose SRV records tell the members.
+    /// The domain whose SRV records name the members.
     pub(super) discovery: Option<String>,
-    /// What every key begins with: empty, or ending in `/`.
+    /// The prefix of every key: empty, or ending in `/`.
     pub(super) prefix: String,
     pub(super) login: Option<Login>,
     pub(super) tls: Option<Tls>,
@@ -29,11 +29,11 @@ pub(super) struct Location {
 /// Files in PEM form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tls {
-    /// Who signs the members' certificates; whom the machine trusts, when it is not named.
+    /// The authority that signs the members' certificates. If it is not given, those that the machine trusts.
     pub(super) authority: Option<String>,
-    /// Our own certificate, and its private key.
+    /// The client certificate and its private key.
     pub(super) identity: Option<(String, String)>,
-    /// The name that the members' certificates are for, where it is not the host of the URL.
+    /// The name in the members' certificates, if it is not the host of the URL.
     pub(super) server_name: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl Location {
             Some(false) | None => (members(&authority)?, None),
         };
         if let (Some(tls), Some(domain)) = (&mut tls, &discovery) {
-            // Nothing vouches for what DNS says: the members have to show a certificate for the domain itself.
+            // DNS answers are not authenticated, so the members must have a certificate for the domain itself.
             tls.server_name.get_or_insert_with(|| domain.clone());
         }
         let prefix = prefix(url.path())?;
@@ -62,7 +62,7 @@ impl Location {
     }
 }
 
-/// `tls=on`, or any of the files, which would make no sense without.
+/// `tls=on`, or any of the files, which require TLS.
 fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let switch = url.take_switch("tls")?;
     let (authority, certificate, key) = (url.take("ca"), url.take("cert"), url.take("key"));
@@ -70,7 +70,7 @@ fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let identity = match (certificate, key) {
         (None, None) => None,
         (Some(certificate), key) => {
-            // One file may hold both.
+            // One file may contain both.
             let key = key.unwrap_or_else(|| certificate.clone());
             Some((certificate, key))
         }
@@ -104,7 +104,7 @@ fn is_host_name(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
 }
 
-/// A login is sent to members on this machine, or encrypted: others could read it.
+/// Checks that a login is sent only to members on this machine, or encrypted. Otherwise others could read it.
 fn check_private(members: &[String]) -> Result<(), Error> {
     let stays_here = |member: &String| {
         let host = member.rsplit_once(':').map_or(member.as_str(), |(host, _port)| host);
@@ -157,7 +157,7 @@ fn member(text: &str) -> Result<String, Error> {
     Err(error.with_help("an etcd store is etcd://host:2379,host2:2379/prefix/"))
 }
 
-/// The path without its first `/`, and with one at its end: `//x` is the prefix `/x/`, as other clients may have it.
+/// The path without its first `/` and with one at its end. `//x` is the prefix `/x/`, as other clients may have it.
 fn prefix(path: &str) -> Result<String, Error> {
     let prefix = path.strip_prefix('/').unwrap_or(path);
     let flaw = if prefix.len() > MAX_PREFIX_BYTES {

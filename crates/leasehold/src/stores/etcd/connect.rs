@@ -1,4 +1,4 @@
-//! From what a store URL says to how the members of a cluster are connected to.
+//! How to connect to the members of a cluster, according to the store URL.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::config::{Location, Tls};
 use crate::error::{Error, ErrorKind};
 
-/// How long a connection may take to be made, and its TLS handshake: a lost SYN is sent again after one second.
+/// The time limit for a connection and its TLS handshake. A lost SYN is sent again after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// A member that has died without a word is noticed after this and [`PING_LIMIT`]. etcd refuses clients that ask more
-/// often than every 5 s (`--grpc-keepalive-min-time`).
+/// A member that dies without closing its connections is noticed after this and [`PING_LIMIT`]. etcd refuses clients
+/// that ping more often than every 5 s (`--grpc-keepalive-min-time`).
 const PING: Duration = Duration::from_secs(10);
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
-/// How the members are connected to.
+/// How to connect to the members.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     members: Vec<String>,
     tls: Option<Tls>,
 }
 
-/// What was read from the TLS files of a store URL.
+/// The contents of the TLS files of a store URL.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub(super) struct Files {
     authority: Option<Vec<u8>>,
@@ -42,7 +42,7 @@ impl Way {
         self.tls.is_some()
     }
 
-    /// Whether there are files, which may change while the store is open.
+    /// Whether there are TLS files. They may change while the store is open.
     pub(super) fn has_files(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.authority.is_some() || tls.identity.is_some())
     }
@@ -61,11 +61,11 @@ impl Way {
         Ok(Files { authority, identity })
     }
 
-    /// A channel to each member, none of which is connected yet. Blocks: the certificates that the machine trusts are
-    /// read. Must be called inside the runtime that the connections are to live in.
+    /// Returns a channel to each member, not connected yet. Blocks, because it reads the certificates that the machine
+    /// trusts. Must be called inside the runtime to which the connections will belong.
     ///
     /// # Errors
-    /// Invalid for a host that is none, and for files that hold no certificate.
+    /// Invalid for a host that is not valid, and for files that contain no certificate.
     pub(super) fn channels(&self, files: &Files) -> Result<Vec<Channel>, Error> {
         let tls = self.tls.as_ref().map(|tls| tls.config(files));
         let scheme = if tls.is_some() { "https" } else { "http" };

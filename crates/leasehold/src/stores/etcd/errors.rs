@@ -1,14 +1,14 @@
-//! What etcd's refusals mean: whether the request can have had its effect, and what to do about it.
+//! What etcd's errors mean: whether the request may have had its effect, and what to do about it.
 //!
-//! etcd tells its errors apart by text only: gRPC knows 16 codes, and `Unavailable` alone stands for ten of them. The
-//! texts are constants of `api/v3rpc/rpctypes/error.go` and have not changed since 3.0; one that is not known here is
-//! judged by its code, which never says "not applied" of a write that may have been.
+//! etcd distinguishes its errors by text only: gRPC has 16 codes, and `Unavailable` alone stands for ten errors. The
+//! texts are constants of `api/v3rpc/rpctypes/error.go` and have not changed since 3.0. An unknown text is judged by
+//! its code, which never says "not applied" of a write that may have been applied.
 
 use tonic::{Code, Status};
 
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// What kind of request it was.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// It changes nothing, or nothing that matters: reads, watches, keep-alives, logins.
@@ -17,29 +17,29 @@ pub(super) enum Effect {
     Writes,
 }
 
-/// What an answer that is no result means.
+/// The meaning of an error response.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// There is no such lease (any more). Nothing was written.
+    /// The lease does not exist, or no longer. Nothing was written.
     NoLease,
-    /// A lease of that id exists already: an earlier attempt has made it.
+    /// A lease with that id exists already: an earlier attempt created it.
     LeaseExists,
-    /// The token has expired, or the cluster's users have changed: log in again. Nothing was written.
+    /// The login token has expired, or the cluster's users have changed: log in again. Nothing was written.
     LogInAgain,
     /// The cluster has no users: no login is needed.
     NoLogin,
     /// The cluster has users, and the request named none. Nothing was written.
     NoUser,
-    /// Nothing was sent to this member: another may be asked at once.
+    /// Nothing was sent to this member: another one may be asked at once.
     NotSent(Fault),
-    /// This member cannot serve now. Nothing was written; another may be asked at once.
+    /// This member cannot serve the request now. Nothing was written. Another one may be asked at once.
     NotHere(Fault),
     /// Everything else.
     Failed(StoreError),
 }
 
 impl Trouble {
-    /// For those who can do nothing special about it.
+    /// Converts it to an error, for callers that have no special handling.
     pub(super) fn into_error(self) -> StoreError {
         match self {
             Self::NoLease => Fault::unavailable("etcd: the lease is gone").not_applied(),
@@ -55,7 +55,7 @@ impl Trouble {
     }
 }
 
-/// What is said of one text or code.
+/// The meaning of one text or code.
 enum Verdict {
     NoLease,
     LeaseExists,
@@ -65,22 +65,23 @@ enum Verdict {
     NotHere,
     /// Certainly without effect.
     Not(ErrorKind, Option<&'static str>),
-    /// A write may have had its effect, now or later.
+    /// A write may take effect, now or later.
     Maybe(ErrorKind, Option<&'static str>),
 }
 
-/// What is known of the way to a member.
+/// The state of the connection to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Without TLS; it has never answered.
+    /// Without TLS. The member has never answered.
     Plain,
-    /// With TLS; it has never answered.
+    /// With TLS. The member has never answered.
     Tls,
-    /// It has answered before.
+    /// The member has answered before.
     Proven,
 }
 
-/// What `status` means, which `member` (host and port) gave to a request with `effect`, or which stands for its silence.
+/// Returns the meaning of `status`, which `member` (host and port) returned for a request with `effect`, or which
+/// stands for a missing response.
 pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status) -> Trouble {
     let why = innermost(status);
     if let Some((why, true)) = &why {
@@ -93,7 +94,7 @@ pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status)
         );
     }
     let fault = |kind, help: Option<&str>| {
-        // What broke the connection says more than that it broke.
+        // The error that broke the connection says more than that it broke.
         let said = why.as_ref().map_or_else(|| words(status), |(why, _)| why.clone());
         let fault = Fault::new(kind, format!("etcd at {member}: {said}"));
         match help.or_else(|| tls_help(&why.as_ref()?.0, link)) {
@@ -121,7 +122,7 @@ const PERMISSION: &str = "grant a role with read and write permission on the pre
 const SPACE: &str =
     "compact and defragment etcd, then clear the alarm: etcdctl compact, defrag, alarm disarm";
 
-/// etcd's own words, without the leading `etcdserver: `.
+/// Looks up etcd's text, without the leading `etcdserver: `.
 fn by_text(text: &str) -> Option<Verdict> {
     use ErrorKind::{Corrupt, Denied, Invalid, Unavailable};
     let text = text.strip_prefix("etcdserver: ").unwrap_or(text);
@@ -130,7 +131,7 @@ fn by_text(text: &str) -> Option<Verdict> {
         "lease already exists" => Verdict::LeaseExists,
         "invalid auth token" | "revision of auth store is old" => Verdict::LogInAgain,
         "authentication is not enabled" => Verdict::NoLogin,
-        // Refused before anything was proposed to the others.
+        // Refused before anything was proposed to the other members.
         "no leader" => Verdict::NotHere,
         "rpc not supported for learner" => Verdict::Not(Unavailable, Some(LEARNER)),
         "too many requests" => Verdict::Not(Unavailable, None),
@@ -151,7 +152,7 @@ fn by_text(text: &str) -> Option<Verdict> {
         "corrupt cluster" | "corrupt alarm" => {
             Verdict::Maybe(Corrupt, Some("etcd has found its members' data to differ: restore it"))
         }
-        // A proposal that nobody answered in time may still be carried out.
+        // A proposal that was not answered in time may still be executed.
         "request timed out"
         | "request timed out, possibly due to previous leader failure"
         | "request timed out, possibly due to connection lost"
@@ -190,21 +191,21 @@ fn denied(message: &str) -> Fault {
     Fault::new(ErrorKind::Denied, message)
 }
 
-/// Of an error of the connection, and not of etcd's: what the innermost says, and whether none could be made: then nothing
-/// was sent.
+/// For an error of the connection, returns the message of the innermost cause, and whether no connection could be made.
+/// In that case nothing was sent.
 fn innermost(status: &Status) -> Option<(String, bool)> {
     let mut source = std::error::Error::source(status);
     let (mut why, mut connecting) = (None, false);
     while let Some(error) = source {
         connecting |= error.is::<tonic::ConnectError>();
-        // It says it best: connection refused, invalid certificate.
+        // The innermost cause is the most precise: connection refused, invalid certificate.
         why = Some(error.to_string());
         source = error.source();
     }
     why.map(|why| (one_line(&why), connecting))
 }
 
-/// What to change in the store URL, if the two ends of a connection do not agree about TLS.
+/// What to change in the store URL if the two ends of a connection do not agree about TLS.
 fn tls_help(why: &str, link: Link) -> Option<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match link {
@@ -238,7 +239,7 @@ fn words(status: &Status) -> String {
     }
 }
 
-/// What another machine said: on one line, without control characters, cut.
+/// Text of another machine, on one line, without control characters, truncated.
 fn one_line(text: &str) -> String {
     let clean = text.chars().map(|c| if crate::types::is_unprintable(c) { ' ' } else { c });
     clean.take(300).collect()
@@ -262,9 +263,9 @@ mod tests {
         }
     }
 
-    /// Texts and codes as etcd 3.4 to 3.6 sends them, and every code without a text that is known.
+    /// Texts and codes as etcd 3.4 to 3.6 sends them, and every code with an unknown text.
     const ANSWERS: &[(Code, &str, &str, &str)] = &[
-        // code, text, what it means for a read, for a write
+        // code, text, its meaning for a read, its meaning for a write
         (Code::NotFound, "etcdserver: requested lease not found", "no lease", "no lease"),
         (Code::FailedPrecondition, "etcdserver: lease already exists", "lease exists", "lease exists"),
         (Code::Unauthenticated, "etcdserver: invalid auth token", "log in", "log in"),

@@ -1,4 +1,4 @@
-//! The doctor's questions to a cluster: who of it answers, what the user may do, and how short a lease can be.
+//! The doctor's checks of a cluster: which members answer, what the user may do, and how short a lease can be.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::error::StoreError;
 use crate::lease::{Id, Ttl};
 use crate::register::retry::retry;
 
-/// What it is written for: 1.5 election timeouts of a second, rounded up.
+/// The shortest ttl: 1.5 election timeouts of one second, rounded up.
 const LEAST_TTL: (Duration, &str) = (
     Duration::from_secs(2),
     "etcd grants leases of whole seconds, 2 s at least, and makes shorter ones longer",
 );
 
-/// How long a member may take to say how it is.
+/// The time limit for a member to report its status.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// The oldest version that this is written for.
+/// The oldest supported version.
 const OLDEST: (u32, u32) = (3, 4);
 
 impl EtcdLeases {
@@ -83,11 +83,11 @@ impl EtcdLeases {
         retry(&self.env, ask).await
     }
 
-    /// A key that stands for no lock, there for a moment.
+    /// Writes and removes a key that belongs to no lock.
     async fn may_write(&self, left: &mut Vec<String>) -> Result<(), StoreError> {
         let key = self.keys.mark(Id::random(&self.env.random));
         let written = self.asked_to(&requests::rewrite(&key, 0, b"leasehold doctor", 0)).await;
-        // Also after a failure: a write that was not answered may be there.
+        // Also after a failure: a write that was not answered may have been applied.
         let removed = self.asked_to(&requests::remove(&key)).await;
         let untouched = matches!(&written, Err(StoreError::NotApplied(_)));
         if removed.is_err() && !untouched {
@@ -96,7 +96,7 @@ impl EtcdLeases {
         written.and(removed)
     }
 
-    /// Both requests are the same when they come twice.
+    /// Sends a request that may be repeated without further effect.
     async fn asked_to(&self, request: &TxnRequest) -> Result<(), StoreError> {
         let effort = self.effort(2 * PATIENCE, Ttl::DEFAULT);
         let ask = || async {
@@ -116,7 +116,7 @@ fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) ->
     }
 }
 
-/// Whether those that the URL names answer, and whether it names all.
+/// Checks whether the members that the URL names answer, and whether it names all members.
 fn answering(members: &[(&str, Result<StatusResponse, String>)], known: Option<usize>) -> Finding {
     const CHECK: &str = "members";
     let silent: Vec<_> = members
@@ -164,7 +164,7 @@ fn is_new_enough(version: &str) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= OLDEST
 }
 
-/// A member with an alarm takes no writes, or its data differ.
+/// Checks for alarms. A member with an alarm accepts no writes, or its data differ.
 fn alarms(members: &[&StatusResponse]) -> Finding {
     const CHECK: &str = "alarms";
     let leaderless = members.iter().filter(|member| member.leader == 0).count();
@@ -175,7 +175,7 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
             "look at the alarms: etcdctl alarm list; a full database wants etcdctl compact, defrag, alarm disarm",
         );
     }
-    // One that is cut off says so of itself, and the others go on without it.
+    // A member that is cut off reports it, and the others continue without it.
     if leaderless > 0 && 2 * leaderless <= asked {
         return Finding::warning(CHECK, format!("{leaderless} of {asked} members have no leader"))
             .with_help("locks work as long as a majority does: etcdctl endpoint status --cluster");

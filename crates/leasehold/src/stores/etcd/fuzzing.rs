@@ -1,4 +1,4 @@
-//! What holds of the keys and values in a lock's line, whoever wrote them.
+//! Properties of the keys and values in a lock's queue, for any bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use super::config::Location;
@@ -15,7 +15,7 @@ pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> 
     Location::from_url(url.clone(), options).map(|location| format!("{location:?}"))
 }
 
-/// A value of ours is written back as it was read; whatever else lies under a key is an unknown holder without a token.
+/// A value of leasehold is written back as it was read. Any other value is an unknown holder without a token.
 ///
 /// The first line is the key, the second its mod revision, the rest its value.
 pub fn etcd_key(data: &[u8]) {
@@ -47,7 +47,7 @@ pub fn etcd_key(data: &[u8]) {
     }
 }
 
-/// A key that is listed as a lock's stands in that lock's line.
+/// A key that is listed as a lock's key is in that lock's queue.
 fn found_under_its_name(key: &[u8]) {
     for keys in [Keys::new(String::new()), Keys::new("app/".to_owned())] {
         let Some(name) = keys.lock_of(key) else { continue };

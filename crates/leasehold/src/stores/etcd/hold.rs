@@ -1,4 +1,4 @@
-//! Holding: renewals, releases, and grants that are handed on.
+//! Holding: renewals, releases, and grants that are handed to another process.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,20 +16,20 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Ttl, attempt_limit};
 use crate::register::retry::RetryBudget;
 
-/// What a grant remembers.
+/// The memo of a grant.
 #[derive(Clone, Debug)]
 pub(super) struct Memo {
     session: Arc<Session>,
-    /// Before the keep-alive was sent that the grant's deadline counts from; `None` when none is known.
+    /// Taken before the keep-alive was sent from which the grant's deadline counts. `None` if that is unknown.
     known: Option<Moment>,
-    /// What lies under its key.
+    /// The content of its key.
     value: Arc<Value>,
-    /// How it ended.
+    /// The result of its release.
     over: Option<Released>,
     /// Whether a release was sent that was not answered.
     unsure: bool,
-    /// Looks out for the deletion of its key: one watch from the grant to its end, and not one for each pause between two
-    /// renewals.
+    /// Watches for the deletion of its key. One watch lasts from the grant to its end, instead of one for each pause
+    /// between two renewals.
     pub(super) watch: Arc<Mutex<Option<Watch>>>,
 }
 
@@ -43,20 +43,20 @@ impl Memo {
     }
 }
 
-/// What became of a key that was to be written.
+/// The result of writing a key.
 enum Written {
-    /// In this revision.
+    /// Written in this revision.
     Done(i64),
-    /// It was not there any more.
+    /// The key no longer existed.
     Absent,
-    /// Something else is there: look at it, and write again or not.
+    /// The key has another content. Look at it to decide whether to write again.
     Found(Box<KeyValue>),
-    /// The lease to write it with is gone.
+    /// The lease for the write has ended.
     NoLease,
 }
 
 impl EtcdLeases {
-    /// For a job on the store's thread, which outlives the borrow of a grant.
+    /// Copies a grant for a job on the store's thread, which outlives the borrow of the grant.
     pub(super) fn copy(grant: &Grant) -> Grant {
         Grant {
             name: grant.name.clone(),
@@ -82,7 +82,7 @@ impl EtcdLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Not until the deadline: the keeper is to hear of trouble before that, and goes on at its own pace.
+        // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
         let mut effort = self.effort(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut memo = match Self::memo(grant).cloned() {
             Some(memo) => memo,
@@ -109,7 +109,7 @@ impl EtcdLeases {
                 memo.known = Some(kept.sent);
                 return Ok(prolonged(grant, kept, memo, self.env.now()));
             }
-            // Not as it should be there: perhaps it was moved to another lease, or the look at it came too late.
+            // The key is not as it should be. It may have been moved to another lease, or it was read too late.
             match self.look_up(grant, &mut effort).await? {
                 None => return Ok(self.lose(grant, &memo, &mut effort).await),
                 Some(found) if found.session.lease == memo.session.lease => {}
@@ -119,8 +119,8 @@ impl EtcdLeases {
         }
     }
 
-    /// Finds the key of a grant, and the lease that it stands on. `None` when it is not there, or not that grant's any
-    /// more.
+    /// Finds the key of a grant, and the lease that it is on. `None` if it does not exist or no longer belongs to that
+    /// grant.
     async fn look_up(&self, grant: &Grant, effort: &mut RetryBudget<'_>) -> Result<Option<Memo>, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
         let (Some(kv), _) = self.key(&key, effort).await? else { return Ok(None) };
@@ -142,7 +142,7 @@ impl EtcdLeases {
         Renewal::Lost(self.loss_of(grant, effort).await)
     }
 
-    /// How a grant was lost that certainly is.
+    /// Returns how a grant was lost, if it is certain that it was.
     async fn loss_of(&self, grant: &Grant, effort: &mut RetryBudget<'_>) -> Loss {
         let line = self.keys.line(&grant.name);
         match self.read(requests::post_mortem(&self.keys.mark(grant.id), &line), effort).await {
@@ -159,7 +159,7 @@ impl EtcdLeases {
         self.claims().remove(&id);
     }
 
-    /// Ends a grant, or the claim of that id that waits in line.
+    /// Ends a grant, or the claim with that id that waits in the queue.
     pub(super) async fn give_up(
         &self,
         grant: &mut Grant,
@@ -200,7 +200,7 @@ impl EtcdLeases {
         let session = memo.as_ref().map(|memo| memo.session.clone());
         let session = session.or_else(|| self.claims().get(&grant.id).cloned());
         let place = session.as_ref().and_then(|session| session.place(grant.id));
-        // With what is known here; of a ticket that is nothing.
+        // Uses what this process knows. Of a ticket it knows nothing.
         let mut revision = place.map(|place| place.revision);
         let mut mark = None;
         let mut unsure = memo.as_ref().is_some_and(|memo| memo.unsure);
@@ -211,7 +211,7 @@ impl EtcdLeases {
                 if value.state == Standing::Resting {
                     return Ok(gone(unsure));
                 }
-                // Whoever holds it by this ticket, or waits, is not told by us: the mark tells.
+                // The process that holds this grant, or waits for it, learns of its end only from the mark.
                 mark = Some((self.keys.mark(grant.id), kv.lease)).filter(|_| memo.is_none() && kv.lease != 0);
                 revision = Some(kv.mod_revision);
                 continue;
@@ -236,7 +236,8 @@ impl EtcdLeases {
         }
     }
 
-    /// Ends a grant and leaves its key, on a lease that lasts as long as the rest: for other clients' eyes it is held.
+    /// Ends a grant and keeps its key, on a lease that lasts as long as the cooldown. For other clients the lock is
+    /// held.
     async fn lay_to_rest(
         &self,
         grant: &Grant,
@@ -256,7 +257,7 @@ impl EtcdLeases {
         })
     }
 
-    /// Writes a grant's key again, with another value and on another lease. `None` when it was gone.
+    /// Writes a grant's key again, with another value and on another lease. Returns `None` if the key was deleted.
     async fn move_to(
         &self,
         grant: &Grant,
@@ -297,7 +298,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Gives a grant a lease of its own, which another process can keep alive.
+    /// Moves a grant to a separate lease, which another process can keep alive.
     pub(super) async fn set_apart(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let Some(mut memo) = Self::memo(grant).cloned().filter(|memo| memo.session.shared) else {
             return Ok(());
@@ -343,7 +344,7 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one write under one key. `None` when it was not answered, or is to be tried again: look first.
+    /// Sends one write of one key. Returns `None` if it was not answered, or must be tried again: read the key first.
     async fn write_once(
         &self,
         request: &TxnRequest,
@@ -369,12 +370,12 @@ impl EtcdLeases {
     }
 }
 
-/// A key that is not there: by our doing, if we asked for it.
+/// The result of a release whose key does not exist: this process deleted it, if it sent such a request.
 fn gone(unsure: bool) -> Released {
     if unsure { Released::Released } else { Released::AlreadyLost }
 }
 
-/// An answer later than the lease that it prolongs prolongs nothing.
+/// An answer that arrives after the end of the lease does not prolong it.
 fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal {
     let prolonged = deadline(grant.ttl, kept);
     if grant.deadline.passed(now) || prolonged.passed(now) {
@@ -389,8 +390,8 @@ fn lost(grant: &Grant, reason: LossReason) -> Renewal {
     Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
 }
 
-/// How long a holder may believe in its grant: from before the keep-alive was sent, and for no longer than etcd promised
-/// then, should that be less than was asked for.
+/// Returns how long a grant is valid: counted from before the keep-alive was sent, and for no longer than etcd promised
+/// then, if that is less than was requested.
 pub(super) fn deadline(ttl: Ttl, kept: Kept) -> Deadline {
     let promised = Ttl::new(kept.ttl.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or(ttl);
     Deadline::new(kept.sent, ttl.min(promised).holder_span())

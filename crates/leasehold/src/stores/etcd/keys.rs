@@ -1,16 +1,16 @@
-//! Where locks lie: `<prefix><name>/<claim id>`, the layout of etcd's own lock recipes.
+//! The keys of locks: `<prefix><name>/<claim id>`, the layout of etcd's own lock recipes.
 //!
 //! All of these recipes (`client/v3/concurrency`, the lock service, `etcdctl lock`) order the keys below `<name>/` by
-//! their create revision and end their keys in the id of their lease. Ours end in the id of the claim: any number of
-//! claims then shares one lease, and a ticket finds its key by its id.
+//! their create revision, and their keys end in the id of their lease. leasehold's keys end in the id of the claim. So
+//! any number of claims can share one lease, and a ticket finds its key by its id.
 
 use crate::lease::Id;
 use crate::types::LockName;
 
-/// The longest ending of a lock's key: 32 digits are ours, up to 16 a lease's.
+/// The longest ending of a lock's key. leasehold's have 32 digits, those that are lease ids up to 16.
 const MOST_DIGITS: usize = 32;
 
-/// The first key after all those that begin with `prefix`; etcd's sign for "no end" when there is none.
+/// The first key after all those that begin with `prefix`. If there is none, etcd's sign for "no end".
 fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -22,7 +22,7 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-/// All keys from `key` on, those before `end`; `key` alone where that is empty.
+/// All keys from `key` on, before `end`. If `end` is empty, only `key`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Keyspace {
     pub(super) key: Vec<u8>,
@@ -30,14 +30,14 @@ pub(super) struct Keyspace {
 }
 
 impl Keyspace {
-    /// `key` alone.
+    /// Only `key`.
     pub(super) fn of(key: &[u8]) -> Self {
         Self { key: key.to_vec(), end: Vec::new() }
     }
 
     fn beginning_with(prefix: Vec<u8>) -> Self {
         let end = end_of(&prefix);
-        // An empty key is no key; the first one is a single zero byte.
+        // A key cannot be empty. The first one is a single zero byte.
         Self { key: if prefix.is_empty() { vec![0] } else { prefix }, end }
     }
 }
@@ -58,20 +58,20 @@ impl Keys {
         format!("{}{name}/{id}", self.prefix).into_bytes()
     }
 
-    /// The keys of everybody who holds `name` or waits for it, and of those of the locks whose names begin with
-    /// `name/`, which cannot be told apart by a range.
+    /// The keys of all claims that hold `name` or wait for it, and those of the locks whose names begin with `name/`. A
+    /// range cannot separate them.
     pub(super) fn line(&self, name: &LockName) -> Keyspace {
         Keyspace::beginning_with(format!("{}{name}/", self.prefix).into_bytes())
     }
 
-    /// Whether `key`, one of [`line`](Self::line), stands for `name` itself. Whatever else may be there counts: nobody
-    /// is granted a lock that may be somebody's.
+    /// Whether `key`, one of [`line`](Self::line), belongs to the queue of `name` itself. Keys of any form count: a
+    /// lock that another client may hold is not granted.
     pub(super) fn is_in_line(&self, name: &LockName, key: &[u8]) -> bool {
         let rest = key.get(self.prefix.len() + name.as_str().len() + 1..);
         rest.is_some_and(|rest| !rest.contains(&b'/'))
     }
 
-    /// Where it is written that the claim `id` was ended by another. No lock's name begins with `./`.
+    /// The key that records that the claim `id` was ended by another process. No lock's name begins with `./`.
     pub(super) fn mark(&self, id: Id) -> Vec<u8> {
         format!("{}./{id}", self.prefix).into_bytes()
     }
@@ -81,7 +81,7 @@ impl Keys {
         Keyspace::beginning_with(format!("{}{prefix}", self.prefix).into_bytes())
     }
 
-    /// Whose key it is, if it is a lock's.
+    /// The lock that the key belongs to, if it is a lock's key.
     pub(super) fn lock_of(&self, key: &[u8]) -> Option<LockName> {
         let (name, ending) = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?.rsplit_once('/')?;
         let digits = ending.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
@@ -97,15 +97,15 @@ pub(super) fn after(key: &[u8]) -> Vec<u8> {
     next
 }
 
-/// Gives each name of a sorted listing of keys once, remembering no more than the names that can still come back:
-/// `a/1`, `a/b/2`, `a/c` are keys of `a`, `a/b`, `a`.
+/// Returns each name of a sorted listing of keys once. It remembers only the names that can still recur: `a/1`,
+/// `a/b/2`, `a/c` are keys of `a`, `a/b`, `a`.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     open: Vec<LockName>,
 }
 
 impl Names {
-    /// `name`, unless it was given before. `key` is its key without the store's prefix.
+    /// Returns `name`, unless it was returned before. `key` is its key without the store's prefix.
     pub(super) fn fresh(&mut self, name: LockName) -> Option<LockName> {
         let is_below = |above: &LockName| {
             name.as_str()

@@ -1,4 +1,4 @@
-//! The leases of one cluster, and what is read of them. All of it runs on the thread of the store ([`super::worker`]).
+//! The leases of one cluster, and the reads. All of it runs on the thread of the store ([`super::worker`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ use crate::lease::{Evicted, Held, Id, State, Status, Token, Ttl, attempt_limit};
 use crate::register::retry::RetryBudget;
 use crate::types::LockName;
 
-/// How many keys are read at a time.
+/// The number of keys that are read at a time.
 const PAGE: i64 = 1_000;
 
-/// Leases of one cluster.
+/// The leases of one cluster.
 #[derive(Debug)]
 pub(super) struct EtcdLeases {
     pub(super) client: Arc<Client>,
@@ -30,7 +30,7 @@ pub(super) struct EtcdLeases {
     pub(super) watcher: Watcher,
     /// The leases that claims share, one for each time to live.
     sessions: Mutex<Vec<Arc<Session>>>,
-    /// On which lease a claim stands that is in line or was granted.
+    /// The lease of each claim that is in the queue or was granted.
     claims: Mutex<HashMap<Id, Arc<Session>>>,
 }
 
@@ -53,7 +53,7 @@ impl EtcdLeases {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A read, as often as it takes.
+    /// Sends a read, with retries.
     pub(super) async fn read(
         &self,
         request: TxnRequest,
@@ -67,7 +67,7 @@ impl EtcdLeases {
         }
     }
 
-    /// What lies under one key, and the revision at which that was so.
+    /// Returns the content of one key, and the revision of the read.
     pub(super) async fn key(
         &self,
         key: &[u8],
@@ -84,7 +84,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Whoever owns `name`, and the revision at which that was so.
+    /// Returns the first key of the queue of `name`, and the revision of the read.
     pub(super) async fn first(
         &self,
         name: &LockName,
@@ -104,11 +104,11 @@ impl EtcdLeases {
             match answer.kvs.into_iter().next() {
                 None => return Ok((None, revision)),
                 Some(first) if self.keys.is_in_line(name, &first.key) => return Ok((Some(first), revision)),
-                // Keys of other locks stand before it.
+                // Keys of other locks are before it.
                 Some(_) => match self.line_until(name, 0, effort).await?.into_iter().next() {
                     None => return Ok((None, revision)),
                     Some(first) => {
-                        // It may be gone by now; then another is the first.
+                        // It may have been deleted by now. Then another key is the first.
                         if let (Some(first), revision) = self.key(&first.key, effort).await? {
                             return Ok((Some(first), revision));
                         }
@@ -118,8 +118,7 @@ impl EtcdLeases {
         }
     }
 
-    /// What to show of whoever is first in line; of a rest, also how much of it is left. That is nice to know, and no reason
-    /// to fail.
+    /// Describes the first claim of the queue. For a cooldown, also how much of it is left, unless that cannot be read.
     pub(super) async fn shown(&self, first: &KeyValue, effort: &RetryBudget<'_>) -> Held {
         let mut held = value::held(first);
         if held.resting
@@ -133,8 +132,8 @@ impl EtcdLeases {
         held
     }
 
-    /// Who stands in line for `name`, in order, of those that were created until `create` (0: all). Reads all keys below
-    /// the name, those of other locks too.
+    /// Returns the queue of `name` in order, with the keys that were created up to `create` (0: all). Reads all keys
+    /// below the name, including those of other locks.
     pub(super) async fn line_until(
         &self,
         name: &LockName,
@@ -163,7 +162,7 @@ impl EtcdLeases {
         Ok(found)
     }
 
-    /// One page of the names that begin with `prefix`, and where the next page begins.
+    /// Returns one page of the names that begin with `prefix`, and where the next page begins.
     pub(super) async fn names(
         &self,
         prefix: &str,
@@ -186,7 +185,7 @@ impl EtcdLeases {
 
     pub(super) async fn end_grant(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
-        // The key of a delete whose fate is unknown: when it is gone, that was it.
+        // The key of a delete of unknown effect. If it no longer exists, the delete was applied.
         let mut asked: Option<Vec<u8>> = None;
         loop {
             let first = self.first(name, &mut effort).await?.0;
@@ -203,7 +202,7 @@ impl EtcdLeases {
             let request = requests::end(&first.key, first.mod_revision, mark);
             match limited(&effort, Effect::Writes, self.client.txn(Effect::Writes, &request)).await {
                 Ok(answer) if answer.succeeded => return Ok(Evicted::Evicted),
-                // Written again, or gone meanwhile; or its lease is.
+                // The key was written again or deleted meanwhile, or its lease has ended.
                 Ok(_) | Err(Trouble::NoLease) => effort.pause_after_conflict().await?,
                 Err(trouble) => {
                     let error = trouble.into_error();

@@ -1,4 +1,4 @@
-//! As whom a cluster is asked, and where the password comes from.
+//! The user of a cluster, and the source of the password.
 
 use std::fmt;
 
@@ -15,12 +15,12 @@ pub(super) struct Login {
     password: Password,
 }
 
-/// Where a password is. `Debug` does not show one.
+/// The source of a password. `Debug` does not show the password.
 #[derive(Clone, PartialEq, Eq)]
 enum Password {
     /// In the store URL.
     Given(String),
-    /// In the environment variable of that name.
+    /// In the environment variable with that name.
     Variable(String),
     /// In a file.
     File(String),
@@ -37,10 +37,10 @@ impl fmt::Debug for Password {
 }
 
 impl Login {
-    /// Takes out of `url` who asks, and the options that say where the password is.
+    /// Takes the user out of `url`, and the options that name the source of the password.
     ///
     /// # Errors
-    /// Invalid for a user without a password, a password without a user, and more than one place for a password.
+    /// Invalid for a user without a password, a password without a user, and more than one source for a password.
     pub(super) fn take(url: &mut StoreUrl) -> Result<Option<Self>, Error> {
         let variable = url.take("password_env").map(checked_variable).transpose()?.map(Password::Variable);
         let file = url.take("password_file").map(checked_file).transpose()?.map(Password::File);
@@ -63,10 +63,10 @@ impl Login {
         }
     }
 
-    /// The password as it is now. Blocks, where it is in a file.
+    /// Reads the password. Blocks if it is in a file.
     ///
     /// # Errors
-    /// Invalid when the variable is not set, or the file cannot be read.
+    /// Invalid if the variable is not set, or the file cannot be read.
     pub(super) fn password(&self) -> Result<String, Error> {
         match &self.password {
             Password::Given(password) => Ok(password.clone()),
@@ -84,7 +84,7 @@ impl Login {
                     )
                     .with_help("it is the path of a file that holds the password and nothing else")
                 })?;
-                // The end of its line.
+                // Strips the line ending.
                 Ok(text
                     .strip_suffix('\n')
                     .map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text))
@@ -94,7 +94,7 @@ impl Login {
     }
 }
 
-/// It may be the password itself: not repeated. Names in capitals are what [`StoreUrl`] shows.
+/// The value may be the password itself, so it is not repeated. Names in capitals are what [`StoreUrl`] shows.
 fn checked_variable(name: String) -> Result<String, Error> {
     if crate::url::is_variable(&name) {
         return Ok(name);

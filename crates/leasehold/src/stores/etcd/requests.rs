@@ -1,4 +1,4 @@
-//! The transactions: each transition of a lock is one of them, and its condition is what makes it safe.
+//! The transactions. Each transition of a lock is one of them, and its condition makes it safe.
 
 use super::keys::Keyspace;
 use super::wire::{
@@ -6,10 +6,10 @@ use super::wire::{
     RequestOp, SortOrder, SortTarget, TxnRequest,
 };
 
-/// How many comparisons etcd takes in one transaction (`--max-txn-ops` is 128 unless set otherwise).
+/// How many comparisons a transaction may have (`--max-txn-ops` is 128 by default).
 pub(super) const MOST_COMPARISONS: usize = 100;
 
-/// A claim's own key, and what is to be written there.
+/// A claim's own key, and the values to write there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
     pub(super) key: &'a [u8],
@@ -24,8 +24,8 @@ impl Own<'_> {
     }
 }
 
-/// Nobody is there: granted. Else says who is first, what lies under the own key, and who is last; and, for a claim that
-/// `waits`, gets in line. The answers come in this order.
+/// Grants the lock if the queue is empty. Otherwise returns the first key, the claim's own key and the last key, in
+/// this order. A claim that `waits` then enters the queue.
 pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
     // A range without keys compares as a key of revision 0, and no key has that.
     let nobody = compare_range(line, CompareResult::Equal, 0);
@@ -41,7 +41,8 @@ pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
     TxnRequest { compare: vec![nobody], success: vec![own.put(own.granted)], failure }
 }
 
-/// Gets in line, whoever is there: for locks among whose keys are those of other locks. Else gives what lies there.
+/// Enters the queue in any case. For locks whose keys lie among those of other locks. If the own key exists, returns
+/// it.
 pub(super) fn stand(own: Own<'_>) -> TxnRequest {
     TxnRequest {
         compare: vec![created(own.key, CompareResult::Equal, 0)],
@@ -50,16 +51,16 @@ pub(super) fn stand(own: Own<'_>) -> TxnRequest {
     }
 }
 
-/// The own key, created in `create`, still is as it was written in `revision`, and nobody came before: granted. Its
-/// lease may have expired while it waited; then it is not there, and this fails. Else as [`ask`], with the one just
-/// before the own key in place of the last.
+/// Grants the lock if the own key, created in `create`, is still as it was written in `revision`, and no earlier key
+/// exists. The claim's lease may have expired while it waited: then the key does not exist, and this fails. Otherwise
+/// returns the same as [`ask`], with the key just before the own key in place of the last.
 pub(super) fn confirm(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     let mut request = confirm_alone(line, own, create, revision);
     request.compare.push(compare_range(line, CompareResult::Greater, create - 1));
     request
 }
 
-/// As [`confirm`], for a claim before which nobody can be any more.
+/// Like [`confirm`], for a claim before which there can be no other claim any more.
 pub(super) fn confirm_alone(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![unchanged(own.key, revision)],
@@ -68,7 +69,7 @@ pub(super) fn confirm_alone(line: &Keyspace, own: Own<'_>, create: i64, revision
     }
 }
 
-/// The key as it was written in `revision` gets another value and lease. Else gives what lies there.
+/// Gives another value and lease to the key if it is still as it was written in `revision`. Otherwise returns the key.
 pub(super) fn rewrite(key: &[u8], revision: i64, value: &[u8], lease: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![unchanged(key, revision)],
@@ -77,33 +78,34 @@ pub(super) fn rewrite(key: &[u8], revision: i64, value: &[u8], lease: i64) -> Tx
     }
 }
 
-/// The key as it was written in `revision` is deleted, with `mark`, a key and its lease, written for its holder to find.
-/// Else gives what lies there.
+/// Deletes the key if it is still as it was written in `revision`, and writes `mark`, a key and its lease, for its
+/// holder to find. Otherwise returns the key.
 pub(super) fn end(key: &[u8], revision: i64, mark: Option<(&[u8], i64)>) -> TxnRequest {
     let mut success = vec![op(Op::DeleteRange(DeleteRangeRequest { key: key.to_vec() }))];
     success.extend(mark.map(|(mark, lease)| put(mark, b"ended by another", lease)));
     TxnRequest { compare: vec![unchanged(key, revision)], success, failure: vec![get(key)] }
 }
 
-/// The key is deleted, whatever lies there: one that nobody else knows of.
+/// Deletes the key whatever its content. For a key that no other client knows of.
 pub(super) fn remove(key: &[u8]) -> TxnRequest {
     let success = vec![op(Op::DeleteRange(DeleteRangeRequest { key: key.to_vec() }))];
     TxnRequest { compare: Vec::new(), success, failure: Vec::new() }
 }
 
-/// Whether each key still is as it was written in its revision (0: is not there). Else gives them all.
+/// Checks whether each key is still as it was written in its revision (0: does not exist). Otherwise returns all of
+/// them.
 pub(super) fn check<'a>(keys: impl Iterator<Item = (&'a [u8], i64)> + Clone) -> TxnRequest {
-    // Whole: without its value, etcd 3.7 leaves out a key's lease too.
+    // With the values: without its value, etcd 3.7 leaves out a key's lease too.
     let failure = keys.clone().map(|(key, _)| get(key));
     TxnRequest {
         compare: keys.clone().map(|(key, revision)| unchanged(key, revision)).collect(),
         success: Vec::new(),
-        // Not empty: a transaction of comparisons alone would not be linearizable.
+        // Not empty: a transaction that only compares would not be linearizable.
         failure: failure.collect(),
     }
 }
 
-/// What became of a claim that is gone: its mark, and who is first now.
+/// Reads what happened to a claim that has ended: its mark, and the first key of the queue.
 pub(super) fn post_mortem(mark: &[u8], line: &Keyspace) -> TxnRequest {
     TxnRequest {
         compare: Vec::new(),
@@ -112,12 +114,13 @@ pub(super) fn post_mortem(mark: &[u8], line: &Keyspace) -> TxnRequest {
     }
 }
 
-/// Who is first in line.
+/// Reads the first key of the queue.
 pub(super) fn first(line: &Keyspace) -> RangeRequest {
     sorted(line, SortOrder::Ascend)
 }
 
-/// A page of the keys from `key` on, without their values; with `create`, of those that were created by then.
+/// Reads a page of the keys from `key` on, without their values. With `create`, only those that were created up to
+/// then.
 pub(super) fn page(key: Vec<u8>, end: Vec<u8>, limit: i64, create: i64) -> RangeRequest {
     RangeRequest {
         key,
@@ -134,7 +137,7 @@ pub(super) fn exactly(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), ..RangeRequest::default() }
 }
 
-/// The first in line, the own key, the last that was created until `create` (0: of all).
+/// Reads the first key, the own key, and the last key that was created up to `create` (0: of all).
 fn look(line: &Keyspace, own: &[u8], create: i64) -> Vec<RequestOp> {
     let last =
         RangeRequest { keys_only: true, max_create_revision: create, ..sorted(line, SortOrder::Descend) };
@@ -165,7 +168,7 @@ fn put(key: &[u8], value: &[u8], lease: i64) -> RequestOp {
     op(Op::Put(PutRequest { key: key.to_vec(), value: value.to_vec(), lease }))
 }
 
-/// By the mod revision and not the create revision: whatever was written since was written by someone who knew more.
+/// Compares the mod revision and not the create revision: a later write was made by a client that knew more.
 fn unchanged(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),

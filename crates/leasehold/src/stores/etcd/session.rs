@@ -1,9 +1,9 @@
-//! A lease of etcd's, kept alive once for all the claims that stand on it.
+//! An etcd lease, kept alive once for all the claims that use it.
 //!
-//! What a holder may believe follows from one *beat*: a keep-alive, and after it a linearizable look at the claims' keys.
-//! The deadline counts from before the keep-alive was sent. The look says that the keys are still there; and that it is
-//! answered in the same raft term says that the leader who took the keep-alive was the leader indeed: one that has been
-//! replaced without knowing goes on to prolong leases on its own, while its successor lets them expire.
+//! The validity of a grant follows from one *beat*: a keep-alive, and after it a linearizable read of the claims' keys.
+//! The deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must also be
+//! answered in the same raft term, which shows that the leader that answered the keep-alive was really the leader. A
+//! leader that was replaced and does not know it continues to prolong leases, while its successor lets them expire.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,83 +23,83 @@ use crate::error::{Fault, StoreError};
 use crate::lease::{Id, Ttl, attempt_limit};
 use crate::register::retry::RetryBudget;
 
-/// How many keys that nobody wants any more are deleted after one beat.
+/// The maximum number of unused keys that are deleted after one beat.
 const MOST_SWEPT: usize = 16;
 
-/// For how long a request that was given up is looked for at least: a member that was frozen carries it out when it goes
-/// on, however short the lease.
+/// The minimum time for which a request that was given up is looked for, however short the lease. A member that was
+/// frozen executes it when it resumes.
 const LATEST: Duration = Duration::from_secs(120);
 
-/// How many batches of keys are looked at at once.
+/// How many batches of keys are read at the same time.
 const LOOKS_AT_ONCE: usize = 8;
 
 /// One lease.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) lease: i64,
-    /// The time to live that was asked for, in seconds.
+    /// The time to live that was requested, in seconds.
     pub(super) seconds: i64,
-    /// Whether several claims may stand on it.
+    /// Whether several claims may use it.
     pub(super) shared: bool,
-    /// Of those who stand on it: how long one request may take follows from it.
+    /// The ttl of its claims. It determines how long one request may take.
     pub(super) ttl: Ttl,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether etcd has to be asked for the lease first.
+    /// Whether the lease must first be requested from etcd.
     wanted: bool,
     /// The last confirmed beat, and its number.
     kept: Option<(u64, Kept)>,
     gone: bool,
     places: HashMap<Id, Entry>,
-    /// How many beats were begun.
+    /// The number of beats that were begun.
     begun: u64,
-    /// The latest beat that failed, and how.
+    /// The latest beat that failed, and its error.
     failed: Option<(u64, StoreError)>,
-    /// The beat that is on its way: closed when it has ended.
+    /// The beat that is under way. The channel is closed when it ends.
     running: Option<watch::Receiver<()>>,
 }
 
-/// A beat that was confirmed.
+/// A confirmed beat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// Before its keep-alive was sent.
+    /// Taken before the keep-alive was sent.
     pub(super) sent: Moment,
-    /// What etcd granted then.
+    /// The time to live that etcd granted.
     pub(super) ttl: Duration,
 }
 
 #[derive(Debug)]
 struct Entry {
     key: Vec<u8>,
-    /// `None` while the key is not known to be there: it should not be, but a late request may still write it.
+    /// `None` while the key is not known to exist. It should not exist, but a late request may still write it.
     place: Option<Place>,
-    /// Whether a request was sent that was not answered, and may be carried out whenever nobody stands in line.
+    /// Whether a request was sent that was not answered. It may be executed at any time when the queue is empty.
     doubtful: bool,
-    /// When anybody last asked about it: never before the keep-alive that its deadline counts from was sent.
+    /// When the claim was last used. Never before the keep-alive was sent that its deadline counts from.
     touched: Moment,
-    /// Whether its key is being deleted because nobody asked: nobody may believe in it any more.
+    /// Whether the key is being deleted because the claim was not used. From then on the claim is not valid.
     swept: bool,
 }
 
-/// The lease is no more, and neither are the keys on it.
+/// The lease has ended, and its keys are deleted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
 impl Session {
-    /// A lease that etcd is asked for by the first beat.
+    /// Creates a lease that the first beat requests from etcd.
     pub(super) fn wanted(lease: i64, seconds: i64, ttl: Ttl, shared: bool) -> Self {
         Self::new(lease, seconds, ttl, shared, State { wanted: true, ..State::default() })
     }
 
-    /// A lease of its own that etcd has granted.
+    /// Creates a lease for a single claim, which etcd has granted.
     pub(super) fn granted(lease: i64, seconds: i64, ttl: Ttl, kept: Kept) -> Self {
         Self::new(lease, seconds, ttl, false, State { kept: Some((0, kept)), ..State::default() })
     }
 
-    /// A lease that another process was granted, of which nothing is known yet.
+    /// Creates a lease that another process was granted. Nothing is known of it yet.
     pub(super) fn found(lease: i64, seconds: i64, ttl: Ttl) -> Self {
         Self::new(lease, seconds, ttl, false, State::default())
     }
@@ -125,14 +125,15 @@ impl Session {
         self.state().gone = true;
     }
 
-    /// Counts `id` among those that stand here, before anything is sent: what lands late is then found, and deleted.
+    /// Adds `id` before anything is sent, so that a key that is written late is found and deleted.
     ///
-    /// For claims, whose every step is compared with what lies under their key, and for keys just written.
+    /// For claims, each step of which is compared with the content of their key, and for keys that were just written.
     pub(super) fn expect(&self, id: Id, key: &[u8], now: Moment) {
         self.asked(id, key, now, |entry| entry.swept = false);
     }
 
-    /// The same for a grant that is to be prolonged, which writes nothing. `false` when its key is being deleted.
+    /// Like [`expect`](Self::expect), for a grant that is to be prolonged, which writes nothing. Returns `false` if its
+    /// key is being deleted.
     pub(super) fn prolongs(&self, id: Id, key: &[u8], now: Moment) -> bool {
         self.asked(id, key, now, |entry| !entry.swept)
     }
@@ -156,7 +157,7 @@ impl Session {
         }
     }
 
-    /// Whether the key is there that a grant is to be prolonged for, and will not be swept while that is believed.
+    /// Whether the key of a grant that is to be prolonged exists. If so, it is not swept as long as the grant is valid.
     pub(super) fn stands(&self, id: Id, now: Moment) -> bool {
         let mut state = self.state();
         let Some(entry) = state.places.get_mut(&id).filter(|entry| entry.place.is_some() && !entry.swept)
@@ -167,7 +168,7 @@ impl Session {
         true
     }
 
-    /// Its place is gone, or not known.
+    /// Records that the place of `id` is lost or unknown.
     pub(super) fn unput(&self, id: Id) {
         if let Some(entry) = self.state().places.get_mut(&id) {
             entry.place = None;
@@ -184,7 +185,7 @@ impl Session {
         }
     }
 
-    /// The claim does not stand here any more. One that may yet do so is looked for a while longer.
+    /// Removes a claim. If one of its requests may still be executed, the claim is looked for a while longer.
     pub(super) fn forget(&self, id: Id) {
         let mut state = self.state();
         match state.places.get_mut(&id) {
@@ -193,15 +194,15 @@ impl Session {
         }
     }
 
-    /// Whether no claim stands here, but for one that a late request may bring.
+    /// Whether no claim uses the lease, except for claims that a late request may still create.
     pub(super) fn is_empty(&self) -> bool {
         self.state().places.values().all(|entry| entry.doubtful && entry.place.is_none())
     }
 
-    /// A confirmed beat that was sent after `known` and is no older than `most`, or that began after this was asked. Tasks
-    /// that ask at once share one beat, and its failure. Waits for as long as `effort` has left.
+    /// Returns a confirmed beat that was sent after `known` and is no older than `most`, or that began after this call.
+    /// Concurrent callers share one beat, and its failure. Waits for as long as `effort` has left.
     ///
-    /// Cancel safe: the beat is a task of its own.
+    /// Cancel safe: the beat runs in a separate task.
     pub(super) async fn keep(
         self: &Arc<Self>,
         client: &Arc<Client>,
@@ -233,7 +234,7 @@ impl Session {
                 }
             };
             let ended = async {
-                // Nothing is ever sent: it is closed.
+                // Nothing is ever sent: the channel is closed.
                 let _ = running.changed().await;
                 Ok(())
             };
@@ -243,7 +244,7 @@ impl Session {
         }
     }
 
-    /// Begins a beat, in a task that waits for nobody.
+    /// Starts a beat in a task that depends on no caller.
     fn begin(self: &Arc<Self>, state: &mut State, client: &Arc<Client>, env: &Env) -> watch::Receiver<()> {
         let (ends, running) = watch::channel(());
         state.begun += 1;
@@ -274,7 +275,7 @@ impl Session {
             }
             Err(Trouble::NoLease) => state.gone = true,
             Err(trouble) => {
-                // A lease without keys is nothing that anybody has to know of: the next one has another number.
+                // The lease may exist in etcd, but it has no keys. The next lease has another number.
                 state.gone |= state.wanted;
                 let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = trouble.into_error();
                 state.failed = Some((number, fault.not_applied()));
@@ -282,7 +283,7 @@ impl Session {
         }
     }
 
-    /// What a beat may take in all: after that its lease is over anyway.
+    /// The time limit of a beat. After it the lease is over anyway.
     fn effort<'a>(&self, env: &'a Env) -> RetryBudget<'a> {
         RetryBudget::new(env, self.lasts(), attempt_limit(self.ttl))
     }
@@ -312,7 +313,7 @@ impl Session {
         Ok(Kept { sent, ttl: Duration::from_secs(seconds) })
     }
 
-    /// The keys that stand here, and how each should be; at least one batch, for the term is to be asked for.
+    /// The keys of the claims, and how each should be. At least one batch, because the read also returns the term.
     fn batches(&self) -> Vec<Vec<Seen>> {
         let state = self.state();
         let seen = |(id, entry): (&Id, &Entry)| Seen {
@@ -349,14 +350,14 @@ impl Session {
         Ok(())
     }
 
-    /// Some key is not as it should be.
+    /// Updates the places after a read in which some key was not as it should be.
     fn take_in(&self, batch: Vec<Seen>, answer: TxnResponse) {
         let mut answers = answer.responses.into_iter();
         let mut state = self.state();
         for seen in batch {
             let found = next_key(&mut answers);
             let Some(entry) = state.places.get_mut(&seen.id) else { continue };
-            // Written again since the question was put together: by us, who know more than this answer.
+            // This process wrote the key again after the read was put together, so it knows more than this answer.
             if entry.place.as_ref().map_or(0, |place| place.revision) != seen.revision {
                 continue;
             }
@@ -368,8 +369,8 @@ impl Session {
         }
     }
 
-    /// Deletes the keys of those who have not asked about them for as long as a lease lasts: others would keep them
-    /// alive for ever.
+    /// Deletes the keys of claims that were not used for as long as a lease lasts. The other claims would otherwise
+    /// keep these keys alive for ever.
     async fn sweep(&self, client: &Client, env: &Env) {
         let effort = &self.effort(env);
         for (id, key, revision) in self.stale(env.now()) {
@@ -398,8 +399,8 @@ impl Session {
     }
 }
 
-/// A look that is answered in another term than the keep-alive confirms nothing: the leader that took the keep-alive may
-/// have been replaced by then.
+/// Checks the term. A read that is answered in another term than the keep-alive confirms nothing: the leader that
+/// answered the keep-alive may have been replaced by then.
 fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
     if answer.header.unwrap_or_default().raft_term == term {
         return Ok(());
@@ -408,7 +409,7 @@ fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
     Err(Trouble::Failed(fault.not_applied()))
 }
 
-/// A key that stands on a lease, as it should be.
+/// A key on the lease, as it should be.
 #[derive(Clone, Debug)]
 struct Seen {
     id: Id,
@@ -416,7 +417,7 @@ struct Seen {
     revision: i64,
 }
 
-/// Awaits one request for as long as one may take.
+/// Awaits one request for as long as a request may take.
 pub(super) async fn limited<T>(
     effort: &RetryBudget<'_>,
     effect: Effect,
@@ -431,7 +432,7 @@ pub(super) async fn limited<T>(
     }
 }
 
-/// The same error, for a task that waited for the same request.
+/// Copies the error for a task that waited for the same request.
 fn again(error: &StoreError) -> StoreError {
     let fault = error.fault();
     let mut copy = Fault::new(fault.kind, fault.message.clone());

@@ -1,7 +1,7 @@
-//! The members of a cluster by DNS: its SRV records, as etcd's own clients look for them.
+//! Discovers the members of a cluster by DNS: by its SRV records, as etcd's own clients do.
 //!
-//! By hand, since a resolver crate brings 17 others: one question to the servers of `/etc/resolv.conf`, over UDP, and over TCP
-//! where the answer does not fit. Blocks.
+//! Hand-written, because a resolver crate brings 17 others. Sends one question to the servers of `/etc/resolv.conf`,
+//! over UDP, and over TCP if the answer does not fit. Blocks.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use crate::clock::{Clock as _, Deadline, SystemClock};
 use crate::error::{Error, ErrorKind};
 use crate::random::Random;
 
-/// How long one server may take for one answer, and how often each is asked.
+/// The time limit of one answer of one server, and how often each server is asked.
 const LIMIT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 
@@ -19,7 +19,7 @@ const SRV: u16 = 33;
 const INTERNET: u16 = 1;
 const LONGEST_NAME: usize = 253;
 
-/// A record: smaller priorities come first, and greater weights among them.
+/// A record. Smaller priorities come first, and among equal ones greater weights.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Record {
     priority: u16,
@@ -28,10 +28,10 @@ struct Record {
     port: u16,
 }
 
-/// `host:port` of each member of the cluster of `domain`, in the order of its records.
+/// Returns `host:port` of each member of the cluster of `domain`, in the order of its records.
 ///
 /// # Errors
-/// Invalid when the domain has no such records, unavailable when no server answers.
+/// Invalid if the domain has no such records, unavailable if no server answers.
 pub(super) fn members(domain: &str, tls: bool) -> Result<Vec<String>, Error> {
     let servers = servers(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
     members_by(&servers, domain, tls)
@@ -70,7 +70,7 @@ fn members_by(servers: &[SocketAddr], domain: &str, tls: bool) -> Result<Vec<Str
     .with_help("is a name server in /etc/resolv.conf reachable?"))
 }
 
-/// The servers in the text of a `resolv.conf`; the machine's own, where it names none.
+/// Parses the servers in a `resolv.conf`. Without any, it is the server on this machine.
 fn servers(text: &str) -> Vec<SocketAddr> {
     let address = |line: &str| line.trim().strip_prefix("nameserver")?.trim().parse::<IpAddr>().ok();
     let mut servers: Vec<_> =
@@ -86,7 +86,7 @@ fn ask(server: &SocketAddr, question: &[u8], id: u16) -> io::Result<Vec<Record>>
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
-    // Others' packets are not received then.
+    // Packets from other addresses are then not received.
     socket.connect(server)?;
     socket.set_read_timeout(Some(LIMIT))?;
     socket.send(question)?;
@@ -107,7 +107,7 @@ fn ask(server: &SocketAddr, question: &[u8], id: u16) -> io::Result<Vec<Record>>
     records(&answer, id, question)
 }
 
-/// Fills `buffer`. The timeout of a stream is that of one read, and a server may send a byte at a time.
+/// Fills `buffer`. The timeout of a stream applies to one read, and a server may send a byte at a time.
 fn read_until(stream: &mut TcpStream, mut buffer: &mut [u8], deadline: Deadline) -> io::Result<()> {
     while !buffer.is_empty() {
         stream.set_read_timeout(Some(left(deadline)?))?;
@@ -126,7 +126,7 @@ fn left(deadline: Deadline) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// A question for the SRV records of `name`, with recursion; `None` for what is no name.
+/// Builds a question for the SRV records of `name`, with recursion. `None` if it is not a valid name.
 fn question(id: u16, name: &str) -> Option<Vec<u8>> {
     let mut message = id.to_be_bytes().to_vec();
     message.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
@@ -145,10 +145,10 @@ fn is_truncated(message: &[u8]) -> bool {
     message.get(2).is_some_and(|flags| flags & 2 != 0)
 }
 
-/// The records in the answer to `question`; none where the name does not exist.
+/// Parses the records in the answer to `question`. There are none if the name does not exist.
 fn records(message: &[u8], id: u16, question: &[u8]) -> io::Result<Vec<Record>> {
     let is_answer = message.get(2).is_some_and(|flags| flags & 0x80 != 0);
-    // The question comes back as it was asked, behind a header of the same length.
+    // The answer repeats the question after a header of the same length.
     let asked =
         message.get(12..question.len()).is_some_and(|asked| asked.eq_ignore_ascii_case(&question[12..]));
     match message.get(3).map(|flags| flags & 0xf) {
@@ -169,7 +169,7 @@ fn read(message: &[u8], mut at: usize) -> Option<Vec<Record>> {
         at = data + usize::from(number(message, at + 8)?);
         if kind == SRV && class == INTERNET {
             let (target, end) = name(message, data + 6)?;
-            // A target of `.` says that there is no such service.
+            // A target of `.` means that there is no such service.
             if end == at && !target.is_empty() {
                 let (priority, weight) =
                     (number(message, data)?, std::cmp::Reverse(number(message, data + 2)?));
@@ -184,7 +184,7 @@ fn number(message: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*message.get(at)?, *message.get(at + 1)?]))
 }
 
-/// The name at `at`, which may go on elsewhere in the message, and where it ends.
+/// Parses the name at `at`, which may continue elsewhere in the message. Also returns where it ends.
 fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let (mut labels, mut end) = (Vec::new(), None);
     // No name has more labels, or needs more jumps.
@@ -288,7 +288,7 @@ mod tests {
             assert!(question[12..].starts_with(b"\x0c_etcd-client\x04_tcp\x07"));
             answer(question, FINE, &[record(0, 0, 1, b"\x01a\x00")])
         });
-        // The next server is asked when one refuses.
+        // If one server refuses, the next one is asked.
         let refusing = server(|question, _| answer(question, [0x81, 0x85], &[]));
         assert_eq!(members_by(&[refusing, plain], "example.com", false).unwrap(), ["a:1"]);
     }
@@ -323,7 +323,7 @@ mod tests {
         for length in 0..good.len() {
             assert!(records_of(&good[..length]).is_err(), "{length}");
         }
-        // A name that goes on at itself.
+        // A name that jumps to itself.
         let turning =
             answer(&asked, FINE, &[record(0, 0, 1, &[0xc0, u8::try_from(asked.len()).unwrap() + 18])]);
         assert!(records_of(&turning).is_err());
@@ -339,7 +339,7 @@ mod tests {
         let in_time = Deadline::new(SystemClock.now(), Duration::from_secs(60));
         read_until(&mut stream, &mut buffer, in_time).unwrap();
         assert_eq!(&buffer, b"ab");
-        // A byte is there to be read, and the time is up.
+        // A byte can be read, and the time is over.
         let passed = Deadline::new(SystemClock.now(), Duration::ZERO);
         let error = read_until(&mut stream, &mut buffer[..1], passed).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

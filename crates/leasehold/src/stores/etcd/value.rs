@@ -1,4 +1,4 @@
-//! What lies under our keys: JSON, readable with `etcdctl get`.
+//! The values of leasehold's keys: JSON, readable with `etcdctl get`.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::wire::KeyValue;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Claim, Held, Holder, Id, Token, Ttl};
 
-/// The format that this version writes, and the newest that it reads.
+/// The format that this version writes, and the newest one that it reads.
 const FORMAT: u64 = 1;
 
-/// One claim's value.
+/// The value of one claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Value {
     /// The format.
@@ -19,27 +19,27 @@ pub(super) struct Value {
     pub(super) state: Standing,
     /// The id of the claim.
     pub(super) claim: Id,
-    /// The token, when the key has been written again since the grant; else it is the key's mod revision.
+    /// The token, if the key has been written again since the grant. Otherwise the token is the key's mod revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) token: Option<Token>,
     pub(super) ttl_ms: u64,
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) lock_delay_ms: u64,
     pub(super) holder: Holder,
-    /// When resting: for how long.
+    /// In state `resting`: the length of the cooldown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) rest_ms: Option<u64>,
 }
 
-/// What a claim's key says of it. Being first in line is not enough to hold the lock.
+/// The state of a claim. Being first in the queue is not enough to hold the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Standing {
-    /// In line, and it has not been told that it is its turn.
+    /// In the queue. The claim has not been granted the lock.
     Waiting,
     /// Its holder has the lock.
     Granted,
-    /// Released, and nobody is to have the lock yet.
+    /// Released with a cooldown, during which the lock cannot be granted.
     Resting,
 }
 
@@ -61,13 +61,13 @@ impl Value {
         }
     }
 
-    /// Granted with `token`, under a key that is written again.
+    /// The value of a grant with `token`, whose key is written again.
     pub(super) fn with_token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
     }
 
-    /// Released with `token`, not to be granted for `rest`.
+    /// The value of a grant that was released with `token` and a cooldown of `rest`.
     pub(super) fn resting(mut self, token: Token, rest: Duration) -> Self {
         self.state = Standing::Resting;
         self.token = Some(token);
@@ -82,18 +82,18 @@ impl Value {
         })
     }
 
-    /// How long the lock may be somebody's from when it was read, unless it is renewed.
+    /// How long the lock may be held from the time it was read, unless it is renewed.
     fn lasts(&self) -> Duration {
         let lease = Duration::from_millis(self.ttl_ms.saturating_add(self.lock_delay_ms));
         self.rest_ms.map_or(lease, Duration::from_millis)
     }
 
-    /// How long the lease of this claim is to live.
+    /// The time to live of the claim's lease.
     pub(super) fn lease_seconds(&self) -> i64 {
         whole_seconds(self.lasts())
     }
 
-    /// Whether it says what one of ours always says.
+    /// Whether the value has everything that a value of leasehold always has.
     fn is_whole(&self) -> bool {
         let rests = self.state != Standing::Resting || self.rest_ms.is_some();
         self.leasehold != 0 && self.ttl().is_some() && rests
@@ -114,15 +114,15 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Who stands under a key.
+/// The owner of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Ours(Box<Value>),
-    /// Another client's, or written by something newer: described for people.
+    /// Another client, or a newer version of leasehold. The text describes it for people.
     Foreign(String),
 }
 
-/// Reads a key in a lock's line.
+/// Parses a key of a lock's queue.
 pub(super) fn read(kv: &KeyValue) -> Who {
     #[derive(Deserialize)]
     struct Tag {
@@ -148,7 +148,7 @@ fn shown(key: &[u8]) -> String {
     text.chars().map(|c| if crate::types::is_unprintable(c) { '\u{fffd}' } else { c }).take(300).collect()
 }
 
-/// The token of the grant under `kv`, if it is one, or was one and rests.
+/// The token of the grant under `kv`, if it is one, or was one and is in a cooldown.
 pub(super) fn token(kv: &KeyValue, value: &Value) -> Option<Token> {
     match value.state {
         Standing::Waiting => None,
@@ -158,7 +158,7 @@ pub(super) fn token(kv: &KeyValue, value: &Value) -> Option<Token> {
     }
 }
 
-/// What to show of whoever is first in line.
+/// Describes the first claim of the queue.
 pub(super) fn held(kv: &KeyValue) -> Held {
     let mut held = Held::default();
     match read(kv) {
@@ -184,7 +184,7 @@ mod tests {
     use crate::golden::{assert_written, golden, golden_record};
     use crate::types::LockName;
 
-    /// The golden value of format 1: keys with it must stay readable for ever.
+    /// The golden value of format 1. Keys with it must stay readable for ever.
     const GOLDEN: &str = r#"{"leasehold":1,"state":"granted","claim":"000102030405060708090a0b0c0d0e0f","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}}"#;
 
     fn kv(value: &str) -> KeyValue {

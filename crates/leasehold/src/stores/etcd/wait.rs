@@ -1,4 +1,4 @@
-//! Waiting: for one's turn in line, for a lock that others have, for the end of one's own grant.
+//! Waiting: for a turn in the queue, for a lock that another client holds, and for the end of a grant.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::error::StoreError;
 use crate::lease::{Claim, Grant, Held, State, Status, Ttl, attempt_limit};
 use crate::types::LockName;
 
-/// After a watch that broke: the store is looked at, but not in a storm.
+/// The pause after a watch broke, so that reads do not come in a storm.
 const AFTER_TROUBLE: Duration = Duration::from_secs(1);
 
 /// A lock that is held for longer than this is watched.
 const SHORT_HOLD: Duration = Duration::from_secs(1);
 
 impl EtcdLeases {
-    /// Waits for the key just before the claim's own, and keeps its place in line meanwhile.
+    /// Waits until the key just before the claim's own is deleted, and keeps the claim's place in the queue meanwhile.
     pub(super) async fn until_turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
         let session = self.claims().get(&claim.id).cloned();
         let Some((session, place)) = session.and_then(|session| {
@@ -45,7 +45,7 @@ impl EtcdLeases {
     async fn until_before(&self, place: &Place) -> Fired {
         match &place.before {
             Some((key, revision)) => self.watcher.deleted(key, revision + 1).await,
-            // Not known: the next try says.
+            // Unknown: the next try shows it.
             None => Fired::Lost,
         }
     }
@@ -56,7 +56,7 @@ impl EtcdLeases {
         if fired == Fired::Lost { std::future::pending().await } else { fired }
     }
 
-    /// Keeps the lease of a waiting claim alive. Completes when its place in line is lost.
+    /// Keeps the lease of a waiting claim alive. Completes when its place in the queue is lost.
     async fn stay(&self, claim: &Claim, session: &Arc<Session>) -> Result<(), StoreError> {
         let (ttl, key) = (claim.ttl.get(), self.keys.of_claim(&claim.name, claim.id));
         loop {
@@ -72,7 +72,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Waits until nobody has the lock any more, or another than was `seen`, or it rests.
+    /// Waits until the lock is free, has another holder than was `seen`, or begins or ends a cooldown.
     pub(super) async fn until_changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
         loop {
             let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
@@ -82,14 +82,14 @@ impl EtcdLeases {
                 return Ok(());
             }
             tokio::select! {
-                // Its holder writes it when it is laid to rest, and seldom else.
+                // The holder writes its key when the cooldown begins, and seldom otherwise.
                 fired = self.watcher.touched(&first.key, revision + 1) => self.calm(fired).await,
                 () = self.env.sleep(self.env.random.jittered(PACE.max, 0.25)) => {}
             }
         }
     }
 
-    /// Waits until the first in line is another than when `seen` was read, or has been granted what it waited for.
+    /// Waits until the first claim of the queue is another one than when `seen` was read, or has been granted the lock.
     pub(super) async fn until_holder_changed(&self, name: &LockName, seen: &Status) {
         loop {
             let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
@@ -101,7 +101,7 @@ impl EtcdLeases {
                     return self.calm(Fired::Lost).await;
                 }
             };
-            // Keys of locks below this one's name, too, which only cost a look.
+            // Also watches the keys of locks below this one's name. They only cost a read.
             let fired = self.watcher.touched_in(self.keys.line(name), revision + 1).await;
             self.calm(fired).await;
         }
@@ -117,7 +117,7 @@ impl EtcdLeases {
 impl EtcdStore {
     /// Waits until the key of `grant` is deleted. The next renewal then looks for it.
     ///
-    /// In the caller's future, since it only awaits its own watch: each lock that is held waits here.
+    /// Runs in the caller's future, because it only awaits its own watch: each lock that is held waits here.
     pub(super) async fn until_ended(&self, grant: &Grant) {
         let leases = &self.leases;
         let Some(memo) = EtcdLeases::memo(grant) else { return std::future::pending().await };
@@ -127,7 +127,8 @@ impl EtcdStore {
         let mut from = place.revision + 1;
         let mut lent = Lent::from(&memo.watch);
         if lent.watch.is_none() {
-            // What is released before costs no watch. It misses nothing: it begins at the revision of the grant.
+            // A lock that is released before that costs no watch. Nothing is missed: the watch begins at the grant's
+            // revision.
             leases.env.sleep(SHORT_HOLD.min(grant.ttl.get() / 6)).await;
         }
         loop {
@@ -138,7 +139,7 @@ impl EtcdStore {
                 break;
             }
             leases.calm(Fired::Lost).await;
-            // etcd may have forgotten what came after that revision.
+            // etcd may have compacted the revisions after that one.
             let (key, ttl) = (key.clone(), grant.ttl);
             let look = self.run(|leases| async move {
                 let found = leases.key(&key, &mut leases.effort(PATIENCE, ttl)).await;
@@ -154,8 +155,8 @@ impl EtcdStore {
     }
 }
 
-/// The watch of a grant while a future waits for it. It goes back to the grant when that is dropped, which it is for each
-/// renewal.
+/// The watch of a grant while a future waits for it. When the future is dropped, as for each renewal, the watch returns
+/// to the grant.
 struct Lent<'a> {
     home: &'a Mutex<Option<Watch>>,
     watch: Option<Watch>,
@@ -176,7 +177,8 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Whether the first in line is whoever was seen there. How much is left of a rest only its lease says, and no key.
+/// Whether the first claim of the queue is the one that was seen. Only its lease shows how much of a cooldown is left,
+/// not the key.
 fn is_still(first: Option<&KeyValue>, seen: &State) -> bool {
     match (first.map(value::held), seen) {
         (None, State::Free) => true,
@@ -193,7 +195,8 @@ mod tests {
     use crate::lease::{Holder, Token};
     use crate::stores::etcd::value::Value;
 
-    /// A look tells how much of a rest is left, and the key does not: an observer would look again at once, for ever.
+    /// An inspection shows how much of a cooldown is left, and the key does not. An observer would otherwise read again
+    /// at once, for ever.
     #[test]
     fn a_rest_that_goes_on_is_still_the_same() {
         let env = crate::env::Env::seeded(std::sync::Arc::new(crate::clock::SystemClock), 1);

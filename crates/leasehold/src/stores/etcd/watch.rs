@@ -1,4 +1,4 @@
-//! One stream of watches for all who wait for a key to be deleted or written, or for any in a lock's line.
+//! One stream of watches for all tasks that wait until a key, or any key of a lock's queue, is deleted or written.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use super::wire::{
 use crate::clock::timeout;
 use crate::env::Env;
 
-/// How long a member may take to open a stream.
+/// The time limit for a member to open a stream.
 const OPENING_LIMIT: Duration = Duration::from_secs(5);
 
-/// Why a wait is over.
+/// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fired {
-    /// The key was deleted, or has been since the revision that was given; or written, if that was asked for.
+    /// The key was deleted, now or since the given revision; or written, if that was requested.
     Happened,
-    /// The stream broke, or etcd has forgotten what came after that revision: look again.
+    /// The stream broke, or etcd has compacted the revisions after the given one: read again.
     Lost,
 }
 
-/// A task that ends with this value; it opens the stream with the first wait.
+/// The handle of a task that ends when this value is dropped. The first wait opens the stream.
 #[derive(Debug)]
 pub(super) struct Watcher {
     commands: mpsc::UnboundedSender<Command>,
@@ -42,7 +42,7 @@ enum Command {
     Forget(i64),
 }
 
-/// What of a key is waited for.
+/// The events of a key that a watch reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Events {
     Deletions,
@@ -91,13 +91,13 @@ impl Watcher {
             filters: unwanted.into_iter().collect(),
             watch_id: id,
         };
-        // If nobody takes it, the answer is never sent, and the watch is lost.
+        // If the task has ended, no answer is ever sent, and the watch is lost.
         let _ = self.commands.send(Command::Watch { create, fired });
         Watch { commands: self.commands.clone(), id, answer }
     }
 }
 
-/// A watch, for as long as somebody has it.
+/// A watch, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
     commands: mpsc::UnboundedSender<Command>,
@@ -106,7 +106,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Completes when it is over, once. Cancel safe.
+    /// Completes once, when the watch fires or is lost. Cancel safe.
     pub(super) async fn fired(&mut self) -> Fired {
         (&mut self.answer).await.unwrap_or(Fired::Lost)
     }
@@ -118,7 +118,7 @@ impl Drop for Watch {
     }
 }
 
-/// The task's own.
+/// The state of the task.
 struct Watches {
     client: Arc<Client>,
     env: Env,
@@ -194,9 +194,9 @@ impl Watches {
         }
     }
 
-    /// One message of etcd's; `None` when the stream has broken.
+    /// Handles one message of etcd. `None` means that the stream has broken.
     fn take_in(&mut self, answer: Option<WatchResponse>) {
-        // etcd refuses a watch without naming it: the login with which the stream was opened has expired.
+        // etcd refuses a watch without naming it if the login with which the stream was opened has expired.
         let answer = answer.filter(|answer| !(answer.canceled && answer.watch_id < 0));
         let Some(answer) = answer else {
             self.open = None;
@@ -209,7 +209,7 @@ impl Watches {
             tracing::debug!(reason = answer.cancel_reason, "etcd ended a watch");
             Fired::Lost
         } else if answer.events.is_empty() {
-            // Made known, or a sign of life.
+            // A confirmation of the watch, or a progress message.
             return;
         } else {
             Fired::Happened

@@ -1,14 +1,14 @@
-//! The messages of etcd's gRPC interface, version 3, as far as they are used here: field numbers are those of
+//! The messages of etcd's gRPC interface, version 3, as far as leasehold uses them. Field numbers are those of
 //! `etcdserver/etcdserverpb/rpc.proto` and `mvcc/mvccpb/kv.proto`, names those of the protocol.
 //!
-//! By hand, because the generator needs a protobuf compiler, which a fresh machine has not.
+//! Hand-written, because the generator needs a protobuf compiler, which a fresh machine does not have.
 
 use prost::{Enumeration, Message, Oneof};
 
-/// What every answer begins with.
+/// The header of every response.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct ResponseHeader {
-    /// The store's revision when the request was carried out; of a write, the revision that it made.
+    /// The store's revision when the request was executed. For a write, the revision that it created.
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
     /// The term of the leader that the answering member followed.
@@ -147,7 +147,7 @@ pub(super) struct Compare {
     pub(super) key: Vec<u8>,
     #[prost(oneof = "CompareWith", tags = "5, 6")]
     pub(super) with: Option<CompareWith>,
-    /// With it, every key of the range must compare so. A range without keys compares as one key of revision 0.
+    /// If set, every key of the range must compare so. A range without keys compares as one key of revision 0.
     #[prost(bytes = "vec", tag = "64")]
     pub(super) range_end: Vec<u8>,
 }
@@ -216,7 +216,7 @@ pub(super) struct LeaseTimeToLiveRequest {
     pub(super) id: i64,
 }
 
-/// What remains in seconds, rounded down; negative when there is no such lease.
+/// The remaining seconds, rounded down. Negative if there is no such lease.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct LeaseTimeToLiveResponse {
     #[prost(int64, tag = "3")]
@@ -238,7 +238,7 @@ pub(super) struct LeaseKeepAliveRequest {
     pub(super) id: i64,
 }
 
-/// `ttl` in seconds; 0 when there is no such lease.
+/// `ttl` in seconds. 0 if there is no such lease.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct LeaseKeepAliveResponse {
     #[prost(message, optional, tag = "1")]
@@ -265,7 +265,7 @@ pub(super) enum WatchAsk {
 pub(super) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
-    /// The first key that is not meant; empty when `key` alone is.
+    /// The first key after the range. Empty for `key` alone.
     #[prost(bytes = "vec", tag = "2")]
     pub(super) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
@@ -301,7 +301,7 @@ pub(super) struct WatchResponse {
     pub(super) events: Vec<Event>,
 }
 
-/// What changed does not matter: whoever waits looks again.
+/// The content of a change does not matter: a waiter reads again.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct Event {}
 
@@ -336,15 +336,15 @@ impl std::fmt::Debug for AuthenticateResponse {
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct StatusRequest {}
 
-/// How one member is.
+/// The status of one member.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(super) version: String,
-    /// The member that it takes for the leader; 0 for none.
+    /// The member that it considers the leader; 0 for none.
     #[prost(uint64, tag = "4")]
     pub(super) leader: u64,
-    /// What is wrong, alarms among it.
+    /// Errors, including alarms.
     #[prost(string, repeated, tag = "8")]
     pub(super) errors: Vec<String>,
 }
@@ -358,7 +358,7 @@ pub(super) struct MemberListResponse {
     pub(super) members: Vec<ClusterMember>,
 }
 
-/// One of a cluster, of which only the number matters.
+/// A member of the cluster. Only the number of members matters.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct ClusterMember {
     #[prost(uint64, tag = "1")]

@@ -1,7 +1,7 @@
-//! The thread of a store: everything that several locks share runs there, connections, keep-alives and watches.
+//! The thread of a store. Everything that several locks share runs on it: connections, keep-alives and watches.
 //!
-//! A caller may keep a future without polling it, and its runtime may end or stand still. Neither may delay other locks:
-//! a caller's future only awaits the answer of a task on this thread.
+//! A caller may keep a future without polling it, and its runtime may end or stop being driven. Neither may delay other
+//! locks. So a caller's future only awaits the answer of a task on this thread.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 use crate::clock::{SystemClock, timeout};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 
-/// How long the last requests of a store may take, once it was dropped.
+/// The time limit of the last requests of a store after it was dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
-/// A thread with a runtime of its own, which ends with this value.
+/// A thread with its own runtime. It ends when this value is dropped.
 pub(super) struct Worker {
     runtime: Handle,
     stop: Option<oneshot::Sender<BoxFuture<'static, ()>>>,
@@ -35,7 +35,7 @@ impl Worker {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system grants no thread.
+    /// If the system grants no thread.
     pub(super) fn start() -> Result<Self, Error> {
         let no_thread = |error: std::io::Error| {
             Error::new(
@@ -51,7 +51,7 @@ impl Worker {
             if let Ok(last) = runtime.block_on(stopped) {
                 runtime.block_on(timeout(&SystemClock, LAST_LIMIT, last));
             }
-            // A name that is being resolved is not waited for.
+            // A name resolution that is under way is not awaited.
             runtime.shutdown_background();
         };
         std::thread::Builder::new().name("leasehold-etcd".to_owned()).spawn(run).map_err(no_thread)?;
@@ -71,7 +71,7 @@ impl Worker {
     }
 }
 
-/// Work on the thread, which whoever has this waits for.
+/// Work on the thread. The future completes with its result. Dropping it aborts the work.
 #[derive(Debug)]
 pub(super) struct Job<T>(JoinHandle<T>);
 

@@ -1,4 +1,4 @@
-//! From a store URL and the environment to where requests go, and with whose credentials.
+//! The settings in a store URL and the environment: where requests go, and with which credentials.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use crate::url::StoreUrl;
 
 const GOOGLE: &str = "https://storage.googleapis.com";
 
-/// What Google's own clients go by when they are to use an emulator.
+/// The variable with which Google's own clients find an emulator.
 const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
 
-/// Where credentials come from.
+/// The source of credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// Application Default Credentials: `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's file, the metadata server.
@@ -24,36 +24,36 @@ pub(super) enum Source {
     Anonymous,
 }
 
-/// Through which proxy requests go.
+/// The proxy for requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Proxy {
     #[default]
     None,
-    /// That of the environment: `HTTPS_PROXY` and its like.
+    /// That of the environment: `HTTPS_PROXY` and similar variables.
     Environment,
-    /// The one at this URL.
+    /// The proxy at this URL.
     At(String),
 }
 
-/// How the server is reached.
+/// How to reach the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Transport {
     pub(super) proxy: Proxy,
-    /// A PEM file of certificate authorities, trusted beside those of the system.
+    /// A PEM file of certificate authorities that are trusted in addition to those of the system.
     pub(super) authorities: Option<PathBuf>,
 }
 
-/// Where requests go, how, and with whose credentials.
+/// Where requests go, how, and with which credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) place: Place,
     pub(super) transport: Transport,
     pub(super) source: Source,
-    /// The service account that requests are made as, by the credentials of `source`.
+    /// The service account that requests act as, by the credentials of `source`.
     pub(super) impersonate: Option<String>,
 }
 
-/// What a store URL and the environment say.
+/// The settings in a store URL and the environment.
 #[derive(Clone, Debug)]
 pub(super) struct Location {
     pub(super) access: Access,
@@ -63,7 +63,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// Reads `url`, and what it says about `options`; `environment` gives variables.
+    /// Parses `url`, and its settings for `options`. `environment` returns variables.
     pub(super) fn from_url(
         mut url: StoreUrl,
         options: &mut StoreOptions,
@@ -77,7 +77,7 @@ impl Location {
         Ok(Self { access, prefix, protocol })
     }
 
-    /// Reads `url` as that of an object: where it lies, and its key there.
+    /// Parses `url` as that of an object. Returns its location, and its key there.
     pub(super) fn of_object(
         mut url: StoreUrl,
         environment: impl Fn(&str) -> Option<String>,
@@ -85,13 +85,13 @@ impl Location {
         let access = Access::take(&mut url, environment)?;
         let (prefix, key) = checked_object(url.path(), "gs://my-bucket/path/counter.json")?;
         url.finish()?;
-        // Keys as they are.
+        // Keys are not encoded.
         Ok((Self { access, prefix, protocol: Protocol::Existence }, key))
     }
 }
 
 impl Access {
-    /// Takes out of `url` where requests go, how, and with whose credentials.
+    /// Takes out of `url` where requests go, how, and with which credentials.
     fn take(url: &mut StoreUrl, environment: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         if url.user().is_some() || url.password().is_some() {
             return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
@@ -160,14 +160,15 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
     ))
 }
 
-/// Only what may be shown: the URL stands in messages and in the environment of commands.
+/// Parses the option `credentials`. Accepts only values that may be displayed: the URL is in messages and in the
+/// environment of commands.
 fn checked_source(text: &str) -> Result<Source, Error> {
     match text {
         "anonymous" => Ok(Source::Anonymous),
         path if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) => {
             Ok(Source::File(PathBuf::from(path)))
         }
-        // It may be the key itself: not repeated.
+        // The value may be the key itself, so it is not repeated.
         _ => Err(Error::invalid("the option `credentials` is `anonymous` or the absolute path of a file")
             .with_help("write ?credentials=/path/to/key.json, or leave it out for the default credentials")),
     }
@@ -219,7 +220,7 @@ fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
     if proxy == "env" {
         return Ok(Proxy::Environment);
     }
-    // Not repeated: what stands before `@` is a login.
+    // Not repeated: the part before `@` is a login.
     if proxy.contains('@') {
         return Err(Error::invalid("the option `proxy` contains a login")
             .with_help("set HTTPS_PROXY to the proxy with its login, and write proxy=env"));
@@ -230,7 +231,7 @@ fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
 }
 
 fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
-    // What stands before `@` may be a password, so the text is shown only without one.
+    // The part before `@` may be a password, so the text is displayed only if there is no `@`.
     if endpoint.contains('@') {
         return Err(Error::invalid(format!("{source} contains a login"))
             .with_help("credentials do not belong in an endpoint: name a key file with ?credentials="));
@@ -242,7 +243,7 @@ fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
     })
 }
 
-/// A URL of a host, without `/` at its end.
+/// Checks the URL of a host. Returns it without `/` at its end.
 fn checked_url(url: &str, source: &str) -> Result<String, Error> {
     let url = url.trim_end_matches('/');
     let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
@@ -258,7 +259,7 @@ fn checked_url(url: &str, source: &str) -> Result<String, Error> {
     }
 }
 
-/// Whether nobody else can read what is sent to `endpoint`: it is encrypted, or stays on this machine, `direct` and not
+/// Whether others cannot read what is sent to `endpoint`: it is encrypted, or stays on this machine, `direct` and not
 /// through a proxy.
 fn keeps_secrets(endpoint: &str, direct: bool) -> bool {
     let Some(host) = endpoint.strip_prefix("http://") else { return true };
@@ -319,7 +320,7 @@ pub(super) mod tests {
         assert_eq!(source, Source::Default);
         assert_eq!(read("gs://bucket?proxy=env").unwrap().access.transport.proxy, Proxy::Environment);
         assert_eq!(read("gs://bucket").unwrap().access.transport, Transport::default());
-        // Shown in messages, and read back from LEASEHOLD_STORE.
+        // Displayed in messages, and parsed again from LEASEHOLD_STORE.
         assert!(StoreUrl::parse(&url).unwrap().to_string().contains(key));
     }
 
@@ -358,7 +359,7 @@ pub(super) mod tests {
         }
         for url in ["gs://bucket?endpoint=http://127.0.0.1:9", "gs://bucket?endpoint=http://[::1]:9"] {
             read(url).unwrap();
-            // A proxy takes them off this machine.
+            // A proxy would send them off this machine.
             for proxy in ["env", "http://proxy:1"] {
                 assert!(
                     read(&format!("{url}&proxy={proxy}")).unwrap_err().to_string().contains("unencrypted")

@@ -8,21 +8,22 @@ use reqwest::{Certificate, redirect};
 use super::config::{Proxy, Transport};
 use crate::error::{Error, ErrorKind};
 
-/// The limit of one request, so that several fit into the shortest usual lease. The layers above cut it further.
+/// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// A lost SYN is sent again after one second and after three.
 const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 
-/// Google closes idle connections after four minutes; a request on one that is just being closed would be lost.
+/// Google closes idle connections after four minutes. A request on a connection that is just being closed would be
+/// lost.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// A client that sends each request once.
+/// Creates a client that sends each request once.
 pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
     let mut builder = reqwest::Client::builder()
         // A retry inside would turn an applied write whose answer was lost into a conflict.
         .retry(reqwest::retry::never())
-        // A redirected write is not ours to repeat.
+        // leasehold must not repeat a redirected write.
         .redirect(redirect::Policy::none())
         .connect_timeout(CONNECT_LIMIT)
         .pool_idle_timeout(IDLE_LIMIT)
@@ -30,7 +31,7 @@ pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
         .http1_only()
         .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
     builder = match &transport.proxy {
-        // What is sent to this machine in the clear, access tokens too, is to stay on it.
+        // Plain requests to this machine, including access tokens, must not leave it.
         Proxy::None => builder.no_proxy(),
         Proxy::Environment => builder,
         Proxy::At(url) => {
@@ -51,7 +52,7 @@ pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
     })
 }
 
-/// The certificates in the PEM file at `path`.
+/// Reads the certificates in the PEM file at `path`.
 fn authorities(path: &Path) -> Result<Vec<Certificate>, Error> {
     let shown = path.display();
     let invalid = |flaw: String| {
@@ -61,7 +62,7 @@ fn authorities(path: &Path) -> Result<Vec<Certificate>, Error> {
     let pem = std::fs::read(path).map_err(|error| invalid(format!("cannot be read: {error}")))?;
     match Certificate::from_pem_bundle(&pem) {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        // What the parser says could repeat a key that is in the file.
+        // The parser's error could repeat a key that is in the file.
         _ => Err(invalid("has no certificate that can be read".to_owned())),
     }
 }

@@ -1,9 +1,9 @@
-//! Who we are to GCS: Google's own library finds and refreshes the credentials, and this file outlives its troubles.
+//! The credentials for GCS. Google's library finds and refreshes them. This file handles the library's failures.
 //!
-//! The library loads and refreshes tokens in a task of its own, so a load goes on when the request that asked for it is
-//! given up, as a request of a short lease soon is. But that task ends for ever at an error that the library takes for
-//! a lasting one, and with the runtime that it was started in; and it counts a token's time on a clock that stops in
-//! suspend. So the library is started anew after every trouble.
+//! The library loads and refreshes tokens in a separate task, so a load continues when the request that started it is
+//! given up, which happens soon to a request of a short lease. But that task ends for ever after an error that the
+//! library considers permanent, and when its runtime ends. And it measures the age of a token on a clock that stops
+//! during a suspend. So the library is restarted after every failure.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -23,19 +23,19 @@ use super::config::Source;
 use crate::clock::{self, Moment};
 use crate::env::Env;
 
-/// The limit of one load: below the patience of a claim (15 s), so that its error can say what is missing.
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
-/// Enough for objects; what the roles allow within it is the administrator's to say.
+/// Enough for objects. The roles decide what is allowed within it.
 pub(super) const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
-/// What a source needs to ask for tokens of the account that it impersonates; those tokens have [`SCOPE`].
+/// The scope that a source needs to request tokens of the account that it impersonates. Those tokens have [`SCOPE`].
 const SCOPE_TO_IMPERSONATE: &str = "https://www.googleapis.com/auth/cloud-platform";
 
-/// Where tokens of service accounts are asked for.
+/// The server that issues tokens of service accounts.
 const ACCOUNTS: &str = "https://iamcredentials.googleapis.com";
 
-/// Whose credentials.
+/// The source of the credentials, and the account that they act as.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) source: Source,
@@ -46,7 +46,7 @@ pub(super) struct Identity {
 #[derive(Clone, Debug)]
 pub(super) struct Impersonated {
     email: String,
-    /// Google's, but in tests.
+    /// Google's server, except in tests.
     server: String,
 }
 
@@ -64,9 +64,9 @@ impl Impersonated {
 /// Why there are no credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NotLoaded {
-    /// What the library says, in one line.
+    /// The library's error, in one line.
     pub(super) detail: String,
-    /// Whether there were some before.
+    /// Whether there were credentials before.
     pub(super) before: bool,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Credentials {
     state: Mutex<State>,
 }
 
-/// Headers that say who we are, and which start of the library they come from.
+/// Headers with credentials, and the start of the library that they come from.
 pub(super) struct Signed {
     pub(super) headers: HeaderMap,
     pub(super) start: u64,
@@ -86,17 +86,17 @@ pub(super) struct Signed {
 #[derive(Default)]
 struct State {
     library: Option<Library>,
-    /// Counts how often the library was started.
+    /// How often the library was started.
     starts: u64,
-    /// Since when requests have been waiting for headers in vain.
+    /// Since when requests have been waiting for headers without success.
     waiting_since: Option<Moment>,
-    /// Whether headers were ever given out.
+    /// Whether headers were ever returned.
     loaded_before: bool,
-    /// The latest start of the library of which the store has accepted headers.
+    /// The latest start of the library whose headers the store has accepted.
     accepted: Option<u64>,
 }
 
-/// The library, started.
+/// The running library.
 struct Library {
     credentials: AccessTokenCredentials,
     /// Ends with the runtime, as the library's own task does.
@@ -114,7 +114,7 @@ impl Credentials {
         Self { identity, env, state: Mutex::default() }
     }
 
-    /// The headers that say who we are. Cancel safe: what was begun goes on.
+    /// Returns the headers with credentials. Cancel safe: a load that was begun continues.
     pub(super) async fn headers(&self) -> Result<Signed, NotLoaded> {
         if self.identity.source == Source::Anonymous {
             return Ok(Signed { headers: HeaderMap::new(), start: 0 });
@@ -126,7 +126,7 @@ impl Credentials {
                 self.change(|state| (state.waiting_since, state.loaded_before) = (None, true));
                 return Ok(Signed { headers: data, start });
             }
-            // We ask for headers whatever they were before.
+            // leasehold requests headers without naming earlier ones.
             Some(Ok(CacheableResource::NotModified)) => "the library gave none".to_owned(),
             Some(Err(error)) => in_one_line(&error),
             None => format!("they did not load within {LOAD_LIMIT:?}"),
@@ -134,14 +134,15 @@ impl Credentials {
         Err(self.forget(trouble))
     }
 
-    /// The store has accepted headers of `start`. Gives what it says of them: that they were good.
+    /// Records that the store has accepted headers of `start`. Always returns true: such headers were good.
     pub(super) fn accepted(&self, start: u64) -> bool {
         self.change(|state| state.accepted = state.accepted.max(Some(start)));
         true
     }
 
-    /// The store has refused headers of `start` (401): the next request asks for new ones. Whether it had accepted them,
-    /// or later ones, before: several requests may hear of it, some when new ones are there already.
+    /// Records that the store has refused headers of `start` (401), so that the next request loads new ones. Returns
+    /// whether the store had accepted these or later ones before. Several requests may be refused, some after new
+    /// headers were loaded.
     pub(super) fn refused(&self, start: u64) -> bool {
         if self.identity.source == Source::Anonymous {
             return false;
@@ -154,7 +155,7 @@ impl Credentials {
         })
     }
 
-    /// The library, started if it is not running, which start this was, and how long a load may still take.
+    /// Returns the library, started if it is not running, the number of its start, and how long a load may still take.
     fn started(&self) -> Result<(AccessTokenCredentials, u64, Duration), NotLoaded> {
         let now = self.env.now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +220,7 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Nothing of what was loaded.
+    /// Shows nothing that was loaded.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("identity", &self.identity).finish_non_exhaustive()
     }
@@ -228,7 +229,7 @@ impl fmt::Debug for Credentials {
 fn from_file(path: &Path, account: Option<&Impersonated>) -> Result<AccessTokenCredentials, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
-    // What the parser says of it could repeat a secret.
+    // The parser's error could repeat a secret.
     let key: Value = serde_json::from_str(&text).map_err(|_| format!("{shown} is not JSON"))?;
     let kind = key.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
     let built = match (kind.as_str(), account) {
@@ -268,13 +269,13 @@ fn from_file(path: &Path, account: Option<&Impersonated>) -> Result<AccessTokenC
     built.map_err(|error| format!("{shown}: {}", in_one_line(&error)))
 }
 
-/// An error and its causes in one line, without what the library quotes of a token server's answer.
+/// An error and its causes in one line, without the library's quotes of a token server's response.
 fn in_one_line(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     let texts: Vec<String> = causes
         .map(|cause| {
             let text = cause.to_string();
-            // The answer stands behind these words.
+            // The response follows these words.
             let text = ["] error: ", ", body=<"]
                 .iter()
                 .fold(&text[..], |text, words| text.split(words).next().unwrap_or_default());

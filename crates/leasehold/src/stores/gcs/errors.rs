@@ -1,15 +1,15 @@
-//! What an answer of GCS, or the lack of one, means: a pure function, so that every row of it is tested.
+//! The meaning of a response of GCS, or of a missing one. A pure function, so that every row of it is tested.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// What was asked for.
+/// The operation that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
-    /// A write that expects nothing there.
+    /// A write that expects no object.
     Create,
     /// A write that expects a generation.
     Replace,
@@ -49,65 +49,65 @@ impl Operation {
     }
 }
 
-/// Where it was asked for, and what every request there says.
+/// The bucket that was addressed, and settings for every request to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Place {
     pub(super) bucket: String,
     /// The endpoint, without `/` at its end.
     pub(super) endpoint: String,
-    /// The project that pays for requests, where the requesters do.
+    /// The project that pays for requests, if the bucket is a requester-pays bucket.
     pub(super) user_project: Option<String>,
-    /// The key of Cloud KMS that objects are encrypted with, instead of the bucket's.
+    /// The key of Cloud KMS that objects are encrypted with, instead of the bucket's key.
     pub(super) kms_key: Option<String>,
 }
 
 impl Place {
-    /// Whether it is known to honour preconditions, as Google documents of its own endpoints.
+    /// Whether the endpoint is known to honour preconditions, as Google documents for its own.
     pub(super) fn is_trusted(&self) -> bool {
         let host = self.endpoint.strip_prefix("https://").unwrap_or("");
         host == "storage.googleapis.com" || (host.ends_with(".googleapis.com") && !host.contains('/'))
     }
 }
 
-/// An answer other than success.
+/// A response other than success.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// GCS's reason, like `rateLimitExceeded`; `None` when the body was not GCS's JSON.
+    /// GCS's reason, like `rateLimitExceeded`. `None` if the body was not GCS's JSON.
     pub(super) reason: Option<String>,
     /// GCS's message, or the text of the body.
     pub(super) message: Option<String>,
     pub(super) retry_after: Option<Duration>,
-    /// How long to wait when the store has had too many requests and does not say how long.
+    /// How long to wait if the store throttles and does not say how long.
     pub(super) pause: Duration,
 }
 
-/// Why there is no success.
+/// Why a request did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// The store said so. `signed_before`: it had accepted the same credentials earlier.
+    /// The store returned an error. `signed_before`: it had accepted the same credentials earlier.
     Answered { answer: Answer, signed_before: bool },
-    /// The credentials could not be loaded; `before`: they could, earlier.
+    /// The credentials could not be loaded. `before`: they could earlier.
     Credentials { detail: String, before: bool },
-    /// The request could not even be made.
+    /// The request could not be built.
     NotMade { detail: String },
-    /// No connection, so nothing was sent.
+    /// There was no connection, so nothing was sent.
     NotConnected { detail: String },
-    /// It may have been sent, and no whole answer came.
+    /// The request may have been sent, and no complete response arrived.
     NoAnswer { detail: String },
 }
 
-/// What it means.
+/// The meaning of a response.
 #[derive(Debug)]
 pub(super) enum Meaning {
-    /// There is nothing at that key.
+    /// There is no object at that key.
     Absent,
     /// The precondition does not hold.
     Conflict,
     Failed(StoreError),
 }
 
-/// What `trouble` means for `operation` on object `key`.
+/// Returns the meaning of `trouble` for `operation` on object `key`.
 pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
     let case = Case { operation, key, place };
     let (answer, signed_before) = match trouble {
@@ -125,7 +125,7 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
             return case.refused(fault.with_help(help));
         }
         Trouble::NoAnswer { detail } => {
-            // What hyper says of an answer that does not begin with HTTP/1.1, such as one in TLS.
+            // hyper's error for a response that does not begin with HTTP/1.1, such as one in TLS.
             let is_no_http = detail.contains("invalid HTTP");
             let fault = Fault::unavailable(format!("{case}: {} gave no answer: {detail}", place.endpoint));
             return case.unknown(match place.endpoint.strip_prefix("http://") {
@@ -146,7 +146,7 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
     }
 }
 
-/// What to do without a connection. The scheme and the certificates are told by the words of rustls.
+/// The help text for a missing connection. rustls's messages show problems with the scheme and the certificates.
 fn help_to_connect(endpoint: &str, detail: &str) -> String {
     match endpoint.strip_prefix("https://") {
         Some(host) if detail.contains("InvalidContentType") => {
@@ -166,8 +166,8 @@ fn help_to_connect(endpoint: &str, detail: &str) -> String {
     }
 }
 
-/// Whether a 412 is about the generation. Organisation policies are answered with 412 too, at times with the same reason,
-/// and then only the text tells: "'...' violates constraint 'constraints/...'".
+/// Whether a 412 is about the generation. Organisation policies also cause a 412, sometimes with the same reason. Then
+/// only the text differs: "'...' violates constraint 'constraints/...'".
 fn is_lost_race(answer: &Answer) -> bool {
     let of_policy = answer.message.as_deref().is_some_and(|text| {
         let text = text.to_ascii_lowercase();
@@ -181,13 +181,13 @@ fn is_lost_race(answer: &Answer) -> bool {
     }
 }
 
-/// Whether a 404 is about the object. GCS gives bucket and object one reason, and only its text tells which of the two
-/// is missing. To take a missing bucket for a missing object is safe: the write that follows finds out.
+/// Whether a 404 is about the object. GCS has one reason for a missing bucket and a missing object, and only the text
+/// differs. It is safe to take a missing bucket for a missing object: the write that follows fails.
 fn names_no_bucket(answer: &Answer) -> bool {
     !is_page(answer) && !answer.message.as_deref().unwrap_or("").contains("bucket does not exist")
 }
 
-/// Whether the answer is a page of some web server, which is none of GCS's.
+/// Whether the response is a web page, which does not come from GCS.
 fn is_page(answer: &Answer) -> bool {
     answer.message.as_deref().is_some_and(|text| text.trim_start().starts_with('<'))
 }
@@ -218,13 +218,13 @@ impl Case<'_> {
     fn answered(&self, answer: &Answer, signed_before: bool) -> Meaning {
         let reason = answer.reason.as_deref().unwrap_or("");
         match (answer.status, reason) {
-            // Refused at the door: quotas, and one write a second for one object.
+            // Refused before anything was done: quotas, and one write a second for one object.
             (429, _) | (403, "rateLimitExceeded" | "userRateLimitExceeded" | "quotaExceeded") => {
                 let wait = answer.retry_after.unwrap_or(answer.pause);
                 self.refused(self.fault(ErrorKind::Unavailable, answer).with_retry_after(wait))
             }
-            // GCS asks to try these again, and does not say that nothing was done: a front end may give up waiting for
-            // a back end that goes on. That includes 503, and 409, which is not documented for objects.
+            // GCS asks clients to retry these, and does not say that nothing was done: a front end may give up waiting
+            // for a back end that continues. That includes 503, and 409, which is not documented for objects.
             (408 | 409 | 499 | 500 | 502..=599, _) => self.unknown(self.busy(answer)),
             (501, _) => self.refused(self.not_implemented(answer)),
             (401, _) if signed_before => self.refused(self.expired(answer)),
@@ -245,7 +245,7 @@ impl Case<'_> {
     fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
         let mut message = format!("{self}: {} answered {}", self.place.endpoint, answer.status);
         for part in [&answer.reason, &answer.message].into_iter().flatten() {
-            // Another machine's text: one line, no control characters, not without end.
+            // Text of another machine: on one line, without control characters, truncated.
             let part: String = part.chars().filter(|c| !crate::types::is_unprintable(*c)).take(200).collect();
             message.push_str(": ");
             message.push_str(&part);
@@ -276,7 +276,8 @@ impl Case<'_> {
         ))
     }
 
-    /// Access tokens live for an hour. This one was taken for good until now, on a clock that stops in suspend.
+    /// Access tokens live for an hour. leasehold considered this one valid until now, by a clock that stops during a
+    /// suspend.
     fn expired(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer).with_help(
             "the access token is not accepted any more; a new one is asked for with the next request",
@@ -320,7 +321,7 @@ impl Case<'_> {
 
     fn no_credentials(&self, detail: &str, before: bool) -> Fault {
         if before {
-            // They will often load at the next try, and a lease has time for it.
+            // They often load at the next try, and a lease has time for that.
             return Fault::unavailable(format!("{self}: the credentials could not be refreshed: {detail}"))
                 .with_help(format!("if this goes on: {SIGN_IN}"));
         }

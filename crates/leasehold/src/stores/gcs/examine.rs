@@ -1,4 +1,4 @@
-//! The doctor's questions to a bucket: what it does to objects beside what is asked for.
+//! The doctor's checks of a bucket: settings that affect its objects.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use super::{GcsRegister, failed, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
 
-/// Google takes about one write a second for an object: a renewal that has to be sent again needs room.
+/// Google accepts about one write a second for an object, so a lease must be long enough to send a renewal again.
 const LEAST_TTL: (Duration, &str) = (
     Duration::from_secs(10),
     "GCS takes about one write of an object a second, and a renewal may have to be sent again",
 );
 
-/// A bucket's resource, of which this is asked for.
+/// The requested part of a bucket's resource.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Bucket {
@@ -61,7 +61,7 @@ struct Action {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Condition {
-    /// `false`: of noncurrent versions only.
+    /// `false`: applies to noncurrent versions only.
     is_live: Option<bool>,
     num_newer_versions: Option<u32>,
     days_since_noncurrent_time: Option<u32>,
@@ -98,7 +98,7 @@ impl GcsRegister {
                 error if error.fault().kind == ErrorKind::Denied => {
                     unasked("that needs storage.buckets.get, which locks do not".to_owned())
                 }
-                // There is no such bucket, or no GCS.
+                // The bucket does not exist, or the server is not GCS.
                 error if error.fault().kind == ErrorKind::Invalid => {
                     Finding::of_error(CHECK, CheckStatus::Failed, &error)
                 }

@@ -1,4 +1,4 @@
-//! Requests and answers of the JSON API, without what they mean.
+//! Requests and responses of the JSON API, without their meaning.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,27 +15,28 @@ use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
 
-/// In a path or a query everything but these is percent-encoded: an object's name is one segment, slashes and all.
+/// In a path or a query, everything but these characters is percent-encoded: an object's name is one segment, including
+/// its slashes.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// More of an error's text is not shown.
+/// The maximum length of an error's text.
 const MOST_ERROR_BYTES: usize = 4_096;
 
 /// A `Date` header is rounded down to whole seconds.
 pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
-/// A request, but for who sends it.
+/// A request, without its sender.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) method: Method,
     pub(super) url: String,
     pub(super) content: Option<(String, Bytes)>,
-    /// Whether to ask for the bytes as they are stored: without this, GCS decompresses what is stored as gzip.
+    /// Whether to request the bytes as they are stored. Otherwise GCS decompresses objects that are stored as gzip.
     pub(super) as_stored: bool,
 }
 
 impl Request {
-    /// The request as one that `place`'s project pays for, where it names one.
+    /// Makes the project of `place` pay for the request, if there is one.
     pub(super) fn paid(mut self, place: &Place) -> Self {
         if let Some(project) = &place.user_project {
             let _ = write!(self.url, "&userProject={}", encoded(project));
@@ -44,7 +45,7 @@ impl Request {
     }
 }
 
-/// Generation, size and metadata of an object.
+/// Reads generation, size and metadata of an object.
 pub(super) fn stat(place: &Place, object: &str) -> Request {
     let fields = "generation%2Csize%2CcontentType%2CcacheControl%2CcontentEncoding%2CcontentDisposition%2C\
                   contentLanguage%2Cmetadata";
@@ -56,7 +57,7 @@ pub(super) fn stat(place: &Place, object: &str) -> Request {
     }
 }
 
-/// What the bucket does to its objects.
+/// Reads the bucket's settings that affect its objects.
 pub(super) fn bucket(place: &Place) -> Request {
     let fields = "versioning%2CretentionPolicy%2CsoftDeletePolicy%2Clifecycle";
     Request {
@@ -67,16 +68,17 @@ pub(super) fn bucket(place: &Place) -> Request {
     }
 }
 
-/// The content and the generation of an object.
+/// Reads the content and the generation of an object.
 pub(super) fn read(place: &Place, object: &str) -> Request {
     let url = format!("{}?alt=media", object_url(place, object));
     Request { method: Method::GET, url, content: None, as_stored: false }
 }
 
-/// Writes `body` if the object has `generation` now; 0 for none.
+/// Writes `body` if the object has `generation` now; 0 for no object.
 ///
-/// A multipart upload, because only that takes metadata along: without `no-store`, Google's caches keep a record that
-/// everybody may read for an hour. The preconditions are checked once for all of it, when the upload is complete.
+/// This is a multipart upload, because only that includes metadata. Without `no-store`, Google's caches keep a publicly
+/// readable record for an hour. The preconditions are checked once, for content and metadata, when the upload is
+/// complete.
 pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, boundary: Id) -> Request {
     let resource = Resource { name: Some(object.to_owned()), ..Resource::new(body.metadata) };
     let value_type = resource.content_type.as_deref().unwrap_or("application/octet-stream");
@@ -109,10 +111,10 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, b
 
 /// Deletes the object if it has `generation` now.
 ///
-/// Google's own endpoints get the precondition alone. Naming the generation besides asks for that version of the object;
-/// in a bucket with versioning, one that was overwritten is still there, and nothing documents that the precondition is
-/// then about the current one. If it is not, an old version is deleted, and a lock that goes on being held is taken for
-/// released. The emulator fake-gcs-server needs the generation: it ignores the precondition.
+/// Google's own endpoints get only the precondition. A generation in the URL would select that version of the object.
+/// In a bucket with versioning, an overwritten version still exists, and it is not documented that the precondition
+/// then refers to the current one. If it does not, an old version is deleted, and a lock that is still held counts as
+/// released. The emulator fake-gcs-server needs the generation, because it ignores the precondition.
 pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
     let generation = encoded(generation);
     let version = if place.is_trusted() { String::new() } else { format!("generation={generation}&") };
@@ -124,7 +126,7 @@ pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
     }
 }
 
-/// A page of the names that start with `prefix`.
+/// Lists a page of the names that start with `prefix`.
 pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
     let mut url = format!(
         "{}/storage/v1/b/{}/o?prefix={}&fields=items(name)%2CnextPageToken",
@@ -147,7 +149,7 @@ fn encoded(text: &str) -> impl std::fmt::Display {
     utf8_percent_encode(text, SEGMENT)
 }
 
-/// An object's metadata, in the words of the JSON API.
+/// An object's metadata, in the field names of the JSON API.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Resource {
@@ -192,9 +194,9 @@ impl Resource {
         }
     }
 
-    /// What it says about the bytes.
+    /// Returns the metadata of the bytes.
     pub(super) fn into_metadata(self) -> Metadata {
-        // Emulators say of a header that it is empty where the object has none.
+        // Emulators return an empty header if the object has none.
         let said = |header: Option<String>| header.filter(|text| !text.is_empty());
         Metadata {
             content_type: said(self.content_type),
@@ -207,13 +209,13 @@ impl Resource {
     }
 }
 
-/// What a write answers.
+/// The response to a write.
 #[derive(Debug, Deserialize)]
 pub(super) struct Written {
     pub(super) generation: Option<String>,
 }
 
-/// What a listing answers.
+/// The response to a listing.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Listing {
@@ -227,25 +229,25 @@ pub(super) struct Item {
     pub(super) name: String,
 }
 
-/// The generation that an answer's headers name; `None` if they name none.
+/// Returns the generation in the headers of a response. `None` if there is none.
 pub(super) fn generation(headers: &HeaderMap) -> Option<&str> {
     headers.get("x-goog-generation")?.to_str().ok()
 }
 
-/// What the head of an answer says about the time.
+/// What the head of a response says about the time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dated {
     pub(super) us: u64,
     pub(super) sent: Moment,
     pub(super) received: Moment,
     status: StatusCode,
-    /// Whether it has headers that only GCS sends, or those who speak its protocol.
+    /// Whether it has headers that only GCS sends, or a server that speaks its protocol.
     by_headers: bool,
     is_json: bool,
 }
 
 impl Dated {
-    /// `None` if it does not tell the time.
+    /// `None` if the response does not tell the time.
     pub(super) fn of(response: &Response, sent: Moment, received: Moment) -> Option<Self> {
         let headers = response.headers();
         let is_gcs = |name: &str| name.starts_with("x-goog-") || name == "x-guploader-uploadid";
@@ -260,20 +262,21 @@ impl Dated {
         })
     }
 
-    /// Whether the answer is certainly the store's, and its date with it: an intermediary answers by a clock of its own.
-    /// `reason` is that of an error in GCS's JSON. A gateway says of itself that it is one.
+    /// Whether the response, and so its date, certainly comes from the store: an intermediary has another clock.
+    /// `reason` is that of an error in GCS's JSON. The status of a gateway's own response shows that it is one.
     pub(super) fn is_the_stores(&self, reason: Option<&str>, is_emulator: bool) -> bool {
         let is_gateways = matches!(self.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
         let in_its_form = if self.status.is_success() { self.is_json } else { reason.is_some() };
-        // Emulators answer a read of nothing in a form that anything could have.
+        // Emulators respond to a read of a missing object in a form that any server could use.
         let is_nothing = is_emulator && self.status == StatusCode::NOT_FOUND;
         !is_gateways && (self.by_headers || in_its_form || is_nothing)
     }
 }
 
-/// The `Date` of an answer in microseconds since the Unix epoch; `None` if it has none that tells the store's time now.
+/// Returns the `Date` of a response in microseconds since the Unix epoch. `None` if it has none that shows the store's
+/// current time.
 pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
-    // With `Age` the answer comes from a cache, and its date from the past.
+    // With `Age` the response comes from a cache, and its date from the past.
     if headers.contains_key("age") {
         return None;
     }
@@ -282,7 +285,7 @@ pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
     u64::try_from(date.as_second()).ok()?.checked_mul(1_000_000)
 }
 
-/// The body of an answer, up to `most` bytes; `None` if it is longer.
+/// Reads the body of a response, up to `most` bytes. `None` if it is longer.
 pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<Bytes>, reqwest::Error> {
     let mut body = BytesMut::new();
     while let Some(chunk) = response.chunk().await? {
@@ -294,7 +297,7 @@ pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<B
     Ok(Some(body.freeze()))
 }
 
-/// An answer other than success, with what its body says.
+/// Parses a response other than success, including its body.
 pub(super) async fn refusal(response: Response) -> Answer {
     let status = response.status().as_u16();
     // The form with a date is for pages under maintenance; no store throttles with it.
@@ -308,7 +311,7 @@ pub(super) async fn refusal(response: Response) -> Answer {
     Answer { status, reason, message, retry_after, ..Answer::default() }
 }
 
-/// Reason and message of an error's body: GCS's JSON, or plain text, which downloads answer with.
+/// Parses reason and message in an error's body: GCS's JSON, or plain text, which downloads return.
 fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
     #[derive(Deserialize)]
     struct Body {
@@ -334,9 +337,9 @@ fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
     }
 }
 
-/// Why a request has no answer.
+/// Returns why a request has no response.
 pub(super) fn trouble(error: reqwest::Error) -> Trouble {
-    // Without the URL: messages name the object themselves.
+    // Without the URL, because messages name the object themselves.
     let error = error.without_url();
     let detail = super::chain(&error);
     if error.is_builder() {

@@ -1,4 +1,4 @@
-//! The register against a scripted server: what goes over the wire, and what comes of every kind of answer.
+//! The register against a scripted server: the requests that it sends, and its results for every kind of response.
 
 mod objects;
 mod reaching;
@@ -223,7 +223,7 @@ async fn only_an_answer_of_the_store_tells_its_time() {
         (refused("502 Bad Gateway", DATE, "backendError"), false),
         (page("503 Service Unavailable", ""), false),
         (page("403 Forbidden", ""), false),
-        // Emulators answer so; Google does not.
+        // Emulators respond so; Google does not.
         (page("404 Not Found", ""), true),
         (page("200 OK", ""), false),
         (
@@ -314,7 +314,7 @@ async fn listings_are_read_page_by_page() {
     assert_eq!(endless.requests().len(), 2);
 }
 
-/// A GCS that accepts every write, whatever its preconditions, and deletes whatever it is asked to.
+/// A GCS that accepts every write and every delete, whatever its preconditions.
 async fn careless() -> Server {
     let objects: Mutex<HashMap<String, u64>> = Mutex::default();
     Server::start(move |seen| {

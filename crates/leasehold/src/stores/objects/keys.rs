@@ -1,7 +1,7 @@
-//! Register keys to object keys and back.
+//! Maps register keys to object keys and back.
 //!
-//! Everything but RFC 3986's unreserved characters and `/` is percent-encoded, so that no store, proxy or tool on the
-//! way has anything to interpret, and so that one object key stands for exactly one register key.
+//! Everything except RFC 3986's unreserved characters and `/` is percent-encoded. So no store, proxy or tool interprets
+//! any part of a key, and each object key stands for exactly one register key.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -10,23 +10,24 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 /// The keys below one prefix of a bucket.
 #[derive(Clone, Debug)]
 pub(in crate::stores) struct Keys {
-    /// Empty, or ending in `/`. As the user wrote it: it may exist already and stand in policies, so it is not encoded.
+    /// Empty, or ending in `/`. Not encoded, because the user's prefix may already exist, and may be in policies.
     base: String,
     encoded: bool,
 }
 
 impl Keys {
-    /// The keys below `prefix`, which has no `/` at either end; empty for the whole bucket.
+    /// The keys below `prefix`, which has no `/` at either end. Empty for the whole bucket.
     pub(in crate::stores) fn below(prefix: &str) -> Self {
         Self { base: if prefix.is_empty() { String::new() } else { format!("{prefix}/") }, encoded: true }
     }
 
-    /// The same with object keys that are register keys as they are, for sharing objects with others.
+    /// Like [`below`](Self::below), with object keys that equal the register keys, for sharing objects with other
+    /// clients.
     pub(in crate::stores) fn verbatim(prefix: &str) -> Self {
         Self { encoded: false, ..Self::below(prefix) }
     }
 
-    /// The object key of register key `key`, or what the object keys of all keys with that beginning start with.
+    /// The object key of register key `key`. For a prefix of keys, the prefix of their object keys.
     pub(in crate::stores) fn object(&self, key: &str) -> String {
         if self.encoded {
             format!("{}{}", self.base, utf8_percent_encode(key, ENCODED))
@@ -35,14 +36,14 @@ impl Keys {
         }
     }
 
-    /// The register key of object key `object`; `None` for one that [`object`](Self::object) never gives.
+    /// The register key of object key `object`. `None` for an object key that [`object`](Self::object) never returns.
     pub(in crate::stores) fn register(&self, object: &str) -> Option<String> {
         let encoded = object.strip_prefix(&self.base)?;
         if !self.encoded {
             return Some(encoded.to_owned());
         }
         let key = percent_decode_str(encoded).decode_utf8().ok()?;
-        // `%61` decodes as well, but is not how we write `a`: two objects must not claim one key.
+        // `%61` also decodes to `a`, but leasehold does not write `a` so. Two objects must not have the same key.
         (utf8_percent_encode(&key, ENCODED).to_string() == encoded).then(|| key.into_owned())
     }
 }

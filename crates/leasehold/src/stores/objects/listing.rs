@@ -14,12 +14,12 @@ use crate::register::retry::retry;
 /// A page of object keys.
 pub(in crate::stores) struct Page {
     pub(in crate::stores) objects: Vec<String>,
-    /// What to ask for the next one with; `None` after the last.
+    /// The token for the next page. `None` after the last one.
     pub(in crate::stores) next: Option<String>,
 }
 
-/// The register keys that start with `prefix`. `fetch` gives the page of the objects that start with a prefix, by what the
-/// page before said; it is asked again when it could not for now.
+/// Lists the register keys that start with `prefix`. `fetch` returns a page of the objects with a prefix, for the token
+/// of the page before. It is called again after a transient error.
 pub(in crate::stores) fn listing<'a, F>(
     env: &'a Env,
     keys: &'a Keys,
@@ -34,7 +34,7 @@ where
     stream::try_unfold(pages, move |pages| next_listed(env, keys, pages, fetch.clone())).boxed()
 }
 
-/// Where a listing is.
+/// The position of a listing.
 struct Pages {
     prefix: String,
     page: VecDeque<String>,
@@ -58,7 +58,7 @@ where
 {
     loop {
         while let Some(object) = pages.page.pop_front() {
-            // What does not decode was not put there by us.
+            // leasehold did not write objects whose keys do not decode.
             if let Some(key) = keys.register(&object) {
                 return Ok(Some((key, pages)));
             }
@@ -71,7 +71,7 @@ where
         let Page { objects, next } = retry(env, || fetch(pages.prefix.clone(), token.clone())).await?;
         pages.next = match next {
             None => Next::None,
-            // To ask again would list the same page for ever.
+            // A repeated token would list the same page for ever.
             Some(next) if Some(&next) == token.as_ref() => return Err(endless()),
             Some(next) => Next::After(next),
         };

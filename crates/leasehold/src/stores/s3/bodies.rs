@@ -1,4 +1,4 @@
-//! Bodies and metadata of objects, to and from the SDK's types.
+//! Bodies and metadata of objects, converted to and from the SDK's types.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::register::{Metadata, Stat, Version, VersionedValue};
 
-/// What a read answered.
+/// Reads the value in the response to a GET.
 pub(super) async fn cell(
     object: &str,
     output: GetObjectOutput,
@@ -43,7 +43,7 @@ pub(super) async fn cell(
     );
     let limit = request_limit(REQUEST_LIMIT, announced.unwrap_or(0));
     match clock::timeout(&*env.clock, limit, collected(object, output.body, contents)).await {
-        // Of records nobody asks what is said about them.
+        // The metadata of records is not used, so bad metadata is no error.
         Some(value) if contents == Contents::Records => {
             Ok(VersionedValue { value: value?, version, metadata: metadata.unwrap_or_default() })
         }
@@ -52,7 +52,7 @@ pub(super) async fn cell(
     }
 }
 
-/// What a `HEAD` answered.
+/// Parses the response to a `HEAD`.
 pub(super) fn stat(object: &str, output: HeadObjectOutput) -> Result<Stat, StoreError> {
     let version = version(output.e_tag()).map_err(Fault::not_applied)?;
     let size = output.content_length().and_then(|length| u64::try_from(length).ok()).unwrap_or(0);
@@ -71,7 +71,7 @@ pub(super) fn stat(object: &str, output: HeadObjectOutput) -> Result<Stat, Store
     Ok(Stat { version, metadata, size })
 }
 
-/// What two operations answer in the same words.
+/// The headers that the responses of two operations share.
 struct Headers {
     content_type: Option<String>,
     cache_control: Option<String>,
@@ -101,7 +101,7 @@ fn metadata(object: &str, headers: Headers) -> Result<Metadata, StoreError> {
     })
 }
 
-/// `request` with what is to be said about its body.
+/// Adds the metadata of the body to `request`.
 pub(super) fn with_metadata(request: PutObjectFluentBuilder, metadata: Metadata) -> PutObjectFluentBuilder {
     if metadata.is_empty() {
         return request.content_type("application/json");
@@ -115,11 +115,11 @@ pub(super) fn with_metadata(request: PutObjectFluentBuilder, metadata: Metadata)
         .set_metadata(Some(metadata.user.into_iter().collect()))
 }
 
-/// The version that an answer names.
+/// Returns the version in a response.
 pub(super) fn version(etag: Option<&str>) -> Result<Version, Fault> {
     let what = match etag {
         None | Some("") => "without an ETag",
-        // If-Match compares strongly, so a weak ETag never matches: a proxy that compresses makes such.
+        // If-Match compares strongly, so a weak ETag never matches. A proxy that compresses creates such ETags.
         Some(etag) if etag.starts_with("W/") => "with a weak ETag",
         Some(etag) => return Ok(Version::new(etag)),
     };
@@ -130,13 +130,13 @@ pub(super) fn version(etag: Option<&str>) -> Result<Version, Fault> {
     .with_help("conditional writes need strong ETags: use a store, or a way to it, that gives them"))
 }
 
-/// The ETag of an object that was put with these bytes, unless it is encrypted with keys of one's own: their MD5.
+/// The ETag of an object with these bytes, unless it is encrypted with a customer's key: their MD5.
 pub(super) fn etag_of(bytes: &[u8]) -> Version {
     let digits: String = Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     Version::new(format!("\"{digits}\""))
 }
 
-/// The body, up to what is read of such contents.
+/// Reads the body, up to the limit of `contents`.
 async fn collected(object: &str, mut body: ByteStream, contents: Contents) -> Result<Bytes, StoreError> {
     let mut value = BytesMut::new();
     while let Some(chunk) = body.next().await {

@@ -1,4 +1,4 @@
-//! What a store URL says, checked by S3's rules.
+//! The settings in a store URL, checked by S3's rules.
 
 use super::settings::Settings;
 use crate::error::Error;
@@ -13,7 +13,7 @@ pub(super) const SERVICE: Service = Service {
     no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores take us-east-1",
 };
 
-/// What a store URL says.
+/// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
     /// A bucket's name, an access point's alias, or an access point's ARN.
@@ -27,7 +27,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// Reads `url`, and what it says about `options`.
+    /// Parses `url`, and its settings for `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let (access, bucket, path) = place(&mut url)?;
         let prefix = checked_prefix(&path, "s3://my-bucket/team/locks")?;
@@ -40,27 +40,27 @@ impl Location {
         Ok(location)
     }
 
-    /// Reads `url` as that of an object: where it lies, and its key there.
+    /// Parses `url` as that of an object. Returns its location, and its key there.
     pub(super) fn of_object(mut url: StoreUrl) -> Result<(Self, String), Error> {
         let (access, bucket, path) = place(&mut url)?;
         let (prefix, key) = checked_object(&path, "s3://my-bucket/path/counter.json")?;
         let path_style = path_style(&mut url, &bucket)?;
         let settings = Settings::take(&mut url)?;
         url.finish()?;
-        // Keys as they are.
+        // Keys are not encoded.
         let protocol = Protocol::Existence;
         Ok((Self { bucket, prefix, access, path_style, protocol, settings }, key))
     }
 }
 
-/// The way to the bucket, the bucket, and the path in it.
+/// Returns how to access the bucket, the bucket, and the path in it.
 fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
     let mut access = Access::take(url, SERVICE)?;
     let authority = url.authority().unwrap_or("");
     if !authority.starts_with("arn:") {
         return Ok((access, checked_bucket(authority)?, url.path().to_owned()));
     }
-    // `arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/prefix`: the name stands in the path, or is percent-encoded.
+    // `arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/prefix`: the name is in the path, or is percent-encoded.
     let text = format!("{authority}{}", url.path());
     let Some((region, resource)) = arn(&text, "s3") else { return Err(not_an_access_point(&text)) };
     let name = resource.strip_prefix("accesspoint/").unwrap_or("");
@@ -68,7 +68,7 @@ fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
     if !is_access_point(name) {
         return Err(not_an_access_point(&text));
     }
-    // What is in front of the resource, and the resource's own two parts.
+    // The part before the resource, and the two parts of the resource.
     let head = text.len() - resource.len();
     let bucket = format!("{}accesspoint/{name}", &text[..head]);
     access.set_region_of_arn(&bucket, region)?;
@@ -200,7 +200,7 @@ mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
             assert!(error.to_string().contains(named), "{url}: {error:?}");
-            // The switch's own text already says what it may be.
+            // The error text of the switch already names its values.
             assert!(!error.help().is_empty() || url.contains("path_style"), "{url}: {error:?}");
         }
         let long = format!("s3://bucket/{}", "x".repeat(251));
@@ -220,7 +220,7 @@ mod tests {
             let location = read(&url).unwrap();
             assert_eq!((&*location.bucket, &*location.prefix), (arn, prefix), "{url}");
             assert_eq!(location.access.region.as_deref(), Some("eu-west-1"), "{url}");
-            // Tickets carry the URL as it is shown.
+            // Tickets contain the URL as it is displayed.
             let shown = StoreUrl::parse(&url).unwrap().to_string();
             assert_eq!(read(&shown).unwrap(), location, "{shown}");
         }

@@ -1,4 +1,4 @@
-//! From what a store URL says and the machine's AWS configuration to a client.
+//! Creates a client from a store URL and the machine's AWS configuration.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::env::Env;
 use crate::error::Error;
 
 impl Location {
-    /// Reads the machine's AWS configuration and makes a client. No request is sent, unless the region has to be asked
-    /// of the machine's metadata service.
+    /// Reads the machine's AWS configuration and creates a client. Sends no request, unless the machine's metadata
+    /// service must be asked for the region.
     pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
         let found = self.access.find(SERVICE, env).await?;
         let client = Client::from_conf(self.client_config(&found.sdk, found.endpoint.as_deref()).build());
@@ -28,7 +28,8 @@ impl Location {
 
     pub(super) fn client_config(&self, sdk: &SdkConfig, endpoint: Option<&str>) -> Builder {
         let config = Builder::from(sdk)
-            // Many compatible stores refuse the newer checksums: they are for those that are known to take them.
+            // Many compatible stores refuse the newer checksums, so they are used only where they are known to be
+            // supported.
             .request_checksum_calculation(match self.sdk_checksums(endpoint) {
                 true => RequestChecksumCalculation::WhenSupported,
                 false => RequestChecksumCalculation::WhenRequired,
@@ -42,7 +43,7 @@ impl Location {
     }
 }
 
-/// A client's configuration with another limit for a request, for large bodies.
+/// A client configuration with a different time limit for a request, for large bodies.
 pub(super) fn limited(limit: Duration) -> Builder {
     let timeouts = TimeoutConfig::builder().read_timeout(limit).operation_attempt_timeout(limit).build();
     Builder::new().timeout_config(timeouts)

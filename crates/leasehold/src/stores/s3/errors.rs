@@ -1,4 +1,4 @@
-//! What an answer of S3, or the lack of one, means: a pure function, so that every row of it is tested.
+//! The meaning of a response of S3, or of a missing one. A pure function, so that every row of it is tested.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
 
-/// What was asked for.
+/// The operation that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
-    /// Asks for the metadata alone.
+    /// Reads the metadata only.
     Stat,
-    /// A write that expects nothing there.
+    /// A write that expects no object.
     Create,
     /// A write that expects a version.
     Replace,
@@ -45,22 +45,22 @@ impl Operation {
     }
 }
 
-/// Where it was asked for, for messages.
+/// The bucket that was addressed, for messages.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) bucket: String,
     pub(super) region: String,
     /// `None` for Amazon's own endpoint.
     pub(super) endpoint: Option<String>,
-    /// Which of those that the endpoint's name stands for; `None` leaves it to the client.
+    /// The address to use, of those that the endpoint's name resolves to. `None` leaves the choice to the client.
     pub(super) address: Option<IpAddr>,
 }
 
 impl Place {
-    /// Whether it is known to honour preconditions, as Amazon documents of its general purpose buckets. It is not taken
-    /// for granted of other stores, nor of what other names stand for on Amazon's own endpoints: access points by ARN
-    /// or alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
-    /// (`name--op-s3`), directory buckets (`name--x-s3`) and those that are still to come.
+    /// Whether the bucket is known to honour preconditions, as Amazon documents for its general purpose buckets. This
+    /// is not assumed for other stores, nor for other kinds of names on Amazon's own endpoints: access points by ARN or
+    /// alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
+    /// (`name--op-s3`), directory buckets (`name--x-s3`) and kinds that do not exist yet.
     pub(super) fn is_trusted(&self) -> bool {
         let plain =
             self.bucket.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
@@ -88,13 +88,13 @@ impl Place {
         }
     }
 
-    /// Its objects in a policy.
+    /// The ARN of an object, or of objects, in a policy.
     pub(super) fn arn_of(&self, key: &str) -> String {
         let objects = if self.bucket.starts_with("arn:") { "/object" } else { "" };
         format!("{}{objects}/{key}", self.arn())
     }
 
-    /// The endpoint and the bucket, the same at each address.
+    /// The endpoint and the bucket. The same at each address.
     pub(super) fn shown(&self) -> String {
         format!("{}/{}", self.name().trim_end_matches('/'), self.bucket)
     }
@@ -111,17 +111,17 @@ impl Place {
     }
 }
 
-/// What it means.
+/// The meaning of a response.
 #[derive(Debug)]
 pub(super) enum Meaning {
-    /// There is nothing at that key.
+    /// There is no object at that key.
     Absent,
     /// The precondition does not hold.
     Conflict,
     Failed(StoreError),
 }
 
-/// What `trouble` means for `operation` on object `key`.
+/// Returns the meaning of `trouble` for `operation` on object `key`.
 pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
     let case = Case { operation, key, place };
     let answer = match trouble.answer(&case, &place.endpoint()) {
@@ -131,7 +131,8 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
     };
     match (operation, answer.status, answer.code.as_deref()) {
         (Operation::Read, 404, Some("NoSuchKey")) => Meaning::Absent,
-        // An answer to HEAD has no body, and so no code: the bucket may be what is missing, as the write will tell.
+        // A response to HEAD has no body, and so no error code. The bucket may be what is missing. The write will show
+        // that.
         (Operation::Stat, 404, _) => Meaning::Absent,
         (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
@@ -165,12 +166,14 @@ impl Case<'_> {
     fn answered(&self, answer: &Answer) -> Meaning {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
-            // The request reached an end of S3 that does no work for it: throttling before anything is done.
+            // Throttled: the request was refused before S3 did anything.
             (503, "SlowDown") | (429, _) => self.refused(self.busy(answer)),
-            // Another conditional write of this key is under way. Nothing was written, and nobody is known to hold it.
+            // Another conditional write of this key is under way. Nothing was written, and the lock may or may not be
+            // held.
             (409, _) => self.refused(self.busy(answer)),
-            // S3 gave up reading the request; a proxy may say so of one that it had passed on. Other 503s likewise:
-            // load balancers give them for connections that broke, MinIO when too few disks took the write.
+            // S3 gave up reading the request. A proxy may respond so for a request that it has already forwarded. The
+            // same holds for other 503s: load balancers return them for connections that broke, and MinIO if too few
+            // disks took the write.
             (408 | 500..=500 | 502..=599, _) | (400, "RequestTimeout") => self.unknown(self.busy(answer)),
             (501, _) | (400, "NotImplemented") => self.refused(self.not_implemented(answer)),
             (_, "NoSuchBucket" | "InvalidBucketName") => self.refused(self.no_bucket(answer)),
@@ -221,7 +224,7 @@ impl Case<'_> {
         })
     }
 
-    /// What a bucket with Object Lock says to a body without a checksum.
+    /// The error of a bucket with Object Lock for a body without a checksum.
     fn no_checksum(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(
             "the bucket has Object Lock and takes no object without a checksum: add ?checksum=crc32 to the store URL, or \
@@ -264,7 +267,7 @@ impl Case<'_> {
         })
     }
 
-    /// The SDK has learned the difference from this answer and signs the next request by the store's clock.
+    /// The SDK has learned the difference from this response and signs the next request by the store's clock.
     fn skewed(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
             .with_help("this machine's wall clock is more than 15 minutes off, and S3 refuses its signatures: set the clock")
@@ -309,7 +312,7 @@ impl Case<'_> {
     }
 }
 
-/// Content-MD5 or x-amz-checksum- is what it names.
+/// Whether the message names Content-MD5 or x-amz-checksum-.
 fn wants_checksum(answer: &Answer) -> bool {
     answer.message.as_ref().is_some_and(|message| {
         let message = message.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! What the options of a URL are read as.
+//! How the options of a URL are parsed.
 
 use super::config::Location;
 use crate::lease::StoreOptions;

@@ -1,4 +1,4 @@
-//! Requests to the bucket, with what the store URL says about all of them.
+//! Requests to the bucket, with the settings that the store URL has for all of them.
 
 use aws_sdk_s3::operation::delete_object::builders::DeleteObjectFluentBuilder;
 use aws_sdk_s3::operation::get_object::builders::GetObjectFluentBuilder;
@@ -58,14 +58,14 @@ impl S3Register {
 }
 
 impl Location {
-    /// Whether the SDK is to compute the checksum of bodies that go to `endpoint`.
+    /// Whether the SDK computes the checksum of bodies that are sent to `endpoint`.
     pub(super) fn sdk_checksums(&self, endpoint: Option<&str>) -> bool {
         algorithm(checksum(&self.settings, endpoint)).is_some()
     }
 }
 
-/// A bucket with Object Lock takes no body without one. Amazon's endpoints take CRC32; many compatible stores know no
-/// such header.
+/// The checksum to send. A bucket with Object Lock requires one. Amazon's endpoints accept CRC32. Many compatible
+/// stores do not know the header.
 fn checksum(settings: &Settings, endpoint: Option<&str>) -> Checksum {
     let default = if endpoint.is_none() { Checksum::Crc32 } else { Checksum::None };
     settings.checksum.unwrap_or(default)

@@ -1,40 +1,40 @@
-//! What a store URL says about each request to a bucket: pure, without S3's client.
+//! The settings for each request to a bucket in a store URL. Does not use S3's client.
 
 use crate::error::Error;
 use crate::stores::aws::access::is_account;
 use crate::url::StoreUrl;
 
-/// What goes with requests beside what they ask for.
+/// Settings that apply to all requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// Of a body; `None` leaves it to what is known of the endpoint.
+    /// The checksum of a body. `None` chooses it by what is known of the endpoint.
     pub(super) checksum: Option<Checksum>,
     pub(super) encryption: Option<Encryption>,
-    /// The key that `encryption` is to use, if not the account's own.
+    /// The key for `encryption`, if it is not the account's own.
     pub(super) kms_key: Option<String>,
     /// The account that must own the bucket.
     pub(super) owner: Option<String>,
-    /// Whether the requests may be charged to whoever sends them.
+    /// Whether the requests may be charged to the account that sends them.
     pub(super) requester_pays: bool,
 }
 
-/// What proves that a body arrived as it was sent.
+/// The checksum that proves that a body arrived as it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
     None,
     Crc32,
     Crc32c,
     Sha256,
-    /// `Content-MD5`, which older stores have instead.
+    /// `Content-MD5`, which older stores support instead.
     Md5,
 }
 
-/// Who encrypts objects at rest, and how.
+/// How objects are encrypted at rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encryption {
-    /// S3, with keys of its own.
+    /// By S3, with its own keys.
     Aes256,
-    /// S3, with a key in KMS.
+    /// By S3, with a key in KMS.
     Kms,
     /// The same in two layers.
     KmsDsse,
@@ -63,7 +63,7 @@ impl Settings {
         })
     }
 
-    /// Whether an object's ETag is the MD5 of its bytes, by what is said here.
+    /// Whether an object's ETag is the MD5 of its bytes, according to these settings.
     pub(super) fn has_md5_etags(&self) -> bool {
         !matches!(self.encryption, Some(Encryption::Kms | Encryption::KmsDsse))
     }

@@ -1,8 +1,8 @@
-//! The register against a scripted server: what goes over the wire, and what comes of every kind of answer.
+//! The register against a scripted server: the requests that it sends, and its results for every kind of response.
 //!
-//! Inside the crate because credentials can be handed in here, and environment variables cannot be set in a test.
+//! Inside the crate, because tests can pass credentials here, and cannot set environment variables.
 
-// Only Linux answers at all of 127.0.0.0/8 unasked.
+// Only Linux answers on all addresses of 127.0.0.0/8 by default.
 #[cfg(target_os = "linux")]
 mod addresses;
 mod options;
@@ -169,7 +169,7 @@ async fn a_silent_store_is_given_up() {
 
 #[tokio::test]
 async fn connections_that_the_store_closes_cost_no_second_request() {
-    // As moto does after every answer.
+    // As moto does after every response.
     let server =
         Server::start(|_| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\nConnection: close\r\n", ""))).await;
     let register = server.register();
@@ -318,7 +318,7 @@ async fn listings_are_read_page_by_page() {
     assert_eq!(endless.requests().len(), 2);
 }
 
-/// An S3 that accepts every write, whatever its preconditions, and deletes whatever it is asked to.
+/// An S3 that accepts every write and every delete, whatever its preconditions.
 async fn careless() -> Server {
     let objects: Mutex<HashMap<String, (usize, String)>> = Mutex::default();
     Server::start(move |seen| {

@@ -25,16 +25,16 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// The database at `location`, not opened before the first [`run`](Self::run).
+    /// Creates the database at `location`. The first [`run`](Self::run) opens it.
     pub(super) fn new(location: Location) -> Self {
         let queue = Queue::new(|queue| File::new(location.clone(), queue));
         Self { location, queue }
     }
 
-    /// Runs `work` on the connection, again while the file is busy, for at most `limit`.
+    /// Runs `work` on the connection, and repeats it while the file is busy, for at most `limit`.
     ///
-    /// Cancel safe: work that has begun is finished, work that has not is forgotten. Whoever polls this future seldom, or
-    /// no more, delays nobody else.
+    /// Cancel safe: work that has begun is finished, and work that has not begun is dropped. A future that is seldom
+    /// polled, or never again, delays no other request.
     pub(super) async fn run<T, F>(
         &self,
         env: &Env,
@@ -61,7 +61,7 @@ impl Database {
                 Err(self.silent(limit).maybe_applied())
             }
             Ok(Err(Failure::TooLate { .. })) => Err(self.silent(limit).not_applied()),
-            // Its runtime shut down, at whatever point.
+            // Its runtime shut down. It is unknown how far the work came.
             Err(_) => {
                 let fault = Fault::unavailable("the program is ending");
                 Err(if purpose.writes() { fault.maybe_applied() } else { fault.not_applied() })
@@ -78,13 +78,13 @@ impl Database {
         &self.queue
     }
 
-    /// Where it is.
+    /// The location of the file.
     pub(super) fn location(&self) -> &Location {
         &self.location
     }
 }
 
-/// Where a result goes.
+/// The receiver of a result.
 struct Answer<T>(Mutex<Option<oneshot::Sender<Result<T, Failure>>>>);
 
 enum Failure {
@@ -99,7 +99,7 @@ impl<T> Answer<T> {
 
     fn send(&self, result: Result<T, Failure>) {
         let sender = self.sender().take();
-        // Who has gone away meanwhile needs none.
+        // A caller that has been dropped needs no answer.
         let _ = sender.map(|sender| sender.send(result));
     }
 }
@@ -149,7 +149,7 @@ where
 }
 
 /// Runs `body` in a transaction that takes the write lock at once, so that nothing changes between what it reads and
-/// what it writes. The commit is the point where the transition happens. A `None` beside the output commits nothing.
+/// what it writes. The transition happens at the commit. A `None` beside the output commits nothing.
 pub(super) fn transact<T>(
     connection: &mut Connection,
     durability: Durability,
@@ -165,17 +165,17 @@ pub(super) fn transact<T>(
     result
 }
 
-/// Something was written.
+/// Proof that a row was written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Changed;
 
 /// What a commit waits for. A crash of this process loses neither kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Durability {
-    /// For the operating system. A power failure may take the latest commits back, in order; it also ends the boot, and
-    /// with it every lease, so that nothing is lost but a token (see [`next_token`](super::rules::next_token)).
+    /// The operating system. A power failure may undo the latest commits, in order. It also ends the boot, and with it
+    /// every lease, so that nothing is lost but a token (see [`next_token`](super::rules::next_token)).
     System,
-    /// For the disk.
+    /// The disk.
     Disk,
 }
 

@@ -1,4 +1,4 @@
-//! The doctor's questions to the file: its log, its locks between connections, and whether it is whole.
+//! The doctor's checks of the file: its log, its locks between connections, and its integrity.
 
 use std::path::Path;
 use std::time::Duration;
@@ -89,8 +89,8 @@ fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
     })
 }
 
-/// Whether SQLite keeps a second writer out while there is one. Connections of one process find each other in memory: of
-/// the file system's own locks this says nothing.
+/// Checks whether SQLite refuses a second writer while there is one. Connections of one process find each other in
+/// memory, so this says nothing about the locks of the file system.
 fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Trouble> {
     const CHECK: &str = "write-lock";
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

@@ -8,27 +8,27 @@ use rusqlite::ffi;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 
-/// Why a request to the file came to nothing.
+/// Why a request to the file failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// SQLite's word, before anything was committed: there was certainly no effect.
+    /// An error of SQLite before the commit: certainly no effect.
     Sqlite(rusqlite::Error),
-    /// SQLite's word on a commit.
+    /// An error of SQLite at the commit.
     Commit(rusqlite::Error),
-    /// Ours; there was certainly no effect.
+    /// An error of leasehold: certainly no effect.
     Fault(Fault),
-    /// A value in a row that cannot be understood.
+    /// A value in a row that does not parse.
     Garbled(String),
 }
 
 impl Trouble {
-    /// Another connection is in the way, which passes.
+    /// Another connection has the file locked. This is transient.
     pub(super) fn busy(what: &str) -> Self {
         let error = ffi::Error::new(ffi::SQLITE_BUSY);
         Self::Sqlite(rusqlite::Error::SqliteFailure(error, Some(what.to_owned())))
     }
 
-    /// Whether another connection was in the way, which passes.
+    /// Whether another connection had the file locked. This is transient.
     pub(super) fn is_busy(&self) -> bool {
         let (Self::Sqlite(error) | Self::Commit(error)) = self else { return false };
         matches!(
@@ -37,7 +37,7 @@ impl Trouble {
         )
     }
 
-    /// The error to report about the file at `path`.
+    /// Returns the error to report about the file at `path`.
     pub(super) fn at(self, path: &Path) -> StoreError {
         let refused_commit = matches!(&self, Self::Commit(_)) && !self.is_busy();
         let fault = match self {
@@ -46,7 +46,7 @@ impl Trouble {
             Self::Garbled(what) => garbled(&what, path),
         };
         // A busy commit leaves its transaction open, and it is rolled back. After any other error the commit may
-        // stand in the log already, and take effect when the log is next recovered.
+        // already be in the log, and take effect when the log is recovered.
         if refused_commit { fault.maybe_applied() } else { fault.not_applied() }
     }
 }
@@ -70,9 +70,9 @@ impl From<Fault> for Trouble {
     }
 }
 
-/// A value that cannot be understood: reported, never overwritten, never granted.
+/// A value that does not parse is reported. It is never overwritten and never granted.
 fn garbled(what: &str, path: &Path) -> Fault {
-    // It may repeat what stands there.
+    // The message may repeat bytes of the row.
     let what = printable(what, 300);
     Fault::new(ErrorKind::Corrupt, format!("{} holds a row that cannot be read: {what}", path.display()))
         .with_help("it was edited: when nobody holds that lock, delete the row; tokens keep rising")

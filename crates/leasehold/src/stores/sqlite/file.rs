@@ -1,4 +1,4 @@
-//! The open file: one connection, opened anew whenever the path no longer leads to what is open.
+//! The open file: one connection, opened again when the path no longer leads to the open file.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -13,21 +13,22 @@ use super::location::Location;
 use super::schema;
 use crate::error::Fault;
 
-/// How long SQLite itself waits for another connection before it gives the turn to the next request of this store, so
-/// that a patient acquisition does not keep a renewal waiting.
+/// How long SQLite itself waits for another connection. After that the next request of this store is served, so that an
+/// acquisition with a long limit does not delay a renewal.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How many pages the log may have before a commit writes it into the file, which waits for the disk three times. As long
-/// as a connection is young, few: whoever opens the file next reads the log, and most live for one lock.
+/// How many pages the log may have before a commit writes it into the file, which waits for the disk three times. The
+/// limit is low while a connection is young: most connections live for one lock, and the next process that opens the
+/// file reads the log.
 pub(super) const YOUNG_LOG: u32 = 64;
-/// Later, SQLite's own default.
+/// The limit for older connections: SQLite's own default.
 const LOG: u32 = 1_000;
-/// A connection is young for so many requests.
+/// The number of requests during which a connection is young.
 const YOUTH: u32 = 64;
 
-/// How often the file is opened before giving up, when its files change meanwhile. The first process makes them.
+/// How often opening is tried if the files change meanwhile. The first process creates them.
 const ATTEMPTS: u32 = 4;
-/// How often a connection that is being closed is looked for, and the pause between.
+/// How often a connection that is being closed is checked, and the pause between the checks.
 const CLOSING_ROUNDS: u32 = 50;
 const CLOSING_PAUSE: Duration = Duration::from_millis(1);
 
@@ -35,13 +36,13 @@ const CLOSING_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct File {
     location: Location,
-    /// That serves this file.
+    /// The queue that serves this file.
     queue: Weak<dyn Closable>,
     open: Option<Open>,
 }
 
 impl File {
-    /// The file at `location`, which is opened by the first request.
+    /// Creates the file at `location`. The first request opens it.
     pub(super) fn new(location: Location, queue: Weak<dyn Closable>) -> Self {
         Self { location, queue, open: None }
     }
@@ -71,12 +72,13 @@ impl File {
             }
         }
         if writes {
-            // Else whoever closes the file last writes the log into it, and a short `leasehold run` cannot end before: that
-            // takes longer than all the rest of it. Those who only look do so, and after `init` there is no log.
+            // Otherwise the last process that closes the file writes the log into it. A short `leasehold run` cannot
+            // end before that, and it takes longer than all the rest of the run. Processes that only read do write the
+            // log, and after `init` there is no log.
             open.leave_log()?;
         }
         let result = work(&mut open.connection);
-        // After an error of the file, begin afresh: it may have been mended meanwhile.
+        // After an error of the file it is opened again, because it may have been repaired meanwhile.
         if !matches!(&result, Err(trouble @ (Trouble::Sqlite(_) | Trouble::Commit(_))) if !trouble.is_busy())
         {
             self.open = Some(open);
@@ -84,7 +86,7 @@ impl File {
         result
     }
 
-    /// What is open, to be closed by the caller.
+    /// Takes the open connection. The caller closes it.
     pub(super) fn take_open(&mut self) -> Option<Open> {
         self.open.take()
     }
@@ -96,27 +98,27 @@ impl File {
                 return Ok(open);
             }
         }
-        // Others open and close the file at the same time.
+        // Other processes open and close the file at the same time.
         Err(Trouble::busy("its -wal and -shm files keep changing"))
     }
 
-    /// `None` when it cannot be told which files were opened, because they changed meanwhile.
+    /// Opens the file. Returns `None` if the files changed meanwhile, so that it is unknown which ones were opened.
     fn try_open(&self, path: PathBuf) -> Result<Option<Open>, Trouble> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
-            // One request at a time has the connection.
+            // The connection serves one request at a time.
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        // Opens the file, and its -wal and -shm files with the first read.
+        // Opens the file. The first read opens its -wal and -shm files.
         let connection = Connection::open_with_flags(&path, flags)?;
         let Some(id) = FileId::of(&path) else { return Ok(None) };
         let sharing = Sharing::of(id);
         let mut sharing = sharing.lock();
         let before = Companions::of(&path);
-        // SQLite opens those that other connections of this process have open, wherever their names lead by now.
+        // SQLite opens the companions that other connections of this process have open, wherever their names lead now.
         if sharing.known().is_some_and(|known| before != Some(*known)) {
             sharing.close_idle();
-            // A connection that another thread closes now is known until it is closed. Its file may be deleted already,
-            // and this one have its number.
+            // A connection that another thread is closing stays known until it is closed. Its file may already be
+            // deleted, and this file may have its inode number.
             let mut rounds = 0;
             while sharing.known().is_some() {
                 if rounds == CLOSING_ROUNDS {
@@ -143,7 +145,7 @@ impl File {
         open.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
         open.connection.pragma_update(None, "synchronous", "NORMAL")?;
         open.connection.pragma_update(None, "wal_autocheckpoint", YOUNG_LOG)?;
-        // There, a plain fsync stops at the drive's cache.
+        // On macOS, a plain fsync does not flush the cache of the drive.
         if cfg!(target_os = "macos") {
             open.connection.pragma_update(None, "fullfsync", "ON")?;
         }
@@ -169,34 +171,34 @@ impl File {
     }
 }
 
-/// A connection, and which files it has open.
+/// A connection, and the files that it has open.
 #[derive(Debug)]
 pub(super) struct Open {
-    /// Closed before the others are told so, by the fields below.
+    /// Closed before the fields below are dropped, which report that it is closed.
     connection: Connection,
-    /// Without symbolic links.
+    /// The path without symbolic links.
     path: PathBuf,
     id: FileId,
-    /// `None` while it is being opened.
+    /// `None` while the file is being opened.
     companions: Option<Arc<Companions>>,
-    /// Of the connection, as long as it is young.
+    /// The number of requests on the connection, as long as it is young.
     requests: u32,
 }
 
 impl Open {
-    /// Whether `location` still leads to what is open. Two processes with different files would each grant the lock.
+    /// Whether `location` still leads to the open file. Two processes with different files would each grant the lock.
     fn is_current(&self, location: &Location) -> bool {
         FileId::of(&location.path) == Some(self.id) && self.has_companions()
     }
 
-    /// Whether the -wal and -shm files that are open are those that others find.
+    /// Whether the open -wal and -shm files are those that other processes find.
     fn has_companions(&self) -> bool {
         let now = Companions::of(&self.path);
         has_moved(&self.connection).is_ok_and(|moved| !moved)
             && self.companions.as_deref().is_some_and(|ours| now == Some(*ours))
     }
 
-    /// Closing it will leave the log as it is.
+    /// Makes closing leave the log as it is.
     fn leave_log(&self) -> Result<(), Trouble> {
         self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         Ok(())
@@ -205,15 +207,15 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // SQLite would write a log that was deleted into the file, and then delete the log that others write.
+        // SQLite would write a deleted log into the file, and then delete the log that other processes write.
         if !self.has_companions() {
             let _ = self.leave_log();
         }
     }
 }
 
-/// Whether the path leads to another file by now: a file that was deleted or replaced keeps its connections, and old
-/// and new connections would each grant the lock.
+/// Whether the path now leads to another file. A file that was deleted or replaced keeps its connections, and old and
+/// new connections would each grant the lock.
 fn has_moved(connection: &Connection) -> Result<bool, Trouble> {
     let mut moved = 0;
     connection.file_control(None::<&str>, FileControl::HasMoved(&mut moved))?;

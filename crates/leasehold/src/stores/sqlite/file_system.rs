@@ -1,8 +1,8 @@
-//! Which file systems are this machine's alone.
+//! The file systems that only one machine can mount.
 //!
-//! A file that two kernels can open has two boot clocks, and its locks would be granted twice. So only those file systems
-//! are used that are known to be local, and to let processes share memory by a file. All others are refused, until the user
-//! says that only this machine opens the file: `allow_network=on`.
+//! A file that two kernels can open has two boot clocks, and its locks would be granted twice. So only those file
+//! systems are accepted that are known to be local and to let processes share memory through a file. All others are
+//! refused, unless the user guarantees that only this machine opens the file: `allow_network=on`.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use rustix::fs::{StatFs, statfs};
 
 use crate::error::{ErrorKind, Fault};
 
-/// The type of the file system that `folder` is on.
+/// Returns the type of the file system that `folder` is on.
 ///
 /// # Errors
-/// Unsupported for one that is not known to be local.
+/// Unsupported for a type that is not known to be local.
 pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
     let shown = folder.display();
     let status = statfs(folder).map_err(|error| {
@@ -32,10 +32,10 @@ pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
     })
 }
 
-/// The name of a local one, or of another.
+/// Returns the name of the type: `Ok` for a local one, `Err` for any other.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn kind(status: &StatFs) -> Result<String, String> {
-    // Signed on some machines; the numbers have 32 bits.
+    // The field is signed on some machines. The numbers have 32 bits.
     by_magic(status.f_type as u64 & 0xffff_ffff)
 }
 
@@ -46,7 +46,7 @@ fn kind(status: &StatFs) -> Result<String, String> {
     if ["apfs", "hfs", "ufs"].contains(&name.as_str()) { Ok(name) } else { Err(name) }
 }
 
-/// Elsewhere the system tells in other ways, which are not asked yet.
+/// Other systems report the type in other ways, which are not supported yet.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn kind(_: &StatFs) -> Result<String, String> {
     Err("this operating system does not tell".to_owned())
@@ -63,7 +63,7 @@ fn by_magic(magic: u64) -> Result<String, String> {
     })
 }
 
-/// By the number that statfs(2) gives: those of one machine, on which processes can share memory by a file.
+/// Types by the number that statfs(2) returns: local ones on which processes can share memory through a file.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const LOCAL: &[(u64, &str)] = &[
     (0xef53, "ext2, ext3 or ext4"),
@@ -84,7 +84,7 @@ const LOCAL: &[(u64, &str)] = &[
     (0x0001_1954, "UFS"),
 ];
 
-/// Names for the error. Whatever is missing here is refused all the same.
+/// Names for the error message. A type that is missing here is refused all the same.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const OTHERS: &[(u64, &str)] = &[
     (0x6969, "NFS"),
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn an_unknown_file_system_is_refused_by_name_with_help() {
-        // No lock file can be made there, but the type is told.
+        // No lock file can be created there, but the type is reported.
         let fault = require_local(Path::new("/proc")).unwrap_err();
         assert_eq!(fault.kind, ErrorKind::Unsupported);
         assert!(fault.message.contains("/proc") && fault.message.contains("0x9fa0"), "{fault:?}");

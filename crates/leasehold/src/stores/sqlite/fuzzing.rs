@@ -1,4 +1,4 @@
-//! What holds of the rows of a file, whoever edited them.
+//! Properties of the rows of a file that hold after any edit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use std::path::Path;
@@ -31,13 +31,13 @@ thread_local! {
     static FILE: Connection = {
         let connection = Connection::open_in_memory().unwrap();
         connection.execute_batch(schema::TABLES).unwrap();
-        // Who edits a row may do so with other tools.
+        // People may edit rows with other tools.
         connection.execute_batch("PRAGMA ignore_check_constraints = ON").unwrap();
         connection
     };
 }
 
-/// A row is written back as it was read, and what cannot be read is neither free nor granted over.
+/// A row is written back as it was read. A row that does not parse is neither free nor granted over.
 ///
 /// The bytes are a JSON object of the columns that are not NULL.
 pub fn sqlite_row(data: &[u8]) {
@@ -52,7 +52,7 @@ pub fn sqlite_row(data: &[u8]) {
         }
         let marks = vec!["?"; values.len()].join(",");
         let insert = format!("INSERT INTO lock ({}) VALUES ({marks})", sql.join(","));
-        // The tables are strict: not every value goes into every column.
+        // The tables are strict: not every value fits into every column.
         if file.execute(&insert, rusqlite::params_from_iter(values)).is_ok() {
             judged(file, data);
         }
@@ -113,7 +113,7 @@ fn sql_value(json: &Json) -> Value {
             number.as_i64().map_or(Value::Real(number.as_f64().unwrap_or(0.0)), Value::Integer)
         }
         Json::String(text) => Value::Text(text.clone()),
-        // The columns that hold JSON hold it as text.
+        // JSON columns hold their JSON as text.
         Json::Array(_) | Json::Object(_) => Value::Text(json.to_string()),
     }
 }

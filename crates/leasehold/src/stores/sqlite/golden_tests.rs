@@ -1,4 +1,4 @@
-//! Files that were written once are read for ever: `tests/records/1-sqlite.sql` is such a file, as SQL.
+//! Files that were once written stay readable for ever. `tests/records/1-sqlite.sql` is such a file, as SQL.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn counter() -> Counter {
     Counter { token: 1_763_654_400_000_041, ceiling: 1_763_654_410_000_000, boot: BOOT.to_owned() }
 }
 
-/// The file as SQL that makes it again.
+/// Returns the file as SQL that creates it again.
 fn dump(file: &Connection) -> String {
     let mut lines = Vec::new();
     for pragma in ["application_id", "user_version"] {

@@ -1,18 +1,18 @@
 //! Which files a connection has open.
 //!
 //! SQLite keeps two files beside a database in WAL mode: the log (`-wal`) and the memory that processes share (`-shm`).
-//! It does not notice when they are deleted while in use. Whoever opens the database next makes new ones, and from then on
-//! two sets of connections see different locks.
+//! It does not notice when they are deleted while in use. The next process that opens the database creates new ones,
+//! and from then on two sets of connections see different locks.
 //!
-//! SQLite does not tell which files it has open. So the names are looked at before and after they are opened: a file that
-//! is open keeps its inode number. But connections of one process to one database share the `-shm` file that the first
-//! of them opened, whatever the name means by now. So a process keeps in mind which files its connections share.
+//! SQLite does not report which files it has open. So the names are resolved before and after the files are opened: an
+//! open file keeps its inode number. But the connections of one process to one database share the `-shm` file that the
+//! first of them opened, whatever the name leads to now. So a process remembers which files its connections share.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Tells a file from all others, as long as it exists or is open.
+/// Identifies a file as long as it exists or is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     device: u64,
@@ -20,7 +20,7 @@ pub(super) struct FileId {
 }
 
 impl FileId {
-    /// The file that `path` leads to, symbolic links followed; `None` if there is none that can be seen.
+    /// The file that `path` leads to, with symbolic links followed. `None` if no file can be seen there.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         Some(Self { device: metadata.dev(), inode: metadata.ino() })
@@ -35,7 +35,7 @@ pub(super) struct Companions {
 }
 
 impl Companions {
-    /// Those beside the database at `path`, which has no symbolic links; `None` unless both are there.
+    /// The companions of the database at `path`, which has no symbolic links. `None` unless both exist.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let beside = |suffix: &str| {
             let mut name = path.as_os_str().to_owned();
@@ -50,7 +50,7 @@ impl Companions {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sharing(Arc<Mutex<Shared>>);
 
-/// What has the database open.
+/// A queue that has the database open.
 pub(super) trait Closable: Send + Sync {
     /// Closes the database, unless it is in use now.
     fn close_if_idle(&self);
@@ -69,10 +69,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sharing {
-    /// Of the database in the file `id`.
+    /// Returns the entry of the database in the file `id`.
     pub(super) fn of(id: FileId) -> Self {
         let mut databases = locked(&DATABASES);
-        // A number may come again once the file is closed.
+        // An inode number may be reused once the file is closed.
         databases.retain(|(_, sharing)| Arc::strong_count(&sharing.0) > 1 || sharing.is_used());
         if let Some((_, sharing)) = databases.iter().find(|(other, _)| *other == id) {
             return sharing.clone();
@@ -82,7 +82,7 @@ impl Sharing {
         sharing
     }
 
-    /// Whoever opens the database does so alone.
+    /// Locks the entry, so that only one connection is opened at a time.
     pub(super) fn lock(&self) -> MutexGuard<'_, Shared> {
         locked(&self.0)
     }
@@ -93,19 +93,19 @@ impl Sharing {
 }
 
 impl Shared {
-    /// What the connections of this process have open; `None` if there is no connection.
+    /// The files that the connections of this process have open. `None` if there is no connection.
     pub(super) fn known(&self) -> Option<Arc<Companions>> {
         self.companions.upgrade()
     }
 
-    /// The first connection has `companions` open.
+    /// Records that the first connection has `companions` open.
     pub(super) fn begin(&mut self, companions: Companions) -> Arc<Companions> {
         let companions = Arc::new(companions);
         self.companions = Arc::downgrade(&companions);
         companions
     }
 
-    /// The connection of `queue` is one of them.
+    /// Adds the connection of `queue`.
     pub(super) fn add(&mut self, queue: &Weak<dyn Closable>) {
         self.queues.retain(|other| other.strong_count() > 0 && !other.ptr_eq(queue));
         self.queues.push(queue.clone());

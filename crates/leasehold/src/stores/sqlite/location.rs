@@ -1,4 +1,4 @@
-//! Where the file is, and whether locks may be kept there.
+//! The location of the file, and whether it may keep locks.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Metadata};
@@ -14,18 +14,18 @@ use super::file_system;
 use crate::error::{Error, ErrorKind, Fault};
 use crate::url::StoreUrl;
 
-/// A place for the file, not looked at yet.
+/// A location that has not been checked yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
     pub(super) path: PathBuf,
-    /// The user vouches that only this machine opens the file, whatever its file system can do.
+    /// The user guarantees that only this machine opens the file, whatever its file system supports.
     pub(super) allow_network: bool,
-    /// Nobody named the folder, so it is made when it is missing.
+    /// The location is the default one, so the folder is created if it is missing.
     pub(super) is_default: bool,
 }
 
 impl Location {
-    /// Takes the place out of `url`.
+    /// Takes the location out of `url`.
     ///
     /// # Errors
     /// Invalid for a URL with an authority or with a path that is no file.
@@ -58,7 +58,7 @@ impl Location {
         Ok(Self { path, allow_network, is_default })
     }
 
-    /// Makes the folder if it is missing, for its owner only: names and notes of locks may tell much.
+    /// Creates the folder if it is missing, for its owner only: names and notes of locks may be confidential.
     pub(super) fn create_folder(&self) -> Result<(), Fault> {
         let folder = folder_of(&self.path);
         let created = DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -70,8 +70,8 @@ impl Location {
         fs::metadata(folder_of(&self.path)).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Refuses what cannot work with an error that says why. The path without symbolic links, as far as it exists: SQLite
-    /// keeps its -wal and -shm files beside that.
+    /// Refuses a location that cannot work, with an error that says why. Returns the path without symbolic links, as
+    /// far as it exists: SQLite keeps its -wal and -shm files beside that path.
     pub(super) fn prepare(&self) -> Result<PathBuf, Fault> {
         if self.is_default {
             self.create_folder()?;
@@ -103,7 +103,7 @@ impl Location {
         Ok(path)
     }
 
-    /// The type of the file system that the file is on, if it is known to be local.
+    /// Returns the type of the file system that the file is on, if it is known to be local.
     pub(super) fn file_system(&self) -> Result<String, Fault> {
         let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         file_system::require_local(folder_of(&path))
@@ -126,11 +126,11 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is a folder, not a file"))
             .with_help(format!("name a file in it: sqlite:{shown}/locks.db")));
     }
-    // Opening a pipe would wait for ever.
+    // Opening a pipe would block for ever.
     if !metadata.is_file() {
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is not a regular file")));
     }
-    // By each of its paths the file would have another -wal beside it: each side would grant the lock.
+    // Each path of the file would have a separate -wal beside it, and each side would grant the lock.
     if metadata.nlink() > 1 {
         return Err(Fault::new(ErrorKind::Unsupported, format!("{shown} has several names (hard links)"))
             .with_help("keep one of them; a symbolic link may lead to it"));
@@ -149,7 +149,7 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
     Ok(())
 }
 
-/// Whether `file` is on another mount than the folder that it is in, as with `docker run -v /a/locks.db:/b/locks.db`.
+/// Whether `file` is on another mount than its folder, as with `docker run -v /a/locks.db:/b/locks.db`.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn is_mount(file: &Path, folder: &Path) -> bool {
     let mount = |path: &Path| {
@@ -159,7 +159,7 @@ fn is_mount(file: &Path, folder: &Path) -> bool {
     mount(file) != mount(folder)
 }
 
-/// Elsewhere a file cannot be mounted without its folder.
+/// On other systems a file cannot be mounted without its folder.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn is_mount(_: &Path, _: &Path) -> bool {
     false
@@ -167,7 +167,7 @@ fn is_mount(_: &Path, _: &Path) -> bool {
 
 /// `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
 fn default_path(state: Option<OsString>, home: Option<OsString>) -> Result<PathBuf, Error> {
-    // The XDG specification says that a relative path is to be ignored.
+    // The XDG specification says that a relative path is ignored.
     let absolute = |folder: Option<OsString>| folder.map(PathBuf::from).filter(|folder| folder.is_absolute());
     let state = absolute(state).or_else(|| absolute(home).map(|home| home.join(".local/state")));
     match state {
@@ -327,7 +327,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("locks.db");
         fs::write(&path, "").unwrap();
-        // Permissions do not bind root.
+        // Permissions do not restrict root.
         let expected = if rustix::process::geteuid().is_root() { None } else { Some(ErrorKind::Denied) };
         for (what, mode, usual) in [(&path, 0o400, 0o600), (&home.path().to_owned(), 0o500, 0o700)] {
             fs::set_permissions(what, fs::Permissions::from_mode(mode)).unwrap();

@@ -1,7 +1,7 @@
-//! This machine's boot and this process, as other processes on the machine can recognise them.
+//! The identity of this machine's boot and of this process, so that other processes on the machine can recognise them.
 //!
-//! A lease in a local file is judged by one kernel's clock, so the store must know which boot that clock belongs to,
-//! and may go one step further: a holder whose process is gone cannot use its lease any more.
+//! A lease in a local file is judged by one kernel's clock, so the store must know to which boot a reading belongs. It
+//! may also end a lease early: a process that has ended cannot use its lease.
 
 use std::fs;
 use std::io;
@@ -13,28 +13,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ErrorKind, Fault};
 
-/// A boot id that is not the kernel's own. Two of which one is such may be of one boot.
+/// The prefix of a boot id that is not the kernel's own. Such an id and another one may belong to the same boot.
 const MASKED: &str = "container:";
 
 /// One boot of one machine, and this process in it.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
-    /// Changes with every boot, never in between; begins with [`MASKED`] in a container that has an id of its own.
+    /// Changes with every boot and never in between. Begins with [`MASKED`] in a container that has its own id.
     pub(super) boot: String,
-    /// This process; `None` where the system does not tell what others need to recognise it.
+    /// This process. `None` if the system does not provide what other processes need to recognise it.
     pub(super) me: Option<Process>,
 }
 
-/// A process that can be told from every other of the same boot: process ids are used again, start times are not.
+/// The identity of a process within one boot. Process ids are reused, start times are not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Process {
-    /// In which the id counts: the target of `/proc/self/ns/pid`.
+    /// The namespace of the id: the target of `/proc/self/ns/pid`.
     pub(super) namespace: String,
     /// The process id.
     pub(super) pid: u32,
-    /// When it started, in clock ticks since boot.
+    /// The start time, in clock ticks since boot.
     pub(super) start: u64,
-    /// Other processes of the same namespace that work for it: it counts as dead only when these have ended too.
+    /// Other processes of the same namespace that work for it. It counts as dead only when they have ended too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) others: Vec<Other>,
 }
@@ -44,22 +44,22 @@ pub(super) struct Process {
 pub(super) struct Other {
     /// The process id.
     pub(super) pid: u32,
-    /// When it started, in clock ticks since boot.
+    /// The start time, in clock ticks since boot.
     pub(super) start: u64,
 }
 
 impl Process {
-    /// Whether it is the process `other`, whatever works for either.
+    /// Whether it is the process `other`, whatever processes work for either.
     pub(super) fn is(&self, other: &Self) -> bool {
         (&self.namespace, self.pid, self.start) == (&other.namespace, other.pid, other.start)
     }
 }
 
 impl Machine {
-    /// This machine, now.
+    /// Identifies this machine and this process.
     ///
     /// # Errors
-    /// Unsupported where one boot cannot be told from another: leases could then not be judged safely.
+    /// Unsupported if one boot cannot be told from another: leases could then not be judged safely.
     pub(super) fn this() -> Result<Self, Fault> {
         let shifted =
             fs::read_to_string("/proc/self/timens_offsets").is_ok_and(|text| shifts_boot_clock(&text));
@@ -73,19 +73,19 @@ impl Machine {
         Ok(Self { boot: boot_id()?, me: this_process() })
     }
 
-    /// Whether what was written under `boot` is certainly of an earlier boot, when `at_ns` on the boot clock was written
-    /// with it, and it is now `now_ns`.
+    /// Whether a record written under `boot` is certainly of an earlier boot. `at_ns` is the boot clock that was
+    /// written with it, `now_ns` the boot clock now.
     pub(super) fn has_rebooted_since(&self, boot: &str, at_ns: u64, now_ns: u64) -> bool {
         if boot == self.boot {
             return false;
         }
         let both_genuine = !boot.starts_with(MASKED) && !self.boot.starts_with(MASKED);
-        // A boot clock never goes back. Where it could be either, it is judged by that clock: after a reboot that costs
-        // one ttl at most, and within a boot nobody is granted what another holds.
+        // A boot clock never goes back. If the ids do not decide it, the clock does. After a reboot that costs one ttl
+        // at most, and within a boot no lock is granted that another process holds.
         both_genuine || now_ns < at_ns
     }
 
-    /// Whether `process` certainly runs no more. Whatever cannot be seen for sure counts as running.
+    /// Whether `process` has certainly ended. A process that cannot be seen for sure counts as running.
     pub(super) fn is_dead(&self, process: &Process) -> bool {
         if self.me.as_ref().is_none_or(|me| me.namespace != process.namespace) {
             return false;
@@ -101,7 +101,8 @@ impl Machine {
         self.me.as_ref().is_some_and(|me| me.is(process))
     }
 
-    /// Those of `pids` that run, as others can recognise them. What this process cannot see, others cannot either.
+    /// Returns the processes of `pids` that run. A process that this one cannot see is left out: others cannot see it
+    /// either.
     pub(super) fn running(&self, pids: &[u32]) -> Vec<Other> {
         let running = |pid: &u32| {
             let stat = stat(*pid).ok()??;
@@ -111,12 +112,12 @@ impl Machine {
     }
 }
 
-/// By what /proc says about its id, and whether the id is in use.
+/// Decides whether a process has ended, by its entry in /proc and by whether its id is in use.
 fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl Fn(u32) -> bool) -> bool {
     match seen {
         Ok(Some(stat)) => stat.start != start || stat.ended(),
         Ok(None) => false,
-        // /proc may hide the processes of other users (hidepid): then only the kernel's own word counts.
+        // /proc may hide the processes of other users (hidepid). Then only the kernel's own answer counts.
         Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(pid),
         Err(_) => false,
     }
@@ -125,7 +126,7 @@ fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl 
 fn boot_id() -> Result<String, Fault> {
     let id = match fs::read_to_string("/proc/sys/kernel/random/boot_id") {
         Ok(id) => id,
-        // macOS has no /proc; its id of a boot is behind sysctl(8), which costs a few milliseconds once.
+        // macOS has no /proc. sysctl(8) returns its boot id, which costs a few milliseconds once.
         Err(_) if cfg!(target_os = "macos") => sysctl("kern.bootsessionuuid"),
         Err(_) => String::new(),
     };
@@ -141,7 +142,7 @@ fn boot_id() -> Result<String, Fault> {
     Ok(id.to_owned())
 }
 
-/// Whether something is mounted over the boot id: systemd-nspawn and LXC give each container a random one.
+/// Whether a file is mounted over the boot id: systemd-nspawn and LXC give each container a random id.
 fn is_masked(mountinfo: &str) -> bool {
     mountinfo.lines().any(|line| line.split(' ').nth(4) == Some("/proc/sys/kernel/random/boot_id"))
 }
@@ -151,7 +152,7 @@ fn sysctl(name: &str) -> String {
     output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
 }
 
-/// Reads `/proc/self/timens_offsets`: lines of clock, seconds and nanoseconds.
+/// Parses `/proc/self/timens_offsets`: lines of clock, seconds and nanoseconds.
 fn shifts_boot_clock(offsets: &str) -> bool {
     offsets
         .lines()
@@ -161,7 +162,7 @@ fn shifts_boot_clock(offsets: &str) -> bool {
 
 fn this_process() -> Option<Process> {
     let pid = std::process::id();
-    // A /proc of another PID namespace numbers processes differently: its answers would be about strangers.
+    // The /proc of another PID namespace numbers processes differently, so its entries would be other processes.
     let seen = fs::read_link("/proc/self").ok()?;
     if seen != Path::new(&pid.to_string()) {
         return None;
@@ -171,7 +172,7 @@ fn this_process() -> Option<Process> {
     Some(Process { namespace, pid, start, others: Vec::new() })
 }
 
-/// What `/proc/PID/stat` says.
+/// The fields of `/proc/PID/stat` that matter here.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     state: u8,
@@ -180,7 +181,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Dead or a zombie. A process whose first thread has ended shows as a zombie while its others still run.
+    /// Whether the process is dead or a zombie. A process whose first thread has ended shows as a zombie while its
+    /// other threads still run.
     fn ended(&self) -> bool {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }
@@ -190,11 +192,12 @@ fn stat(pid: u32) -> io::Result<Option<Stat>> {
     Ok(parse_stat(&fs::read(format!("/proc/{pid}/stat"))?))
 }
 
-/// The second field is the program's name in parentheses and may hold anything, spaces and `)` too.
+/// Parses `/proc/PID/stat`. The second field is the program's name in parentheses. It may contain anything, also spaces
+/// and `)`.
 fn parse_stat(text: &[u8]) -> Option<Stat> {
     let end_of_name = text.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(&text[end_of_name + 1..]).ok()?;
-    // Counted as in proc(5), the state is field 3.
+    // Fields are numbered as in proc(5): the state is field 3.
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).copied();
     Some(Stat {
@@ -218,7 +221,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A process to borrow an identity from; ended when dropped.
+    /// A process whose identity tests use. It is killed when dropped.
     pub(crate) struct Sleeper(Child);
 
     impl Sleeper {
@@ -231,7 +234,7 @@ pub(super) mod tests {
             Process { pid: self.0.id(), start, ..this_process().unwrap() }
         }
 
-        /// Kills it; it stays a zombie until it is [reaped](Self::reap).
+        /// Kills the process. It stays a zombie until it is [reaped](Self::reap).
         pub(crate) fn kill(&mut self) {
             self.0.kill().unwrap();
             while !stat(self.0.id()).unwrap().unwrap().ended() {

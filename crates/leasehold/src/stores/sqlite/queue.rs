@@ -1,17 +1,18 @@
-//! The requests that wait for the file.
+//! The queue of requests that wait for the file.
 //!
-//! Callers put requests in here and await the answers. No future of theirs ever holds the file or a place in a queue, so
-//! one that is kept and not polled delays nobody else.
+//! Callers add requests to the queue and await the answers. No future of theirs ever holds the file or a place in a
+//! queue. So a future that is kept and not polled delays no other request.
 //!
-//! SQLite blocks, so requests run on tokio's threads for blocking work. A runtime with a paused clock then knows that
-//! something is going on. The requests are served by a *runner*, one at a time. It ends when no request of its own
-//! runtime waits, so that no runtime is kept from shutting down by the requests of another, and nothing is left when there
-//! is nothing to do. Meanwhile it serves all of them, the most important first.
+//! SQLite blocks, so requests run on tokio's threads for blocking work. A runtime with a paused clock then sees that
+//! work is under way. A *runner* serves the requests, one at a time, the most important first. It serves the requests
+//! of all runtimes, and ends when no request of its own runtime waits. So the requests of one runtime do not keep
+//! another from shutting down, and an idle queue has no runner.
 //!
-//! A request has a limit. A *lookout*, a task in each runtime that has asked lately, answers those whose time is over.
+//! A request has a time limit. A *lookout* is a task in each runtime that has sent requests lately. It answers the
+//! requests whose time is over.
 //!
-//! The rule that keeps every request moving: while the file is idle, a runner has been started in each runtime whose
-//! requests wait. A runtime that shuts down, or has no thread to spare, delays its own requests only.
+//! One rule keeps every request moving: while the file is idle, a runner has been started in each runtime whose
+//! requests wait. A runtime that shuts down, or has no free thread, delays only its own requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,28 +27,28 @@ use super::identity::Closable;
 use crate::clock::Moment;
 use crate::env::Env;
 
-/// What a request is for, the most important first. Of those who contend for locks or wait for them, at most one stands
+/// The purposes of requests, the most important first. Of the requests of contenders and waiters, at most one is served
 /// before a renewal: the one that is being served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// A renewal.
     Renew,
-    /// A release, and whatever else a holder asks for.
+    /// A release, and any other request of a holder.
     Release,
-    /// Another write: an acquisition, an eviction.
+    /// Another write: an acquisition or an eviction.
     Write,
-    /// A question.
+    /// A read.
     Read,
-    /// The question of one who waits for a lock, and asks again.
+    /// A repeated read by a waiter.
     Poll,
 }
 
 const LANES: usize = 5;
 
-/// The lanes of holders. They go first, always.
+/// The number of lanes for holders. They always go first.
 const HOLDERS: usize = 2;
 
-/// One in so many of the other requests is the one that has waited for the longest, whatever its lane.
+/// One in this many of the other requests is the oldest one, whatever its lane.
 const AGED: u32 = 8;
 
 impl Purpose {
@@ -56,25 +57,25 @@ impl Purpose {
     }
 }
 
-/// What is to be done with the file, and who waits for the answer.
+/// The work on the file, and the caller that waits for its result.
 pub(super) trait Work: Send {
-    /// Does it, and keeps the answer. `Some` when the file was busy: to be done again after that pause.
+    /// Does the work and keeps the answer. `Some` if the file was busy: run again after that pause.
     fn run(&mut self, file: &mut File) -> Option<Duration>;
 
     /// Sends the answer.
     fn answer(self: Box<Self>);
 }
 
-/// The way to the caller.
+/// The channel to the caller.
 pub(super) trait Reply: Send + Sync {
-    /// Whether the caller is still there.
+    /// Whether the caller still waits.
     fn is_awaited(&self) -> bool;
 
-    /// Says that there was no answer in time; `begun` if there may have been an effect.
+    /// Reports that there was no answer in time. `begun` says whether the work may have had an effect.
     fn give_up(&self, begun: bool);
 }
 
-/// Who waits, where, and for how long.
+/// The caller of a request: its runtime, and how long it waits.
 #[derive(Clone)]
 pub(super) struct Caller {
     pub(super) runtime: Handle,
@@ -93,7 +94,7 @@ impl Caller {
 /// A request.
 pub(super) struct Request {
     purpose: Purpose,
-    /// Counts arrivals.
+    /// The position in the order of arrival.
     number: u64,
     caller: Caller,
     work: Box<dyn Work>,
@@ -109,35 +110,35 @@ impl Request {
     }
 }
 
-/// The file, and who waits for it.
+/// The file and the requests that wait for it.
 pub(super) struct Queue(Mutex<State>);
 
 struct State {
     /// `None` while a runner has it.
     file: Option<File>,
-    /// Whose request is being served.
+    /// The caller whose request is being served.
     served: Option<Caller>,
     lanes: [VecDeque<Request>; LANES],
-    /// Runtimes that have a lookout.
+    /// The runtimes that have a lookout.
     watched: Vec<Id>,
-    /// Runtimes in which a runner was started and has not begun.
+    /// The runtimes in which a runner was started and has not begun.
     called: Vec<Id>,
     arrivals: u64,
-    /// How many requests of others than holders were served.
+    /// The number of requests that were served for callers other than holders.
     others: u32,
 }
 
 impl Closable for Queue {
-    /// It is opened again when it is needed.
+    /// Closes the file. The next request opens it again.
     fn close_if_idle(&self) {
         let open = self.state().file.as_mut().and_then(File::take_open);
-        // Closing takes a while.
+        // Closing takes a while, so it happens outside of the lock.
         drop(open);
     }
 }
 
 impl Queue {
-    /// A queue for the file that `file` makes, which gets the queue that it is in.
+    /// Creates a queue for the file that `file` returns. The file gets a reference to its queue.
     pub(super) fn new(file: impl FnOnce(Weak<Self>) -> File) -> Arc<Self> {
         Arc::new_cyclic(|queue| {
             Self(Mutex::new(State {
@@ -152,7 +153,7 @@ impl Queue {
         })
     }
 
-    /// Adds `request`, and sees to it that it will be served.
+    /// Adds `request` and makes sure that it will be served.
     pub(super) fn push(self: &Arc<Self>, request: Request) {
         let caller = request.caller.clone();
         let runtime = caller.runtime.id();
@@ -161,7 +162,7 @@ impl Queue {
             state.add(request);
             (state.file.is_some() && add(&mut state.called, runtime), add(&mut state.watched, runtime))
         };
-        // First: it starts another runner if this one cannot be started.
+        // The lookout goes first: it starts another runner if this one cannot be started.
         if watch {
             let lookout = Lookout { queue: Arc::downgrade(self), runtime };
             caller.runtime.spawn(lookout.watch(caller.env));
@@ -177,7 +178,7 @@ impl Queue {
 
     fn start_runner(self: &Arc<Self>, runtime: &Handle) {
         let runner = Runner { queue: Arc::clone(self), runtime: runtime.id(), begun: false };
-        // It panics when the system has no thread for the runtime's first one.
+        // `spawn_blocking` panics if the system has no thread for the runtime's first one.
         let started = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(move || runner.run()))));
         if started.is_err() {
             tracing::warn!("no thread for SQLite's requests; trying again");
@@ -185,7 +186,7 @@ impl Queue {
         }
     }
 
-    /// Starts a runner for the requests of `runtime` that wait while the file is idle: one could not be started before.
+    /// Starts a runner for the requests of `runtime` that wait while the file is idle. It could not be started before.
     fn start_missing_runner(self: &Arc<Self>, runtime: &Handle) {
         let missing = {
             let mut state = self.state();
@@ -209,7 +210,7 @@ impl State {
         self.lanes.iter().flatten()
     }
 
-    /// The next request to serve, for a runner in `runtime`; `None` when none of that runtime waits.
+    /// Returns the next request for a runner in `runtime`. `None` if no request of that runtime waits.
     fn next(&mut self, runtime: Id) -> Option<Request> {
         loop {
             self.waiting().find(|request| request.runtime() == runtime)?;
@@ -221,7 +222,7 @@ impl State {
         }
     }
 
-    /// The lane whose first request is served next.
+    /// Returns the lane whose first request is served next.
     fn lane(&mut self) -> Option<usize> {
         let mut filled = (0..LANES).filter(|&lane| !self.lanes[lane].is_empty());
         let first = filled.next()?;
@@ -236,7 +237,7 @@ impl State {
     }
 }
 
-/// Adds `item` to those that do not hold it yet.
+/// Adds `item` if it is not there yet. Returns whether it was added.
 fn add(items: &mut Vec<Id>, item: Id) -> bool {
     let new = !items.contains(&item);
     if new {
@@ -245,7 +246,7 @@ fn add(items: &mut Vec<Id>, item: Id) -> bool {
     new
 }
 
-/// Serves the requests from a thread of `runtime`.
+/// Serves the requests on a thread of `runtime`.
 struct Runner {
     queue: Arc<Queue>,
     runtime: Id,
@@ -260,7 +261,7 @@ impl Runner {
             state.called.retain(|&runtime| runtime != self.runtime);
             state.file.take()
         };
-        // Another runner has it, and calls for others when it ends.
+        // Another runner has the file, and starts other runners when it ends.
         let Some(file) = file else { return };
         let mut turn = Turn { queue: Arc::clone(&self.queue), runtime: self.runtime, file: Some(file) };
         drop(self);
@@ -274,7 +275,7 @@ impl Runner {
                 Some(pause) => later(&turn.queue, request, pause),
             }
         }
-        // Whoever has the last answer finds the file put back, and no trace of this runner.
+        // When a caller gets the last answer, the file is back in the queue and this runner has ended.
         drop(turn);
         if let Some(work) = done {
             work.answer();
@@ -282,7 +283,7 @@ impl Runner {
     }
 }
 
-/// Puts `request` back after `pause`, without keeping the file meanwhile.
+/// Returns `request` to the queue after `pause`, without keeping the file meanwhile.
 fn later(queue: &Arc<Queue>, request: Request, pause: Duration) {
     let queue = Arc::clone(queue);
     let Caller { runtime, env, .. } = request.caller.clone();
@@ -293,12 +294,12 @@ fn later(queue: &Arc<Queue>, request: Request, pause: Duration) {
 }
 
 impl Drop for Runner {
-    /// Its runtime shut down before it could begin.
+    /// The runtime shut down before the runner could begin.
     fn drop(&mut self) {
         if self.begun {
             return;
         }
-        // Nothing is started from here: the runtime's own locks may be held.
+        // Nothing is started from here, because the runtime's own locks may be held.
         let mut lost = Vec::new();
         let mut state = self.queue.state();
         state.called.retain(|&runtime| runtime != self.runtime);
@@ -308,12 +309,12 @@ impl Drop for Runner {
             lost.extend::<VecDeque<Request>>(ended);
         }
         drop(state);
-        // Their callers hear of it.
+        // Dropping the requests answers their callers.
         drop(lost);
     }
 }
 
-/// The file in the hands of a runner, put back whatever happens.
+/// The file while a runner has it. It is always put back.
 struct Turn {
     queue: Arc<Queue>,
     runtime: Id,
@@ -343,14 +344,14 @@ impl Drop for Turn {
     }
 }
 
-/// Answers the requests of a runtime whose time is over: callers have no timers of their own, which would be lost with
-/// their runtime.
+/// Answers the requests of a runtime whose time is over. Callers have no timers of their own, because those would be
+/// lost with their runtime.
 struct Lookout {
     queue: Weak<Queue>,
     runtime: Id,
 }
 
-/// How often a lookout looks. It ends when it finds nothing that waits.
+/// How often a lookout checks. It ends when no request waits.
 const LOOK: Duration = Duration::from_millis(250);
 
 impl Lookout {
@@ -361,7 +362,7 @@ impl Lookout {
             match self.look() {
                 Some(left) => pause = left.min(LOOK),
                 None => {
-                    // Another one may have begun.
+                    // Another lookout may have begun.
                     self.queue = Weak::new();
                     return;
                 }
@@ -369,7 +370,7 @@ impl Lookout {
         }
     }
 
-    /// The shortest time that is left to any request; `None` when there is none, and this lookout has ended.
+    /// Returns the shortest time that any request has left. `None` if there is no request and this lookout has ended.
     fn look(&self) -> Option<Duration> {
         let queue = self.queue.upgrade()?;
         if let Ok(runtime) = Handle::try_current() {

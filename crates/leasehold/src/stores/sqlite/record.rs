@@ -1,4 +1,4 @@
-//! The rows of the file: read with suspicion, written whole.
+//! The rows of the file. They are validated when read, and always written whole.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::types::LockName;
 /// One lock.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Record {
-    /// Of the current or latest grant.
+    /// The token of the current or latest grant.
     pub(super) token: Token,
-    /// The latest grants that are over, newest first.
+    /// The latest ended grants, newest first.
     pub(super) history: Vec<PastGrant>,
-    /// What it is now.
+    /// The current state.
     pub(super) state: State,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum State {
     Held(Box<Hold>),
 }
 
-/// Until when nobody is granted the lock.
+/// The end of a cooldown, until which the lock is not granted.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rest {
     pub(super) boot: String,
@@ -43,7 +43,7 @@ pub(super) struct Rest {
     pub(super) until_us: u64,
 }
 
-/// A grant that is not over. Nanoseconds are on the boot clock of `boot`.
+/// A grant that has not ended. Nanoseconds are on the boot clock of `boot`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Hold {
     pub(super) grant: Id,
@@ -71,14 +71,15 @@ pub(super) fn load(connection: &Connection, name: &LockName) -> Result<Option<Re
     }
 }
 
-/// Up to `limit` names that start with `prefix`, in order, from after `after`. As text: anybody may have edited them.
+/// Returns up to `limit` names after `after` that start with `prefix`, in order. As text, because people may have
+/// edited them.
 pub(super) fn names(
     connection: &Connection,
     prefix: &str,
     after: Option<&str>,
     limit: u32,
 ) -> Result<Vec<String>, Trouble> {
-    // A range instead of LIKE: it uses the index, and the prefix may hold `%` and `_`.
+    // A range instead of LIKE: it uses the index, and the prefix may contain `%` and `_`.
     let mut statement = connection.prepare(
         "SELECT name FROM lock WHERE name >= :prefix AND (:after IS NULL OR name > :after) ORDER BY name LIMIT :limit",
     )?;
@@ -130,19 +131,19 @@ pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -
     Ok(())
 }
 
-/// The counter that outlives every row.
+/// The counter of the file, which outlives every row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Counter {
     /// The highest token of all locks.
     pub(super) token: u64,
-    /// Tokens up to here may have been granted by commits that a power failure took back.
+    /// Tokens up to this one may have been granted by commits that a power failure undid.
     pub(super) ceiling: u64,
     /// The boot in which the ceiling was set.
     pub(super) boot: String,
 }
 
 impl Counter {
-    /// Reads it; a counter that was deleted by hand starts again at the wall clock, as in a new file.
+    /// Reads the counter. A counter that was deleted by hand starts again at the wall clock, as in a new file.
     pub(super) fn load(connection: &Connection) -> Result<Self, Trouble> {
         let mut statement =
             connection.prepare_cached("SELECT token, ceiling, boot FROM counter WHERE id = 1")?;
@@ -157,7 +158,7 @@ impl Counter {
         }
     }
 
-    /// Writes it.
+    /// Writes the counter.
     pub(super) fn store(&self, connection: &Connection) -> Result<(), Trouble> {
         let mut statement = connection.prepare_cached(
             "INSERT OR REPLACE INTO counter (id, token, ceiling, boot) VALUES (1, ?, ?, ?)",

@@ -1,14 +1,14 @@
-//! The tables, and whether a file has them.
+//! The tables, and the check whether a file has them.
 
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::fault::Trouble;
 use crate::error::{ErrorKind, Fault};
 
-/// `lhLK`, in the header of the file: says whose database it is.
+/// `lhLK` in the header of the file. It marks the database as leasehold's.
 const APPLICATION_ID: i64 = 0x6c68_4c4b;
 
-/// In `user_version`. A file of a higher version is refused, not guessed at.
+/// The version in `user_version`. A file of a higher version is refused.
 const VERSION: i64 = 1;
 
 pub(super) const TABLES: &str = "
@@ -39,17 +39,17 @@ CREATE TABLE counter (
 INSERT INTO counter VALUES (1, 0, 0, '');
 ";
 
-/// Makes sure that the file has our tables: two reads where it does.
+/// Makes sure that the file has leasehold's tables. This is two reads if it does.
 ///
 /// # Errors
-/// Invalid for another program's database, Unsupported for a newer version; nothing was overwritten.
+/// Invalid for another program's database, Unsupported for a newer version. Nothing was overwritten.
 pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
-    // One snapshot: between two reads another process may make the tables.
+    // Both reads see one snapshot: another process may create the tables in between.
     let ours = check(&*connection.transaction()?)?;
     if ours { Ok(()) } else { create(connection) }
 }
 
-/// Whether the tables are there; `false` for an empty file.
+/// Whether the tables exist. `false` for an empty file.
 pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
     let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -60,7 +60,8 @@ pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
     if (application, version, tables) == (0, 0, 0) { Ok(false) } else { Err(foreign().into()) }
 }
 
-/// Switches the file to a write-ahead log. It stays so, but a copy of it that SQLite made (`VACUUM INTO`) may not be.
+/// Switches the file to a write-ahead log. The setting is permanent, but a copy that SQLite made (`VACUUM INTO`) may
+/// lack it.
 pub(super) fn use_log(connection: &Connection) -> Result<(), Trouble> {
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
     if mode != "wal" {
@@ -78,7 +79,7 @@ fn create(connection: &mut Connection) -> Result<(), Trouble> {
     use_log(connection)?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have been first.
+    // Another process may have been faster.
     if check(&transaction)? {
         return Ok(());
     }

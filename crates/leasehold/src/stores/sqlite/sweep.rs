@@ -1,4 +1,4 @@
-//! Sweeping: the rows of locks that nobody has used for long are deleted. The counter stays, so tokens go on rising.
+//! Sweeping: deletes the rows of locks that have long been unused. The counter stays, so tokens keep rising.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::lease::Swept;
 use crate::types::LockName;
 
 impl SqliteLeases {
-    /// In one transaction, so that nobody acquires the lock between the look and the delete.
+    /// Runs in one transaction, so that no process acquires the lock between the read and the delete.
     pub(super) async fn swept(
         &self,
         name: &LockName,
@@ -41,7 +41,7 @@ impl SqliteLeases {
     }
 }
 
-/// By the wall clock of this machine, the only one that goes on across boots.
+/// Counts on the wall clock of this machine, the only clock that continues across boots.
 fn free_for(record: &Record, machine: &Machine, now: Moment) -> Option<Duration> {
     let free_from_us = match &record.state {
         State::Held(_) => return None,

@@ -1,4 +1,4 @@
-//! The store as a whole, on real files. Time is moved by hand: no test waits for a lease.
+//! The store as a whole, on real files. Tests advance the time themselves: no test waits for a lease.
 
 mod disk;
 mod files;
@@ -18,7 +18,7 @@ use crate::lease::{End, Holder, Id, State};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// A folder with a file of locks, and a clock that all its stores share.
+/// A folder with a lock file, and a clock that all its stores share.
 struct Site {
     folder: tempfile::TempDir,
     clock: Arc<TestClock>,
@@ -57,7 +57,7 @@ impl Site {
         store
     }
 
-    /// The boot clock starts again, the wall clock goes on (to the second).
+    /// Restarts the boot clock. The wall clock continues (to the second).
     fn reboot(&mut self) {
         self.machine.boot.push('+');
         let before = self.clock.now().wall_us();
@@ -126,7 +126,7 @@ impl Gate {
         runtime.spawn(async move {
             let work = move |_: &mut Connection| {
                 begin.take().map(|begin| begin.send(()));
-                // Until the sender is dropped.
+                // Blocks until the sender is dropped.
                 let _ = opened.recv();
                 Ok(())
             };
@@ -137,7 +137,7 @@ impl Gate {
     }
 }
 
-/// How long after its last renewal a lease lapses.
+/// The time from the last renewal until the lease lapses.
 fn span() -> Duration {
     Ttl::new(TTL).unwrap().contender_span()
 }
@@ -191,7 +191,7 @@ async fn a_waiter_is_told_of_a_release_by_another_process() {
     changed.unwrap();
     released.unwrap();
     grant(&two).await;
-    // Held by another grant than the one that was seen: worth a look.
+    // The lock is held by another grant than the one that was seen, so the waiter wakes.
     two.changed(&name, &seen).await.unwrap();
 }
 

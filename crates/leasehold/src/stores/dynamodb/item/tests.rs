@@ -40,7 +40,7 @@ fn read_record(item: &Item) -> Record {
     }
 }
 
-/// What AWS's Java client writes when it acquires: a whole new item, with nothing of ours.
+/// The item that AWS's Java client writes when it acquires: a whole new item, without leasehold's attributes.
 fn java(version: &str) -> Item {
     Item::from([
         (KEY.to_owned(), s("deploy/prod")),
@@ -69,7 +69,7 @@ fn every_record_comes_back_as_it_was() {
 #[test]
 fn both_clients_find_in_our_item_what_they_require_in_the_form_they_require() {
     let held = item(&record());
-    // The Java client parses leaseDuration with Long.parseLong, and takes any isReleased for a release.
+    // The Java client parses leaseDuration with Long.parseLong, and treats any isReleased as a release.
     assert_eq!(text(&held, LEASE), Some("31500"), "ttl and lock delay: they wait for no more than this");
     assert!(text(&held, OWNER).unwrap().starts_with("alice@ci-7 4121 "), "{held:?}");
     assert_eq!(text(&held, VERSION), Some("ffeeddcc-bbaa-9988-7766-554433221100"));
@@ -105,7 +105,8 @@ fn another_clients_item_is_held_by_its_owner_for_its_lease_and_its_token_is_not_
     assert_eq!((free.state, free.newborn), (RecordState::Free, true));
 }
 
-/// After an UpdateItem of theirs, or a PutItem of the Go client, which copies what it had read, ours are still there.
+/// After an UpdateItem of another client, or a PutItem of the Go client, which copies what it had read, leasehold's
+/// attributes still exist.
 #[test]
 fn what_survived_of_ours_does_not_count_once_another_client_has_written() {
     let mut stale = item(&record());
@@ -208,7 +209,7 @@ fn an_item_in_the_other_dialect_says_which_option_to_add() {
     assert_eq!(theirs.ttl_ms, 20_000);
     let fault = read(&java(THEIRS), Dialect::Go).unwrap_err();
     assert!(fault.help.unwrap().contains("?dialect=java"));
-    // Ours are read in either: only other clients read the leaseDuration.
+    // Items of leasehold are read in either dialect: only other clients read the leaseDuration.
     assert!(read(&item(&record()), Dialect::Go).is_ok());
 }
 

@@ -1,4 +1,4 @@
-//! The examination of a server that only speaks DynamoDB's protocol.
+//! The examination of a server that speaks DynamoDB's protocol.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -6,23 +6,23 @@ use std::sync::Arc;
 use super::*;
 use crate::stores::dynamodb::probe::{RACERS, ROUNDS};
 
-/// What is wrong with a server.
+/// The flaw of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
     IgnoresConditions,
-    /// Two creates of one item are accepted.
+    /// Accepts two creates of one item.
     CreatesTwice,
-    /// Two replaces of one version are accepted.
+    /// Accepts two replaces of one version.
     ReplacesTwice,
     RefusesEverything,
 }
 
-/// What lies under a key.
+/// The content of a key.
 #[derive(Clone, Debug, Default)]
 struct VersionedValue {
     nonce: String,
-    /// The one before.
+    /// The previous nonce.
     earlier: Option<String>,
     marker: Option<String>,
 }
@@ -31,7 +31,7 @@ struct VersionedValue {
 struct Table {
     cells: Arc<Mutex<HashMap<String, VersionedValue>>>,
     flaw: Arc<Mutex<Flaw>>,
-    /// Requests that get no answer before they do anything, or after.
+    /// The number of requests that get no answer, either before or after they take effect.
     hang: Arc<Mutex<usize>>,
 }
 
@@ -125,7 +125,7 @@ async fn a_good_server_is_examined_once_for_all_processes() {
     assert_eq!(server.requests().len(), 0, "Amazon's own is documented");
 }
 
-/// A table that was copied to another server takes the marker along.
+/// A table that was copied to another server includes the marker.
 #[tokio::test]
 async fn a_marker_of_another_endpoint_does_not_count() {
     let table = Table::new(Flaw::None);
@@ -175,11 +175,11 @@ async fn a_refusal_by_the_doctor_withdraws_what_was_found_before() {
     assert!(error.fault().help.as_ref().unwrap().contains("doctor"), "{error:?}");
 }
 
-/// A server that is started again while somebody waits for a lock, or is busy, is asked again: nobody gives up over it.
+/// A server that is restarted or busy while a process waits for a lock is asked again. The process does not give up.
 #[tokio::test]
 async fn an_examination_without_an_answer_is_made_again() {
     let table = Table::new(Flaw::None);
-    // The only winner of the first race, so that nobody knows what is there.
+    // The answer of the only winner of the first race is lost, so the state of the item is unknown.
     *table.hang.lock().unwrap() = 1;
     let server = table.serve().await;
     server.store().trust().await.unwrap();

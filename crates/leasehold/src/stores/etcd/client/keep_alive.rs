@@ -1,9 +1,9 @@
-//! The stream of keep-alives, which stays open from one beat to the next, for all leases of a client.
+//! The stream of keep-alives. It stays open from one beat to the next, for all leases of a client.
 //!
-//! Whoever sends a keep-alive has the stream for itself until that is answered. So never more than one is on its way, and
-//! one that was given up takes the stream along: an answer that comes late is nobody's, and is not taken for that to a
-//! later request, from which no deadline could be counted. Two leases that are kept alive in the same moment have a
-//! stream each meanwhile: neither waits for the other's answer.
+//! A keep-alive has the stream to itself until it is answered, so at most one is under way on it. A keep-alive that is
+//! given up closes the stream. So a late answer is never taken for the answer to a later request, from which no
+//! deadline could be counted. Two leases that are kept alive at the same time use two streams, so neither waits for the
+//! other's answer.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,13 +17,13 @@ use tonic::metadata::MetadataMap;
 use super::super::wire::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use super::Member;
 
-/// The stream, while nobody uses it.
+/// The stream while it is not in use.
 #[derive(Debug, Default)]
 pub(super) struct KeepAlives(Mutex<Option<Open>>);
 
-/// A stream on which everything was answered.
+/// A stream on which every request was answered.
 pub(super) struct Open {
-    /// Which turn it was of the members' when it was opened.
+    /// The turn of the members when the stream was opened.
     turn: usize,
     asks: mpsc::UnboundedSender<LeaseKeepAliveRequest>,
     answers: BoxStream<'static, Result<LeaseKeepAliveResponse, Status>>,
@@ -40,21 +40,22 @@ impl KeepAlives {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream, if it is one to the member whose `turn` it is, and has not ended. Otherwise there is none any more.
+    /// Takes the stream if it leads to the member of `turn` and has not ended. Otherwise it is dropped.
     pub(super) fn take(&self, turn: usize) -> Option<Open> {
         let mut open = self.idle().take().filter(|open| open.turn == turn)?;
-        // An end, an error, or an answer that nobody has asked for: whatever came next would be taken for another's.
+        // An end, an error, or an unexpected answer: the next message would be taken for the answer to another request.
         open.answers.next().now_or_never().is_none().then_some(open)
     }
 
-    /// For the next keep-alive.
+    /// Puts the stream back for the next keep-alive.
     pub(super) fn put(&self, open: Open) {
         *self.idle() = Some(open);
     }
 }
 
 impl Open {
-    /// Opens a stream at `member`, whose `turn` it is, with a first keep-alive: etcd says nothing before that.
+    /// Opens a stream to `member`, the one of `turn`, with a first keep-alive, because etcd answers nothing before
+    /// that.
     pub(super) async fn at(
         member: Member,
         turn: usize,
@@ -68,7 +69,7 @@ impl Open {
         Self { turn, asks, answers: answers.boxed() }.answered().await
     }
 
-    /// One more keep-alive. Gives the stream back with its answer, and not otherwise.
+    /// Sends one more keep-alive. Returns the stream only together with the answer.
     pub(super) async fn ask(self, lease: i64) -> Result<(Self, LeaseKeepAliveResponse), Status> {
         send(&self.asks, lease)?;
         self.answered().await
@@ -130,7 +131,7 @@ mod tests {
     }
 
     impl Member {
-        /// One keep-alive that is answered.
+        /// Sends one keep-alive and answers it.
         async fn answers_next(&mut self, kept: &KeepAlives, ttl: i64) {
             let mut asking = Box::pin(kept.take(3).unwrap().ask(7));
             assert!((&mut asking).now_or_never().is_none());
@@ -142,7 +143,7 @@ mod tests {
         }
     }
 
-    /// What was given up may be answered later. Who asks next must not count its deadline from that.
+    /// A keep-alive that was given up may be answered later. The next request must not count its deadline from that.
     #[tokio::test]
     async fn the_late_answer_to_a_keep_alive_that_was_given_up_is_nobodys() {
         let kept = KeepAlives::default();

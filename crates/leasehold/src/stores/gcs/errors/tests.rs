@@ -66,7 +66,7 @@ fn every_answer_has_its_meaning_for_every_operation() {
             "No such object: bkt/p/x.lock",
             ["absent", "not invalid", "not invalid", "conflict", "not invalid"],
         ),
-        // What a read is answered by GCS, and by an emulator.
+        // The responses to a read, of GCS and of an emulator.
         (
             404,
             "",

@@ -12,7 +12,7 @@ async fn an_objects_content_and_metadata_are_of_one_generation() {
         let mut asked = asked.lock().unwrap();
         *asked += 1;
         Reply::Answer(match seen.line.split(' ').next() {
-            // It is overwritten between the first two requests.
+            // The object is overwritten between the first two requests.
             Some("GET") if seen.line.contains("alt=media") && *asked <= 2 => {
                 answer("200 OK", "X-Goog-Generation: 1\r\n", "old")
             }

@@ -1,4 +1,4 @@
-//! Who pays, which key encrypts, and by which way the server is reached.
+//! The project that pays, the key that encrypts, and the way to the server.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -56,7 +56,7 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     let [write] = &proxy.requests()[..] else { panic!() };
     assert!(write.line.starts_with(&format!("POST {endpoint}/upload/storage/v1/b/bucket/o?")), "{write:?}");
 
-    // What is encrypted goes through a tunnel, which this proxy refuses.
+    // Encrypted requests go through a tunnel, which this proxy refuses.
     let refusing = Server::always(answer("403 Forbidden", "", "")).await;
     let url =
         format!("gs://bucket?credentials=anonymous&endpoint=https://storage.invalid&proxy={}", refusing.url);
@@ -66,11 +66,11 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     let [tunnel] = &refusing.requests()[..] else { panic!() };
     assert_eq!(tunnel.line, "CONNECT storage.invalid:443");
 
-    // Without the option no proxy is asked, whatever the environment says.
+    // Without the option no proxy is used, whatever the environment says.
     assert!(proxy.requests().is_empty());
 }
 
-/// A server that says `text` to whoever connects, and closes.
+/// A server that sends `text` to every client, and closes the connection.
 async fn saying(text: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! What GCS refuses by a policy, and a bucket that is not there.
+//! Requests that GCS refuses because of a policy, and a missing bucket.
 
 use super::*;
 use crate::diagnosis::{CheckStatus, Finding};
@@ -75,7 +75,8 @@ async fn the_doctor_names_a_bucket_that_is_not_there() {
     let lines: Vec<_> = server.requests().into_iter().map(|seen| seen.line).collect();
     assert_eq!(lines.len(), 1, "{lines:?}");
 
-    // Who may not look at the bucket hears no more than that, and neither does one whose emulator does not describe it.
+    // A user who may not read the bucket's settings learns only that. The same holds for an emulator without such
+    // settings.
     for (status, reason) in [("403 Forbidden", "forbidden"), ("404 Not Found", "notFound")] {
         let server = Server::always(refused_with(status, reason, "Not Found")).await;
         let examined = register(&server).examine().await;

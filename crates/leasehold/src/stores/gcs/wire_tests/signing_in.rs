@@ -1,11 +1,11 @@
-//! Credentials, and the token server that they are exchanged at.
+//! Credentials, and the token server that exchanges them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::credentials::SCOPE;
 use super::*;
 
-/// A key file in a folder of its own. It can be written without its token server running.
+/// A key file in a temporary folder. It can be written while its token server is not running.
 fn key_file(key: serde_json::Value) -> (tempfile::TempDir, Source) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key.json");
@@ -23,7 +23,7 @@ fn user(token_server: &str) -> serde_json::Value {
     })
 }
 
-/// A GCS, and the token server beside it, which gives out `token-1`, `token-2` and so on.
+/// A GCS, and a token server beside it that issues `token-1`, `token-2` and so on.
 async fn signing_in(store: impl Fn(&str) -> String + Send + Sync + 'static) -> Server {
     let tokens = AtomicUsize::new(0);
     Server::start(move |seen| {
@@ -83,8 +83,8 @@ async fn a_workload_identity_exchanges_its_token() {
     assert!(write.has("authorization: bearer token-1"), "{write:?}");
 }
 
-/// Somebody signed in at a server whose first token is good for one request, as after a suspend, which the library's clock does
-/// not notice.
+/// A register at a server whose first token is good for one request only. This is as after a suspend, which the
+/// library's clock does not notice.
 async fn expiring() -> (tempfile::TempDir, GcsRegister) {
     let uses = AtomicUsize::new(0);
     let server = signing_in(move |token| match (token, uses.fetch_add(1, Ordering::SeqCst)) {
@@ -106,7 +106,7 @@ async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_e
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     write().await.unwrap();
 
-    // Two requests with one token are both told, and neither takes it for credentials that never were good.
+    // Two requests with one token both fail, and neither reports credentials that were never good.
     let (_folder, register) = expiring().await;
     let write = async || register.write("x.lock", Precondition::Absent, value().into()).await;
     write().await.unwrap();
@@ -266,7 +266,7 @@ async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_be
     assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
     assert_eq!(loads.load(Ordering::SeqCst), 1, "one load served both");
 
-    // Begun in a runtime that ends before there is an answer: begun anew, instead of waiting for ever.
+    // A load in a runtime that ends before there is a response is started again, instead of being awaited for ever.
     credentials.refused(1);
     let begun = credentials.clone();
     let asked = gone.clone();

@@ -9,7 +9,7 @@ use tokio::io::AsyncReadExt;
 
 use super::*;
 
-/// 127.0.0.1 and 127.0.0.2, of which one is told twice, and 127.0.0.3, where nothing listens.
+/// 127.0.0.1 twice, 127.0.0.2, and 127.0.0.3, where no server listens.
 fn three(name: String, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
     assert_eq!(name, "localhost");
     let addresses = [2, 1, 3, 1].map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 0, n), port)));
@@ -34,7 +34,7 @@ async fn two_fronts() -> [Server; 2] {
                 refused("412 Precondition Failed", "", "PreconditionFailed")
             }
             "PUT" if holds => {
-                // Each body has a nonce of its own.
+                // Each body has a different nonce.
                 let body = String::from_utf8(seen.body.clone()).unwrap();
                 let etag = bodies::etag_of(body.as_bytes()).as_str().to_owned();
                 objects.insert(key, (etag.clone(), body));
@@ -62,7 +62,7 @@ fn named(server: &Server, lookup: Lookup) -> S3Register {
     register
 }
 
-/// How many creates of a race, and of writes over one version, each server has seen.
+/// How many creates of a race, and how many writes over one version, each server received.
 fn races(servers: &[Server; 2]) -> [(usize, usize); 2] {
     servers.each_ref().map(|server| {
         let seen = server.requests();

@@ -1,4 +1,4 @@
-//! What the options of a store URL change in requests.
+//! How the options of a store URL change requests.
 
 use std::path::Path;
 
@@ -6,7 +6,8 @@ use super::*;
 
 const OPTIONS: &str = "sse=aws:kms&kms_key=alias/locks&expected_bucket_owner=111122223333&requester_pays=on";
 
-/// The bucket of `url` at `endpoint`, by a client that is made as it always is. `amazons`: taken for Amazon's own endpoint.
+/// The bucket of `url` at `endpoint`, with a client that is created as usual. `amazons`: treated as Amazon's own
+/// endpoint.
 fn opened(url: &str, endpoint: Option<&str>, amazons: bool) -> S3Register {
     let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut StoreOptions::default()).unwrap();
     let env = Env::system();
@@ -35,7 +36,7 @@ async fn good() -> Server {
     .await
 }
 
-/// What was sent for a write, a read, a stat, a delete and a listing.
+/// Returns the requests for a write, a read, a stat, a delete and a listing.
 async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
     register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
     register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
@@ -86,7 +87,7 @@ async fn encryption_goes_with_writes_alone() {
     assert_eq!(kms.version_of(b"x"), None, "the ETag of what KMS encrypts is not the MD5 of the bytes");
 }
 
-/// A bucket with Object Lock refuses a body without a checksum; many compatible stores know none of these headers.
+/// A bucket with Object Lock refuses a body without a checksum. Many compatible stores know none of these headers.
 #[tokio::test]
 async fn a_checksum_is_sent_to_amazon_and_on_request() {
     let crc32 = "x-amz-checksum-crc32: ";
@@ -111,18 +112,18 @@ async fn a_checksum_is_sent_to_amazon_and_on_request() {
             .collect();
         assert_eq!(sent.len(), header.iter().len(), "{options} {amazons}: {sent:?}");
         assert!(header.is_none_or(|header| sent[0].starts_with(header)), "{options} {amazons}: {sent:?}");
-        // In a header, and not behind the body in chunks.
+        // In a header, and not in a trailer behind a chunked body.
         assert_eq!(put.body, value(), "{options} {amazons}");
         assert!(!put.head.contains("aws-chunked") && !put.head.contains("trailer"), "{put:?}");
         assert!(others.iter().all(|seen| !seen.head.contains("x-amz-checksum-")), "{options}: {others:?}");
     }
-    // Of `{"a":1}`, as zlib computes it, in lower case as all headers here.
+    // The checksum of `{"a":1}`, as zlib computes it, in lower case like all headers here.
     let register = opened("s3://bucket/p", Some(&server.url), true);
     let [put, ..] = &each_operation(&server, &register).await[..] else { panic!() };
     assert!(put.has("x-amz-checksum-crc32: vhusrw=="), "{put:?}");
 }
 
-/// The host that a request for Amazon's own endpoint is for, by what the proxy is asked for.
+/// The host to which a request for Amazon's own endpoint goes, according to what the proxy is asked for.
 async fn host_of(url: &str) -> String {
     let proxy = Server::always(answer("403 Forbidden", "", "")).await;
     let mark = if url.contains('?') { '&' } else { '?' };

@@ -1,4 +1,4 @@
-//! Tokens, which rise whatever becomes of the file, and when the disk is waited for.
+//! Tokens rise whatever happens to the file, and commits seldom wait for the disk.
 
 use super::*;
 
@@ -14,7 +14,7 @@ async fn tokens_rise_across_release_eviction_deletion_of_the_row_and_of_the_file
     store.evict(&name(), held(&store).await.token.unwrap()).await.unwrap();
     let mut second = grant(&store).await;
     rises(&second);
-    // From here on the wall clock says nothing: only what is kept can.
+    // From here on the wall clock is too low, so only stored tokens count.
     site.clock.step_wall(-86_400);
     store.release(&mut second, None).await.unwrap();
     rises(&grant(&store).await);
@@ -23,7 +23,7 @@ async fn tokens_rise_across_release_eviction_deletion_of_the_row_and_of_the_file
     site.sql("UPDATE counter SET token = 0");
     store.evict(&name(), held(&store).await.token.unwrap()).await.unwrap();
     rises(&grant(&store).await);
-    // Without the file only the wall clock is left.
+    // Without the file only the wall clock remains.
     site.clock.step_wall(86_400 + 60);
     site.delete();
     rises(&grant(&store).await);
@@ -35,7 +35,7 @@ async fn a_power_failure_that_takes_back_commits_gives_no_token_again() {
     let store = site.open().await;
     let mut first = grant(&store).await;
     store.release(&mut first, None).await.unwrap();
-    // What is certainly on the disk from here on: the commit that raised the ceiling.
+    // The commit that raised the ceiling is certainly on the disk from here on.
     let kept = site.folder.path().join("kept.db");
     rusqlite::Connection::open(site.path())
         .unwrap()
@@ -78,7 +78,7 @@ async fn a_token_waits_for_the_disk_once_in_a_while_only() {
     assert!(ceiling() as u64 > later.token.get(), "no token above the ceiling is ever used");
 }
 
-/// To be written for the next to read; a page of it has a header of 24 bytes, and the log one of 32.
+/// The log that the next process reads. Each page in it has a header of 24 bytes, and the log has one of 32.
 const YOUNG_LOG_BYTES: u64 = 32 + (file::YOUNG_LOG as u64) * (4_096 + 24);
 
 #[tokio::test]
@@ -90,12 +90,12 @@ async fn a_store_that_closes_does_not_wait_for_the_disk_and_leaves_a_short_log()
         let store = site.open().await;
         let mut grant = grant(&store).await;
         store.release(&mut grant, None).await.unwrap();
-        // A log that is written into the file at the end is deleted, and waited for.
+        // A log that is written into the file at the end is deleted, and closing waits for the disk.
         drop(store);
         assert!(log() > 0);
         longest = longest.max(log());
     }
-    // Written into the file by a commit, which may itself have been a few pages.
+    // A commit, which may be a few pages itself, writes the log into the file.
     assert!((YOUNG_LOG_BYTES..2 * YOUNG_LOG_BYTES).contains(&longest), "{longest}");
 }
 

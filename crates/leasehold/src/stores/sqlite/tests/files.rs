@@ -1,4 +1,4 @@
-//! What is found in place of a store's file: nothing, damage, somebody else's, no room and no permission.
+//! A store's file is missing, damaged or another program's, or there is no room or no permission.
 
 use super::super::identity::{Companions, FileId, Sharing};
 use super::*;
@@ -55,7 +55,7 @@ async fn a_counter_that_cannot_be_read_grants_nothing() {
     }
 }
 
-/// What opening says, and that it left the file as it was.
+/// Returns the error of opening the file, and checks that the file was not changed.
 async fn refusal(site: &Site) -> Fault {
     let before = fs::read(site.path()).ok();
     let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) =
@@ -155,7 +155,7 @@ async fn without_permission_to_write_the_error_says_so() {
         matches!(&error, StoreError::NotApplied(fault) if fault.kind == ErrorKind::Denied && fault.help.is_some()),
         "{error}"
     );
-    // A place where not even root can make a file.
+    // A place where not even root can create a file.
     let location = Location { path: "/proc/locks.db".into(), allow_network: true, is_default: false };
     let error = SqliteLeases::open(location, site.machine.clone(), store.env.clone()).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error}");
@@ -215,7 +215,8 @@ async fn the_url_opens_the_file_and_refuses_what_it_does_not_know() {
     assert_eq!(open(url, StoreOptions::default()).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
-/// The system gives the number of a deleted file to the next one as soon as it is closed: the new file is not taken for it.
+/// The system may give the inode number of a deleted file to the next file as soon as the deleted one is closed. The
+/// new file is not taken for the old one.
 #[tokio::test]
 async fn a_new_file_with_the_number_of_one_that_is_being_closed_is_opened() {
     let (old, new) = (Site::new(), Site::new());

@@ -1,4 +1,4 @@
-//! Files that are deleted, replaced or led away from while they are in use. `tests/sqlite_processes.rs` does the same with
+//! Files that are deleted, replaced or relinked while they are in use. `tests/sqlite_processes.rs` does the same with
 //! two processes.
 
 use std::os::unix::fs::symlink;
@@ -28,7 +28,7 @@ async fn a_holder_learns_that_a_symbolic_link_leads_elsewhere() {
         ("current", "one", "two", "current/locks.db"),
         ("linked.db", "one/linked.db", "two/linked.db", "linked.db"),
     ] {
-        // A link to a file that is still to be made.
+        // A link to a file that does not exist yet.
         point(&at(link), &at(one));
         let holder = open_at(&site, &at(path)).await;
         let mut first = grant(&holder).await;
@@ -38,7 +38,7 @@ async fn a_holder_learns_that_a_symbolic_link_leads_elsewhere() {
         assert!(second.token > first.token, "{link}");
         assert!(matches!(lost_by(&holder, &mut first).await, LossReason::TakenOver { .. }), "{link}");
         assert_eq!(held(&holder).await.token, Some(second.token), "{link}: both see the same file");
-        // Whoever only asks sees it too.
+        // A process that only reads sees it too.
         point(&at(link), &at(one));
         assert_eq!(other.inspect(&name()).await.unwrap().token, Some(first.token), "{link}");
     }
@@ -80,7 +80,7 @@ async fn stores_of_one_process_open_a_file_whose_log_was_deleted_together() {
         let mut first = grant(&one).await;
         held(&two).await;
         delete(&site, suffixes);
-        // The other one does nothing meanwhile, and would keep the deleted files open.
+        // The other store does nothing meanwhile, and would keep the deleted files open.
         let state = one.renew(&mut first).await.unwrap();
         let token = match state {
             Renewal::Renewed => first.token,

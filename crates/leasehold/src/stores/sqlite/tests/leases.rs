@@ -69,7 +69,7 @@ async fn after_a_takeover_renewal_and_detachment_report_the_loss() {
     let site = Site::new();
     let (one, two) = (site.open().await, site.open().await);
     let mut first = grant(&one).await;
-    // A renewal that was sent in time and comes late: the holder's own deadline has not passed for it.
+    // A renewal that was sent in time and arrives late: for the renewal, the holder's own deadline has not passed.
     site.sql("UPDATE lock SET renewed_ns = 0");
     site.clock.suspend(span());
     first.deadline = deadline(first.ttl, one.env.now());
@@ -108,7 +108,7 @@ async fn a_renewal_that_is_answered_after_the_holders_deadline_prolongs_nothing(
     assert!(first.deadline.passed(store.env.now()));
 }
 
-/// The first looks at it cost more than a lease.
+/// A clock whose first readings take longer than a lease.
 #[derive(Debug)]
 struct SlowMachine {
     clock: TestClock,
@@ -134,7 +134,7 @@ impl Clock for SlowMachine {
 async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
     let site = Site::new();
     let mut store = site.open().await;
-    // Two for the request, one for each try to grant it, one at the grant that was made; its release is quick.
+    // Two for the request, one for each try to grant it, one for the grant that was made. Its release is quick.
     let slow_looks = AtomicU32::new(5);
     store.env.clock = Arc::new(SlowMachine { clock: TestClock::default(), slow_looks });
     let claim = Claim { patience: Duration::from_secs(86_400), ..claim(&store) };

@@ -1,4 +1,4 @@
-//! The order of requests, and that no future that is not polled any more delays another.
+//! The order of requests, and futures that are no longer polled, which delay no other request.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -7,13 +7,13 @@ use super::*;
 
 type Frozen = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Polls `future` so many times and no more. It stays as it is then.
+/// Polls `future` at most `polls` times. After that it is kept as it is.
 async fn freeze(mut future: Frozen, polls: u32) -> Frozen {
     for _ in 0..polls {
         if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             break;
         }
-        // What was asked for may get done meanwhile, or not.
+        // The request may or may not be served meanwhile.
         tokio::task::yield_now().await;
     }
     future
@@ -71,7 +71,7 @@ async fn futures_that_are_not_polled_any_more_delay_nobody() {
     let mut frozen = Vec::new();
     let mut held = granted(&store, "held").await;
     for round in 0..60 {
-        // Each kind alone first, then any.
+        // Each kind alone first, then any kind.
         let kind = if round < 2 * KINDS { round % KINDS } else { (random.bits() % KINDS as u128) as usize };
         let polls = if round < 2 * KINDS { 1 + (round / KINDS) as u32 } else { (random.bits() % 4) as u32 };
         let future = of_a_user(&store, kind).await;
@@ -84,8 +84,8 @@ async fn futures_that_are_not_polled_any_more_delay_nobody() {
     drop(frozen);
 }
 
-/// Runs requests of these purposes at once, that came in this order while the file was in use. The order in which they
-/// were served.
+/// Runs requests of these purposes at once, which arrived in this order while the file was in use. Returns the order in
+/// which they were served.
 async fn served(store: &Arc<SqliteLeases>, purposes: impl IntoIterator<Item = Purpose>) -> Vec<Purpose> {
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let gate = Gate::close(store).await;
@@ -114,7 +114,7 @@ async fn a_renewal_goes_before_all_who_wait_or_contend_but_one() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let come = [Poll, Write, Read, Release, Renew].into_iter().flat_map(|purpose| [purpose; 10]);
-    // The one that was being served is not among them.
+    // The request that was being served is not among them.
     let order = served(&store, come).await;
     assert_eq!(order[..20], [[Renew; 10], [Release; 10]].concat(), "{order:?}");
     // One in eight of the rest is the oldest of all.
@@ -137,7 +137,7 @@ async fn a_request_in_a_file_that_hangs_ends_with_its_limit() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let mut first = grant(&store).await;
-    // A gate that lets the clock go on, as a disk that hangs does.
+    // A gate that lets the clock advance, like a disk that hangs.
     let other = narrow_runtime();
     let gate = Gate::close_in(&store, other.handle()).await;
     let patient = Claim { patience: Duration::from_secs(3), ..named(&store, "other") };
@@ -258,7 +258,7 @@ async fn a_runtime_without_requests_serves_none_of_others() {
     let mut ours = Box::pin(store.database.run(&store.env, PATIENCE, Purpose::Read, work));
     assert!(poll_in(&tokio::runtime::Handle::current(), &mut ours).is_pending());
     drop(gate);
-    // Served, but not by a thread that their runtime would have to wait for when it ends.
+    // Served, but not by a thread that the other runtime would have to wait for when it ends.
     assert_ne!(ours.await.unwrap().as_deref(), Some("narrow"));
     theirs.shutdown_background();
 }
@@ -312,7 +312,7 @@ async fn a_runtime_that_ends_takes_its_own_requests_along() {
     ending.shutdown_background();
     drop(free);
     let mut ours = grant(&store).await;
-    // Answered in one way or the other.
+    // The answer may be either.
     theirs.as_mut().await;
     assert_eq!(store.release(&mut ours, None).await.unwrap(), Released::Released);
     let ended = narrow_runtime();

@@ -1,4 +1,4 @@
-//! Who comes after a holder that is gone, and when: reboots, dead processes, lock delays, rests.
+//! When another process takes over from a dead holder: reboots, dead processes, lock delays, cooldowns.
 
 use super::*;
 
@@ -49,7 +49,7 @@ async fn a_dead_holder_is_succeeded_at_once() {
     let first = grant(&holder).await;
     let seen = held(&store).await;
     sleeper.kill();
-    // No time has to pass: the waiter asks within milliseconds.
+    // No time has to pass: the waiter polls within milliseconds.
     store.changed(&name(), &seen).await.unwrap();
     assert!(matches!(store.inspect(&name()).await.unwrap().state, State::Lapsed(_)));
     assert!(grant(&store).await.token > first.token);
@@ -72,7 +72,7 @@ async fn a_holder_with_several_processes_ends_with_the_last() {
     let seen = held(&store).await;
     assert_eq!(seen.token, Some(first.token));
     other.kill();
-    // What another process adds is not added: this test's own process still runs.
+    // Another process cannot add processes: the test's own process still runs.
     store.changed(&name(), &seen).await.unwrap();
     assert!(grant(&store).await.token > first.token);
 }
@@ -94,7 +94,7 @@ async fn a_detached_grant_outlives_its_process() {
         sleeper.reap();
         let store = site.open().await;
         assert_eq!(held(&store).await.token, Some(first.token));
-        // A process that has its ticket goes on with it.
+        // A process that has its ticket continues to use it.
         assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
     }
 }
@@ -181,7 +181,8 @@ async fn a_lock_rests_for_as_long_as_its_holder_said_also_across_a_reboot() {
     assert!(grant(&store).await.token > first.token);
 }
 
-/// A wall clock that was years ahead when the rest began, and is right since the reboot, does not make it last for years.
+/// The wall clock was years ahead when the cooldown began, and is right since the reboot. The cooldown does not last
+/// for years.
 #[tokio::test(start_paused = true)]
 async fn a_rest_ends_also_when_the_wall_clock_was_set_back_with_the_reboot() {
     let mut site = Site::new();
