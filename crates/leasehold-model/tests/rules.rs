@@ -36,7 +36,7 @@ fn with_all_rules_no_counterexample_exists() {
 }
 
 #[test]
-fn with_all_rules_no_counterexample_exists_when_answers_are_lost() {
+fn with_all_rules_lost_answers_break_nothing() {
     let large = Scope { unanswered: 3, ..Scope::SILENCE };
     let events = [
         GrantFoundByNonce,
@@ -51,31 +51,31 @@ fn with_all_rules_no_counterexample_exists_when_answers_are_lost() {
 }
 
 #[test]
-fn with_all_rules_no_counterexample_exists_beside_operators_and_doubled_requests() {
+fn with_all_rules_operators_and_doubled_requests_break_nothing() {
     let large = Scope { renewals: 1, ..Scope::OPERATOR };
     all_rules(Scope::OPERATOR, large, 800_000, &[Granted, Doubled, LostInBetween, LateWriteApplied]);
 }
 
 #[test]
-fn with_all_rules_no_counterexample_exists_for_holders_that_are_evicted() {
+fn with_all_rules_evicted_holders_break_nothing() {
     let large = Scope { unanswered: 1, ..Scope::EVICTED };
     all_rules(Scope::EVICTED, large, 500_000, &[Granted, Gone, Renewed, TakenOverByObservation]);
 }
 
 #[test]
-fn with_all_rules_no_counterexample_exists_when_claims_are_tried_again() {
+fn with_all_rules_retried_claims_break_nothing() {
     let large = Scope { any_clocks: true, renewals: 1, ..Scope::RETRIED };
     all_rules(Scope::RETRIED, large, 400_000, &[AdoptedByWrite, LateWriteApplied]);
 }
 
 #[test]
-fn with_all_rules_no_counterexample_exists_when_each_client_asks_twice() {
+fn with_all_rules_clients_that_ask_twice_break_nothing() {
     let large = Scope { any_clocks: true, unanswered: 1, ..Scope::AGAIN };
     all_rules(Scope::AGAIN, large, 50_000, &[TakenOverByObservation]);
 }
 
 #[test]
-fn with_all_rules_no_counterexample_exists_with_three_clients() {
+fn with_all_rules_three_clients_break_nothing() {
     let large = Scope { evictions: 1, ..Scope::THREE };
     all_rules(Scope::THREE, large, 400_000, &[TakenOverByObservation, Expired, Held]);
 }
@@ -95,19 +95,19 @@ fn without_a_copy_nobody_is_lost_to_one() {
 }
 
 #[test]
-fn without_rule_1_a_holder_that_counts_from_the_answer_overlaps_with_its_successor() {
+fn without_rule_1_a_holder_counting_from_the_answer_overlaps() {
     let model = LeaseModel::new(Scope::NETWORK);
     is_broken(EXCLUSION, model.without(|rules| rules.holder_counts_from_before_the_send = false));
 }
 
 #[test]
-fn without_rule_1_a_contender_that_counts_from_its_question_overlaps_with_the_holder() {
+fn without_rule_1_a_contender_counting_from_the_send_overlaps() {
     let model = LeaseModel::new(Scope::NETWORK);
     is_broken(EXCLUSION, model.without(|rules| rules.contender_counts_from_the_answer = false));
 }
 
 #[test]
-fn without_rule_2_an_earlier_write_is_taken_for_a_later_one_and_two_believe() {
+fn without_rule_2_an_earlier_write_passes_for_a_later_one() {
     is_broken(EXCLUSION, LeaseModel::new(Scope::NETWORK).without(|rules| rules.fresh_nonces = false));
 }
 
@@ -118,31 +118,31 @@ fn without_rule_3_a_late_create_brings_back_what_was_released() {
 }
 
 #[test]
-fn without_rule_4_held_is_said_to_whoever_was_granted_the_lock() {
+fn without_rule_4_a_granted_client_gets_the_answer_held() {
     let model = LeaseModel::new(Scope::NETWORK);
     is_broken(HELD_IS_TRUE, model.without(|rules| rules.unknown_until_read_back = false));
 }
 
 #[test]
-fn without_rule_5_a_record_that_is_adopted_by_reading_it_is_taken_over_too_early() {
+fn without_rule_5_a_grant_adopted_by_a_read_overlaps() {
     let model = LeaseModel::new(Scope::RETRIED);
     is_broken(EXCLUSION, model.without(|rules| rules.adopted_only_by_a_write = false));
 }
 
 #[test]
-fn without_rule_6_a_successor_is_granted_the_lock_while_the_releasing_user_still_believes() {
+fn without_rule_6_a_releasing_holder_overlaps_with_the_next_one() {
     let model = LeaseModel::new(Scope::NETWORK);
     is_broken(EXCLUSION, model.without(|rules| rules.belief_ends_before_the_release = false));
 }
 
 #[test]
-fn without_rule_7_a_heartbeat_steals_the_lock_back_and_tokens_go_back() {
+fn without_rule_7_a_heartbeat_steals_back_and_tokens_fall() {
     let model = LeaseModel::new(Scope::EVICTED);
     is_broken(TOKENS_RISE, model.without(|rules| rules.renewal_is_no_acquisition = false));
 }
 
 #[test]
-fn without_rule_7_a_heartbeat_steals_the_record_of_a_holder_that_believes() {
+fn without_rule_7_a_heartbeat_steals_the_record_of_a_holder() {
     let model = LeaseModel::new(Scope::EVICTED);
     is_broken(BACKED, model.without(|rules| rules.renewal_is_no_acquisition = false));
 }
@@ -159,7 +159,7 @@ fn without_rule_9_a_guard_that_was_lost_comes_back() {
 }
 
 #[test]
-fn without_rule_10_held_is_said_to_somebody_who_had_the_lock_in_between() {
+fn without_rule_10_a_holder_in_between_gets_the_answer_held() {
     let model = LeaseModel::new(Scope::OPERATOR);
     is_broken(HELD_IS_TRUE, model.without(|rules| rules.may_have_held_is_lost = false));
 }

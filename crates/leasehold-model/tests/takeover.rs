@@ -31,38 +31,38 @@ fn with_records_deleted_by_hand_no_counterexample_exists() {
 }
 
 #[test]
-fn without_distances_for_clock_rates_a_fast_contender_overlaps_with_a_slow_holder() {
+fn without_distances_for_clock_rates_a_fast_contender_overlaps() {
     let model = LeaseModel::new(Scope::NETWORK);
     is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.rate_distances = false));
 }
 
 #[test]
-fn without_the_margin_a_front_end_that_is_ahead_ends_a_live_lease() {
+fn without_the_margin_a_front_end_ahead_ends_a_live_lease() {
     let model = LeaseModel::new(Scope::STORE_CLOCK);
     is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.margin = false));
 }
 
 #[test]
-fn with_the_wrong_bounds_of_the_stores_clock_a_live_lease_is_ended() {
+fn with_wrong_store_clock_bounds_a_live_lease_is_ended() {
     let model = LeaseModel::new(Scope::STORE_CLOCK);
     is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.outer_bounds = false));
 }
 
 #[test]
-fn without_the_newborn_mark_a_low_token_is_told_after_a_late_create() {
+fn without_the_newborn_mark_a_late_create_leads_to_a_low_token() {
     let model = LeaseModel::new(Scope::BY_HAND);
     is_broken(TOLD_TOKENS_RISE, model.without_safeguard(|safeguards| safeguards.newborn_mark = false));
 }
 
 #[test]
-fn without_writing_late_creates_again_a_low_token_is_told() {
+fn without_writing_late_creates_again_a_low_token_is_reported() {
     let model = LeaseModel::new(Scope::BY_HAND);
     let without = model.without_safeguard(|safeguards| safeguards.late_creates_are_written_again = false);
     is_broken(TOLD_TOKENS_RISE, without);
 }
 
 #[test]
-fn a_release_that_confirms_another_record_than_was_granted_lets_a_token_come_again() {
+fn a_release_confirming_another_record_leads_to_a_low_token() {
     let model = LeaseModel::new(Scope::BY_HAND);
     let without =
         model.without_safeguard(|safeguards| safeguards.only_the_answered_record_is_confirmed = false);
@@ -70,7 +70,7 @@ fn a_release_that_confirms_another_record_than_was_granted_lets_a_token_come_aga
 }
 
 #[test]
-fn without_the_history_held_is_said_after_a_doubled_request_that_was_granted() {
+fn without_the_history_a_doubled_grant_gets_the_answer_held() {
     let model = LeaseModel::new(Scope::OPERATOR);
     is_broken(HELD_IS_TRUE, model.without_safeguard(|safeguards| safeguards.history_tells = false));
 }

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stepped_wall_clock_shortens_a_hold_and_lengthens_a_wait_never_the_reverse() {
+    fn a_stepped_wall_clock_only_shortens_holds_and_lengthens_waits() {
         let start = moment(100, 5_000);
         let forward = moment(110, 5_000 + 3_610);
         assert_eq!(forward.longest_since(start), SECOND * 3_610);
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_clock_that_jumps_is_apart_by_the_jump_for_good() {
+    fn a_jump_of_the_stores_clock_is_remembered_as_disagreement() {
         for (jump, others) in [(3_600_i64, [0, 0]), (-3_600, [0, 0]), (0, [1_800, -1_800])] {
             let clock = StoreClock::default();
             let read = |at: u64, off: i64| {

@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_error_repeats_cannot_harm_a_terminal() {
+    fn an_error_message_contains_no_control_characters() {
         let hostile = "\u{1b}[2J\u{202e}\n";
         let error = Error::invalid(hostile).with_help(hostile);
         let fault = Fault::unavailable(hostile).with_help(hostile);

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_is_an_error_that_names_it() {
+    fn an_unknown_url_option_is_an_error_that_names_it() {
         let mut url = StoreUrl::parse("s3://b?regoin=x").unwrap();
         url.take("region");
         let error = url.finish().unwrap_err();

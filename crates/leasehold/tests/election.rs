@@ -58,7 +58,7 @@ async fn twenty_leaders_hand_over_without_a_ttl_passing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leadership_that_is_dropped_is_resigned_and_a_campaign_that_is_dropped_leads_nothing() {
+async fn dropping_a_leadership_or_a_campaign_leaves_no_leader() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     drop(election(&one).campaign().await.unwrap());
@@ -71,7 +71,7 @@ async fn a_leadership_that_is_dropped_is_resigned_and_a_campaign_that_is_dropped
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_is_told_the_present_and_then_changes_only() {
+async fn an_observer_gets_the_current_leader_and_then_only_changes() {
     let world = World::new();
     let (one, two, follower) = (world.observer(1), world.observer(2), world.observer(3));
     let mut changes = election(&follower).observe();
@@ -97,7 +97,7 @@ async fn an_observer_is_told_the_present_and_then_changes_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_has_died_is_nobody_when_its_lease_has_lapsed_and_not_before() {
+async fn a_dead_leader_is_gone_once_its_lease_lapses_and_not_before() {
     for by_store_clock in [false, true] {
         let world = World::new();
         let leader = world.observer(1);
@@ -116,7 +116,7 @@ async fn a_leader_that_has_died_is_nobody_when_its_lease_has_lapsed_and_not_befo
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_outlives_trouble_and_tells_once_of_trouble_that_lasts() {
+async fn an_observer_outlives_outages_and_reports_a_denial_once() {
     let world = World::new();
     let (leader, follower) = (world.observer(1), world.observer(2));
     let leadership = election(&leader).value("v").campaign().await.unwrap();
@@ -138,7 +138,7 @@ async fn an_observer_outlives_trouble_and_tells_once_of_trouble_that_lasts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_asks_at_the_pace_of_the_store_and_backs_off_in_trouble() {
+async fn an_observer_polls_at_the_stores_pace_and_backs_off_on_errors() {
     let world = World::new();
     let follower = world.observer(1);
     let mut changes = election(&follower).observe();
@@ -160,7 +160,7 @@ async fn an_observer_asks_at_the_pace_of_the_store_and_backs_off_in_trouble() {
 
 /// A request that comes late, after the record was deleted by hand, can leave an earlier term.
 #[tokio::test(start_paused = true)]
-async fn an_observer_is_never_told_an_earlier_term() {
+async fn an_observer_never_sees_an_earlier_term() {
     let world = World::new();
     let (leader, follower) = (world.observer(1), world.observer(2));
     let leadership = election(&leader).value("v").campaign().await.unwrap();
@@ -183,7 +183,7 @@ async fn an_observer_is_never_told_an_earlier_term() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_missed_by_a_follower_that_drops_what_it_awaits() {
+async fn a_follower_that_drops_its_futures_misses_no_change() {
     let world = World::new();
     let (leader, follower) = (world.observer(1), world.observer(2));
     let mut changes = election(&follower).observe();
@@ -232,7 +232,7 @@ async fn a_value_that_is_too_long_is_refused_and_not_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_name_is_told_by_all_that_asks_for_something() {
+async fn a_bad_name_fails_campaign_leader_and_observe() {
     let client = World::new().observer(1);
     let election = Locker::new(client.leases.clone()).election("a//b");
     assert_eq!(election.campaign().await.unwrap_err().kind(), ErrorKind::Invalid);

@@ -87,7 +87,7 @@ async fn what_leasehold_did_not_write_is_never_taken_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_granted_the_lock_when_a_plain_client_deletes_its_object() {
+async fn a_waiter_gets_a_lock_when_a_plain_client_deletes_it() {
     let world = World::by_existence();
     world.foreign("1").await;
     let client = world.observer(1);
@@ -168,7 +168,7 @@ async fn a_late_delete_does_not_free_the_successor() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_comes_back_late_does_not_delete_its_successors_object() {
+async fn a_late_holder_does_not_delete_its_successors_object() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     let mut grant = one.granted().await;
@@ -287,7 +287,7 @@ async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
 
 /// As a release whose answer was lost: the grant that was meant is over, by our doing as far as anybody can tell.
 #[tokio::test(start_paused = true)]
-async fn an_eviction_whose_answer_was_lost_is_one_also_when_another_has_the_lock_by_then() {
+async fn an_unanswered_eviction_counts_although_another_was_granted() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     let holder = one.granted().await;
@@ -325,7 +325,7 @@ async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
 
 /// A release says whether the lock was held until then; what came late is deleted all the same.
 #[tokio::test(start_paused = true)]
-async fn the_release_of_a_lost_lock_does_not_take_a_late_create_for_it() {
+async fn a_late_create_does_not_make_a_lost_lock_look_released() {
     for dates_only in [false, true] {
         let world = World::by_existence();
         let one = if dates_only { without_generations(&world, 1) } else { world.observer(1) };
@@ -373,7 +373,7 @@ async fn without_generations_each_grant_has_a_number_of_its_own() {
 /// An operator brings an old object back (an undelete, an older version): whoever succeeds its dead holder has a higher
 /// token than those that were granted in between.
 #[tokio::test(start_paused = true)]
-async fn a_takeover_of_an_object_that_was_brought_back_has_a_higher_token_than_all_before() {
+async fn a_takeover_of_a_restored_object_gets_the_highest_token() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     let mut dead = one.granted().await;
@@ -538,7 +538,7 @@ fn flawed(flaw: Flaw) -> (Arc<Layered<Flawed>>, Arc<RegisterLeases>) {
 
 /// Before the first grant, not at the first release.
 #[tokio::test(start_paused = true)]
-async fn a_store_whose_deletes_are_not_conditional_is_refused_before_it_grants() {
+async fn a_store_with_unsafe_deletes_is_refused_before_it_grants() {
     for flaw in [Flaw::DeletesBlindly, Flaw::DeletesLate, Flaw::NeverDeletes] {
         let (register, leases) = flawed(flaw);
         for _ in 0..2 {

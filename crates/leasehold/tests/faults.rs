@@ -19,7 +19,7 @@ fn locker(client: &Client) -> Locker {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_5_an_acquire_that_arrives_after_the_own_release_is_rejected() {
+async fn fault_5_an_acquire_arriving_after_its_release_is_rejected() {
     let world = World::new();
     let client = world.observer(1);
     let mut earlier = client.granted().await;
@@ -35,7 +35,7 @@ async fn fault_5_an_acquire_that_arrives_after_the_own_release_is_rejected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_6_a_release_that_arrives_after_the_next_grant_is_rejected() {
+async fn fault_6_a_release_arriving_after_the_next_grant_is_rejected() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     for successor in [&client, &other] {
@@ -83,7 +83,7 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
 
 /// Everybody dies in the same moment, the holder too, and is started again with no memory of what was.
 #[tokio::test(start_paused = true)]
-async fn fault_19_after_a_restart_of_the_whole_fleet_a_lock_is_granted_within_one_ttl() {
+async fn fault_19_a_restarted_fleet_gets_the_lock_within_one_ttl() {
     for (store_clock, down, bound) in [
         // By observation alone the lease is watched from the restart on.
         (false, Duration::ZERO, contender_span() + SECOND * 5),
@@ -123,7 +123,7 @@ async fn fault_19_after_a_restart_of_the_whole_fleet_a_lock_is_granted_within_on
 
 /// A pod that is restarted under its old name, a process id that was used again: to the lock it is another.
 #[tokio::test(start_paused = true)]
-async fn fault_32_a_record_of_an_earlier_process_of_the_same_name_is_taken_over_by_rule_only() {
+async fn fault_32_a_process_does_not_inherit_a_lock_by_its_name() {
     let world = World::new();
     let (before, after) = (world.observer(1), world.observer(2));
     let holder = Holder::this_process();
@@ -148,7 +148,7 @@ async fn fault_32_a_record_of_an_earlier_process_of_the_same_name_is_taken_over_
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_33_a_throttled_store_is_not_stormed_and_the_lock_is_kept() {
+async fn fault_33_throttling_causes_no_storm_and_the_lock_is_kept() {
     let world = World::new();
     let (holder, waiter) = (world.observer(1), world.observer(2));
     let guard = locker(&holder).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -179,7 +179,7 @@ async fn fault_33_a_throttled_store_is_not_stormed_and_the_lock_is_kept() {
 
 /// The record is deleted, over and over, by somebody who means well. Nobody is misled about what was granted.
 #[tokio::test(start_paused = true)]
-async fn fault_27_whoever_held_a_lock_whose_record_is_deleted_is_told_and_the_next_token_is_higher() {
+async fn fault_27_a_deleted_record_is_a_loss_and_tokens_still_rise() {
     let world = World::new();
     let mut last = None;
     for seed in 0..5 {

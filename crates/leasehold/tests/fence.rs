@@ -182,7 +182,7 @@ async fn a_foreign_write_takes_the_fence_away() {
 
 /// The content that a delayed write expects to find must not come back under a higher token.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_a_content_of_a_lower_token_is_refused() {
+async fn where_versions_come_back_content_of_lower_tokens_is_refused() {
     let register = by_content();
     write(&*register, 3, "a").await.unwrap();
     let (network, _writing) = under_way(&register, 5, "late").await;
@@ -200,7 +200,7 @@ async fn where_versions_come_back_a_content_of_a_lower_token_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_writing_the_same_again_writes_nothing() {
+async fn where_versions_come_back_an_equal_write_sends_nothing() {
     let register = FaultyRegister::new(by_content());
     write(&register, 3, "a").await.unwrap();
     write(&register, 3, "a").await.unwrap();
@@ -243,7 +243,7 @@ fn large(text: &str) -> Bytes {
 
 /// Reading takes longer than a look is good for: only its metadata is looked at again.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_an_object_that_is_slow_to_read_is_written() {
+async fn where_versions_come_back_a_slow_read_does_not_stop_a_write() {
     let inner = by_content();
     fence::write(&*inner, KEY, token(3), large("a")).await.unwrap();
     let slow = Layered(Witness { reading: Duration::from_secs(20), ..Witness::of(inner) });
@@ -255,7 +255,7 @@ async fn where_versions_come_back_an_object_that_is_slow_to_read_is_written() {
 
 /// A write that takes longer than a look is good for is not tried without end.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_writes_without_an_answer_are_given_up() {
+async fn where_versions_come_back_unanswered_writes_are_given_up() {
     let register = by_content();
     write(&*register, 3, "a").await.unwrap();
     let network = FaultyRegister::new(register.clone());
@@ -268,7 +268,7 @@ async fn where_versions_come_back_writes_without_an_answer_are_given_up() {
 
 /// It cannot be refused beforehand, and is not reported as written.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_unforeseen_that_is_said() {
+async fn where_versions_come_back_unexpectedly_the_error_says_so() {
     let inner = by_content();
     write(&*inner, 3, "a").await.unwrap();
     let opaque = Layered(Witness { opaque: true, ..Witness::of(inner) });

@@ -32,7 +32,7 @@ async fn a_guard_is_renewed_for_as_long_as_it_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_15_a_holder_that_is_cut_off_hears_of_it_before_a_successor_can_be_granted_the_lock() {
+async fn fault_15_a_cut_off_holder_sees_its_loss_before_a_new_grant() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -60,7 +60,7 @@ async fn fault_15_a_holder_that_is_cut_off_hears_of_it_before_a_successor_can_be
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_15_a_renewal_that_hangs_delays_the_watchdog_by_nothing() {
+async fn fault_15_a_hanging_renewal_does_not_delay_the_watchdog() {
     let world = World::new();
     let client = world.observer(1);
     let began = client.clock.now();
@@ -87,7 +87,7 @@ async fn fault_12_a_suspended_holder_finds_its_lock_lost_on_waking() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_12_a_machine_restored_from_a_snapshot_finds_its_lock_lost() {
+async fn fault_12_a_restored_snapshot_finds_its_lock_lost() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -96,7 +96,7 @@ async fn fault_12_a_machine_restored_from_a_snapshot_finds_its_lock_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_13_a_contender_whose_wall_clock_steps_takes_over_neither_early_nor_an_hour_late() {
+async fn fault_13_a_wall_clock_step_makes_no_takeover_early_or_late() {
     for step in [3_600, -3_600] {
         let world = World::new();
         let (client, other) = (world.observer(1), world.observer(2));
@@ -122,7 +122,7 @@ async fn fault_13_a_contender_whose_wall_clock_steps_takes_over_neither_early_no
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_16_a_renewal_that_is_answered_after_the_deadline_extends_nothing() {
+async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -139,7 +139,7 @@ async fn fault_16_a_renewal_that_is_answered_after_the_deadline_extends_nothing(
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_16_whatever_is_answered_after_a_suspend_that_outlasts_the_lease_is_not_believed_in() {
+async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
     use leasehold::lease::LeaseStore;
     let world = World::new();
     let client = world.observer(1);
@@ -177,7 +177,7 @@ async fn fault_16_whatever_is_answered_after_a_suspend_that_outlasts_the_lease_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_34_credentials_withdrawn_while_held_are_named_in_the_loss() {
+async fn fault_34_a_loss_names_credentials_withdrawn_while_held() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -199,7 +199,7 @@ async fn fault_2_a_renewal_whose_answer_is_lost_is_found_by_its_nonce() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_3_a_renewal_that_arrives_later_does_not_extend_the_deadline() {
+async fn fault_3_a_renewal_that_arrives_late_extends_no_deadline() {
     let world = World::new();
     let client = world.observer(1);
     let mut grant = client.granted().await;
@@ -251,7 +251,7 @@ async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_looked_at_too_late_is_not_believed() {
+async fn a_grant_polled_too_late_is_replaced_by_a_new_one() {
     let world = World::new();
     let client = world.observer(1);
     let lock = locker(&client).lock("x").ttl(TTL);
@@ -288,7 +288,7 @@ async fn who_waits_for_a_lock_may_look_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_is_dropped_is_released_in_the_background_and_at_once_dead() {
+async fn a_dropped_guard_ends_at_once_and_its_release_follows() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").acquire().await.unwrap();
@@ -318,7 +318,7 @@ fn a_guard_may_be_dropped_and_asked_outside_of_any_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_4_a_release_that_fails_is_tried_again_in_the_background() {
+async fn fault_4_a_failed_release_is_retried_in_the_background() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -349,7 +349,7 @@ async fn a_rest_counts_from_the_grant_and_ends_on_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rest_is_told_to_the_store_until_it_has_heard_of_it_and_otherwise_its_guard_is_told() {
+async fn a_rest_is_retried_for_as_long_as_the_lease_and_then_fails() {
     let world = World::new();
     let client = world.observer(1);
     let locker = locker(&client);
@@ -371,7 +371,7 @@ async fn a_rest_is_told_to_the_store_until_it_has_heard_of_it_and_otherwise_its_
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_locks_cannot_rest_they_are_released_and_that_is_said() {
+async fn a_rest_that_is_unsupported_releases_and_says_so() {
     let client = World::by_existence().observer(1);
     let lock = locker(&client).lock("x").ttl(TTL);
     let error = lock.acquire().await.unwrap().rest(SECOND).await.unwrap_err();
@@ -412,7 +412,7 @@ async fn a_hundred_tasks_are_one_contender_and_are_served_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_are_counted_cold_warm_and_waiting() {
+async fn a_cold_acquire_costs_two_requests_and_a_warm_one_costs_one() {
     let world = World::new();
     let client = world.observer(1);
     let locker = locker(&client);
@@ -427,7 +427,7 @@ async fn requests_are_counted_cold_warm_and_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_in_the_process_of_the_holder_sends_nothing_and_knows_who_it_is() {
+async fn a_try_in_the_holders_process_names_it_without_a_request() {
     let world = World::new();
     let client = world.observer(1);
     let locker = locker(&client);
@@ -465,7 +465,7 @@ async fn a_try_beside_a_task_that_asks_the_store_names_no_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_drops_its_body_the_moment_the_lock_is_lost_and_releases_after_it() {
+async fn with_drops_its_body_on_loss_and_releases_after_it() {
     let world = World::new();
     let client = world.observer(1);
     let locker = locker(&client);
@@ -499,7 +499,7 @@ async fn with_drops_its_body_the_moment_the_lock_is_lost_and_releases_after_it()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ticket_is_renewed_and_released_by_another_process_and_resumed_as_a_guard() {
+async fn a_ticket_is_renewed_resumed_and_released_by_any_process() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -524,7 +524,7 @@ async fn a_ticket_is_renewed_and_released_by_another_process_and_resumed_as_a_gu
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_is_heard_of_at_the_next_renewal_and_waiting_for_freedom_ends_with_it() {
+async fn an_eviction_ends_wait_free_and_the_next_renewal_reports_it() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -560,7 +560,7 @@ impl Wake for TryingWhenWoken {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_hears_of_a_release_or_of_a_refusal_is_not_refused_by_its_own_process() {
+async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let lock = locker(&client).lock("x").ttl(TTL);

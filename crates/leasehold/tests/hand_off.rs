@@ -57,7 +57,7 @@ fn token(guard: &Guard) -> Token {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_tasks_pass_the_lock_on_by_one_grant_and_with_rising_tokens() {
+async fn a_hundred_tasks_pass_on_two_grants_with_rising_tokens() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let mut got = line(&client, &vec![lock(&client); 100]).await;
@@ -101,7 +101,7 @@ async fn the_first_grant_of_a_record_has_one_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn over_a_newborn_record_nothing_tells_which_tokens_are_free() {
+async fn over_a_newborn_record_the_earlier_token_is_unknown() {
     let world = World::new();
     settled(&world, 1).await;
     for (newborn, known) in [(true, false), (false, true)] {
@@ -118,7 +118,7 @@ async fn over_a_newborn_record_nothing_tells_which_tokens_are_free() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_had_it_before_is_dead_before_there_is_another_token() {
+async fn the_previous_guard_ends_before_the_next_token_is_issued() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let mut got = line(&client, &vec![lock(&client); 3]).await;
@@ -148,7 +148,7 @@ async fn whoever_had_it_before_is_dead_before_there_is_another_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_holds_it_for_long_is_renewed_and_loses_it_like_any_other() {
+async fn a_passed_on_lock_is_renewed_and_lost_like_any_other() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let mut got = line(&client, &vec![lock(&client); 3]).await;
@@ -172,7 +172,7 @@ async fn who_holds_it_for_long_is_renewed_and_loses_it_like_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_less_than_half_of_the_ttl_left_it_is_not_passed_on() {
+async fn a_lock_with_less_than_half_its_ttl_left_is_not_passed_on() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let lock = lock(&client).ttl(SECOND * 20);
@@ -201,7 +201,7 @@ async fn with_less_than_half_of_the_ttl_left_it_is_not_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_is_heard_of_by_the_task_that_has_it() {
+async fn an_eviction_reaches_the_task_the_lock_was_passed_to() {
     let world = World::new();
     let (client, operator) = (settled(&world, 1).await, world.observer(2));
     let mut got = line(&client, &vec![lock(&client); 3]).await;
@@ -240,7 +240,7 @@ async fn an_evicted_grant_is_not_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_passed_on_only_where_others_would_see_no_difference() {
+async fn a_lock_is_passed_on_only_if_others_see_no_difference() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let plain = lock(&client);
@@ -264,7 +264,7 @@ async fn it_is_passed_on_only_where_others_would_see_no_difference() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leaders_follow_each_other_by_way_of_the_store() {
+async fn each_leader_of_one_process_has_its_own_grant() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let election = lock(&client).election();
@@ -300,7 +300,7 @@ fn busy(client: &Client, tasks: usize) -> Arc<AtomicUsize> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_has_had_it_for_long_lets_others_in() {
+async fn tasks_that_pass_a_lock_on_let_other_processes_in() {
     let world = World::new();
     let (client, other) = (settled(&world, 1).await, world.observer(2));
     let rounds = busy(&client, 8);
@@ -317,7 +317,7 @@ async fn a_process_that_has_had_it_for_long_lets_others_in() {
 
 /// It has the lock again before anybody else could see that it is free.
 #[tokio::test(start_paused = true)]
-async fn a_task_that_takes_it_again_and_again_lets_others_in() {
+async fn a_task_that_reacquires_at_once_lets_other_processes_in() {
     let world = World::new();
     let (client, other) = (settled(&world, 1).await, world.observer(2));
     let rounds = busy(&client, 1);
@@ -333,7 +333,7 @@ async fn a_task_that_takes_it_again_and_again_lets_others_in() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn processes_that_take_turns_leave_it_to_nobody_for_long() {
+async fn processes_that_take_turns_rarely_leave_the_lock_free() {
     let world = World::new();
     let clients = [settled(&world, 1).await, world.observer(2)];
     let rounds: Vec<_> = clients.iter().map(|client| busy(client, 4)).collect();
@@ -346,7 +346,7 @@ async fn processes_that_take_turns_leave_it_to_nobody_for_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_come_again_and_again_need_few_grants() {
+async fn tasks_that_keep_coming_share_few_grants() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let rounds = busy(&client, 4);
@@ -357,7 +357,7 @@ async fn those_who_come_again_and_again_need_few_grants() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_goes_away_in_the_moment_in_which_it_is_served_takes_nothing_along() {
+async fn a_task_aborted_while_being_served_does_not_keep_the_lock() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let lock = lock(&client);

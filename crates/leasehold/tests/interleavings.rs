@@ -20,7 +20,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Double grant: a claim granted, taken over, and granted again starts at beat 0 again.
 #[tokio::test(start_paused = true)]
-async fn a_claim_granted_again_after_another_is_told_from_its_earlier_grant() {
+async fn a_claim_regranted_after_another_restarts_the_observation() {
     let world = World::new();
     let (holder, middle, contender) = (world.observer(1), world.observer(2), world.observer(3));
     let claim = holder.claim();
@@ -40,7 +40,7 @@ async fn a_claim_granted_again_after_another_is_told_from_its_earlier_grant() {
 
 /// The same through the public interface: an acquisition whose first grant landed unheard for longer than its ttl.
 #[tokio::test(start_paused = true)]
-async fn through_lock_a_late_acquirer_is_not_overrun() {
+async fn a_lock_acquired_late_is_not_granted_twice() {
     let world = World::new();
     let (slow, middle, contender) = (world.observer(1), world.observer(2), world.observer(3));
     let ttl = SECOND * 5;
@@ -99,7 +99,7 @@ impl Layer for Pausing {
 
 /// Double grant by rule (b): `renewed_at` is read before, and `sent` after, a pause.
 #[tokio::test(start_paused = true)]
-async fn the_time_in_the_record_is_not_from_before_the_holder_counts() {
+async fn a_pause_before_the_send_causes_no_early_takeover() {
     let world = World::new();
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), 7);
@@ -153,7 +153,7 @@ async fn a_newborn_record_seen_long_ago_costs_no_hours() {
 
 /// A wall clock that is set back while the first grant waits.
 #[tokio::test(start_paused = true)]
-async fn a_wall_clock_set_back_during_the_first_grant() {
+async fn a_wall_clock_set_back_does_not_stall_the_first_grant() {
     let world = World::new();
     let client = world.dated(1);
     let clock = client.clock.clone();
@@ -283,7 +283,7 @@ impl Layer for Contended {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_goes_on_for_as_long_as_others_get_in_before_and_who_tries_does_not() {
+async fn a_waiter_outlasts_contention_and_a_try_does_not() {
     for (waits, outlasts) in [(true, true), (false, false)] {
         let world = World::new();
         let others = world.observer(1);

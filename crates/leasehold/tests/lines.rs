@@ -134,7 +134,7 @@ impl Watch for Lining {
 impl Diagnose for Lining {}
 
 #[tokio::test(start_paused = true)]
-async fn only_those_who_wait_stand_in_line_and_who_gives_up_leaves_it() {
+async fn only_waiters_stand_in_line_and_giving_up_leaves_it() {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
     let guard = Locker::new(holder.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();

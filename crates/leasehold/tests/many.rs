@@ -134,7 +134,7 @@ fn locker(store: &Arc<Layered<Slow>>, env: Env) -> Locker {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_that_are_due_at_once_are_not_all_on_the_way_at_once() {
+async fn renewals_due_at_once_are_sent_in_limited_numbers() {
     let process = Process::new();
     let guards = process.acquire("x", 300).await;
     let writes = &process.store.0.writes;
@@ -167,7 +167,7 @@ async fn renewals_that_hang_starve_no_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_whose_renewal_waits_for_its_place_is_released_at_once_and_lost_in_time() {
+async fn a_queued_renewal_delays_neither_release_nor_loss() {
     let process = Process::new();
     let hung = process.acquire("hung", 300).await;
     let mut well = process.acquire("well", 2).await;
@@ -188,7 +188,7 @@ async fn a_lock_whose_renewal_waits_for_its_place_is_released_at_once_and_lost_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn polls_are_not_all_on_the_way_at_once_and_delay_neither_renewals_nor_releases() {
+async fn polls_are_limited_and_delay_neither_renewals_nor_releases() {
     let process = Process::new();
     let mut own = process.acquire("own", 100).await;
     let other = process.another();

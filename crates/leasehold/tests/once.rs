@@ -58,7 +58,7 @@ async fn a_clock_that_goes_too_fast_shortens_no_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_ends_after_its_lease_has_lost_it_whatever_it_says() {
+async fn a_job_that_ends_after_its_lease_is_lost_whatever_it_returns() {
     let client = World::new().dated(1);
     for says in [Ok(()), Err("failed")] {
         let suspended = async |_: &Guard| {
@@ -70,7 +70,7 @@ async fn a_job_that_ends_after_its_lease_has_lost_it_whatever_it_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_period_counts_from_the_grant_and_ends_for_a_process_that_has_just_started() {
+async fn the_period_counts_from_the_grant_even_for_a_new_process() {
     for (seed, step) in [(1, 0), (2, 3_600), (3, -3_600)] {
         let world = World::new();
         let client = world.dated(seed);
@@ -159,7 +159,7 @@ async fn a_hundred_tasks_of_one_process_run_it_once() {
 
 /// Somebody in this process waits for the end of the rest, and has the turn until then.
 #[tokio::test(start_paused = true)]
-async fn a_task_that_waits_for_the_end_of_the_rest_keeps_no_other_from_learning_of_it() {
+async fn a_task_waiting_for_a_rest_to_end_does_not_delay_others() {
     let world = World::new();
     let client = world.dated(1);
     let once = job(&client);
@@ -206,7 +206,7 @@ async fn who_does_not_wait_is_told_who_runs_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_takes_longer_than_its_period_may_run_again_at_once() {
+async fn a_job_longer_than_its_period_may_run_again_at_once() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let said = job(&client)
@@ -221,7 +221,7 @@ async fn a_job_that_takes_longer_than_its_period_may_run_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_store_cannot_be_told_the_error_says_that_it_ran() {
+async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let error = job(&client)
@@ -255,7 +255,7 @@ async fn the_rest_is_told_until_it_is_heard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_whose_lock_is_lost_is_dropped_and_what_ran_is_said() {
+async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let said = job(&client)
@@ -292,7 +292,7 @@ async fn an_operator_ends_a_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_kept_is_refused_before_anything_runs() {
+async fn a_period_that_cannot_be_kept_is_refused_before_the_job_runs() {
     let world = World::new();
     let client = world.dated(1);
     let lock = Locker::new(client.leases.clone()).lock("x");

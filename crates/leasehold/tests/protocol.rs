@@ -40,7 +40,7 @@ async fn rule_1_the_contender_counts_from_after_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_1_a_read_in_flight_across_a_renewal_leads_to_no_early_takeover() {
+async fn rule_1_a_read_across_a_renewal_causes_no_early_takeover() {
     let world = World::new();
     let (holder, contender) = (world.observer(1), world.observer(2));
     let mut grant = holder.granted().await;
@@ -89,7 +89,7 @@ async fn rule_3_a_release_deletes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_4_a_refusal_for_now_is_tried_again_and_never_taken_for_held() {
+async fn rule_4_a_transient_refusal_is_retried_and_not_taken_for_held() {
     let world = World::new();
     let client = world.observer(1);
     client.network.next_read(Outcome::NotApplied);
@@ -119,7 +119,7 @@ async fn rule_4_every_answer_that_was_lost_is_resolved_by_reading() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_5_an_unexpected_record_of_our_own_is_adopted_only_by_a_write() {
+async fn rule_5_our_own_unexpected_record_is_adopted_only_by_a_write() {
     let world = World::new();
     let client = world.observer(1);
     let claim = client.claim();
@@ -150,8 +150,7 @@ async fn rule_5_an_unexpected_record_of_our_own_is_adopted_only_by_a_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_6_what_the_user_holds_ends_before_the_release_is_sent_and_a_renewal_in_flight_changes_nothing()
-{
+async fn rule_6_a_release_during_a_renewal_ends_the_guard_first() {
     let world = World::new();
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());
@@ -173,7 +172,7 @@ async fn rule_6_what_the_user_holds_ends_before_the_release_is_sent_and_a_renewa
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_6_a_renewal_that_arrives_after_the_release_resurrects_nothing() {
+async fn rule_6_a_late_renewal_does_not_resurrect_the_lock() {
     let world = World::new();
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());
@@ -187,7 +186,7 @@ async fn rule_6_a_renewal_that_arrives_after_the_release_resurrects_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_7_a_renewal_never_takes_a_record_whose_grant_has_changed() {
+async fn rule_7_a_renewal_does_not_take_a_record_of_another_grant() {
     let world = World::new();
     let (first, second) = (world.observer(1), world.observer(2));
     let mut old = first.granted().await;
@@ -222,7 +221,7 @@ async fn rule_8_edits_by_others_do_not_prolong_a_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_8_the_same_claim_granted_again_is_told_from_its_earlier_grant() {
+async fn rule_8_a_claim_granted_again_restarts_the_observation() {
     let world = World::new();
     let (holder, contender) = (world.observer(1), world.observer(2));
     let claim = holder.claim();
@@ -241,7 +240,7 @@ async fn rule_8_the_same_claim_granted_again_is_told_from_its_earlier_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_9_lost_is_final_also_when_the_renewal_is_answered_after_all() {
+async fn rule_9_lost_is_final_even_if_the_renewal_is_answered_late() {
     let world = World::new();
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());
@@ -276,7 +275,7 @@ async fn rule_9_a_renewal_is_not_tried_again_after_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_10_a_grant_that_may_have_been_ours_in_between_is_reported_as_lost() {
+async fn rule_10_a_grant_possibly_held_in_between_is_reported_lost() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let mut seed = other.granted().await;
@@ -306,7 +305,7 @@ async fn rule_10_a_grant_that_may_have_been_ours_in_between_is_reported_as_lost(
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_10_a_conflict_of_a_request_that_came_twice_is_no_proof_that_it_was_not_granted() {
+async fn rule_10_a_doubled_requests_conflict_is_no_proof_of_refusal() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let mut seed = other.granted().await;
@@ -343,7 +342,7 @@ async fn renewed_by_a_copy(world: &World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_11_what_a_copy_of_the_holder_renews_is_lost() {
+async fn rule_11_a_renewal_by_a_copy_of_the_holder_is_a_loss() {
     let world = World::new();
     let holder = world.observer(1);
     let mut grant = holder.granted().await;
@@ -405,7 +404,7 @@ async fn rule_11_all_who_have_its_ticket_may_renew_a_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ttl_of_the_record_rules_and_its_lock_delay() {
+async fn the_records_ttl_and_lock_delay_count_not_the_contenders() {
     let world = World::new();
     let (holder, contender) = (world.observer(1), world.observer(2));
     let mut claim = holder.claim();
@@ -421,7 +420,7 @@ async fn the_ttl_of_the_record_rules_and_its_lock_delay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn by_the_stores_clock_a_mere_try_succeeds_a_holder_that_died_long_ago() {
+async fn by_the_stores_clock_a_try_takes_over_from_a_dead_holder() {
     let world = World::new();
     let (holder, contender, blind) = (world.dated(1), world.dated(2), world.observer(3));
     holder.granted().await;
@@ -433,7 +432,7 @@ async fn by_the_stores_clock_a_mere_try_succeeds_a_holder_that_died_long_ago() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_front_end_whose_clock_is_off_by_less_than_the_margin_leads_to_no_early_takeover() {
+async fn front_end_skew_within_the_margin_causes_no_early_takeover() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
@@ -624,7 +623,7 @@ async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_rise_across_a_deletion_by_hand_although_the_stores_clock_is_known_to_a_second_only() {
+async fn tokens_rise_across_deletions_by_hand_with_a_coarse_clock() {
     let world = World::new();
     let mut last = 0;
     for seed in 0..20 {
@@ -640,7 +639,7 @@ async fn tokens_rise_across_a_deletion_by_hand_although_the_stores_clock_is_know
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_rise_across_a_deletion_by_hand_within_one_tick_of_the_stores_clock() {
+async fn tokens_rise_across_a_deletion_within_one_store_clock_tick() {
     use leasehold::stores::memory::MemoryRegister;
     let world = World::new();
     let register: Arc<MemoryRegister> = world.register.clone();
@@ -674,7 +673,7 @@ async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_create_that_lands_late_gets_a_token_above_those_that_came_and_went_meanwhile() {
+async fn a_late_create_gets_a_token_above_those_granted_meanwhile() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));
     slow.network.next_write(Outcome::HeldBack);
@@ -694,7 +693,7 @@ async fn a_create_that_lands_late_gets_a_token_above_those_that_came_and_went_me
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_takes_over_from_a_create_that_landed_late_gets_a_token_above_all_others() {
+async fn a_takeover_from_a_late_create_gets_the_highest_token() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));
     slow.network.every(Kind::Write, Outcome::HeldBack);
@@ -710,7 +709,7 @@ async fn one_who_takes_over_from_a_create_that_landed_late_gets_a_token_above_al
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_finds_a_late_create_of_its_own_does_not_vouch_for_its_token() {
+async fn a_release_that_finds_a_late_create_distrusts_its_token() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));
     slow.network.next_write(Outcome::HeldBack);

@@ -68,7 +68,7 @@ async fn shared_holders_are_together_and_an_exclusive_one_is_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exclusive_hold_is_kept_out_by_a_single_shared_one_in_any_slot() {
+async fn a_shared_hold_in_any_slot_keeps_an_exclusive_one_out() {
     for slot in 1..=RwLock::MAX_SHARED {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
@@ -102,7 +102,7 @@ async fn eight_hold_it_shared_and_a_ninth_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exclusive_acquisition_gets_in_although_shared_holders_keep_coming() {
+async fn an_exclusive_hold_is_not_starved_by_shared_ones() {
     let world = World::new();
     let mut readers = tokio::task::JoinSet::new();
     for machine in 0..10 {
@@ -124,7 +124,7 @@ async fn an_exclusive_acquisition_gets_in_although_shared_holders_keep_coming() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_wants_it_shared_waits_at_the_gate_with_one_read_for_each_poll() {
+async fn a_shared_waiter_at_the_gate_costs_one_read_per_poll() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let guard = index(&one).owner("alice").exclusive().await.unwrap();
@@ -146,7 +146,7 @@ async fn who_wants_it_shared_waits_at_the_gate_with_one_read_for_each_poll() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_loss_of_any_part_is_the_loss_of_the_whole_and_the_other_parts_are_given_back() {
+async fn losing_one_part_loses_the_whole_and_frees_the_other_parts() {
     for part in parts() {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
@@ -167,7 +167,7 @@ async fn the_loss_of_any_part_is_the_loss_of_the_whole_and_the_other_parts_are_g
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_belief_is_that_of_the_part_that_is_least_certain() {
+async fn the_whole_is_valid_only_as_long_as_its_weakest_part() {
     for part in parts() {
         let world = World::new();
         let client = world.observer(1);
@@ -201,7 +201,7 @@ async fn a_part_that_cannot_be_renewed_ends_the_whole_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_belief_in_all_parts_ends_before_any_is_released_and_the_gate_is_released_last() {
+async fn all_parts_end_before_any_release_and_the_gate_goes_last() {
     let world = World::new();
     let client = world.observer(1);
     let guard = index(&client).exclusive().await.unwrap();
@@ -233,7 +233,7 @@ async fn a_release_says_when_a_part_was_no_longer_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn exclusive_and_plain_holds_exclude_each_other_with_tokens_that_rise() {
+async fn exclusive_and_plain_holds_exclude_each_other_and_tokens_rise() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let plain = Locker::new(two.leases.clone()).lock("x").ttl(TTL);
@@ -260,7 +260,7 @@ async fn a_plain_lock_does_not_see_who_holds_it_shared_already() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gate_that_is_lost_while_slots_are_waited_for_is_acquired_again() {
+async fn a_gate_lost_while_waiting_for_slots_is_acquired_again() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let reader = index(&one).shared().await.unwrap();
@@ -273,7 +273,7 @@ async fn a_gate_that_is_lost_while_slots_are_waited_for_is_acquired_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_is_lost_while_others_are_waited_for_is_noticed() {
+async fn a_slot_lost_while_waiting_for_others_is_acquired_again() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let reader = index(&one).shared().await.unwrap();
@@ -304,7 +304,7 @@ async fn granted_at_last(client: &Client, reader: Guard, writer: tokio::task::Jo
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exclusive_acquisition_given_up_at_any_point_leaves_nothing_held() {
+async fn an_exclusive_wait_given_up_at_any_point_leaves_nothing_held() {
     for shared in [0, 1] {
         for polls in (0..80).step_by(4) {
             let world = World::new();
@@ -328,7 +328,7 @@ async fn an_exclusive_acquisition_given_up_at_any_point_leaves_nothing_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_vain_for_an_exclusive_hold_is_told_for_whom() {
+async fn an_exclusive_wait_that_times_out_names_the_holder() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let reader = index(&one).owner("alice").shared().await.unwrap();
@@ -346,7 +346,7 @@ async fn who_waits_in_vain_for_an_exclusive_hold_is_told_for_whom() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exclusive_hold_is_no_ticket_and_does_not_rest_and_a_shared_one_can_be_a_ticket() {
+async fn an_exclusive_hold_cannot_rest_or_become_a_ticket() {
     let world = World::new();
     let client = world.observer(1);
     let guard = index(&client).exclusive().await.unwrap();

@@ -36,7 +36,7 @@ async fn all(semaphore: &Semaphore, permits: usize) -> Vec<Guard> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_most_so_many_hold_a_permit_and_so_many_do() {
+async fn all_permits_can_be_held_at_once_but_no_more() {
     let world = World::new();
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
@@ -63,7 +63,7 @@ async fn at_most_so_many_hold_a_permit_and_so_many_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_users_with_different_numbers_as_many_as_the_greatest_hold_permits() {
+async fn with_differing_permit_counts_the_greatest_is_the_limit() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let _first = all(&semaphore(&one, 2), 2).await;
@@ -73,7 +73,7 @@ async fn of_users_with_different_numbers_as_many_as_the_greatest_hold_permits() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_free_permit_costs_one_lock_and_not_everybody_begins_with_the_first() {
+async fn a_free_permit_costs_one_lock_and_the_first_try_is_random() {
     let mut first = BTreeSet::new();
     for seed in 0..40 {
         let client = World::new().observer(seed);
@@ -86,7 +86,7 @@ async fn a_free_permit_costs_one_lock_and_not_everybody_begins_with_the_first() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn tasks_of_one_process_are_served_in_the_order_of_their_arrival() {
+async fn tasks_of_one_process_are_served_in_order_of_arrival() {
     let world = World::new();
     let client = world.observer(1);
     let holders = all(&semaphore(&client, 3), 3).await;
@@ -130,7 +130,7 @@ async fn a_hundred_waiting_tasks_are_one_contender() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_this_process_holds_is_waited_for_without_a_request() {
+async fn waiting_for_permits_of_this_process_sends_no_request() {
     let world = World::new();
     let client = world.observer(1);
     let semaphore = semaphore(&client, 3);
@@ -168,7 +168,7 @@ async fn a_second_permit_that_is_granted_in_the_same_moment_goes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tries_of_one_process_at_the_same_time_do_not_keep_each_other_from_free_permits() {
+async fn concurrent_tries_of_one_process_all_get_free_permits() {
     let world = World::new();
     let semaphore = semaphore(&world.observer(1), 3);
     let (one, two, three) =
@@ -177,7 +177,7 @@ async fn tries_of_one_process_at_the_same_time_do_not_keep_each_other_from_free_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_does_not_go_before_who_waits_and_does_not_wait_for_it() {
+async fn a_try_neither_overtakes_a_waiter_nor_waits_for_it() {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
     let mut held = all(&semaphore(&holder, 2), 2).await;
@@ -216,7 +216,7 @@ async fn a_refusal_says_how_many_permits_there_are_and_who_holds_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_hears_of_a_holder_also_in_the_queue_of_the_process() {
+async fn a_task_queued_behind_another_still_learns_the_holder() {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
     let _held = all(&semaphore(&holder, 2).owner("alice"), 2).await;

@@ -40,14 +40,14 @@ fn no_history_of_tasks_that_pass_the_lock_on_breaks_the_promise() {
 
 /// Where the tokens are the store's, nobody passes anything on.
 #[test]
-fn no_history_of_tasks_whose_locks_are_objects_breaks_the_promise() {
+fn no_history_of_tasks_on_objects_breaks_the_promise() {
     let plan = |seed| Plan { store: Store::Objects, ..of_tasks(seed) };
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.handed == 0);
 }
 
 #[cfg(feature = "sqlite")]
 #[test]
-fn no_history_of_tasks_that_pass_on_a_lock_in_a_file_breaks_the_promise() {
+fn no_history_of_hand_off_in_a_file_breaks_the_promise() {
     let plan = |seed| {
         let plan = of_tasks(seed);
         Plan { store: Store::File, faults: plan.faults.without(Fault::Deletions), ..plan }
@@ -57,7 +57,7 @@ fn no_history_of_tasks_that_pass_on_a_lock_in_a_file_breaks_the_promise() {
 
 /// Where nothing goes wrong, and all tasks of both processes want the lock all the time.
 #[test]
-fn no_process_starves_beside_another_whose_tasks_pass_the_lock_on() {
+fn no_process_starves_beside_another_that_passes_the_lock_on() {
     let plan = |seed| Plan { machines: 2, ..of_tasks(seed).with_faults(Faults::NONE) };
     many(plan, 20, |total, seeds| total.handed > 10 * seeds && total.waited > Duration::from_secs(1));
 }
@@ -87,7 +87,7 @@ fn no_history_of_a_semaphore_has_more_holders_than_permits() {
 
 /// Nobody beside an exclusive holder, on both protocols.
 #[test]
-fn no_history_of_a_readers_writer_lock_has_anybody_beside_an_exclusive_holder() {
+fn no_history_of_an_rw_lock_breaks_exclusive_holds() {
     let plan = |seed| Plan { game: Game::RwLock, ..of_several(seed) };
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.most > 2);
 }
@@ -182,7 +182,7 @@ fn i1_clocks_outside_the_bound_are_found_out() {
 
 /// The margin is what saves: front ends that disagree by less are in the histories above.
 #[test]
-fn i1_store_clocks_that_disagree_by_more_than_the_margin_are_found_out() {
+fn i1_store_clocks_apart_by_more_than_the_margin_are_found_out() {
     found("I1", |seed| {
         let plan = Plan { skew: Duration::from_secs(10), ..Plan::from_seed(seed) };
         Plan { faults: plan.faults.with(Fault::Skew).without(Fault::Deletions), ..plan }

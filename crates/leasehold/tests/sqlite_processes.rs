@@ -140,7 +140,7 @@ async fn processes_that_count_under_a_lock_lose_no_addition() {
 
 #[tokio::test]
 #[cfg(target_os = "linux")]
-async fn a_holder_that_is_killed_is_succeeded_without_waiting_for_its_lease() {
+async fn a_killed_holders_lock_is_granted_before_its_lease_ends() {
     let folder = tempfile::tempdir().unwrap();
     let mut holder = start("hold", folder.path());
     let token: u64 = said(&mut holder, "holding").parse().unwrap();
@@ -156,7 +156,7 @@ async fn a_holder_that_is_killed_is_succeeded_without_waiting_for_its_lease() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn processes_that_are_killed_at_any_moment_leave_no_second_holder_and_no_stuck_lock() {
+fn killed_processes_leave_no_second_holder_and_no_stuck_lock() {
     const KILLS: usize = 12;
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -235,7 +235,7 @@ async fn a_log_deleted_while_in_use_leaves_one_holder() {
 }
 
 #[tokio::test]
-async fn who_only_looked_does_not_delete_the_log_of_others() {
+async fn a_process_that_only_inspects_keeps_the_log_of_others() {
     let folder = tempfile::tempdir().unwrap();
     let looking = Locker::open(&url(folder.path())).await.unwrap();
     looking.inspect(&LockName::new("held").unwrap()).await.unwrap();

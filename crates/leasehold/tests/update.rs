@@ -154,7 +154,7 @@ async fn write_under_way(world: &World) -> (FaultyRegister, Adding) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_others_shut_out_is_made_again_and_lands_no_more() {
+async fn a_write_that_was_overtaken_is_remade_and_lands_once() {
     let world = World::new();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
@@ -167,7 +167,7 @@ async fn a_write_that_others_shut_out_is_made_again_and_lands_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_that_cannot_be_told() {
+async fn where_versions_come_back_an_overtaken_write_is_unknown() {
     let world = World::by_content();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
@@ -182,7 +182,7 @@ async fn where_versions_come_back_that_cannot_be_told() {
 
 /// Whoever created the object next may have done so after ours was there, and deleted.
 #[tokio::test(start_paused = true)]
-async fn a_create_of_unknown_fate_is_not_made_again_beside_that_of_another() {
+async fn an_unknown_create_is_not_repeated_after_anothers_create() {
     let world = World::new();
     let network = world.network();
     let adding = add_under_way(&network, "a", Outcome::AppliedLost).await;
@@ -207,7 +207,7 @@ async fn where_versions_come_back_a_change_there_and_back_is_a_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_an_overwrite_without_leasehold_it_cannot_be_told() {
+async fn after_a_foreign_overwrite_a_writes_effect_is_unknown() {
     for world in [World::new(), World::by_content()] {
         let network = world.network();
         add(&network, "a").await.unwrap();
@@ -222,7 +222,7 @@ async fn after_an_overwrite_without_leasehold_it_cannot_be_told() {
 
 /// A proxy that repeats requests answers with the conflict that the second copy met.
 #[tokio::test(start_paused = true)]
-async fn after_a_conflict_that_is_not_looked_into_it_cannot_be_told() {
+async fn a_conflict_that_cannot_be_looked_into_may_be_applied() {
     for trouble in [Outcome::Dropped, Outcome::Denied] {
         let world = World::new();
         let network = world.network();
@@ -251,7 +251,7 @@ async fn a_conflict_with_a_write_without_leasehold_starts_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_that_is_gone_is_created_anew_unless_it_cannot_be_told() {
+async fn a_deleted_object_is_created_anew_unless_a_write_is_unknown() {
     let world = World::new();
     let network = world.network();
     add(&network, "a").await.unwrap();
@@ -342,7 +342,7 @@ async fn an_update_may_take_as_long_as_it_likes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_tasks_of_one_object_take_turns_and_of_many_objects_start_over() {
+async fn tasks_sharing_an_object_handle_take_turns_and_others_retry() {
     for shared in [true, false] {
         let world = World::new();
         let network = world.network();

@@ -58,7 +58,7 @@ impl Process {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_of_a_minute_costs_a_few_reads_and_then_one_for_each_longest_pause() {
+async fn a_long_wait_costs_few_reads_beyond_one_per_longest_pause() {
     for ttl in [TTL, SECOND * 3, SECOND] {
         let world = World::new();
         let (holder, waiter) = (process(&world, 1), process(&world, 2));
@@ -81,7 +81,7 @@ async fn a_wait_of_a_minute_costs_a_few_reads_and_then_one_for_each_longest_paus
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_short_hold_is_succeeded_soon_whenever_the_waiter_came() {
+async fn a_waiter_follows_a_short_hold_soon_whenever_it_came() {
     for seed in 0..50 {
         for hold in [200, 400, 1_000, 3_000].map(Duration::from_millis) {
             let world = World::new();
@@ -103,7 +103,7 @@ async fn a_short_hold_is_succeeded_soon_whenever_the_waiter_came() {
 
 /// They see the last sign of life in the same moment, so it lapses for all at once.
 #[tokio::test(start_paused = true)]
-async fn sixteen_who_wait_for_a_dead_holder_do_not_all_write_at_once() {
+async fn few_of_sixteen_waiters_write_when_a_dead_lease_lapses() {
     const PROCESSES: u64 = 16;
     let world = World::new();
     process(&world, 1).dies_with_the_lock().await;

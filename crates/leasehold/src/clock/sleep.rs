@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_jump_wakes_all_sleepers_and_those_whose_time_has_not_come_sleep_on() {
+    async fn sleepers_wake_neither_early_nor_late_across_many_jumps() {
         let clock = Arc::new(TestClock::default());
         let sleepers: Vec<_> = (1..=100).map(|n| sleeper(&clock, SECOND * 60 * n)).collect();
         for jump in 1..=5 {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_falls_asleep_while_the_wall_clock_is_back_wakes_when_it_is_set_right() {
+    async fn a_sleeper_at_a_set_back_clock_wakes_when_it_is_corrected() {
         let clock = Arc::new(TestClock::default());
         let _other = sleeper(&clock, SECOND * 1_000);
         clock.sleep(SECOND).await;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sleep_on_a_clock_that_runs_fast_or_slow_is_neither_short_nor_late() {
+    async fn a_sleep_on_a_fast_or_slow_clock_ends_on_time() {
         for rate in [0.99, 1.0, 1.01] {
             let clock = Arc::new(TestClock::with_rate(rate));
             let late = sleeper(&clock, SECOND * 600).await.unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lookout_is_off_duty_when_nobody_sleeps_any_more() {
+    async fn a_lookout_ends_when_no_long_sleep_is_left() {
         let clock = Arc::new(TestClock::default());
         let on_duty = || clock.0.lookouts.each().len();
         clock.sleep(SLICE).await;

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_1_a_nonce_of_ours_is_found_also_below_those_of_others() {
+    fn rule_1_our_nonce_is_found_below_those_of_others() {
         let base = foreign("1");
         let mut now = after(&base, 1, "2");
         for number in 2..=32 {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_2_what_did_not_change_may_be_sent_the_same_again() {
+    fn rule_2_a_write_is_sent_again_while_nothing_changed() {
         for base in [foreign("1"), after(&foreign("1"), 7, "2"), Sight::default()] {
             assert_eq!(told(&base, true, &base.clone()), Verdict::Again);
             assert_eq!(told(&base, false, &base.clone()), Verdict::Again);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_4_another_that_replaced_what_ours_expected_shut_it_out() {
+    fn rule_4_a_write_whose_base_was_replaced_can_never_apply() {
         for base in [foreign("1"), after(&foreign("0"), 7, "1")] {
             let now = after(&after(&base, 8, "2"), 9, "3");
             assert_eq!(told(&base, true, &now), Verdict::Never);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_5_what_was_wiped_or_deleted_or_forgotten_cannot_be_told() {
+    fn rule_5_after_a_wipe_or_deletion_the_effect_is_unknown() {
         let base = after(&foreign("0"), 7, "1");
         for now in [foreign("9"), after(&foreign("9"), 8, "10"), Sight::default()] {
             assert_eq!(told(&base, true, &now), Verdict::Untold);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_that_others_made_is_read_with_care() {
+    fn a_malformed_token_is_corrupt_and_a_malformed_log_is_empty() {
         let sight = |name: &str, value: &str| {
             let mut metadata = Metadata::default();
             metadata.user.insert(name.into(), value.into());

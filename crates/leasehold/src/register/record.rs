@@ -192,7 +192,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_holder_advertises_is_read_and_records_without_it_advertise_nothing() {
+    fn the_advertised_value_of_a_holder_is_read_if_there_is_one() {
         let advertised = |golden: &str| match parse(golden.as_bytes()).unwrap() {
             Content::Record(record) => record.holder.value,
             Content::Foreign(what) => panic!("{what}"),
@@ -202,7 +202,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_foreign_and_described_without_control_characters() {
+    fn a_foreign_value_is_described_without_control_characters() {
         for foreign in [
             "",
             "\n",
@@ -248,7 +248,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn damage_is_told_without_control_characters() {
+    fn damage_is_reported_without_control_characters() {
         let hostile = GOLDEN[0].0.replacen("\"held\"", "\"\\u001b[2J\"", 1);
         let fault = parse(hostile.as_bytes()).unwrap_err();
         assert!(fault.message.contains("[2J") && !fault.message.contains('\u{1b}'), "{fault:?}");

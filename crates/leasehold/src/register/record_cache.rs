@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_those_seen_at_once_as_many_are_forgotten_as_of_others() {
+    fn ties_in_age_do_not_change_how_many_records_are_forgotten() {
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let name = |n: usize| LockName::new(format!("x{n}")).unwrap();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn those_seen_longest_ago_are_forgotten_and_never_more_than_so_many_are_kept_in_mind() {
+    fn the_cache_is_bounded_and_forgets_the_oldest_records() {
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let name = |n: usize| LockName::new(format!("x{n}")).unwrap();

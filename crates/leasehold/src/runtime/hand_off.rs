@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_s_tokens_are_those_above_the_one_before_up_to_its_own() {
+    fn a_grant_has_the_tokens_above_the_previous_up_to_its_own() {
         assert_eq!(tokens(9, Some(5), true), [6, 7, 8, 9]);
         assert_eq!(tokens(9, Some(8), true), [9]);
         assert_eq!(tokens(9, None, true), [9]);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_stay_is_followed_by_an_absence_once_others_were_seen_and_now_and_then_else() {
+    fn a_long_stay_is_followed_by_an_absence_but_seldom_if_alone() {
         let alone = absences(&mut CohortPolicy::default(), 20, true, false);
         assert_eq!(alone[..2], [750, 750], "short ones at first");
         assert_eq!(alone.iter().filter(|backoff| **backoff == 3_000).count(), 2, "one in eight: {alone:?}");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_back_before_others_could_look_has_stayed() {
+    fn a_return_before_others_could_look_continues_the_stay() {
         let alone = absences_of_one_task(&mut CohortPolicy::default(), 1, false);
         // Of 100 cohort periods, one in eight is followed by a backoff that lets a waiter behind a short hold poll.
         assert!((11..=13).contains(&alone.len()) && alone.iter().all(|backoff| *backoff == 750), "{alone:?}");
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_others_a_stay_is_as_much_shorter_as_there_are_of_them() {
+    fn beside_others_a_stay_is_shorter_by_their_number() {
         // At first, three other processes are expected, of which there is no sign later.
         for (others, length_ms) in [(0, 1_000), (1, 1_000), (3, 625), (100, 625)] {
             let mut stay = CohortPolicy::default();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absence_is_over_when_another_has_it_or_has_had_it() {
+    fn an_absence_is_over_when_another_has_or_had_the_lock() {
         let status = |state: State, token: u64| {
             let mut status = Status::new(LockName::new("x").unwrap(), state);
             status.token = Token::new(token);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_whose_tokens_were_all_used_is_followed_by_one_with_twice_as_many() {
+    fn using_up_all_tokens_doubles_those_of_the_next_grant() {
         let mut stay = CohortPolicy::default();
         assert_eq!((stay.demand(1), stay.demand(8)), (1, 8));
         let mut demanded = Vec::new();

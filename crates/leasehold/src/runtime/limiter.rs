@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_nearest_deadline_goes_first_and_who_waits_no_more_takes_no_place() {
+    async fn the_nearest_deadline_goes_first_and_leavers_are_skipped() {
         let site = Site::new();
         let first = site.lane.place(site.within(1)).await;
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_that_was_given_to_one_who_goes_goes_on_to_the_next() {
+    async fn a_place_given_to_a_waiter_that_leaves_goes_to_the_next() {
         let site = Site::new();
         let first = site.lane.place(site.within(1)).await;
         let mut gone = Box::pin(site.lane.place(site.within(2)));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_waits_for_a_place_for_a_while_and_then_goes_without() {
+    async fn a_renewal_without_a_place_goes_ahead_after_a_while() {
         let site = Site::new();
         let taken = site.lane.place(site.within(1)).await;
         for seconds in [60, 20, 1] {

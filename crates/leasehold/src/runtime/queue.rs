@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn turns_are_taken_in_the_order_of_arrival_and_dead_queues_are_swept_out() {
+    async fn turns_follow_the_order_of_arrival_and_dead_queues_are_swept() {
         let queues: Queues<()> = Queues::default();
         let name = LockName::new("x").unwrap();
         let first = queues.of(&name).try_turn().unwrap();

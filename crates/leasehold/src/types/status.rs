@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_machine_wrote_is_printed_without_control_characters() {
+    fn a_holder_is_printed_without_control_characters() {
         let holder = Holder {
             name: "a\u{1b}[31m\n".into(),
             host: "h\u{202e}".into(),

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_stops_before_any_contender_may_start_at_opposite_ends_of_the_rate_bound() {
+    fn at_the_rate_bounds_the_holder_stops_before_contenders_start() {
         for ms in [500, 1_000, 30_000, 86_400_000] {
             let ttl = Ttl::from_millis(ms).unwrap();
             // A slow holder's clock shows holder_span when more true time has passed; a fast contender's shows

@@ -122,7 +122,7 @@ async fn a_store_that_is_too_busy_to_be_asked_does_not_pass() {
 
 /// Lost answers, throttled requests, and both: all is asked again, and each flaw is found all the same.
 #[tokio::test(start_paused = true)]
-async fn bad_moments_make_no_good_store_bad_and_no_bad_one_good() {
+async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     for (loses_every, busy_every) in
         [(2, 0), (3, 0), (5, 0), (7, 0), (0, 2), (0, 3), (5, 3), (7, 4), (11, 13)]
     {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_races_excludes_what_is_said() {
+    fn the_number_of_races_bounds_the_failure_rate_as_stated() {
         assert!(passes(RACES_DOCTOR, 0.1) <= 0.001);
         assert!(passes(RACES_FIRST_USE, 0.1) <= 0.01);
         assert!(passes(RACES_FIRST_USE, 1.0 / 3.0) <= 1.0 / 50e6);

@@ -32,7 +32,7 @@ async fn a_good_store_is_examined_once_and_then_costs_two_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_deleted_is_one_object_for_each_race() {
+async fn a_probe_that_may_not_delete_leaves_one_object_per_race() {
     let store = store(Flaw::DeniesDeletes);
     probe(&store).await.unwrap();
     let cells = store.cells.lock().unwrap();
@@ -258,7 +258,7 @@ async fn a_first_caller_that_is_not_polled_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_stands_at_the_markers_key_is_examined_unless_it_is_a_passed_marker() {
+async fn an_invalid_marker_leads_to_one_examination() {
     for value in [
         "",
         "garbage",

@@ -127,7 +127,7 @@ fn the_model_s_spans_are_the_library_s_with_other_numbers() {
 }
 
 #[test]
-fn a_lease_lapses_after_the_contender_s_span_and_by_the_stores_clock_after_the_margin_too() {
+fn by_the_stores_clock_a_lease_lapses_a_margin_after_the_span() {
     let span = Ttl::DEFAULT.contender_span();
     let held = record(model::Record { held: true, token: 1, grant: OTHERS, ..model::Record::default() });
     let stamped = Record { renewed_at_us: Some(1_000_000_000), ..held };

@@ -124,7 +124,7 @@ fn a_resting_lock_has_a_last_holder_and_is_free_afterwards() {
 }
 
 #[test]
-fn a_lock_of_a_dead_holder_is_told_as_lapsed() {
+fn a_lock_of_a_dead_holder_is_reported_as_lapsed() {
     let held = held_record();
     let content = Content::Record(Box::new(held.clone()));
     let State::Held(told) = state(Some(&content), Duration::ZERO, Some(store()), RULES) else {
@@ -140,14 +140,14 @@ fn a_lock_of_a_dead_holder_is_told_as_lapsed() {
 }
 
 #[test]
-fn a_record_of_another_client_is_held_by_what_it_says() {
+fn a_foreign_record_is_held_and_shows_its_description() {
     let foreign = Content::Foreign(String::from("a JSON of others"));
     let State::Held(told) = state(Some(&foreign), Duration::MAX, None, RULES) else { panic!("it is held") };
     assert_eq!(told.foreign.as_deref(), Some("a JSON of others"));
 }
 
 #[test]
-fn a_holder_without_a_grant_time_is_not_told_when_it_began() {
+fn without_a_grant_time_the_length_of_a_hold_is_unknown() {
     let held_since = |record: &Record| held(record, Some(store()), None).held_for;
     let unknown = Record { granted_at_us: None, ..held_record() };
     assert_eq!(held_since(&unknown), None);

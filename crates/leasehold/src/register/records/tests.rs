@@ -312,7 +312,7 @@ async fn a_refusal_brings_along_what_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_4_a_lost_answer_to_an_unseen_grant_is_resolved_by_its_nonce() {
+async fn rule_4_an_unseen_grant_whose_answer_is_lost_is_read_back() {
     let (world, before) = World::with_free_record().await;
     let client = world.client();
     world.harm(Harm::AnswerLost);
@@ -334,7 +334,7 @@ async fn rule_4_a_lost_answer_to_an_unseen_grant_is_resolved_by_its_nonce() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_10_an_unseen_grant_of_unknown_fate_over_which_another_has_the_lock_may_have_been_ours() {
+async fn rule_10_an_unseen_grant_that_was_taken_over_is_a_loss() {
     let (world, _) = World::with_free_record().await;
     let (client, other) = (world.client(), world.client());
     let taker = Arc::new(other);
@@ -374,7 +374,7 @@ async fn a_newborn_record_is_not_granted_unseen() {
 /// Without a stamp, processes that only try would never see the lease lapse: each reads once, and none of them
 /// observes.
 #[tokio::test(start_paused = true)]
-async fn a_record_that_does_not_say_when_it_was_written_is_stamped_by_those_who_try() {
+async fn a_record_without_a_time_is_stamped_by_a_refused_try() {
     let (world, _) = World::with_free_record().await;
     // This is the first request of its process: the store's time is not known yet.
     let dead = granted(&world.client()).await;
@@ -447,7 +447,7 @@ async fn a_created_record_that_did_not_get_its_token_may_be_ours() {
 
 /// Fault 5: a late or duplicate claim finds only the free record that the claim itself left.
 #[tokio::test(start_paused = true)]
-async fn an_unseen_grant_that_comes_late_is_not_granted_over_its_own_release() {
+async fn a_late_or_doubled_unseen_grant_does_not_undo_its_release() {
     for harm in [Harm::RequestLate, Harm::SentTwice] {
         let (world, _) = World::with_free_record().await;
         let client = world.client();
@@ -464,7 +464,7 @@ async fn an_unseen_grant_that_comes_late_is_not_granted_over_its_own_release() {
 
 /// Other clients remove our token or restore an old one. The token then does not show which grant came later.
 #[tokio::test(start_paused = true)]
-async fn rule_10_also_when_another_client_has_the_lock_now() {
+async fn rule_10_a_takeover_by_a_foreign_client_is_a_loss() {
     let (world, _) = World::with_free_record().await;
     let client = world.client();
     world.harm(Harm::AnswerLost);

@@ -44,7 +44,7 @@ fn pauses(turns: Turns, count: usize, seed: u64) -> Vec<Duration> {
 }
 
 #[test]
-fn pauses_grow_with_the_hold_to_the_longest_and_renewals_do_not_shorten_them() {
+fn pauses_grow_with_the_hold_and_renewals_do_not_shorten_them() {
     for seed in 0..100 {
         let pauses = pauses(Turns::default(), 60, seed);
         assert!(pauses.iter().all(|pause| (PACE.min..=PACE.max).contains(pause)), "{pauses:?}");
@@ -56,7 +56,7 @@ fn pauses_grow_with_the_hold_to_the_longest_and_renewals_do_not_shorten_them() {
 }
 
 #[test]
-fn who_comes_late_to_a_long_hold_does_not_begin_with_short_pauses() {
+fn a_late_waiter_at_a_long_hold_skips_the_short_pauses() {
     let turns = Turns { age: 10 * SECOND, contenders: 1, ..Turns::default() };
     for seed in 0..100 {
         // Any value within the first pause, so that waiters that start together do not stay together.
@@ -65,7 +65,7 @@ fn who_comes_late_to_a_long_hold_does_not_begin_with_short_pauses() {
 }
 
 #[test]
-fn the_next_look_is_at_the_lapse_and_not_of_all_at_once() {
+fn the_next_look_is_just_after_the_lapse_and_spread_out() {
     let lapse = 300 * MILLISECOND;
     let turns = Turns { age: 100 * SECOND, contenders: 1, ..Turns::default() };
     let looks: Vec<_> = (0..1_000)
@@ -100,7 +100,7 @@ fn a_store_in_trouble_is_asked_less_often_and_then_as_before() {
 }
 
 #[test]
-fn the_more_take_turns_the_less_each_of_them_asks_until_it_should_be_its_turn() {
+fn the_more_contenders_the_less_often_each_asks_before_its_turn() {
     let turns = |contenders| Turns { age: Duration::ZERO, typical: 400 * MILLISECOND, contenders };
     let target =
         |waited: Duration, turns: Turns| Pacing::new(PACE, at(Duration::ZERO)).next(at(waited), turns);
@@ -118,7 +118,7 @@ fn the_more_take_turns_the_less_each_of_them_asks_until_it_should_be_its_turn() 
 }
 
 #[test]
-fn the_history_tells_who_took_turns_lately_and_how_long_a_turn_is() {
+fn the_history_shows_recent_contenders_and_the_length_of_turns() {
     let ms = Duration::from_millis;
     let pace = PollInterval { min: ms(10), max: ms(100) };
     let exactly = |now: Duration| Some(StoreTime::exactly(micros(now)));

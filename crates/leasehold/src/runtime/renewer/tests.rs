@@ -9,21 +9,21 @@ use crate::{Guard, Locker, RegisterLeases};
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn failed_renewals_are_tried_again_more_often_towards_the_deadline() {
+fn failed_renewals_are_retried_more_often_near_the_deadline() {
     let ttl = Ttl::from_millis(10_000).unwrap();
     let pause = |left| pause_after_failure(Duration::from_millis(left), ttl).as_millis();
     assert_eq!([pause(9_000), pause(2_000), pause(400), pause(10)], [1_000, 500, 100, 50]);
 }
 
 #[test]
-fn failed_releases_are_tried_again_at_doubling_pauses_up_to_a_tenth_of_the_ttl() {
+fn release_retries_double_their_pause_up_to_a_tenth_of_the_ttl() {
     let ttl = Ttl::from_millis(30_000).unwrap();
     let first = next_release_pause(FIRST_RELEASE_PAUSE, ttl);
     assert_eq!([first, next_release_pause(first, ttl)], [2, 3].map(Duration::from_secs));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_of_a_lost_lease_and_not_of_a_released_one() {
+async fn a_lost_lease_reports_a_loss_and_a_released_one_does_not() {
     let clock = Arc::new(TestClock::default());
     let env = Env { clock, ..Env::system() };
     let grant = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
@@ -39,7 +39,7 @@ async fn a_loss_is_told_of_a_lost_lease_and_not_of_a_released_one() {
 /// Ten thousand locks that are held are ten thousand of these tasks, so they must not contain what a renewal or a
 /// release needs.
 #[test]
-fn a_task_that_waits_has_no_room_for_what_it_seldom_does() {
+fn the_tasks_of_a_held_lock_stay_small_in_memory() {
     fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
         size_of::<T>()
     }
@@ -74,7 +74,7 @@ async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_9_a_lease_whose_deadline_has_passed_is_not_prolonged_although_nobody_has_looked_yet() {
+async fn rule_9_an_expired_lease_is_not_prolonged_even_if_unnoticed() {
     let clock = Arc::new(TestClock::default());
     let deadline = Deadline::new(clock.now(), Duration::from_secs(30));
     let lease = Lease::new(Env::seeded(clock.clone(), 1), deadline);

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_signature_is_worth_another_try_when_the_clock_is_off() {
+    fn a_signature_refused_because_of_the_clock_is_transient() {
         let answer = Answer {
             status: 400,
             code: Some("InvalidSignatureException".into()),

@@ -174,7 +174,7 @@ async fn a_history_that_lies_there_already_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_claim_is_one_request_that_counts_on_and_takes_what_lies_there_from_the_answer() {
+async fn a_claim_raises_the_token_and_reads_the_record_in_one_request() {
     let granted = Record { token: crate::Token::new(8).unwrap(), ..record() };
     let lies: serde_json::Map<String, Value> =
         item::tests::item(&granted).into_iter().map(|(name, value)| (name, wire(&value))).collect();
@@ -274,7 +274,7 @@ async fn no_trouble_is_retried_inside() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
+async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
     let server = Server::start(|_| Reply::Hang).await;
     let store = server.store();
     let error = write(&store).await.unwrap_err();
@@ -346,7 +346,7 @@ async fn signatures_follow_the_stores_clock_once_it_has_refused_ours() {
 }
 
 #[tokio::test]
-async fn answers_that_are_not_dynamodbs_are_never_taken_for_an_absent_lock() {
+async fn answers_not_from_dynamodb_are_not_taken_for_an_absent_lock() {
     for (reply, kind) in [
         (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
         (answer("403 Forbidden", "", "<html>proxy"), ErrorKind::Denied),
@@ -363,7 +363,7 @@ async fn answers_that_are_not_dynamodbs_are_never_taken_for_an_absent_lock() {
 
 /// The token of another client's item is unreliable, and without a `Date` there is no other source.
 #[tokio::test]
-async fn without_the_stores_time_nothing_is_granted_over_another_clients_item() {
+async fn without_the_stores_time_another_clients_item_is_not_taken() {
     let mut free = java_item();
     free["isReleased"] = json!({"S": "1"});
     let server = Server::start(move |seen| {
@@ -453,7 +453,7 @@ async fn credentials_are_never_shown() {
 }
 
 #[tokio::test]
-async fn an_authority_of_a_file_is_trusted_and_no_other() {
+async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let [authority, wrong] = [&folder, &other].map(|folder| folder.path().join("ca.pem"));
     let server = Server::start_tls(folder.path(), |_| Reply::Answer(ok(&json!({"Item": java_item()})))).await;

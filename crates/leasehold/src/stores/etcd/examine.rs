@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_silent_leaderless_or_alarmed_are_told() {
+    fn silent_leaderless_and_alarmed_members_are_reported() {
         let well = || Ok(member("3.7.3", 1, &[]));
         assert_eq!(answering(&[("a:1", well())], Some(1)).verdict, CheckStatus::Passed);
         assert_eq!(answering(&[("a:1", well())], Some(3)).verdict, CheckStatus::Warning);

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_that_held_is_a_grant_with_the_revision_as_its_token() {
+    fn a_successful_transaction_grants_its_revision_as_token() {
         let header = Some(ResponseHeader { revision: NOW, raft_term: 1 });
         let answer = TxnResponse { header, succeeded: true, responses: Vec::new() };
         assert_eq!(step(&keys(), &claim(), answer).unwrap(), Step::Granted(NOW));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_wait_leaves_nothing_and_is_told_who_is_first() {
+    fn a_refused_try_takes_no_place_and_names_the_holder() {
         let Step::Held(held, None) = refused(Some(foreign(5)), None, Some(foreign(9)), false) else {
             panic!()
         };
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_stands_behind_whoever_was_last() {
+    fn a_waiter_is_placed_behind_the_last_in_line() {
         let last = key("p/a/7", 9, Vec::new());
         let Step::Held(_, Some(place)) = refused(Some(foreign(5)), None, Some(last.clone()), true) else {
             panic!()
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_in_line_is_found_again_and_those_behind_it_do_not_count() {
+    fn an_own_place_in_line_is_found_and_those_behind_are_ignored() {
         let mine = own(8, Standing::Waiting);
         let behind = key("p/a/9", 9, Vec::new());
         let found = refused(Some(foreign(5)), Some(mine.clone()), Some(behind), false);

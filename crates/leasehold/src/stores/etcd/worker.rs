@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn work_goes_on_while_nobody_polls_for_its_answer() {
+    fn work_goes_on_while_its_answer_is_not_polled() {
         let worker = Worker::start().unwrap();
         let (go, may_go) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();

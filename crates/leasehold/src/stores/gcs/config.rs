@@ -305,7 +305,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_url_says_who_pays_who_asks_and_by_which_way() {
+    fn a_url_sets_payer_key_proxy_ca_and_impersonation() {
         let key = "projects/p-1/locations/eu/keyRings/r/cryptoKeys/k_1";
         let url = format!(
             "gs://bucket?user_project=example.com:p-1&kms_key={key}&proxy=http://proxy:3128/&ca=/etc/ca.pem\
@@ -325,7 +325,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_variable_of_the_emulators_is_honoured_as_by_googles_clients() {
+    fn the_emulator_variable_works_as_in_googles_own_clients() {
         for (variable, endpoint) in
             [("localhost:9", "http://localhost:9"), ("http://localhost:9/", "http://localhost:9")]
         {

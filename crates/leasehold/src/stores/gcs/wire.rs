@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_at_google_is_of_the_object_as_it_is_now_and_not_of_an_old_version() {
+    fn a_delete_at_google_targets_the_live_object() {
         let place =
             |endpoint: &str| Place { bucket: "b".into(), endpoint: endpoint.into(), ..Place::default() };
         assert_eq!(

@@ -57,7 +57,7 @@ fn v1() -> Version {
 }
 
 #[tokio::test]
-async fn every_operation_is_one_request_with_the_documented_preconditions() {
+async fn every_operation_is_one_request_with_its_preconditions() {
     let server = Server::start(|seen| {
         Reply::Answer(match seen.line.split(' ').next() {
             Some("GET") if seen.line.contains("prefix=") => answer("200 OK", "", "{}"),
@@ -141,7 +141,7 @@ async fn no_trouble_is_retried_inside() {
 }
 
 #[tokio::test]
-async fn what_is_refused_as_too_much_is_tried_again_after_about_a_second() {
+async fn throttling_asks_for_a_jittered_pause_of_up_to_a_second() {
     let server = Server::always(refused("429 X", "", "rateLimitExceeded")).await;
     let register = register(&server);
     let mut pauses = Vec::new();
@@ -167,7 +167,7 @@ async fn conflicts_and_absence_are_values() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
+async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
     let server = Server::start(|_| Reply::Hang).await;
     let hung = register(&server);
     let error = hung.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
@@ -264,7 +264,7 @@ async fn a_huge_or_broken_body_is_an_error() {
 }
 
 #[tokio::test]
-async fn answers_that_are_not_of_gcs_are_never_taken_for_an_absent_lock() {
+async fn answers_not_from_gcs_are_not_taken_for_an_absent_lock() {
     for (reply, kind) in [
         (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
         (answer("404 Not Found", "", "The specified bucket does not exist."), ErrorKind::Invalid),
@@ -344,7 +344,7 @@ async fn careless() -> Server {
 }
 
 #[tokio::test]
-async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_from_it() {
+async fn a_store_ignoring_conditions_is_refused_and_no_lock_deleted() {
     let server = careless().await;
     let register = register(&server);
     assert!(!register.traits().trusted);

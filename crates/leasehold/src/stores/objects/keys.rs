@@ -90,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_comes_back_and_beginnings_stay_beginnings(key in ".{0,40}", more in ".{0,10}") {
+        fn every_key_survives_encoding_and_prefixes_stay_prefixes(key in ".{0,40}", more in ".{0,10}") {
             let keys = Keys::below("a/b");
             let object = keys.object(&format!("{key}{more}"));
             prop_assert!(object.starts_with(&keys.object(&key)));

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_retention_is_no_place_for_locks() {
+    fn a_bucket_with_a_default_retention_fails() {
         let on = ObjectLockConfiguration::builder().object_lock_enabled(ObjectLockEnabled::Enabled);
         let kept = ObjectLockRule::builder().default_retention(DefaultRetention::builder().days(1).build());
         assert_eq!(retention(None).verdict, CheckStatus::Passed);

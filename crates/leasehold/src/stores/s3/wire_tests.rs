@@ -55,7 +55,7 @@ fn v1() -> Version {
 }
 
 #[tokio::test]
-async fn every_operation_is_one_request_with_the_documented_preconditions() {
+async fn every_operation_is_one_request_with_its_preconditions() {
     let server = Server::start(|seen| {
         Reply::Answer(match seen.line.split(' ').next() {
             Some("GET") if seen.line.contains("list-type") => {
@@ -139,7 +139,7 @@ async fn conflicts_and_absence_are_values() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_leaves_a_write_unknown_and_a_lost_connection_does_not() {
+async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
     let server = Server::start(|_| Reply::Hang).await;
     let register = server.register();
     let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
@@ -266,7 +266,7 @@ async fn a_huge_or_broken_body_is_an_error() {
 }
 
 #[tokio::test]
-async fn answers_that_are_not_s3s_are_never_taken_for_an_absent_lock() {
+async fn answers_not_from_s3_are_not_taken_for_an_absent_lock() {
     for (reply, kind) in [
         (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
         (answer("403 Forbidden", "", "<html>proxy"), ErrorKind::Denied),
@@ -345,7 +345,7 @@ async fn careless() -> Server {
 }
 
 #[tokio::test]
-async fn a_store_that_ignores_preconditions_is_refused_and_nothing_is_deleted_from_it() {
+async fn a_store_ignoring_conditions_is_refused_and_no_lock_deleted() {
     let server = careless().await;
     let register = server.register();
     assert!(!register.traits().trusted);
@@ -409,7 +409,7 @@ async fn an_objects_metadata_goes_both_ways() {
 }
 
 #[tokio::test]
-async fn an_object_may_be_larger_than_a_record_and_not_larger_than_memory() {
+async fn an_object_may_be_larger_than_a_record_but_not_than_256_mib() {
     let large = "x".repeat(MAX_VALUE_BYTES + 1);
     let server = Server::always(answer("200 OK", "ETag: \"d41d8-7\"\r\n", &large)).await;
     let register = S3Register { contents: Contents::Objects, ..server.register() };

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failed_commit_may_have_had_an_effect_and_a_busy_one_has_none() {
+    fn only_a_failed_commit_may_have_an_effect_unless_it_was_busy() {
         let path = Path::new("x");
         for code in [ffi::SQLITE_FULL, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_NOMEM] {
             assert!(matches!(Trouble::Sqlite(sqlite(code)).at(path), StoreError::NotApplied(_)), "{code}");

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_two_names_is_refused_and_one_with_a_symbolic_link_is_not() {
+    fn a_hard_linked_file_is_refused_and_a_symbolic_link_is_not() {
         let home = tempfile::tempdir().unwrap();
         let at = |name: &str| home.path().join(name);
         let prepare =

@@ -322,14 +322,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_first_thread_that_ended_is_not_the_end_of_its_process() {
+    fn a_process_outlives_its_first_thread() {
         assert!(!Stat { state: b'Z', threads: 2, start: 1 }.ended());
         assert!(Stat { state: b'Z', threads: 1, start: 1 }.ended());
         assert!(!Stat { state: b'T', threads: 1, start: 1 }.ended(), "stopped is not dead");
     }
 
     #[test]
-    fn a_boot_id_that_a_container_made_up_is_noticed_and_not_taken_for_a_reboot() {
+    fn a_boot_id_masked_by_a_container_is_not_taken_for_a_reboot() {
         let line = "713 640 0:25 /run/x /proc/sys/kernel/random/boot_id ro,nosuid - tmpfs tmpfs rw";
         assert!(is_masked(&format!("22 1 0:20 / / rw - ext4 /dev/sda rw\n{line}\n")));
         assert!(!is_masked("22 1 0:20 /proc/sys/kernel/random/boot_id / rw - ext4 /dev/sda rw\n"));

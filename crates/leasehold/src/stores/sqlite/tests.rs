@@ -181,7 +181,7 @@ async fn names_are_listed_by_prefix_page_by_page() {
 }
 
 #[tokio::test]
-async fn a_waiter_is_told_of_a_release_by_another_process() {
+async fn a_waiter_learns_of_a_release_by_another_process() {
     let site = Site::new();
     let (one, two) = (site.open().await, site.open().await);
     let mut first = grant(&one).await;

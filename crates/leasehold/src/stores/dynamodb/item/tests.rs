@@ -67,7 +67,7 @@ fn every_record_comes_back_as_it_was() {
 }
 
 #[test]
-fn both_clients_find_in_our_item_what_they_require_in_the_form_they_require() {
+fn our_item_has_what_the_java_and_go_clients_require() {
     let held = item(&record());
     // The Java client parses leaseDuration with Long.parseLong, and treats any isReleased as a release.
     assert_eq!(text(&held, LEASE), Some("31500"), "ttl and lock delay: they wait for no more than this");
@@ -89,7 +89,7 @@ fn both_clients_find_in_our_item_what_they_require_in_the_form_they_require() {
 }
 
 #[test]
-fn another_clients_item_is_held_by_its_owner_for_its_lease_and_its_token_is_not_trusted() {
+fn another_clients_item_has_a_lease_but_no_trusted_token() {
     let theirs = read_record(&java(THEIRS));
     assert_eq!((theirs.state, theirs.ttl_ms, theirs.lock_delay_ms), (RecordState::Held, 20_000, 0));
     assert_eq!(theirs.holder.to_string(), "ci-7.example_4e9d");
@@ -108,7 +108,7 @@ fn another_clients_item_is_held_by_its_owner_for_its_lease_and_its_token_is_not_
 /// After an UpdateItem of another client, or a PutItem of the Go client, which copies what it had read, leasehold's
 /// attributes still exist.
 #[test]
-fn what_survived_of_ours_does_not_count_once_another_client_has_written() {
+fn our_attributes_do_not_count_after_another_client_writes() {
     let mut stale = item(&record());
     for (name, value) in java(THEIRS) {
         stale.insert(name, value);
@@ -134,7 +134,7 @@ fn an_item_of_ours_that_was_marked_as_released_is_free() {
 }
 
 #[test]
-fn a_time_at_which_an_item_was_seen_counts_for_that_version_only() {
+fn the_time_a_version_was_seen_counts_for_that_version_only() {
     let seen = |version: &str| {
         let seen = Item::from([("version".to_owned(), s(version)), ("at".to_owned(), n(7))]);
         (SEEN.to_owned(), AttributeValue::M(seen))
@@ -170,7 +170,7 @@ fn their_lease_durations_are_rounded_up_to_what_we_can_wait_for() {
 }
 
 #[test]
-fn what_is_not_certainly_a_lock_is_never_taken_over() {
+fn an_item_that_is_not_clearly_a_lock_is_foreign() {
     let without = |name: &str| {
         let mut item = java(THEIRS);
         item.remove(name);
@@ -247,7 +247,7 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
 }
 
 #[test]
-fn history_is_kept_as_long_as_the_item_stays_within_one_write_unit() {
+fn history_is_cut_to_one_write_unit_but_never_below_a_minimum() {
     let many = |note: Option<String>| {
         let mut record = record();
         let mut past = record.history[0].clone();

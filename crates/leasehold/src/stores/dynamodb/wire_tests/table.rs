@@ -13,7 +13,7 @@ fn table(status: &str, change: impl FnOnce(&mut Value)) -> String {
 }
 
 #[tokio::test]
-async fn the_table_is_made_unless_it_is_there_and_waited_for() {
+async fn a_missing_table_is_created_and_waited_for() {
     for created in [ok(&json!({})), refused("400 X", "", "ResourceInUseException")] {
         let script = Mutex::new(vec![
             table("ACTIVE", |_| ()),

@@ -145,7 +145,7 @@ mod tests {
 
     /// A keep-alive that was given up may be answered later. The next request must not count its deadline from that.
     #[tokio::test]
-    async fn the_late_answer_to_a_keep_alive_that_was_given_up_is_nobodys() {
+    async fn a_stream_with_an_abandoned_keep_alive_is_not_used_again() {
         let kept = KeepAlives::default();
         let (open, mut member) = opened(3);
         kept.put(open);

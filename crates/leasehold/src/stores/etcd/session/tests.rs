@@ -17,7 +17,7 @@ fn standing(clock: &TestClock) -> (Session, Id) {
 
 /// A renewal may wait for its keep-alive. The deadline counts from the keep-alive, and not from the renewal's start.
 #[tokio::test(start_paused = true)]
-async fn a_grant_is_not_swept_before_its_deadline_however_long_its_renewal_took() {
+async fn a_slowly_renewed_grant_is_not_swept_before_its_deadline() {
     let clock = TestClock::default();
     let (session, id) = standing(&clock);
     clock.suspend(Duration::from_secs(2));
@@ -47,7 +47,7 @@ async fn what_is_being_swept_is_not_prolonged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_was_given_up_is_looked_for_longer_than_a_short_lease() {
+async fn an_abandoned_request_is_looked_for_beyond_a_short_lease() {
     let clock = TestClock::default();
     let (session, id) = standing(&clock);
     session.doubt(id);

@@ -192,7 +192,7 @@ fn errors_say_what_to_do() {
 }
 
 #[test]
-fn a_token_that_was_good_before_has_expired_and_throttling_names_its_pause() {
+fn an_expired_token_is_transient_and_throttling_names_a_pause() {
     let answer = Answer { status: 401, ..Answer::default() };
     let expired = means(Operation::Create, Trouble::Answered { answer, signed_before: true });
     assert_eq!(short(&expired), "not unavailable");

@@ -45,7 +45,7 @@ async fn an_objects_content_and_metadata_are_of_one_generation() {
 }
 
 #[tokio::test]
-async fn a_content_that_is_not_as_it_is_stored_is_refused() {
+async fn content_whose_size_differs_from_the_stored_one_is_refused() {
     for (size, fine) in [("7", true), ("5", false), ("8", false)] {
         let server = Server::start(move |seen| {
             let said = format!("{{\"generation\":\"1\",\"size\":\"{size}\",\"contentEncoding\":\"gzip\"}}");

@@ -101,7 +101,7 @@ async fn the_wrong_scheme_is_named() {
 }
 
 #[tokio::test]
-async fn an_authority_of_a_file_is_trusted_and_no_other() {
+async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     let folder = tempfile::tempdir().unwrap();
     let script = |_: &Seen| Reply::Answer(answer("200 OK", GENERATION, "{}"));
     let server = Server::start_tls(folder.path(), script).await;

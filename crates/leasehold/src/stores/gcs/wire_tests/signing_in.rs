@@ -46,7 +46,7 @@ async fn signing_in(store: impl Fn(&str) -> String + Send + Sync + 'static) -> S
 }
 
 #[tokio::test]
-async fn requests_carry_the_token_of_a_key_file_and_nothing_shows_a_secret() {
+async fn requests_carry_a_key_files_token_and_debug_hides_secrets() {
     let server = signing_in(|_| written()).await;
     let (_folder, source) = key_file(user(&server.url));
     let register = register_at(&server.url, source);
@@ -98,7 +98,7 @@ async fn expiring() -> (tempfile::TempDir, GcsRegister) {
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_error() {
+async fn a_refused_token_is_replaced_but_an_error_if_it_never_worked() {
     let (_folder, register) = expiring().await;
     let write = async || register.write("x.lock", Precondition::Absent, value().into()).await;
     write().await.unwrap();
@@ -127,7 +127,7 @@ async fn a_token_that_is_refused_is_replaced_and_one_that_never_was_good_is_an_e
 }
 
 #[tokio::test]
-async fn without_credentials_nothing_is_sent_and_no_secret_is_told() {
+async fn with_bad_credentials_nothing_is_sent_and_no_secret_leaks() {
     let server = Server::always(answer(
         "401 X",
         "Content-Type: application/json\r\n",
@@ -234,7 +234,7 @@ async fn without_the_right_to_impersonate_nothing_is_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_load_survives_the_request_that_asked_for_it_and_the_runtime_it_was_begun_in() {
+async fn a_load_survives_its_request_and_restarts_if_its_runtime_ends() {
     let (go, gone) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let token_server = format!("http://{}", listener.local_addr().unwrap());

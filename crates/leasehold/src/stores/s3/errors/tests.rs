@@ -60,7 +60,7 @@ fn missing_permissions_are_named_for_each_kind_of_bucket() {
 }
 
 #[test]
-fn a_body_without_a_checksum_is_not_told_to_move_to_amazon() {
+fn the_help_for_a_missing_checksum_is_not_to_use_amazon() {
     let text = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters";
     let answer = |code: &str, text: &str| {
         let (code, message) = (Some(code.to_owned()), Some(text.to_owned()));
@@ -180,7 +180,7 @@ fn fault(operation: Operation, trouble: Trouble) -> Fault {
 }
 
 #[test]
-fn an_error_names_the_address_that_was_asked_and_the_verdict_does_not() {
+fn an_error_names_the_address_asked_but_the_place_does_not() {
     let address = Some([10, 0, 0, 2].into());
     let place = Place { address, ..place() };
     let Meaning::Failed(error) = meaning(Operation::Read, "x.lock", &place, answered(500, "InternalError"))

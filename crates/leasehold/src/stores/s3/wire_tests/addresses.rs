@@ -102,7 +102,7 @@ fn silent(ends: &FrontEnds) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn where_one_address_takes_connections_the_name_is_asked_as_always() {
+async fn a_name_without_several_reachable_addresses_has_no_fronts() {
     let servers = two_fronts().await;
     let one: Lookup = |_, port| {
         let addresses = [3, 1].map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 0, n), port)));
@@ -135,7 +135,7 @@ async fn an_address_that_takes_no_connection_is_told_with_the_cause() {
 }
 
 #[tokio::test]
-async fn the_name_is_that_of_the_host_that_requests_go_to() {
+async fn addresses_are_looked_up_for_the_host_of_the_requests() {
     let servers = two_fronts().await;
     let mut register =
         named(&servers[0], |name, port| three(name.strip_prefix("bucket.").unwrap().to_owned(), port));
@@ -161,7 +161,7 @@ async fn no_more_addresses_are_asked_than_there_are_racers() {
 
 /// The greeting of TLS says by which name a certificate is asked for.
 #[tokio::test]
-async fn a_certificate_must_have_the_name_and_not_the_address() {
+async fn tls_asks_for_the_name_even_when_connecting_by_address() {
     let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let _other = TcpListener::bind(("127.0.0.1", port)).await.unwrap();

@@ -197,7 +197,7 @@ fn trusting(authority: &Path, endpoint: &str) -> S3Register {
 }
 
 #[tokio::test]
-async fn an_authority_of_a_file_is_trusted_and_no_other() {
+async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let [authority, wrong] = [&folder, &other].map(|folder| folder.path().join("ca.pem"));
     let script = |_: &Seen| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\n", "{}"));

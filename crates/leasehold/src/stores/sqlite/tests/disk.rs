@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn tokens_rise_across_release_eviction_deletion_of_the_row_and_of_the_file() {
+async fn tokens_rise_across_release_eviction_and_deletions() {
     let site = Site::new();
     let store = site.open().await;
     let mut latest = grant(&store).await;
@@ -82,7 +82,7 @@ async fn a_token_waits_for_the_disk_once_in_a_while_only() {
 const YOUNG_LOG_BYTES: u64 = 32 + (file::YOUNG_LOG as u64) * (4_096 + 24);
 
 #[tokio::test]
-async fn a_store_that_closes_does_not_wait_for_the_disk_and_leaves_a_short_log() {
+async fn a_closing_store_keeps_its_log_and_the_log_stays_short() {
     let site = Site::new();
     let log = || fs::metadata(format!("{}-wal", site.path().display())).unwrap().len();
     let mut longest = 0;
@@ -100,7 +100,7 @@ async fn a_store_that_closes_does_not_wait_for_the_disk_and_leaves_a_short_log()
 }
 
 #[tokio::test]
-async fn a_store_that_is_used_for_long_does_not_wait_for_the_disk_so_often() {
+async fn a_store_in_long_use_writes_its_log_back_less_often() {
     let site = Site::new();
     let store = site.open().await;
     for _ in 0..2 * file::YOUNG_LOG {

@@ -4,7 +4,7 @@ use super::super::identity::{Companions, FileId, Sharing};
 use super::*;
 
 #[tokio::test]
-async fn rows_that_cannot_be_read_are_never_granted_and_never_overwritten() {
+async fn unreadable_rows_are_never_granted_or_overwritten() {
     for edit in [
         "token = -1",
         "token = 9007199254740992",
@@ -183,7 +183,7 @@ async fn a_full_disk_is_reported_and_grants_nothing() {
 }
 
 #[tokio::test]
-async fn a_file_that_stays_busy_is_given_up_on_and_one_that_does_not_is_waited_for() {
+async fn a_busy_file_is_waited_for_and_given_up_if_it_stays_busy() {
     let site = Site::new();
     let store = site.open().await;
     let mut other = rusqlite::Connection::open(site.path()).unwrap();
@@ -218,7 +218,7 @@ async fn the_url_opens_the_file_and_refuses_what_it_does_not_know() {
 /// The system may give the inode number of a deleted file to the next file as soon as the deleted one is closed. The
 /// new file is not taken for the old one.
 #[tokio::test]
-async fn a_new_file_with_the_number_of_one_that_is_being_closed_is_opened() {
+async fn a_new_file_with_the_inode_of_a_closing_one_is_opened() {
     let (old, new) = (Site::new(), Site::new());
     let _open = old.open().await;
     std::fs::File::create(new.path()).unwrap();

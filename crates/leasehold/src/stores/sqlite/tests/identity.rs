@@ -73,7 +73,7 @@ async fn a_holder_whose_log_was_deleted_opens_the_file_again() {
 }
 
 #[tokio::test]
-async fn stores_of_one_process_open_a_file_whose_log_was_deleted_together() {
+async fn stores_of_one_process_reopen_together_after_a_deleted_log() {
     for suffixes in COMPANIONS {
         let site = Site::new();
         let (one, two) = (site.open().await, site.open().await);

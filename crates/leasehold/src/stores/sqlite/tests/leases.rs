@@ -83,7 +83,7 @@ async fn after_a_takeover_renewal_and_detachment_report_the_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_after_the_holders_deadline_is_a_loss_though_nobody_took_over() {
+async fn a_renewal_past_the_deadline_is_a_loss_without_a_takeover() {
     let site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;
@@ -92,7 +92,7 @@ async fn a_renewal_after_the_holders_deadline_is_a_loss_though_nobody_took_over(
 }
 
 #[tokio::test]
-async fn a_renewal_that_is_answered_after_the_holders_deadline_prolongs_nothing() {
+async fn a_renewal_answered_past_the_deadline_prolongs_nothing() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let mut first = grant(&store).await;

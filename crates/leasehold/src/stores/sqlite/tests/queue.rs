@@ -64,7 +64,7 @@ async fn of_a_user(store: &Arc<SqliteLeases>, kind: usize) -> Frozen {
 const KINDS: usize = 8;
 
 #[tokio::test(start_paused = true)]
-async fn futures_that_are_not_polled_any_more_delay_nobody() {
+async fn futures_no_longer_polled_delay_no_others() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let random = crate::random::Random::seeded(7);
@@ -109,7 +109,7 @@ async fn served(store: &Arc<SqliteLeases>, purposes: impl IntoIterator<Item = Pu
 }
 
 #[tokio::test]
-async fn a_renewal_goes_before_all_who_wait_or_contend_but_one() {
+async fn renewals_and_releases_go_before_other_requests() {
     use Purpose::{Poll, Read, Release, Renew, Write};
     let site = Site::new();
     let store = Arc::new(site.open().await);
@@ -249,7 +249,7 @@ fn narrow_runtime() -> tokio::runtime::Runtime {
 }
 
 #[tokio::test]
-async fn a_runtime_without_requests_serves_none_of_others() {
+async fn an_idle_runtime_serves_no_requests_of_others() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let theirs = narrow_runtime();

@@ -15,7 +15,7 @@ async fn what_was_granted_in_another_boot_has_lapsed() {
 }
 
 #[tokio::test]
-async fn a_container_with_a_boot_id_of_its_own_is_not_granted_what_is_held() {
+async fn a_container_with_its_own_boot_id_takes_no_held_lock() {
     let mut site = Site::new();
     let holder = site.open().await;
     let mut grant = grant(&holder).await;
@@ -27,7 +27,7 @@ async fn a_container_with_a_boot_id_of_its_own_is_not_granted_what_is_held() {
 }
 
 #[tokio::test]
-async fn a_ticket_survives_a_reboot_while_nobody_took_over() {
+async fn a_ticket_survives_a_reboot_without_a_takeover() {
     let mut site = Site::new();
     let store = site.open().await;
     let mut claim = claim(&store);
@@ -101,7 +101,7 @@ async fn a_detached_grant_outlives_its_process() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_grant_that_another_process_renewed_is_not_ended_by_the_first_one() {
+async fn a_grant_renewed_elsewhere_outlives_its_first_process() {
     let site = Site::new();
     let mut sleeper = Sleeper::start();
     let mut first = grant(&site.open_as(&sleeper.process()).await).await;
@@ -164,7 +164,7 @@ async fn a_lock_delay_counts_from_when_a_process_was_seen_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_rests_for_as_long_as_its_holder_said_also_across_a_reboot() {
+async fn a_rest_lasts_as_long_as_asked_even_across_a_reboot() {
     let mut site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;
@@ -184,7 +184,7 @@ async fn a_lock_rests_for_as_long_as_its_holder_said_also_across_a_reboot() {
 /// The wall clock was years ahead when the cooldown began, and is right since the reboot. The cooldown does not last
 /// for years.
 #[tokio::test(start_paused = true)]
-async fn a_rest_ends_also_when_the_wall_clock_was_set_back_with_the_reboot() {
+async fn a_rest_ends_although_a_reboot_sets_the_wall_clock_back() {
     let mut site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;
