@@ -9,8 +9,8 @@ use futures_util::stream::BoxStream;
 use leasehold::clock::timeout;
 use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Renewal, Ttl};
 use leasehold::{Holder, Leader, LockName, Locker, Released};
-use leasehold_testkit::etcd::{Answers, Cluster, Wire};
 use leasehold_testkit::process::within;
+use leasehold_testkit::stores::etcd::{Answers, Cluster, Wire};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -122,7 +122,7 @@ async fn renewed(store: &dyn LeaseStore, grant: &mut Grant) {
 }
 
 #[tokio::test]
-async fn one_stream_carries_the_keep_alives_of_all_leases_of_a_process() {
+async fn one_stream_carries_the_keep_alives_of_all_leases() {
     let mut counted = Counted::start().await;
     let locker = Locker::open(&counted.cluster.url()).await.unwrap();
     let store = &**locker.store();

@@ -90,7 +90,6 @@ mod tests {
     use crate::metrics::OPS;
     use crate::results::tests::{block, row};
     use crate::roster::Role;
-    use crate::scenario::Store;
 
     #[test]
     fn only_what_is_between_the_markers_changes() {
@@ -118,7 +117,7 @@ mod tests {
         ];
         let mut results = Results::default();
         for ms in [0.0, 5.0] {
-            results.put(block(Scenario::Uncontended, Store::S3, ms, rows.clone()));
+            results.put(block(Scenario::Uncontended, "s3", ms, rows.clone()));
         }
         let section = section(&results, Scenario::Uncontended);
         assert!(

@@ -56,7 +56,7 @@ struct Substitute {
 /// A new bucket on the S3 server and on the GCS server. The clients find the servers by these variables.
 fn bucket() -> Substitute {
     let name = unique("my-bucket");
-    let (s3, gcs) = (Server::Moto.address(), Server::FakeGcs.address());
+    let (s3, gcs) = (Server::MOTO.address(), Server::FAKE_GCS.address());
     Substitute {
         setup: format!(
             "curl -sSf -X PUT --aws-sigv4 aws:amz:us-east-1:s3 --user leasehold:leasehold-test http://{s3}/{name}\n\
@@ -72,7 +72,7 @@ fn bucket() -> Substitute {
 }
 
 fn dynamodb() -> Substitute {
-    let endpoint = format!("http://{}", Server::DynamoDbLocal.address());
+    let endpoint = format!("http://{}", Server::DYNAMODB_LOCAL.address());
     Substitute { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..Substitute::default() }
 }
 
@@ -87,16 +87,16 @@ fn prefix() -> Substitute {
 }
 
 fn etcd() -> Substitute {
-    Substitute { text: Some(Server::Etcd.address()), ..Substitute::default() }
+    Substitute { text: Some(Server::ETCD.address()), ..Substitute::default() }
 }
 
 fn google() -> Substitute {
-    Substitute { text: Some(format!("http://{}", Server::FakeGcs.address())), ..Substitute::default() }
+    Substitute { text: Some(format!("http://{}", Server::FAKE_GCS.address())), ..Substitute::default() }
 }
 
 /// A new PostgreSQL database.
 fn database() -> Substitute {
-    let (server, name) = (Server::PostgreSql.url(), unique("guide").replace('-', "_"));
+    let (server, name) = (Server::POSTGRESQL.url(), unique("guide").replace('-', "_"));
     let database = server.replace("/postgres", &format!("/{name}"));
     Substitute {
         setup: format!("psql -Xq {} -c 'CREATE DATABASE {name}'\n", quoted(&server)),
@@ -107,11 +107,11 @@ fn database() -> Substitute {
 
 /// A program with AWS's lock client, which runs a command under the lock `nightly`.
 fn old_java_worker() -> Substitute {
-    old_worker("old-java-worker", Program::DynamoDbJava)
+    old_worker("old-java-worker", Program::DYNAMODB_JAVA)
 }
 
 fn old_go_worker() -> Substitute {
-    old_worker("old-go-worker", Program::DynamoDbGo)
+    old_worker("old-go-worker", Program::DYNAMODB_GO)
 }
 
 fn old_worker(name: &'static str, peer: Program) -> Substitute {
@@ -163,7 +163,7 @@ impl Environment {
     fn install(&self) {
         fs::create_dir(&self.programs).unwrap();
         symlink(assert_cmd::cargo::cargo_bin!("leasehold"), self.programs.join("leasehold")).unwrap();
-        for (name, program) in [("aws", Program::Aws), ("etcdctl", Program::EtcdCtl)] {
+        for (name, program) in [("aws", Program::AWS), ("etcdctl", Program::ETCDCTL)] {
             if let Ok(path) = env::var(program.variable()) {
                 symlink(path, self.programs.join(name)).unwrap();
             }

@@ -2,15 +2,15 @@
 //!
 //! | `what` | who writes it | further fields |
 //! |---|---|---|
-//! | `run` | the conductor, first | `store`, `promises`: the rules that must hold |
+//! | `run` | the nemesis, first | `store`, `promises`: the rules that must hold |
 //! | `granted` | a worker, when it was granted the lock | `lock`, `grant`, `token` (0: none) |
 //! | `checked` | a worker that asked whether it holds the lock, and was told yes | the same |
 //! | `lost` | a worker that was told no, or told unasked | the same |
 //! | `over` | a worker that gave the lock up | the same, `how` |
 //! | `read`, `write` | the counter that the lock protects | `lock`, `token`, `accepted`, `value`, `number` |
 //! | `failed` | a worker whose acquisition failed | `error` |
-//! | `fault` | the conductor | `kind`, `target` |
-//! | `healed` | the conductor, when the last fault is over | |
+//! | `fault` | the nemesis | `kind`, `target` |
+//! | `healed` | the nemesis, when the last fault is over | |
 //!
 //! All have `who`, and `from` and `until`: milliseconds of true time between which the event lies.
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_merged_in_the_order_of_time_and_torn_lines_left_out() {
+    fn files_are_merged_by_time_and_torn_lines_are_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let first = History::create(folder.path(), "first").unwrap();
         let second = History::create(folder.path(), "second").unwrap();
