@@ -45,7 +45,10 @@ pub(crate) fn options(pairs: &[(&str, &str)]) -> Vec<String> {
 }
 
 /// The program that `./test` or `./chaos` names in an environment variable.
-pub(crate) fn program(variable: &str) -> String {
+///
+/// # Panics
+/// When it was not named.
+pub fn program(variable: &str) -> String {
     set_by_test(variable, "program")
 }
 

@@ -16,12 +16,12 @@ pub struct Program {
 
 impl Program {
     /// A tool, whose path `variable` holds.
-    pub(crate) const fn tool(variable: &'static str) -> Self {
+    pub const fn tool(variable: &'static str) -> Self {
         Self { variable, server: None }
     }
 
     /// A peer, whose path `variable` holds.
-    pub(crate) const fn peer(variable: &'static str, server: fn(&str) -> Vec<String>) -> Self {
+    pub const fn peer(variable: &'static str, server: fn(&str) -> Vec<String>) -> Self {
         Self { variable, server: Some(server) }
     }
 

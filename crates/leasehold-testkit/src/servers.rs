@@ -42,7 +42,7 @@ impl Server {
     /// # Panics
     /// As [`url`](Self::url), and when the URL names no host.
     pub fn address(self) -> String {
-        let mut url = StoreUrl::parse(&self.url()).unwrap();
+        let mut url = parsed(&self.url());
         match url.take("endpoint") {
             Some(endpoint) => endpoint.trim_start_matches("http://").trim_end_matches('/').to_owned(),
             None => url.authority().unwrap_or_else(|| panic!("{} names no host", self.variable)).to_owned(),
@@ -66,6 +66,14 @@ pub(crate) fn set_by_test(variable: &str, thing: &str) -> String {
              ./test --with-servers cargo test ..."
         )
     })
+}
+
+/// The store URL, read.
+///
+/// # Panics
+/// When it is none.
+pub fn parsed(url: &str) -> StoreUrl {
+    StoreUrl::parse(url).expect("a store URL")
 }
 
 /// `url` with a further path segment before its options.

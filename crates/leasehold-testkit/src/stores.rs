@@ -6,7 +6,8 @@
 //!
 //! - `alone`: the conformance suite runs on it;
 //! - `shared`: the suites with several processes run on it too;
-//! - `http`: and requests are counted and harmed by a [`Proxy`](crate::proxy::Proxy).
+//! - `http`: and requests are counted and harmed by a [`Proxy`](crate::proxy::Proxy);
+//! - `serial`: the same, but for crowds of processes, since the server does one thing at a time.
 
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
@@ -24,7 +25,6 @@ pub mod sqlite;
 
 #[cfg(any(feature = "s3", feature = "gcs"))]
 use leasehold::LockName;
-use leasehold::url::StoreUrl;
 
 #[cfg(feature = "chaos")]
 use crate::chaos::scenario::Scenario;
@@ -54,9 +54,9 @@ macro_rules! stores {
 
 stores! {
     #[cfg(feature = "s3")]
-    s3::S3 { s3_minio: http, s3_moto: http, s3_moto_existence: alone }
+    s3::S3 { s3_minio: http, s3_moto: serial, s3_moto_existence: alone }
     #[cfg(feature = "dynamodb")]
-    dynamodb::DynamoDb { dynamodb_local: http, dynamodb_moto: http }
+    dynamodb::DynamoDb { dynamodb_local: http, dynamodb_moto: serial }
     #[cfg(feature = "gcs")]
     gcs::Gcs { gcs: http, gcs_existence: alone }
     #[cfg(feature = "etcd")]
@@ -134,10 +134,6 @@ fn is_by_existence(url: &str) -> bool {
     url.contains("protocol=existence")
 }
 
-fn parsed(url: &str) -> StoreUrl {
-    StoreUrl::parse(url).expect("a store URL")
-}
-
 /// Writes the markers of an examination that the server passed. The races of one are hundreds of requests, and each case
 /// has a prefix of its own.
 #[cfg(any(feature = "s3", feature = "gcs"))]
@@ -186,7 +182,7 @@ mod tests {
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
         for store in STORES {
             assert!(store.storages().iter().all(|storage| storage.name.starts_with(store.name())));
-            let http = store.storages().iter().any(|storage| storage.kind == Kind::Http);
+            let http = store.storages().iter().any(|storage| storage.kind >= Kind::Serial);
             assert_eq!(http, store.budget().is_some(), "{store:?}");
         }
     }

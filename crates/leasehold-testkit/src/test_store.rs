@@ -81,7 +81,10 @@ pub enum Kind {
     Alone,
     /// Those with several processes too.
     Shared,
-    /// And those that count and harm its requests, which are HTTP.
+    /// And those that count and harm its requests, which are HTTP; but for crowds that want permits, since the server does
+    /// one thing at a time.
+    Serial,
+    /// All of them.
     Http,
 }
 

@@ -18,6 +18,9 @@ macro_rules! suite {
 }
 
 macro_rules! budgets {
+    ($storage:ident serial) => {
+        budgets! { $storage http }
+    };
     ($storage:ident http) => {
         on_storage! { $storage:
             each_step_of_a_lock_costs_what_the_documentation_says

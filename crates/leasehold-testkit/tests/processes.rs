@@ -16,13 +16,16 @@ macro_rules! suite {
 
 macro_rules! processes {
     ($storage:ident alone) => {};
-    ($storage:ident $shared:ident) => {
+    // 16 processes that want permits write so often that one of them gives up after 15 s.
+    ($storage:ident serial) => { processes! { $storage: } };
+    ($storage:ident $shared:ident) => { processes! { $storage: never_more_processes_than_permits } };
+    ($storage:ident: $($more:ident)?) => {
         on_storage! { $storage:
             sixteen_processes_count_exactly
-            never_more_processes_than_permits
             a_waiter_succeeds_a_killed_holder
             a_try_succeeds_a_killed_holder
             a_ticket_outlives_its_process
+            $($more)?
         }
     };
 }

@@ -62,19 +62,19 @@ impl Locker {
     /// As [`open`](Self::open).
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
         let url = StoreUrl::parse(url)?;
-        let shown = url.to_string();
+        let (shown, identity) = (url.to_string(), stores::identity(&url).to_string());
         let store = stores::open(url, options).await?;
-        Ok(Self::sharing(store, Some(shown)))
+        Ok(Self::sharing(Opened::new(store, Some(shown), Some(identity))))
     }
 
     /// A locker for a store that you opened or implemented yourself.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
-        Self::sharing(store, None)
+        Self::sharing(Opened::new(store, None, None))
     }
 
-    fn sharing(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
+    fn sharing(opened: Opened) -> Self {
         Self(Arc::new(Shared {
-            opened: Arc::new(Opened::new(store, url)),
+            opened: Arc::new(opened),
             queues: Queues::default(),
             places: Queues::default(),
             holder: Holder::this_process(),

@@ -40,7 +40,11 @@ use crate::env::Env;
 use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
 use crate::register::Register;
+use crate::ticket::Ticket;
 use crate::url::{Location, StoreUrl};
+
+/// The longest part of a store URL that an error repeats, in characters.
+const MOST_SHOWN: usize = 200;
 
 type Opening<T> = BoxFuture<'static, Result<T, Error>>;
 type Open = fn(StoreUrl, StoreOptions) -> Opening<Arc<dyn LeaseStore>>;
@@ -204,6 +208,30 @@ pub fn is_same_store(one: &StoreUrl, other: &StoreUrl) -> bool {
     identity(one).names_the_store_of(identity(other))
 }
 
+impl Ticket {
+    /// Checks that this ticket belongs to the store that `url` names, as
+    /// [`is_same_store`] compares stores. A ticket without a store fits every store.
+    /// Opens nothing and sends no request.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the ticket belongs to another store (the message names
+    /// both), or if `url` is malformed.
+    pub fn check_store(&self, url: &str) -> Result<(), Error> {
+        let here = StoreUrl::parse(url)?;
+        let Some(text) = self.store() else { return Ok(()) };
+        let theirs = StoreUrl::parse(text)?;
+        if is_same_store(&theirs, &here) {
+            return Ok(());
+        }
+        let shown: String = identity(&theirs).to_string().chars().take(MOST_SHOWN).collect();
+        Err(Error::invalid(format!(
+            "the ticket is for a lock in the store {shown}, and the store in use is {here}"
+        ))
+        .with_help("open the store of the ticket by a URL of your own, if you trust it")
+        .with_help("if both URLs mean one store, use `Ticket::without_store`"))
+    }
+}
+
 fn not_built_in(url: &StoreUrl) -> Error {
     let scheme = url.scheme();
     match kind_of(url).and_then(|kind| kind.feature) {
@@ -221,6 +249,18 @@ fn not_built_in(url: &StoreUrl) -> Error {
 #[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+
+    /// A ticket carries it.
+    #[test]
+    fn an_identity_has_no_logins_and_settings() {
+        let of = |url: &str| identity(&StoreUrl::parse(url).unwrap()).to_string();
+        assert_eq!(of("etcd://u:hunter2@h:2379/p/?ca=/x&key=/y"), "etcd://h/p");
+        assert_eq!(
+            of("gs://b/p?credentials=/k.json&margin=9s&endpoint=http://h"),
+            "gs://b/p?endpoint=http://h"
+        );
+        assert_eq!(of("s3://b?region=eu-west-1&profile=admin"), "s3://b?region=eu-west-1");
+    }
 
     #[test]
     fn one_store_is_told_from_another() {

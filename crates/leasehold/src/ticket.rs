@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::{Grant, Id, Token, Ttl, deadline};
-use crate::stores;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -20,9 +19,6 @@ const PREFIX: &str = "lh1_";
 
 /// The longest text that is parsed, without the prefix.
 const MAX_BYTES: usize = 8 * 1024;
-
-/// The longest part of a store URL that an error repeats, in characters.
-const MOST_SHOWN: usize = 200;
 
 /// A held lock as text.
 ///
@@ -53,10 +49,8 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// `url` is the store's URL. The ticket keeps only the parts that identify the store: no login and no credentials.
-    pub(crate) fn new(grant: &Grant, url: Option<String>) -> Self {
-        let store =
-            url.and_then(|url| StoreUrl::parse(&url).ok()).map(|url| stores::identity(&url).to_string());
+    /// `store` is the identity of the store: its URL without login, credentials and settings.
+    pub(crate) fn new(grant: &Grant, store: Option<String>) -> Self {
         Self {
             lock: grant.name.clone(),
             grant: grant.id,
@@ -83,26 +77,9 @@ impl Ticket {
         Duration::from_millis(self.ttl_ms)
     }
 
-    /// Checks that this ticket belongs to the store that `url` names, as
-    /// [`is_same_store`](crate::stores::is_same_store) compares stores. A ticket without a store fits every store.
-    /// Opens nothing and sends no request.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the ticket belongs to another store (the message names
-    /// both), or if `url` is malformed.
-    pub fn check_store(&self, url: &str) -> Result<(), Error> {
-        let here = StoreUrl::parse(url)?;
-        let Some(text) = &self.store else { return Ok(()) };
-        let theirs = StoreUrl::parse(text)?;
-        if stores::is_same_store(&theirs, &here) {
-            return Ok(());
-        }
-        let shown: String = stores::identity(&theirs).to_string().chars().take(MOST_SHOWN).collect();
-        Err(Error::invalid(format!(
-            "the ticket is for a lock in the store {shown}, and the store in use is {here}"
-        ))
-        .with_help("open the store of the ticket by a URL of your own, if you trust it")
-        .with_help("if both URLs mean one store, use `Ticket::without_store`"))
+    /// The identity of the store; `None` for a ticket that fits every store.
+    pub(crate) fn store(&self) -> Option<&str> {
+        self.store.as_deref()
     }
 
     /// Removes the store from the ticket. The [`Locker`](crate::Locker) that gets it uses its own store. Use this if
@@ -195,18 +172,6 @@ mod tests {
         let spoiled = ticket.to_string().replace("lh1_", "lh1_!");
         let error = spoiled.parse::<Ticket>().unwrap_err();
         assert!(!format!("{error:?}").contains(&spoiled[6..20]));
-    }
-
-    #[test]
-    fn a_ticket_carries_its_store_without_logins_and_settings() {
-        let grant = ticket().grant(crate::env::Env::system().now());
-        let of = |url: &str| Ticket::new(&grant, Some(url.to_owned())).store.unwrap();
-        assert_eq!(of("etcd://u:hunter2@h:2379/p/?ca=/x&key=/y"), "etcd://h/p");
-        assert_eq!(
-            of("gs://b/p?credentials=/k.json&margin=9s&endpoint=http://h"),
-            "gs://b/p?endpoint=http://h"
-        );
-        assert_eq!(of("s3://b?region=eu-west-1&profile=admin"), "s3://b?region=eu-west-1");
     }
 
     #[test]

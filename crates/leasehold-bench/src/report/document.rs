@@ -117,7 +117,7 @@ mod tests {
         ];
         let mut results = Results::default();
         for ms in [0.0, 5.0] {
-            results.put(block(Scenario::Uncontended, "s3", ms, rows.clone()));
+            results.put(block(Scenario::Uncontended, "sqlite", ms, rows.clone()));
         }
         let section = section(&results, Scenario::Uncontended);
         assert!(
@@ -127,7 +127,7 @@ mod tests {
         assert!(section.contains("| peer | 50 | 2 |") && section.contains("5 ms away"), "{section}");
         assert!(section.contains("`./bench` on 2026-01-02"), "{section}");
         assert!(
-            targets(&results).contains("| a | S3 (MinIO) | locks/s: 1.5 times the best peer"),
+            targets(&results).contains("| a | SQLite (a file) | locks/s: 1.5 times the best peer"),
             "{}",
             targets(&results)
         );

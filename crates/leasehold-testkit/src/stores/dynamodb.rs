@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use leasehold::{LockName, Locker};
 use tokio::process::Command;
 
-use super::{aws, marker, parsed};
+use super::{aws, marker};
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http};
 use crate::conformance::Harness;
@@ -16,7 +16,7 @@ use crate::harness::Fresh;
 use crate::launch::{Launch, STORE, measured, options, program};
 use crate::peers::Program;
 use crate::proxy::Seen;
-use crate::servers::{Server, endpoint, unique, with_option};
+use crate::servers::{Server, endpoint, parsed, unique, with_option};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {
@@ -51,8 +51,8 @@ fn client_options(endpoint: &str, table: &str) -> Vec<String> {
 #[derive(Debug)]
 pub struct DynamoDb;
 
-const fn storage(name: &'static str, server: Server) -> Storage {
-    Storage { name, server: Some(server), options: "", kind: Kind::Http }
+const fn storage(name: &'static str, server: Server, kind: Kind) -> Storage {
+    Storage { name, server: Some(server), options: "", kind }
 }
 
 /// What makes a table that nobody has.
@@ -67,8 +67,8 @@ impl TestStore for DynamoDb {
     fn storages(&self) -> &'static [Storage] {
         const {
             &[
-                storage("dynamodb_local", Server::DYNAMODB_LOCAL),
-                storage("dynamodb_moto", Server::DYNAMODB_MOTO),
+                storage("dynamodb_local", Server::DYNAMODB_LOCAL, Kind::Http),
+                storage("dynamodb_moto", Server::DYNAMODB_MOTO, Kind::Serial),
             ]
         }
     }

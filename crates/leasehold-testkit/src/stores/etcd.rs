@@ -15,7 +15,6 @@ use tokio::process::Command;
 
 pub use self::cluster::Cluster;
 pub use self::wire::{Answers, Wire};
-use super::parsed;
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
 use crate::conformance::Harness;
@@ -23,7 +22,7 @@ use crate::harness::Fresh;
 use crate::launch::{Measured, options};
 use crate::peers::Program;
 use crate::process::within;
-use crate::servers::Server;
+use crate::servers::{Server, parsed};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 #[cfg(feature = "chaos")]

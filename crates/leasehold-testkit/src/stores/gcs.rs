@@ -9,14 +9,14 @@ use leasehold::env::Env;
 use leasehold::stores::gcs::GcsRegister;
 use tokio::process::Command;
 
-use super::{is_by_existence, object, parsed, vouch};
+use super::{is_by_existence, object, vouch};
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http};
 use crate::conformance::Harness;
 use crate::harness::{Fresh, delete_record};
 use crate::http;
 use crate::launch::{Launch, STORE, measured, program};
-use crate::servers::{Server, below, endpoint};
+use crate::servers::{Server, below, endpoint, parsed};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {

@@ -9,7 +9,7 @@ use leasehold::env::Env;
 use leasehold::stores::s3::S3Register;
 use tokio::process::Command;
 
-use super::{aws, is_by_existence, object, parsed, vouch};
+use super::{aws, is_by_existence, object, vouch};
 #[cfg(feature = "chaos")]
 use crate::chaos::{
     plan::Kind as Fault,
@@ -21,7 +21,7 @@ use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::launch::{Launch, STORE, measured, program};
 use crate::peers::Program;
-use crate::servers::{Server, below, endpoint};
+use crate::servers::{Server, below, endpoint, parsed};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {
@@ -44,8 +44,8 @@ impl Program {
 #[derive(Debug)]
 pub struct S3;
 
-const fn storage(name: &'static str, server: Server) -> Storage {
-    Storage { name, server: Some(server), options: "", kind: Kind::Http }
+const fn storage(name: &'static str, server: Server, kind: Kind) -> Storage {
+    Storage { name, server: Some(server), options: "", kind }
 }
 
 #[async_trait]
@@ -57,13 +57,12 @@ impl TestStore for S3 {
     fn storages(&self) -> &'static [Storage] {
         const {
             &[
-                storage("s3_minio", Server::MINIO),
-                storage("s3_moto", Server::MOTO),
+                storage("s3_minio", Server::MINIO, Kind::Http),
+                storage("s3_moto", Server::MOTO, Kind::Serial),
                 // Without tokens.
                 Storage {
                     options: "protocol=existence",
-                    kind: Kind::Alone,
-                    ..storage("s3_moto_existence", Server::MOTO)
+                    ..storage("s3_moto_existence", Server::MOTO, Kind::Alone)
                 },
             ]
         }

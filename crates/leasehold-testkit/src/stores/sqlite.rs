@@ -12,7 +12,6 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use leasehold::LockName;
 
-use super::parsed;
 #[cfg(feature = "chaos")]
 use crate::chaos::scenario::{Clocks, Scenario};
 #[cfg(feature = "chaos")]
@@ -21,6 +20,7 @@ use crate::chaos::servers::Servers;
 use crate::chaos::worker::Kind as Lock;
 use crate::conformance::Harness;
 use crate::harness::Fresh;
+use crate::servers::parsed;
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 /// SQLite.

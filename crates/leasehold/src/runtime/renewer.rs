@@ -47,12 +47,14 @@ pub(crate) struct Opened {
     pub(crate) store: Arc<dyn LeaseStore>,
     /// The URL that the store was opened with, without passwords.
     pub(crate) url: Option<String>,
+    /// The part of the URL that tells the store from others, for tickets.
+    identity: Option<String>,
     renewals: Arc<Limiter>,
 }
 
 impl Opened {
-    pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>) -> Self {
-        Self { store, url, renewals: Limiter::new(RENEWALS) }
+    pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>, identity: Option<String>) -> Self {
+        Self { store, url, identity, renewals: Limiter::new(RENEWALS) }
     }
 
     /// The store's URL or its kind, for messages.
@@ -421,8 +423,9 @@ impl Renewer {
     async fn hand_on(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
         let handed = self.opened.store.detach(&mut self.grant).await;
         let (taken, is_taken) = oneshot::channel();
-        let ticket =
-            handed.map(|()| (Ticket::new(&self.grant, self.opened.url.clone()), taken)).map_err(Error::from);
+        let ticket = handed
+            .map(|()| (Ticket::new(&self.grant, self.opened.identity.clone()), taken))
+            .map_err(Error::from);
         // If the caller does not take the ticket, the lock is released, so that it is free for others at once. An
         // answer that was sent may still be dropped unread, together with the caller's future. A caller that stops
         // polling keeps the lock no longer than its lease.
