@@ -4,13 +4,14 @@
 //!
 //! - [`scenario`], [`roster`], [`metrics`]: what is measured, of whom, on what.
 //! - [`measure`]: rounds, and what is done in each.
-//! - [`site`]: servers; [`wire`]: the way to them, with its counting.
+//! - [`environment`]: servers; [`wire`]: the way to them, with its counting.
 //! - [`program`]: a contender that runs; [`contender`]: those that this program itself is.
 //! - [`events`], [`stats`]: from what they say to figures.
 //! - [`results`], [`report`]: what is kept and shown.
 //! - [`options`]: what the user asks for.
 
 mod contender;
+mod environment;
 mod events;
 mod measure;
 mod metrics;
@@ -20,7 +21,6 @@ mod report;
 mod results;
 mod roster;
 mod scenario;
-mod site;
 mod stats;
 mod wire;
 
@@ -29,12 +29,12 @@ use std::process::ExitCode;
 
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::environment::Environment;
 use crate::measure::Run;
 use crate::options::Options;
 use crate::results::{Block, Results};
 use crate::roster::CONTENDERS;
 use crate::scenario::{Scenario, Store};
-use crate::site::Site;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -85,13 +85,13 @@ async fn run(options: &Options) -> Result<ExitCode, String> {
     let mut fine = true;
     if !options.report_only {
         let plan = options.plan();
-        for store in Store::ALL {
-            let runs: Vec<_> = plan.iter().filter(|(_, of, _)| of == store).collect();
+        for store in Store::all() {
+            let runs: Vec<_> = plan.iter().filter(|(_, of, _)| *of == store).collect();
             if runs.is_empty() {
                 continue;
             }
-            let site = match Site::start(*store).await {
-                Ok(site) => site,
+            let environment = match Environment::start(store).await {
+                Ok(environment) => environment,
                 Err(error) => {
                     eprintln!("{}: not measured: {error}", store.title());
                     fine = false;
@@ -101,8 +101,9 @@ async fn run(options: &Options) -> Result<ExitCode, String> {
             for (scenario, _, round_trip_ms) in runs {
                 let (scenario, round_trip_ms) = (*scenario, *round_trip_ms);
                 eprintln!("{scenario} on {}, {round_trip_ms} ms away", store.title());
-                let block =
-                    Run { scenario, site: &site, store: *store, round_trip_ms, options }.measure().await;
+                let block = Run { scenario, environment: &environment, store, round_trip_ms, options }
+                    .measure()
+                    .await;
                 show(&block, scenario);
                 fine &= block.ours().is_some_and(|ours| ours.trouble.is_none() && ours.violations() == 0);
                 // At once: a run that is broken off has measured what it has measured.
@@ -139,13 +140,13 @@ fn show(block: &Block, scenario: Scenario) {
 fn list() -> ExitCode {
     println!("scenarios, and the stores that they are measured on:");
     for scenario in Scenario::ALL {
-        let stores: Vec<&str> = scenario.stores().iter().map(|store| store.name()).collect();
+        let stores: Vec<&str> = scenario.stores().into_iter().map(Store::name).collect();
         let stores = if stores.is_empty() { "read off b and c".to_owned() } else { stores.join(" ") };
         println!("  {}  {:<12} {} [{stores}]", scenario.letter(), scenario.name(), scenario.title());
     }
     println!("contenders:");
     for one in CONTENDERS {
-        let stores: Vec<&str> = one.stores.iter().map(|store| store.name()).collect();
+        let stores: Vec<&str> = Store::all().filter(|store| one.works_on(*store)).map(Store::name).collect();
         let missing = match one.command() {
             Err(why) if !one.scenarios.contains(&Scenario::Run) => format!(": {why}"),
             _ => String::new(),

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 
+use crate::environment::{Environment, Way};
 use crate::options::Options;
 use crate::program::{Program, Trouble};
 use crate::results::{Block, Row, Sample};
 use crate::roster::Contender;
 use crate::scenario::{Scenario, Store};
-use crate::site::{Site, Way};
 
 /// Java, 16 times on two processors, takes some seconds to start; a lock that others forgot takes its lease.
 const READY: Duration = Duration::from_secs(120);
@@ -26,7 +26,7 @@ const END: Duration = Duration::from_secs(60);
 /// One scenario on one store, with one round trip.
 pub(crate) struct Run<'a> {
     pub(crate) scenario: Scenario,
-    pub(crate) site: &'a Site,
+    pub(crate) environment: &'a Environment,
     pub(crate) store: Store,
     pub(crate) round_trip_ms: f64,
     pub(crate) options: &'a Options,
@@ -83,7 +83,7 @@ impl Run<'_> {
 
     async fn way(&self) -> Result<Way<'_>, Trouble> {
         let round_trip = Duration::from_secs_f64(self.round_trip_ms / 1e3);
-        self.site.way(round_trip).await.map_err(Trouble::Failed)
+        self.environment.way(round_trip).await.map_err(Trouble::Failed)
     }
 
     /// Before each round: the very first grant of a lock may be slower than all others, and what is measured is

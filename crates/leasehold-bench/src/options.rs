@@ -84,9 +84,13 @@ impl Options {
         } else {
             let scenarios =
                 Scenario::ALL.iter().map(|scenario| format!("{} or {}", scenario.letter(), scenario.name()));
-            let stores = Store::ALL.iter().map(|store| store.name().to_owned());
+            let stores = Store::all().map(|store| store.name().to_owned());
             let known: Vec<String> = scenarios.chain(stores).collect();
-            return Err(format!("there is no scenario or store `{name}`; there are: {}", known.join(", ")));
+            let more = if cfg!(feature = "servers") { "" } else { ", and with --all-features more stores" };
+            return Err(format!(
+                "there is no scenario or store `{name}`; there are: {}{more}",
+                known.join(", ")
+            ));
         }
         Ok(())
     }
@@ -100,11 +104,11 @@ impl Options {
         let mut plan = Vec::new();
         for scenario in runs {
             for store in scenario.stores() {
-                if self.stores.as_ref().is_some_and(|stores| !stores.contains(store)) {
+                if self.stores.as_ref().is_some_and(|stores| !stores.contains(&store)) {
                     continue;
                 }
-                for round_trip in self.round_trips(scenario, *store) {
-                    plan.push((scenario, *store, round_trip));
+                for round_trip in self.round_trips(scenario, store) {
+                    plan.push((scenario, store, round_trip));
                 }
             }
         }
@@ -165,14 +169,20 @@ mod tests {
         Options::read(&arguments.iter().map(|argument| (*argument).to_owned()).collect::<Vec<_>>())
     }
 
+    #[cfg(feature = "servers")]
+    fn store(name: &str) -> Store {
+        Store::called(name).unwrap()
+    }
+
+    #[cfg(feature = "servers")]
     #[test]
     fn names_are_scenarios_or_stores() {
         let options = read(&["etcd", "d", "a", "uncontended", "--rtt", "5,0,5"]).unwrap();
         assert_eq!(options.scenarios, [Scenario::Uncontended, Scenario::HandOff]);
-        assert_eq!(options.stores, Some(vec![Store::Etcd]));
+        assert_eq!(options.stores, Some(vec![store("etcd")]));
         let plan = options.plan();
         let expected = [Scenario::Uncontended, Scenario::HandOff]
-            .map(|scenario| [(scenario, Store::Etcd, 0.0), (scenario, Store::Etcd, 5.0)]);
+            .map(|scenario| [(scenario, store("etcd"), 0.0), (scenario, store("etcd"), 5.0)]);
         assert_eq!(plan, expected.concat());
     }
 
@@ -190,11 +200,15 @@ mod tests {
         assert!(Scenario::ALL.iter().all(|one| *one == Scenario::Fairness || everything.contains(one)));
     }
 
+    #[cfg(feature = "servers")]
     #[test]
     fn distance_is_added_only_where_there_is_a_way() {
         assert!(read(&["a", "sqlite", "mem"]).unwrap().plan().iter().all(|(.., ms)| *ms == 0.0));
         assert_eq!(read(&["a", "s3"]).unwrap().plan().len(), 3);
-        assert_eq!(read(&["e", "s3", "--rtt", "5"]).unwrap().plan(), [(Scenario::Recovery, Store::S3, 0.0)]);
+        assert_eq!(
+            read(&["e", "s3", "--rtt", "5"]).unwrap().plan(),
+            [(Scenario::Recovery, store("s3"), 0.0)]
+        );
         assert_eq!(read(&["c", "mem"]).unwrap().plan(), [], "no two processes share one memory");
     }
 

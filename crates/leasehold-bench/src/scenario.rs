@@ -1,6 +1,10 @@
 //! What is measured, and on what.
 
 use std::fmt;
+use std::path::Path;
+
+use leasehold_testkit::stores::{self, STORES};
+use leasehold_testkit::test_store::{Bench, TestStore};
 
 /// A question that is put to every contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,16 +73,8 @@ impl Scenario {
     }
 
     /// On what it is measured unless the user says otherwise.
-    pub(crate) fn stores(self) -> &'static [Store] {
-        match self {
-            Self::Uncontended | Self::Tasks => Store::ALL,
-            Self::Processes | Self::HandOff | Self::Recovery => {
-                &[Store::S3, Store::DynamoDb, Store::Gcs, Store::Etcd, Store::Sqlite]
-            }
-            Self::Many => &[Store::Memory, Store::Sqlite, Store::Etcd, Store::DynamoDb],
-            Self::Run => &[Store::Sqlite, Store::Etcd],
-            Self::Fairness => &[],
-        }
+    pub(crate) fn stores(self) -> Vec<Store> {
+        Store::all().filter(|store| store.bench().scenarios.contains(self.letter())).collect()
     }
 
     /// Whether it matters how far away the server is.
@@ -118,51 +114,46 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// Where the locks lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Store {
-    S3,
-    DynamoDb,
-    Gcs,
-    Etcd,
-    Sqlite,
-    Memory,
-}
+/// Where the locks lie: a store that the testkit knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Store(&'static dyn TestStore);
 
 impl Store {
-    pub(crate) const ALL: &[Self] =
-        &[Self::S3, Self::DynamoDb, Self::Gcs, Self::Etcd, Self::Sqlite, Self::Memory];
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        STORES.iter().map(|store| Self(*store))
+    }
 
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::S3 => "s3",
-            Self::DynamoDb => "dynamodb",
-            Self::Gcs => "gcs",
-            Self::Etcd => "etcd",
-            Self::Sqlite => "sqlite",
-            Self::Memory => "mem",
-        }
+        self.0.name()
     }
 
     /// The name, and the server that stands for it.
     pub(crate) fn title(self) -> &'static str {
-        match self {
-            Self::S3 => "S3 (MinIO)",
-            Self::DynamoDb => "DynamoDB (DynamoDB Local)",
-            Self::Gcs => "GCS (fake-gcs-server)",
-            Self::Etcd => "etcd (one member)",
-            Self::Sqlite => "SQLite (a file)",
-            Self::Memory => "memory",
-        }
+        self.bench().title
+    }
+
+    pub(crate) fn bench(self) -> Bench {
+        self.0.bench()
     }
 
     /// Whether requests go through the network.
     pub(crate) fn has_server(self) -> bool {
-        !matches!(self, Self::Sqlite | Self::Memory)
+        self.bench().server.is_some()
+    }
+
+    /// Where it has no server: the store URL of what it keeps in `folder`.
+    pub(crate) fn url_in(self, folder: &Path) -> String {
+        self.0.fresh_url(&self.0.storages()[0], folder)
     }
 
     pub(crate) fn called(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|store| store.name() == name)
+        stores::named(name).map(Self)
+    }
+}
+
+impl PartialEq for Store {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
     }
 }
 
@@ -173,13 +164,22 @@ mod tests {
     #[test]
     fn names_are_unique_among_scenarios_and_stores() {
         let scenarios = Scenario::ALL.iter().flat_map(|scenario| [scenario.letter(), scenario.name()]);
-        let names: Vec<&str> = scenarios.chain(Store::ALL.iter().map(|store| store.name())).collect();
+        let names: Vec<&str> = scenarios.chain(Store::all().map(Store::name)).collect();
         for (n, name) in names.iter().enumerate() {
             assert!(!names[..n].contains(name), "{name}");
         }
         for scenario in Scenario::ALL {
             assert_eq!(Scenario::called(scenario.letter()), Some(*scenario));
             assert_eq!(Scenario::called(scenario.name()), Some(*scenario));
+        }
+    }
+
+    #[test]
+    fn stores_are_measured_in_scenarios_that_there_are() {
+        for store in Store::all() {
+            let letters = store.bench().scenarios.chars().map(|letter| letter.to_string());
+            assert!(letters.clone().count() > 0, "{store:?}");
+            assert!(letters.into_iter().all(|letter| Scenario::called(&letter).is_some()), "{store:?}");
         }
     }
 }

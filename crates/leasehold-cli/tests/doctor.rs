@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use leasehold_testkit::etcd::{Cluster, etcdctl};
 use leasehold_testkit::servers::{Server, below};
+use leasehold_testkit::stores::etcd::{Cluster, etcdctl};
 use serde_json::Value;
 
 use crate::support::{Outcome, Place};
@@ -92,17 +92,17 @@ const OBJECTS: &[&str] = &[
 
 #[test]
 fn the_doctor_passes_moto() {
-    a_good_store(Server::Moto, OBJECTS);
+    a_good_store(Server::MOTO, OBJECTS);
 }
 
 #[test]
 fn the_doctor_passes_minio() {
-    a_good_store(Server::MinIo, OBJECTS);
+    a_good_store(Server::MINIO, OBJECTS);
 }
 
 #[test]
 fn the_doctor_passes_fake_gcs_server() {
-    a_good_store(Server::FakeGcs, OBJECTS);
+    a_good_store(Server::FAKE_GCS, OBJECTS);
 }
 
 const ITEMS: &[&str] =
@@ -110,17 +110,17 @@ const ITEMS: &[&str] =
 
 #[test]
 fn the_doctor_passes_dynamodb_local() {
-    a_good_store(Server::DynamoDbLocal, ITEMS);
+    a_good_store(Server::DYNAMODB_LOCAL, ITEMS);
 }
 
 #[test]
 fn the_doctor_passes_the_dynamodb_of_moto() {
-    a_good_store(Server::DynamoDbMoto, ITEMS);
+    a_good_store(Server::DYNAMODB_MOTO, ITEMS);
 }
 
 #[test]
 fn the_doctor_passes_etcd() {
-    let url = below(&Server::Etcd.url(), "doctor");
+    let url = below(&Server::ETCD.url(), "doctor");
     let diagnosis = examined(&url);
     diagnosis.passes();
     let passed = diagnosis.checks("passed");
@@ -137,7 +137,7 @@ fn the_doctor_passes_etcd() {
 /// Fault 25, on a real server.
 #[test]
 fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
-    let diagnosis = examined(&Server::S3Ignoring.fresh_url());
+    let diagnosis = examined(&Server::S3_IGNORING.fresh_url());
     diagnosis.fails(&[
         "create-if-absent",
         "stale-version",
@@ -151,14 +151,14 @@ fn fault_25_the_doctor_refuses_a_server_that_ignores_preconditions() {
 
 #[test]
 fn fault_25_the_doctor_refuses_an_emulator_whose_uploads_ignore_preconditions() {
-    let diagnosis = examined(&Server::BadGcs.fresh_url());
+    let diagnosis = examined(&Server::BAD_GCS.fresh_url());
     diagnosis.fails(&["read-after-write", "create-if-absent"]);
 }
 
 /// Fault 26, on a real server: only races find it. And a lock is refused on it too.
 #[test]
 fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
-    let url = Server::S3Racy.fresh_url();
+    let url = Server::S3_RACY.fresh_url();
     let diagnosis = examined(&url);
     diagnosis.fails(&["create-race", "atomic-race"]);
     assert!(
@@ -173,7 +173,7 @@ fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
         refused.stderr.contains("found unsafe") && refused.stderr.contains("leasehold doctor"),
         "{refused:?}"
     );
-    let fresh = Server::S3Racy.fresh_url();
+    let fresh = Server::S3_RACY.fresh_url();
     for reason in ["does not check preconditions atomically", "found unsafe"] {
         let refused = Place::new().run(&format!("run -s {fresh} deploy -- true")).expect(125);
         assert!(refused.stderr.contains(reason), "{refused:?}");
@@ -183,8 +183,8 @@ fn fault_26_the_doctor_refuses_a_server_that_checks_and_writes_in_two_steps() {
 /// Two names of one server are two front ends.
 #[test]
 fn the_doctor_races_several_endpoints_together() {
-    let url = Server::Moto.fresh_url();
-    let other = format!("http://{}", Server::Moto.address().to_string().replace("127.0.0.1", "localhost"));
+    let url = Server::MOTO.fresh_url();
+    let other = format!("http://{}", Server::MOTO.address().to_string().replace("127.0.0.1", "localhost"));
     let place = Place::new();
     let diagnosis = Diagnosis::of(&place.run(&format!("doctor --json -s {url} --endpoint {other}")));
     diagnosis.passes();
@@ -198,7 +198,7 @@ fn the_doctor_races_several_endpoints_together() {
 /// The same with items. Nobody uses the table until the doctor passes it.
 #[test]
 fn fault_26_the_doctor_refuses_a_dynamodb_that_checks_and_writes_in_two_steps() {
-    let url = Server::DynamoDbRacy.fresh_url();
+    let url = Server::DYNAMODB_RACY.fresh_url();
     let diagnosis = examined(&url);
     assert!(diagnosis.checks("failed").contains(&"atomic-race"), "{:#}", diagnosis.report);
     assert!(diagnosis.finding("atomic-race")["seen"].as_str().unwrap().contains("in one step"));
@@ -209,7 +209,7 @@ fn fault_26_the_doctor_refuses_a_dynamodb_that_checks_and_writes_in_two_steps() 
 /// What a release by deletion needs, and MinIO has not.
 #[test]
 fn the_doctor_refuses_deletes_without_preconditions_where_releases_delete() {
-    let url = format!("{}&protocol=existence", Server::MinIo.fresh_url());
+    let url = format!("{}&protocol=existence", Server::MINIO.fresh_url());
     examined(&url).fails(&["conditional-delete"]);
 }
 
@@ -241,7 +241,7 @@ fn what_only_listings_and_clean_ups_need_is_a_warning_or_less() {
 
 /// The doctor with credentials of MinIO's own that allow everything but one action.
 fn without(missing: &str) -> Diagnosis {
-    let url = Server::MinIo.fresh_url();
+    let url = Server::MINIO.fresh_url();
     let actions = ["s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:ListBucket"];
     let allowed: Vec<_> = actions.iter().filter(|action| **action != missing).collect();
     let policy = serde_json::json!({
@@ -253,7 +253,7 @@ fn without(missing: &str) -> Diagnosis {
         .arg(format!("{}:{}", variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY")))
         .args(["--data-urlencode", "Action=AssumeRole", "--data-urlencode", "Version=2011-06-15"])
         .args(["--data-urlencode", &format!("Policy={policy}")])
-        .arg(format!("http://{}/", Server::MinIo.address()))
+        .arg(format!("http://{}/", Server::MINIO.address()))
         .output()
         .unwrap();
     let issued = String::from_utf8(issued.stdout).unwrap();
@@ -316,8 +316,8 @@ async fn fault_34_the_doctor_names_the_permission_that_is_missing_on_etcd() {
 #[test]
 fn the_doctor_refuses_a_table_and_a_bucket_that_are_not_there() {
     for (server, there, help) in [
-        (Server::DynamoDbLocal, "://leasehold-test", "leasehold init"),
-        (Server::MinIo, "://leasehold-test", "there is no bucket"),
+        (Server::DYNAMODB_LOCAL, "://leasehold-test", "leasehold init"),
+        (Server::MINIO, "://leasehold-test", "there is no bucket"),
     ] {
         let url = server.url().replace(there, "://not-there");
         let diagnosis = examined(&url);

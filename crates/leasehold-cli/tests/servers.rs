@@ -198,40 +198,40 @@ fn fences(place: &Place, url: &str) {
 
 #[test]
 fn objects_on_s3() {
-    objects_on(Server::Moto);
+    objects_on(Server::MOTO);
 }
 
 #[test]
 fn objects_on_gcs() {
-    objects_on(Server::FakeGcs);
+    objects_on(Server::FAKE_GCS);
 }
 
 #[test]
 fn s3() {
-    a_day_on(&Server::Moto.fresh_url());
+    a_day_on(&Server::MOTO.fresh_url());
 }
 
 #[test]
 fn s3_by_existence() {
-    a_day_on(&format!("{}&protocol=existence", Server::Moto.fresh_url()));
+    a_day_on(&format!("{}&protocol=existence", Server::MOTO.fresh_url()));
 }
 
 #[test]
 fn gcs() {
-    a_day_on(&Server::FakeGcs.fresh_url());
+    a_day_on(&Server::FAKE_GCS.fresh_url());
 }
 
 #[test]
 fn gcs_by_existence() {
-    a_day_on(&format!("{}&protocol=existence", Server::FakeGcs.fresh_url()));
+    a_day_on(&format!("{}&protocol=existence", Server::FAKE_GCS.fresh_url()));
 }
 
 #[test]
 fn dynamodb() {
-    a_day_on(&Server::DynamoDbLocal.fresh_url());
+    a_day_on(&Server::DYNAMODB_LOCAL.fresh_url());
 }
 
 #[test]
 fn etcd() {
-    a_day_on(&Server::Etcd.fresh_url());
+    a_day_on(&Server::ETCD.fresh_url());
 }

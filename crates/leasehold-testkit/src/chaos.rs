@@ -3,8 +3,8 @@
 //!
 //! - [`scenario`]: what it is made on.
 //! - [`plan`]: which faults come when, from a seed.
-//! - [`conductor`]: runs a scenario.
-//! - [`site`]: the servers of a scenario, and the ways to them.
+//! - [`nemesis`]: runs a scenario, with each fault in its time.
+//! - [`servers`]: the servers of a scenario, and the ways to them; [`environment`]: what is done to those.
 //! - [`fleet`]: its workers, which are stopped and killed.
 //! - [`faults`]: does what is planned.
 //! - [`worker`]: what each process does; [`contender`]: with what kind of lock; [`naive`]: with locks that are none.
@@ -14,17 +14,18 @@
 //! - [`options`], [`report`]: what the user asks, and is told.
 
 pub mod checker;
-pub mod conductor;
 pub mod contender;
+pub mod environment;
 pub mod faults;
 pub mod fleet;
 pub mod history;
 pub mod naive;
+pub mod nemesis;
 pub mod options;
 pub mod plan;
 pub mod report;
 pub mod resource;
 pub mod scenario;
-pub mod site;
+pub mod servers;
 pub mod true_time;
 pub mod worker;

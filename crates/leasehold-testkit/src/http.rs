@@ -1,4 +1,4 @@
-//! As much HTTP/1.1 as the proxy and the double need: requests with a body of known length.
+//! As much HTTP/1.1 as the proxy and the fakes need: requests with a body of known length.
 
 use std::io;
 

@@ -1,41 +1,33 @@
-//! Programs that `./test` has made ready: clients by others that take the same locks, and tools of the stores.
+//! Programs that `./test` has made ready: clients by others that take the same locks, and tools of the stores. The files
+//! of the [stores](crate::stores) say which there are.
 
 use std::path::PathBuf;
-
-use leasehold::url::StoreUrl;
 
 use crate::process::Process;
 use crate::servers::set_by_test;
 
 /// A program. Its path comes in an environment variable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Program {
-    /// etcd's server, for clusters that a test starts itself.
-    EtcdServer,
-    /// etcd's command, which has `lock`.
-    EtcdCtl,
-    /// Amazon's command.
-    Aws,
-    /// A peer: AWS's lock client for DynamoDB, in Java.
-    DynamoDbJava,
-    /// A peer: dynamolock, its port to Go.
-    DynamoDbGo,
-    /// A peer: the mutex of etcd's client in Go.
-    EtcdGo,
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    variable: &'static str,
+    /// Of a peer: the options that name the server of the store at a URL.
+    server: Option<fn(&str) -> Vec<String>>,
 }
 
 impl Program {
+    /// A tool, whose path `variable` holds.
+    pub const fn tool(variable: &'static str) -> Self {
+        Self { variable, server: None }
+    }
+
+    /// A peer, whose path `variable` holds.
+    pub const fn peer(variable: &'static str, server: fn(&str) -> Vec<String>) -> Self {
+        Self { variable, server: Some(server) }
+    }
+
     /// The environment variable that holds its path.
     pub const fn variable(self) -> &'static str {
-        match self {
-            Self::EtcdServer => "LEASEHOLD_TEST_ETCD_SERVER",
-            Self::EtcdCtl => "LEASEHOLD_TEST_ETCDCTL",
-            Self::Aws => "LEASEHOLD_TEST_AWS",
-            Self::DynamoDbJava => "LEASEHOLD_TEST_PEER_DYNAMODB_JAVA",
-            Self::DynamoDbGo => "LEASEHOLD_TEST_PEER_DYNAMODB_GO",
-            Self::EtcdGo => "LEASEHOLD_TEST_PEER_ETCD_GO",
-        }
+        self.variable
     }
 
     /// Where it is.
@@ -43,7 +35,7 @@ impl Program {
     /// # Panics
     /// When `./test` has not said so.
     pub fn path(self) -> PathBuf {
-        set_by_test(self.variable(), "program").into()
+        set_by_test(self.variable, "program").into()
     }
 
     /// Starts a peer, which does `verb` with `lock` on the server of the store at `url`. `lock` is what the peer calls
@@ -58,11 +50,7 @@ impl Program {
     /// # Panics
     /// When it is no peer, or `./test` has not made it ready, or the store URL does not name its server.
     pub fn start(self, verb: &str, url: &str, lock: &str, more: &[&str]) -> Process {
-        let mut arguments = vec![verb.to_owned()];
-        arguments.extend(self.server(url));
-        arguments.extend(["--lock".to_owned(), lock.to_owned()]);
-        arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
-        Process::start(self.path(), arguments)
+        self.run(&[verb], url, lock, more)
     }
 
     /// Starts a peer as a contender of the benchmark, on the server of the store at `url`. Its protocol is written down in
@@ -71,23 +59,14 @@ impl Program {
     /// # Panics
     /// As [`start`](Self::start).
     pub fn contender(self, verb: &str, url: &str, lock: &str, more: &[&str]) -> Process {
-        let mut arguments = vec!["bench".to_owned(), verb.to_owned()];
-        arguments.extend(self.server(url));
-        arguments.extend(["--lock", lock].iter().chain(more).map(|argument| (*argument).to_owned()));
-        Process::start(self.path(), arguments)
+        self.run(&["bench", verb], url, lock, more)
     }
 
-    /// The options that name the server.
-    fn server(self, url: &str) -> Vec<String> {
-        let mut url = StoreUrl::parse(url).unwrap();
-        let place = url.authority().expect("the store URL names a host or a table").to_owned();
-        match self {
-            Self::DynamoDbJava | Self::DynamoDbGo => {
-                let endpoint = url.take("endpoint").expect("the store URL names an endpoint");
-                vec!["--endpoint".to_owned(), endpoint, "--table".to_owned(), place]
-            }
-            Self::EtcdGo => vec!["--endpoint".to_owned(), place],
-            Self::EtcdServer | Self::EtcdCtl | Self::Aws => panic!("{self:?} is no peer"),
-        }
+    fn run(self, words: &[&str], url: &str, lock: &str, more: &[&str]) -> Process {
+        let server = self.server.unwrap_or_else(|| panic!("{} is no peer", self.variable));
+        let mut arguments: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        arguments.extend(server(url));
+        arguments.extend(["--lock", lock].iter().chain(more).map(|argument| (*argument).to_owned()));
+        Process::start(self.path(), arguments)
     }
 }

@@ -56,8 +56,8 @@ pub struct Seen {
 /// ```no_run
 /// # use leasehold_testkit::{proxy::{Harm, Proxy}, servers::{self, Server}};
 /// # async fn example() -> leasehold::Result<()> {
-/// let proxy = Proxy::start(Server::Moto.address()).await;
-/// let url = servers::through(&Server::Moto.fresh_url(), proxy.address());
+/// let proxy = Proxy::start(Server::MOTO.address()).await;
+/// let url = servers::through(&Server::MOTO.fresh_url(), proxy.address());
 /// let locker = leasehold::Locker::open(&url).await?;
 /// proxy.next("PUT", Harm::AnswerLost);
 /// let guard = locker.lock("nightly").acquire().await?;
@@ -247,7 +247,7 @@ async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::s3_double::{Preconditions, S3Double};
+    use crate::fakes::s3::{FakeS3, Preconditions};
 
     /// Sends a request; the status of its answer, or `None` when the connection breaks instead.
     async fn send(proxy: &Proxy, method: &str, header: &str) -> Option<String> {
@@ -264,7 +264,7 @@ mod tests {
 
     /// What a create is answered with that harm, and whether it was applied.
     async fn create_with(harm: Harm) -> (Option<String>, bool) {
-        let server = S3Double::start(Preconditions::Honoured).await;
+        let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;
         proxy.next("PUT", harm);
         let status = send(&proxy, "PUT", CREATE).await;
@@ -292,7 +292,7 @@ mod tests {
 
     #[tokio::test]
     async fn harm_comes_to_the_method_it_was_meant_for_and_ends_when_healed() {
-        let server = S3Double::start(Preconditions::Honoured).await;
+        let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;
         proxy.next("PUT", Harm::Cut);
         assert_eq!(send(&proxy, "GET", "").await.as_deref(), Some("404"));

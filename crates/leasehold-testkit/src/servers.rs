@@ -1,4 +1,5 @@
-//! The real servers that `./test` starts, and where tests find them.
+//! The real servers that `./test` starts, and where tests find them. The files of the [stores](crate::stores) say which
+//! there are.
 
 use leasehold::lease::Id;
 use leasehold::random::Random;
@@ -7,53 +8,17 @@ use leasehold::url::StoreUrl;
 /// A server that `./test` starts. Its address, and a bucket or table on it, come as a store URL in an environment
 /// variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Server {
-    /// moto, an S3 in Python.
-    Moto,
-    /// MinIO, an S3 in Go.
-    MinIo,
-    /// moto's DynamoDB.
-    DynamoDbMoto,
-    /// moto as it comes, whose DynamoDB checks conditions and then writes: two steps.
-    DynamoDbRacy,
-    /// DynamoDB Local, Amazon's own.
-    DynamoDbLocal,
-    /// fake-gcs-server, a GCS in Go.
-    FakeGcs,
-    /// gcp-storage-emulator, a GCS in Python, which ignores preconditions.
-    BadGcs,
-    /// An old gofakes3, an S3 in Go, which ignores preconditions.
-    S3Ignoring,
-    /// s3s-fs, an S3 in Rust, which checks preconditions and then writes: two steps.
-    S3Racy,
-    /// etcd itself, one member.
-    Etcd,
-    /// PostgreSQL, which is no store yet: guides protect it with tokens.
-    PostgreSql,
+pub struct Server {
+    pub(crate) variable: &'static str,
 }
 
 impl Server {
-    /// Every S3.
-    pub const S3: &[Self] = &[Self::Moto, Self::MinIo];
-    /// Every DynamoDB.
-    pub const DYNAMODB: &[Self] = &[Self::DynamoDbMoto, Self::DynamoDbLocal];
+    /// PostgreSQL, which is no store yet: guides protect it with tokens.
+    pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
 
     /// The environment variable that holds its store URL.
     pub const fn variable(self) -> &'static str {
-        match self {
-            Self::Moto => "LEASEHOLD_TEST_S3_MOTO",
-            Self::MinIo => "LEASEHOLD_TEST_S3_MINIO",
-            Self::DynamoDbMoto => "LEASEHOLD_TEST_DYNAMODB_MOTO",
-            Self::DynamoDbRacy => "LEASEHOLD_TEST_BAD_DYNAMODB_RACY",
-            Self::DynamoDbLocal => "LEASEHOLD_TEST_DYNAMODB_LOCAL",
-            Self::FakeGcs => "LEASEHOLD_TEST_GCS_FAKE",
-            Self::BadGcs => "LEASEHOLD_TEST_BAD_GCS",
-            Self::S3Ignoring => "LEASEHOLD_TEST_BAD_S3_IGNORING",
-            Self::S3Racy => "LEASEHOLD_TEST_BAD_S3_RACY",
-            Self::Etcd => "LEASEHOLD_TEST_ETCD",
-            Self::PostgreSql => "LEASEHOLD_TEST_POSTGRES",
-        }
+        self.variable
     }
 
     /// Its store URL, as `./test` gave it.
@@ -61,7 +26,7 @@ impl Server {
     /// # Panics
     /// When it was not given: nothing is skipped in silence.
     pub fn url(self) -> String {
-        set_by_test(self.variable(), "server")
+        set_by_test(self.variable, "server")
     }
 
     /// Its store URL with a prefix that nobody else uses.
@@ -69,21 +34,25 @@ impl Server {
     /// # Panics
     /// As [`url`](Self::url).
     pub fn fresh_url(self) -> String {
-        below(&self.url(), &Id::random(&Random::from_os()).to_string())
+        below(&self.url(), &unique())
     }
 
     /// The `host:port` that it listens on.
     ///
     /// # Panics
-    /// As [`url`](Self::url), and when the URL names no endpoint.
+    /// As [`url`](Self::url), and when the URL names no host.
     pub fn address(self) -> String {
-        let mut url = StoreUrl::parse(&self.url()).unwrap();
-        if self == Self::Etcd {
-            return url.authority().unwrap().to_owned();
+        let mut url = parsed(&self.url());
+        match url.take("endpoint") {
+            Some(endpoint) => endpoint.trim_start_matches("http://").trim_end_matches('/').to_owned(),
+            None => url.authority().unwrap_or_else(|| panic!("{} names no host", self.variable)).to_owned(),
         }
-        let endpoint = url.take("endpoint").unwrap_or_else(|| panic!("{} has no endpoint", self.variable()));
-        endpoint.trim_start_matches("http://").trim_end_matches('/').to_owned()
     }
+}
+
+/// A name that nobody else uses.
+pub(crate) fn unique() -> String {
+    Id::random(&Random::from_os()).to_string()
 }
 
 /// What `./test` says in the environment variable `variable` about a `thing` that it has made ready.
@@ -99,19 +68,37 @@ pub(crate) fn set_by_test(variable: &str, thing: &str) -> String {
     })
 }
 
+/// The store URL, read.
+///
+/// # Panics
+/// When it is none.
+pub fn parsed(url: &str) -> StoreUrl {
+    StoreUrl::parse(url).expect("a store URL")
+}
+
 /// `url` with a further path segment before its options.
 pub fn below(url: &str, segment: &str) -> String {
-    let (place, options) = url.split_once('?').map_or((url, ""), |(place, options)| (place, options));
+    let (place, options) = url.split_once('?').unwrap_or((url, ""));
     format!("{}/{segment}?{options}", place.trim_end_matches('/')).trim_end_matches('?').to_owned()
+}
+
+/// `url` with a further option.
+pub fn with_option(url: &str, option: &str) -> String {
+    format!("{url}{}{option}", if url.contains('?') { '&' } else { '?' })
 }
 
 /// `url` with its `endpoint` replaced by `http://address`: the way through a [`Proxy`](crate::proxy::Proxy).
 pub fn through(url: &str, address: impl std::fmt::Display) -> String {
-    let (place, options) = url.split_once('?').map_or((url, ""), |(place, options)| (place, options));
+    let (place, options) = url.split_once('?').unwrap_or((url, ""));
     let kept = options.split('&').filter(|option| !option.is_empty() && !option.starts_with("endpoint="));
-    let endpoint = format!("endpoint=http%3A%2F%2F{address}");
+    let endpoint = endpoint(address);
     let options: Vec<&str> = kept.chain([endpoint.as_str()]).collect();
     format!("{place}?{}", options.join("&"))
+}
+
+/// The option of a store URL that says where its server is.
+pub(crate) fn endpoint(address: impl std::fmt::Display) -> String {
+    format!("endpoint=http%3A%2F%2F{address}")
 }
 
 #[cfg(test)]
@@ -124,5 +111,7 @@ mod tests {
         assert_eq!(below(url, "q"), "s3://bucket/p/q?endpoint=http%3A%2F%2F127.0.0.1:1&region=x");
         assert_eq!(below("etcd://h:1/p/", "q"), "etcd://h:1/p/q");
         assert_eq!(through(url, "h:2"), "s3://bucket/p?region=x&endpoint=http%3A%2F%2Fh:2");
+        assert_eq!(with_option(url, "margin=0s"), format!("{url}&margin=0s"));
+        assert_eq!(with_option("sqlite:x", "a=b"), "sqlite:x?a=b");
     }
 }

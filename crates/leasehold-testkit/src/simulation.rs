@@ -45,18 +45,18 @@
 
 mod calls;
 mod checker;
+mod client;
 mod copy;
 mod fate;
-mod games;
 mod host;
 mod network;
 mod observers;
 mod once;
 mod panics;
 mod plan;
-mod player;
+mod recorder;
 mod shrink;
-mod witness;
+mod workloads;
 mod world;
 
 use std::fmt;
@@ -67,11 +67,11 @@ use std::time::Duration;
 use leasehold::clock::timeout;
 
 use self::checker::Checker;
+use self::client::Client;
 use self::fate::Fate;
 use self::observers::Observers;
 use self::panics::Panics;
-pub use self::plan::{Fault, Faults, Game, Plan, Store};
-use self::player::Player;
+pub use self::plan::{Fault, Faults, Plan, Store, Workload};
 pub use self::shrink::shrink;
 use self::world::World;
 
@@ -216,7 +216,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         link.deliver_all().await;
     }
     // All are dead; whoever comes now is lucky.
-    let mut last = Player::new(&world, plan.seed ^ 0xdead);
+    let mut last = Client::new(&world, plan.seed ^ 0xdead);
     last.link.heal();
     if let Some(period) = plan.once_per {
         // What a wall clock that was set back does not show is rested once more. A `Date` is true to a second.
@@ -232,7 +232,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
         give_up_in_between(&world).await;
         all = last.acquire_all("I8").await;
     }
-    if let Some(guard) = all.first().filter(|_| plan.game.is_one_lock()) {
+    if let Some(guard) = all.first().filter(|_| plan.workload.is_one_lock()) {
         let token = guard.token().map_or(0, leasehold::Token::get);
         world.checker.believed(guard.name().as_str(), token, &last.note, world.now());
         observers.conclude(token).await;
@@ -242,7 +242,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
 /// Begins an acquisition on a network that may do harm, gives it up at some moment, and waits until its network has answered
 /// all that it may have sent.
 async fn give_up_in_between(world: &Arc<World>) {
-    let mut hasty = Player::new(world, world.plan.seed ^ 0xa5);
+    let mut hasty = Client::new(world, world.plan.seed ^ 0xa5);
     let limit = world.plan.ttl.mul_f64(hasty.random.f64());
     let _ = timeout(world.clock(), limit, hasty.acquire()).await.map(|outcome| outcome.map(drop));
     // Its patience, from when it began; then what it was granted is not prolonged.

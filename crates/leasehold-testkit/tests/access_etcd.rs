@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::{ErrorKind, LockName, Locker};
-use leasehold_testkit::etcd::{Cluster, etcdctl};
 use leasehold_testkit::process::within;
+use leasehold_testkit::stores::etcd::{Cluster, etcdctl};
 use tokio::process::Command;
 
 const ROLE: &[&[&str]] = &[

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::{ErrorKind, Guard, Locker};
-use leasehold_testkit::etcd::Cluster;
 use leasehold_testkit::process::within;
+use leasehold_testkit::stores::etcd::Cluster;
 
 use crate::workers;
 

@@ -3,7 +3,7 @@
 
 use std::process::Stdio;
 
-use leasehold_testkit::gcs_double::GcsDouble;
+use leasehold_testkit::fakes::gcs::FakeGcs;
 use tokio::process::Command;
 
 /// A worker that tries for a lock in the store at `url`, with an empty home and nothing in its environment but `set`.
@@ -24,17 +24,17 @@ async fn try_with(url: &str, set: &[(&str, String)]) -> (bool, String) {
     (output.status.success(), String::from_utf8(said).unwrap())
 }
 
-fn endpoint(server: &GcsDouble) -> String {
+fn endpoint(server: &FakeGcs) -> String {
     format!("gs://bucket/locks?endpoint=http%3A%2F%2F{}", server.address())
 }
 
 fn bearer() -> Vec<Option<String>> {
-    vec![Some("Bearer double".to_owned())]
+    vec![Some("Bearer fake".to_owned())]
 }
 
 #[tokio::test]
 async fn the_metadata_server_is_asked_on_a_machine_of_googles() {
-    let server = GcsDouble::start().await;
+    let server = FakeGcs::start().await;
     let metadata = ("GCE_METADATA_HOST", server.address().to_string());
     let (granted, said) = try_with(&endpoint(&server), &[metadata]).await;
     assert!(granted, "{said}");
@@ -46,7 +46,7 @@ async fn a_key_file_is_named_by_the_environment_or_the_url() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key.json").display().to_string();
     for in_url in [false, true] {
-        let server = GcsDouble::start().await;
+        let server = FakeGcs::start().await;
         let key = serde_json::json!({
             "type": "authorized_user",
             "client_id": "id",
@@ -68,7 +68,7 @@ async fn a_key_file_is_named_by_the_environment_or_the_url() {
 
 #[tokio::test]
 async fn the_variable_of_the_emulators_says_where_and_that_nobody_has_to_sign_in() {
-    let server = GcsDouble::start().await;
+    let server = FakeGcs::start().await;
     let (granted, said) =
         try_with("gs://bucket/locks", &[("STORAGE_EMULATOR_HOST", server.address().to_string())]).await;
     assert!(granted, "{said}");
@@ -78,7 +78,7 @@ async fn the_variable_of_the_emulators_says_where_and_that_nobody_has_to_sign_in
 /// An access token that is only ever to be sent to this machine in the clear would be sent to the proxy.
 #[tokio::test]
 async fn no_proxy_of_the_environment_comes_between() {
-    let (server, proxy) = (GcsDouble::start().await, GcsDouble::start().await);
+    let (server, proxy) = (FakeGcs::start().await, FakeGcs::start().await);
     let through = format!("http://{}", proxy.address());
     let mut set =
         ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"].map(|name| (name, through.clone())).to_vec();
@@ -95,7 +95,7 @@ async fn no_proxy_of_the_environment_comes_between() {
 
 #[tokio::test]
 async fn without_credentials_the_error_says_what_to_do() {
-    let server = GcsDouble::start().await;
+    let server = FakeGcs::start().await;
     let (granted, said) = try_with(&endpoint(&server), &[]).await;
     assert!(!granted);
     assert!(

@@ -5,25 +5,25 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::{ErrorKind, Guard, Locker, Token};
+use leasehold_testkit::chaos::environment::Environment;
 use leasehold_testkit::chaos::history::History;
+use leasehold_testkit::chaos::plan::Kind as Fault;
 use leasehold_testkit::chaos::resource::{Client, Resource};
-use leasehold_testkit::chaos::scenario::{Place, SCENARIOS, Scenario};
-use leasehold_testkit::chaos::site::Site;
+use leasehold_testkit::chaos::scenario::Scenario;
+use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::proxy::{Harm, Proxy};
-use leasehold_testkit::servers::{Server, through};
+use leasehold_testkit::servers::through;
+use leasehold_testkit::stores::{fresh_on, scenarios};
+use leasehold_testkit::test_store::{Kind, Reaper};
 use tempfile::TempDir;
 
 const TTL: Duration = Duration::from_secs(2);
 const TTL_OPTION: &[&str] = &["--ttl", "2"];
 
-/// A store URL on each kind of store, that nobody else uses; and the folder of those that need one.
-fn stores() -> (Vec<String>, TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let servers = [Server::MinIo, Server::DynamoDbLocal, Server::FakeGcs, Server::Etcd];
-    let mut urls = vec![format!("sqlite:{}", folder.path().join("locks.db").display())];
-    urls.extend(servers.map(Server::fresh_url));
-    (urls, folder)
+/// Empty storage on the first server of each store that processes can share.
+fn stores() -> Vec<Fresh> {
+    fresh_on(Kind::Shared, true)
 }
 
 /// On each of `places` at the same time.
@@ -86,15 +86,15 @@ async fn only_the_later_token_writes(old: u64, new: u64) {
 
 #[tokio::test]
 async fn a_holder_stopped_for_longer_than_its_lease_is_lost_at_its_first_check() {
-    let (stores, _folder) = stores();
-    on_each(stores, async |url| {
+    on_each(stores(), async |fresh| {
+        let url = fresh.url();
         // Long enough to be held when it is asked, also on a slow machine.
-        let mut holder = worker("answer", &url, &["--ttl", "5"], &[]);
+        let mut holder = worker("answer", url, &["--ttl", "5"], &[]);
         let old = granted(&mut holder).await;
         holder.tell("do you hold it?").await;
         holder.says("held").await;
         holder.stop();
-        let next = acquired_for(&url, Duration::from_secs(5)).await;
+        let next = acquired_for(url, Duration::from_secs(5)).await;
         holder.tell("do you hold it?").await;
         holder.go_on();
         holder.says("Lost").await;
@@ -107,20 +107,20 @@ async fn a_holder_stopped_for_longer_than_its_lease_is_lost_at_its_first_check()
 
 #[tokio::test]
 async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
-    let (stores, _folder) = stores();
-    on_each(stores, async |url| {
+    on_each(stores(), async |fresh| {
+        let url = fresh.url();
         for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "-3600s")] {
             let (of_holder, of_contender) = (clock(holder, false), clock(contender, false));
             // As above; and another process starts meanwhile.
-            let mut holder = worker("answer", &url, &["--ttl", "10"], &as_strs(&of_holder));
+            let mut holder = worker("answer", url, &["--ttl", "10"], &as_strs(&of_holder));
             let old = granted(&mut holder).await;
-            let contender = worker("try", &url, &[], &as_strs(&of_contender));
+            let contender = worker("try", url, &[], &as_strs(&of_contender));
             let (said, code) = contender.end().await;
             assert_eq!(code, Some(1), "{url}: {of_holder:?} {of_contender:?} {said:?}");
             holder.tell("do you hold it?").await;
             holder.says("held").await;
             holder.kill().await;
-            let next = acquired(&url).await;
+            let next = acquired(url).await;
             assert!(token(&next) > old, "{url}: {of_holder:?}");
             next.release().await.unwrap();
         }
@@ -133,13 +133,13 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
 #[tokio::test]
 async fn a_holder_whose_clock_is_far_too_slow_is_kept_out_by_its_token() {
     // Not SQLite, whose processes share one machine's clock.
-    let servers = [Server::MinIo, Server::DynamoDbLocal, Server::FakeGcs, Server::Etcd];
-    on_each(servers, async |server| {
-        let url = server.fresh_url();
+    let stores = stores().into_iter().filter(|fresh| fresh.store().reaper() != Reaper::Death);
+    on_each(stores, async |fresh| {
+        let url = fresh.url();
         let slow = clock("+0s x0.2", true);
-        let mut holder = worker("answer", &url, TTL_OPTION, &as_strs(&slow));
+        let mut holder = worker("answer", url, TTL_OPTION, &as_strs(&slow));
         let old = granted(&mut holder).await;
-        let next = acquired(&url).await;
+        let next = acquired(url).await;
         only_the_later_token_writes(old, token(&next)).await;
         next.release().await.unwrap();
     })
@@ -148,15 +148,14 @@ async fn a_holder_whose_clock_is_far_too_slow_is_kept_out_by_its_token() {
 
 #[tokio::test]
 async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
-    let servers = [Server::Moto, Server::MinIo, Server::DynamoDbLocal, Server::FakeGcs];
-    on_each(servers, async |server| {
-        let url = server.fresh_url();
-        let proxy = Proxy::start(server.address()).await;
-        let guard = acquired(&through(&url, proxy.address())).await;
+    on_each(fresh_on(Kind::Serial, false), async |fresh| {
+        let url = fresh.url();
+        let proxy = Proxy::start(fresh.server().address()).await;
+        let guard = acquired(&through(url, proxy.address())).await;
         let old = token(&guard);
         proxy.every(Harm::Cut);
-        let next = acquired(&url).await;
-        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost, "{server:?}: two hold the lock");
+        let next = acquired(url).await;
+        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost, "{url}: two hold the lock");
         assert_eq!(within("the loss", guard.lost()).await.token.get(), old);
         // Coming back gives it nothing.
         proxy.every(Harm::None);
@@ -170,13 +169,11 @@ async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
 /// Killed (-9) and started again on the same data and port, while one holds the lock and another waits for it.
 #[tokio::test]
 async fn a_server_killed_and_restarted_loses_no_grant_and_makes_no_second_holder() {
-    // Those that keep what they were told.
     let durable = |scenario: &&Scenario| {
-        scenario.must_break.is_none()
-            && matches!(scenario.place, Place::MinIo | Place::DynamoDbLocal | Place::Etcd(1))
+        scenario.server_faults.contains(&Fault::KillServer) && scenario.must_break.is_none()
     };
-    let scenarios: Vec<_> = SCENARIOS.iter().filter(durable).collect();
-    assert_eq!(scenarios.len(), 3);
+    let scenarios: Vec<_> = scenarios().into_iter().filter(durable).collect();
+    assert!(scenarios.len() >= 3, "{scenarios:?}");
     on_each(scenarios, outlives_its_server).await;
 }
 
@@ -184,12 +181,12 @@ async fn outlives_its_server(scenario: &Scenario) {
     // Longer than any server takes to start.
     const LONG: Duration = Duration::from_secs(45);
     let folder = tempfile::tempdir().unwrap();
-    let site = Site::start(scenario, 2, folder.path()).await.unwrap();
-    let lock = async |n| Locker::open(&site.url(n, scenario)).await.unwrap().lock("lock").ttl(LONG);
+    let environment = Environment::start(scenario, 2, folder.path()).await.unwrap();
+    let lock = async |n| Locker::open(&environment.url(n)).await.unwrap().lock("lock").ttl(LONG);
     let guard = within("a grant", lock(0).await.acquire()).await.unwrap();
     let waiter = lock(1).await;
     let waiting = tokio::spawn(async move { waiter.acquire().await });
-    site.kill(Duration::from_millis(300)).await.unwrap();
+    environment.kill(Duration::from_millis(300)).await.unwrap();
     // Renewed since: so the restarted server knows it.
     let restarted = SystemClock.now();
     let renewed = async {

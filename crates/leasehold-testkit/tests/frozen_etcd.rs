@@ -10,8 +10,8 @@ use leasehold::clock::{Clock, SystemClock, timeout};
 use leasehold::lease::{AcquireOutcome, Claim, Grant, Held, LeaseStore, Released, Renewal, Ttl};
 use leasehold::random::Random;
 use leasehold::{Holder, LockName};
-use leasehold_testkit::etcd::Cluster;
 use leasehold_testkit::process::within;
+use leasehold_testkit::stores::etcd::Cluster;
 
 const TTL: Duration = Duration::from_secs(12);
 

@@ -24,13 +24,13 @@ struct Kind {
     dialect: &'static str,
 }
 
-const JAVA: Kind = Kind { program: Program::DynamoDbJava, options: &[], dialect: "java" };
+const JAVA: Kind = Kind { program: Program::DYNAMODB_JAVA, options: &[], dialect: "java" };
 /// As it is by default, it deletes what it releases and replaces whole items.
 const JAVA_DELETES: Kind = JAVA;
 const JAVA_REPLACES: Kind = Kind { options: &["--keep"], ..JAVA };
 const JAVA_UPDATES: Kind = Kind { options: &["--keep", "--update"], ..JAVA };
 /// It copies what it finds in an item, and a copy may be old.
-const GO: Kind = Kind { program: Program::DynamoDbGo, options: &[], dialect: "go" };
+const GO: Kind = Kind { program: Program::DYNAMODB_GO, options: &[], dialect: "go" };
 const GO_DELETES: Kind = Kind { options: &["--delete"], ..GO };
 
 /// Each case with each kind of client, as tests of their own.
@@ -169,7 +169,7 @@ struct Table {
 
 impl Table {
     fn fresh(kind: Kind) -> Self {
-        let url = format!("{}&dialect={}", Server::DynamoDbLocal.fresh_url(), kind.dialect);
+        let url = format!("{}&dialect={}", Server::DYNAMODB_LOCAL.fresh_url(), kind.dialect);
         Self { kind, url }
     }
 

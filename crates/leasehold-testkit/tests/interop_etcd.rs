@@ -7,10 +7,10 @@ use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::Ttl;
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Held, Locker};
-use leasehold_testkit::etcd::in_line;
 use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
+use leasehold_testkit::stores::etcd::in_line;
 
 use crate::workers::Worker;
 
@@ -25,7 +25,7 @@ struct Shared {
 
 impl Shared {
     fn new() -> Self {
-        let url = Server::Etcd.fresh_url();
+        let url = Server::ETCD.fresh_url();
         let prefix = format!("{}/job", StoreUrl::parse(&url).unwrap().path().trim_matches('/'));
         Self { url, prefix, folder: tempfile::tempdir().unwrap() }
     }
@@ -37,16 +37,16 @@ impl Shared {
     /// The mutex in Go, with a session of 2 s.
     fn go(&self, verb: &str, more: &[&str]) -> Process {
         let more: Vec<&str> = ["--ttl", "2"].into_iter().chain(more.iter().copied()).collect();
-        Program::EtcdGo.start(verb, &self.url, &self.prefix, &more)
+        Program::ETCD_GO.start(verb, &self.url, &self.prefix, &more)
     }
 
     /// `etcdctl lock`, which runs a command: it says `granted`, and ends when the file `name` is there.
     fn etcdctl(&self, name: &str) -> Process {
         let file = self.folder.path().join(name);
         let script = format!("echo granted; while [ ! -e '{}' ]; do sleep 0.05; done", file.display());
-        let endpoint = format!("--endpoints={}", Server::Etcd.address());
+        let endpoint = format!("--endpoints={}", Server::ETCD.address());
         Process::start(
-            Program::EtcdCtl.path(),
+            Program::ETCDCTL.path(),
             [&endpoint, "lock", "--ttl=2", "--", &self.prefix, "sh", "-c", &script],
         )
     }
@@ -56,7 +56,7 @@ impl Shared {
     }
 
     async fn in_line(&self, count: usize) {
-        in_line(&Server::Etcd.address(), &format!("{}/", self.prefix), count).await;
+        in_line(&Server::ETCD.address(), &format!("{}/", self.prefix), count).await;
     }
 }
 

@@ -16,7 +16,7 @@ use crate::workers::{self, Worker};
 
 /// The stores, each with a prefix of its own.
 fn stores() -> [Plain; 2] {
-    [Server::FakeGcs, Server::Moto].map(Plain::on)
+    [Server::FAKE_GCS, Server::MOTO].map(Plain::on)
 }
 
 /// A client that knows nothing but HTTP, the lock's name and the documentation of the store.
@@ -39,7 +39,7 @@ impl Plain {
     async fn create(&self, lock: &str) -> u16 {
         let Self { prefix, .. } = self;
         let request = match self.server {
-            Server::FakeGcs => format!(
+            Server::FAKE_GCS => format!(
                 "POST /upload/storage/v1/b/leasehold-test/o?uploadType=media&ifGenerationMatch=0&name={}%2F{lock} ",
                 prefix.replace('/', "%2F")
             ),
@@ -53,7 +53,7 @@ impl Plain {
     async fn delete(&self, lock: &str) -> u16 {
         let Self { prefix, .. } = self;
         let request = match self.server {
-            Server::FakeGcs => {
+            Server::FAKE_GCS => {
                 format!("DELETE /storage/v1/b/leasehold-test/o/{}%2F{lock} ", prefix.replace('/', "%2F"))
             }
             _ => format!("DELETE /leasehold-test/{prefix}/{lock} "),
@@ -147,7 +147,7 @@ async fn a_dead_holder_of_ours_is_succeeded_by_ours_and_not_by_theirs() {
         });
         let mut next = Worker::start("hold", &plain.url, "lock", &["--ttl", "2"]);
         let second = next.granted().await;
-        assert!(second > first || plain.server != Server::FakeGcs, "{second} after {first}");
+        assert!(second > first || plain.server != Server::FAKE_GCS, "{second} after {first}");
         assert!(!theirs.is_finished(), "they never time out");
         next.kill().await;
         plain.release("lock").await;

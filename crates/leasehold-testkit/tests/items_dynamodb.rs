@@ -12,17 +12,17 @@ use leasehold::clock::{Clock, SystemClock};
 use leasehold::lease::{AcquireOutcome, Claim, Evicted, Id, Renewal, State, Ttl};
 use leasehold::random::Random;
 use leasehold::{ErrorKind, Holder, LockName, Locker, Token};
-use leasehold_testkit::harness::dynamodb_client;
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::Server;
+use leasehold_testkit::stores::dynamodb::client as dynamodb_client;
 
 type Item = HashMap<String, AttributeValue>;
 
 /// Each case on each server, as tests of their own.
 macro_rules! cases {
     ($($case:ident)*) => {
-        mod moto { $(#[tokio::test] async fn $case() { super::$case(&super::Table::on(super::Server::DynamoDbMoto).await).await; })* }
-        mod local { $(#[tokio::test] async fn $case() { super::$case(&super::Table::on(super::Server::DynamoDbLocal).await).await; })* }
+        mod moto { $(#[tokio::test] async fn $case() { super::$case(&super::Table::on(super::Server::DYNAMODB_MOTO).await).await; })* }
+        mod local { $(#[tokio::test] async fn $case() { super::$case(&super::Table::on(super::Server::DYNAMODB_LOCAL).await).await; })* }
     };
 }
 

@@ -1,6 +1,15 @@
 //! The integration tests on real stores, in one binary: a module for each subject. `./test` starts the servers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+/// Makes a test of each of these functions, in a module named after a storage, whose name they are given.
+macro_rules! on_storage {
+    ($storage:ident: $($test:ident)*) => {
+        mod $storage {
+            $(#[tokio::test] async fn $test() { super::$test(stringify!($storage)).await; })*
+        }
+    };
+}
+
 #[cfg(feature = "etcd")]
 mod access_etcd;
 #[cfg(feature = "dynamodb")]
@@ -9,20 +18,14 @@ mod budget_dynamodb;
 mod budget_etcd;
 #[cfg(feature = "gcs")]
 mod budget_gcs;
-#[cfg(feature = "s3")]
-mod budget_s3;
+#[cfg_attr(
+    not(feature = "chaos"),
+    allow(dead_code, unused_macros, reason = "no store may have requests to count")
+)]
+mod budgets;
 #[cfg(feature = "etcd")]
 mod cluster_etcd;
-#[cfg(feature = "dynamodb")]
-mod conformance_dynamodb;
-#[cfg(feature = "sqlite")]
-mod conformance_embedded;
-#[cfg(feature = "etcd")]
-mod conformance_etcd;
-#[cfg(feature = "gcs")]
-mod conformance_gcs;
-#[cfg(feature = "s3")]
-mod conformance_s3;
+mod conformance;
 #[cfg(feature = "gcs")]
 mod credentials_gcs;
 mod documents;
@@ -45,16 +48,10 @@ mod objects;
 mod packages;
 #[cfg(all(feature = "dynamodb", feature = "etcd"))]
 mod peers;
-#[cfg(feature = "dynamodb")]
-mod processes_dynamodb;
-#[cfg(feature = "sqlite")]
-mod processes_embedded;
+#[cfg_attr(not(feature = "chaos"), allow(dead_code, unused_macros, reason = "there may be memory alone"))]
+mod processes;
 #[cfg(feature = "etcd")]
 mod processes_etcd;
-#[cfg(feature = "gcs")]
-mod processes_gcs;
-#[cfg(feature = "s3")]
-mod processes_s3;
 mod refused;
 #[cfg(feature = "etcd")]
 mod rules_etcd;

@@ -13,7 +13,7 @@ use leasehold_testkit::process::Process;
 use leasehold_testkit::proxy::{Harm, Proxy};
 use leasehold_testkit::servers::{Server, below, through};
 
-const SERVERS: [Server; 3] = [Server::Moto, Server::MinIo, Server::FakeGcs];
+const SERVERS: [Server; 3] = [Server::MOTO, Server::MINIO, Server::FAKE_GCS];
 
 /// How many processes add to one number, and how often each: 800 additions.
 const PROCESSES: usize = 32;
@@ -29,14 +29,14 @@ fn fresh(server: Server) -> (String, String) {
 async fn register(server: Server, folder: &str) -> Arc<dyn Register> {
     let url = StoreUrl::parse(folder).unwrap();
     match server {
-        Server::FakeGcs => Arc::new(GcsRegister::open(url, Env::system()).unwrap()),
+        Server::FAKE_GCS => Arc::new(GcsRegister::open(url, Env::system()).unwrap()),
         _ => Arc::new(S3Register::open(url, Env::system()).await.unwrap()),
     }
 }
 
 /// The method of a write.
 fn writes(server: Server) -> &'static str {
-    if server == Server::FakeGcs { "POST" } else { "PUT" }
+    if server == Server::FAKE_GCS { "POST" } else { "PUT" }
 }
 
 fn token(number: u64) -> Token {
@@ -100,7 +100,7 @@ async fn an_update_and_a_fenced_write_cost_what_the_documentation_says() {
         let object = Object::open(&through(&url, proxy.address())).await.unwrap();
         append(&object, "a").await.unwrap();
         let (read, stat): (&[&str], &[&str]) =
-            if server == Server::FakeGcs { (&["GET", "GET"], &["GET"]) } else { (&["GET"], &["HEAD"]) };
+            if server == Server::FAKE_GCS { (&["GET", "GET"], &["GET"]) } else { (&["GET"], &["HEAD"]) };
         let write = [writes(server)];
         for word in ["b", "c"] {
             proxy.reset();
@@ -161,7 +161,7 @@ async fn a_write_delayed_past_a_takeover_is_refused() {
 /// An ETag is the content's: a write that was delayed must not find its content again.
 #[tokio::test]
 async fn on_s3_the_content_of_a_lower_token_does_not_come_back() {
-    for server in [Server::Moto, Server::MinIo] {
+    for server in [Server::MOTO, Server::MINIO] {
         let (_, url) = fresh(server);
         let object = Object::open(&url).await.unwrap();
         object.write_fenced(token(3), "idle").await.unwrap();
@@ -176,7 +176,7 @@ async fn on_s3_the_content_of_a_lower_token_does_not_come_back() {
 
 #[tokio::test]
 async fn on_gcs_a_read_raises_the_fence() {
-    let (_, url) = fresh(Server::FakeGcs);
+    let (_, url) = fresh(Server::FAKE_GCS);
     let object = Object::open(&url).await.unwrap();
     object.write_fenced(token(3), "idle").await.unwrap();
     assert_eq!(object.read_fenced(token(6)).await.unwrap().as_deref(), Some(&b"idle"[..]));
@@ -251,15 +251,15 @@ async fn count_exactly(server: Server) {
 
 #[tokio::test]
 async fn thirty_two_processes_count_exactly_on_moto() {
-    count_exactly(Server::Moto).await;
+    count_exactly(Server::MOTO).await;
 }
 
 #[tokio::test]
 async fn thirty_two_processes_count_exactly_on_minio() {
-    count_exactly(Server::MinIo).await;
+    count_exactly(Server::MINIO).await;
 }
 
 #[tokio::test]
 async fn thirty_two_processes_count_exactly_on_fake_gcs_server() {
-    count_exactly(Server::FakeGcs).await;
+    count_exactly(Server::FAKE_GCS).await;
 }

@@ -51,22 +51,22 @@ async fn count_exactly(peer: Program, url: &str, more: &[&str]) {
 
 #[tokio::test]
 async fn lock_clients_in_java() {
-    exclude_each_other(Program::DynamoDbJava, Server::DynamoDbMoto, &["--keep"]).await;
-    exclude_each_other(Program::DynamoDbJava, Server::DynamoDbLocal, &[]).await;
-    exclude_each_other(Program::DynamoDbJava, Server::DynamoDbLocal, &["--keep", "--update"]).await;
+    exclude_each_other(Program::DYNAMODB_JAVA, Server::DYNAMODB_MOTO, &["--keep"]).await;
+    exclude_each_other(Program::DYNAMODB_JAVA, Server::DYNAMODB_LOCAL, &[]).await;
+    exclude_each_other(Program::DYNAMODB_JAVA, Server::DYNAMODB_LOCAL, &["--keep", "--update"]).await;
 }
 
 #[tokio::test]
 async fn lock_clients_in_go() {
     for server in Server::DYNAMODB {
-        exclude_each_other(Program::DynamoDbGo, *server, &[]).await;
-        exclude_each_other(Program::DynamoDbGo, *server, &["--delete"]).await;
+        exclude_each_other(Program::DYNAMODB_GO, *server, &[]).await;
+        exclude_each_other(Program::DYNAMODB_GO, *server, &["--delete"]).await;
     }
 }
 
 #[tokio::test]
 async fn mutexes_of_etcd() {
-    exclude_each_other(Program::EtcdGo, Server::Etcd, &[]).await;
+    exclude_each_other(Program::ETCD_GO, Server::ETCD, &[]).await;
 }
 
 /// What contenders of the benchmark say and do: counted, not timed.
@@ -141,15 +141,15 @@ fn acquisition(line: &str) -> (u64, u64) {
 
 #[tokio::test]
 async fn contenders_of_the_benchmark_with_lock_clients_in_java() {
-    speaks_the_protocol_of_the_benchmark(Program::DynamoDbJava, Server::DynamoDbLocal).await;
+    speaks_the_protocol_of_the_benchmark(Program::DYNAMODB_JAVA, Server::DYNAMODB_LOCAL).await;
 }
 
 #[tokio::test]
 async fn contenders_of_the_benchmark_with_lock_clients_in_go() {
-    speaks_the_protocol_of_the_benchmark(Program::DynamoDbGo, Server::DynamoDbLocal).await;
+    speaks_the_protocol_of_the_benchmark(Program::DYNAMODB_GO, Server::DYNAMODB_LOCAL).await;
 }
 
 #[tokio::test]
 async fn contenders_of_the_benchmark_with_mutexes_of_etcd() {
-    speaks_the_protocol_of_the_benchmark(Program::EtcdGo, Server::Etcd).await;
+    speaks_the_protocol_of_the_benchmark(Program::ETCD_GO, Server::ETCD).await;
 }

@@ -4,16 +4,16 @@
 mod s3 {
     use futures_util::TryStreamExt;
     use leasehold::{Error, ErrorKind, Locker, Object, Token};
-    use leasehold_testkit::s3_double::{Preconditions, S3Double};
+    use leasehold_testkit::fakes::s3::{FakeS3, Preconditions};
     use leasehold_testkit::servers::{Server, below};
 
-    async fn locker(server: &S3Double) -> Locker {
+    async fn locker(server: &FakeS3) -> Locker {
         Locker::open(&server.url()).await.unwrap()
     }
 
     #[tokio::test]
     async fn a_server_that_ignores_preconditions_is_refused_and_nothing_is_granted() {
-        let server = S3Double::start(Preconditions::Ignored).await;
+        let server = FakeS3::start(Preconditions::Ignored).await;
         let locker = locker(&server).await;
         for attempt in 0..2 {
             let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
@@ -27,7 +27,7 @@ mod s3 {
     /// An update that rests on preconditions is refused likewise, and a fenced write.
     #[tokio::test]
     async fn a_server_that_ignores_preconditions_is_given_no_object() {
-        let server = S3Double::start(Preconditions::Ignored).await;
+        let server = FakeS3::start(Preconditions::Ignored).await;
         let object = Object::open(&below(&server.url(), "counter.json")).await.unwrap();
         let updated = object.update(async |_| Ok::<_, Error>(Some("1".into()))).await.map(|_| ());
         let written = object.write_fenced(Token::new(1).unwrap(), "1").await;
@@ -40,7 +40,7 @@ mod s3 {
     /// The same server with preconditions is accepted: it is refused for what it ignores and for nothing else.
     #[tokio::test]
     async fn the_same_server_is_accepted_once_it_honours_them() {
-        let server = S3Double::start(Preconditions::Honoured).await;
+        let server = FakeS3::start(Preconditions::Honoured).await;
         let locker = locker(&server).await;
         let guard = locker.lock("deploy/prod").try_acquire().await.unwrap();
         assert_eq!(locker.lock("deploy/prod").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
@@ -52,7 +52,7 @@ mod s3 {
     /// anything, not when the first holder wants to be rid of its lock.
     #[tokio::test]
     async fn a_server_that_ignores_the_preconditions_of_deletes_is_refused_where_a_release_deletes() {
-        let url = format!("{}&protocol=existence", Server::MinIo.fresh_url());
+        let url = format!("{}&protocol=existence", Server::MINIO.fresh_url());
         let locker = Locker::open(&url).await.unwrap();
         for attempt in 0..2 {
             let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
@@ -72,7 +72,7 @@ mod gcs {
     /// gcp-storage-emulator ignores the preconditions of uploads that carry metadata.
     #[tokio::test]
     async fn an_emulator_that_ignores_preconditions_is_refused_and_nothing_is_granted() {
-        let url = Server::BadGcs.fresh_url();
+        let url = Server::BAD_GCS.fresh_url();
         let locker = Locker::open(&url).await.unwrap();
         for attempt in 0..2 {
             let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
@@ -97,7 +97,7 @@ mod dynamodb {
     #[tokio::test]
     async fn a_dynamodb_that_checks_and_writes_in_two_steps_is_refused() {
         for _ in 0..5 {
-            let url = Server::DynamoDbRacy.fresh_url();
+            let url = Server::DYNAMODB_RACY.fresh_url();
             for attempt in 0..2 {
                 let locker = Locker::open(&url).await.unwrap();
                 let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();

@@ -10,9 +10,9 @@ use leasehold::lease::{
 };
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName};
-use leasehold_testkit::etcd::{Answers, Cluster, Wire, etcdctl, in_line};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::Server;
+use leasehold_testkit::stores::etcd::{Answers, Cluster, Wire, etcdctl, in_line};
 
 const TTL: Duration = Duration::from_secs(3);
 
@@ -66,7 +66,7 @@ impl Client {
     }
 
     async fn stand(&self, count: usize) {
-        in_line(&Server::Etcd.address(), &self.prefix, count).await;
+        in_line(&Server::ETCD.address(), &self.prefix, count).await;
     }
 
     fn remaining(&self, grant: &Grant) -> Duration {
@@ -75,7 +75,7 @@ impl Client {
 }
 
 async fn two() -> (Client, Client) {
-    let url = Server::Etcd.fresh_url();
+    let url = Server::ETCD.fresh_url();
     (Client::open(&url).await, Client::open(&url).await)
 }
 
@@ -100,7 +100,7 @@ impl Clock for NoLongSleep {
 /// Who waits for a job to end is told that it now rests: the key is not deleted then, but written.
 #[tokio::test]
 async fn who_waits_outside_the_line_is_told_of_a_rest() {
-    let url = Server::Etcd.fresh_url();
+    let url = Server::ETCD.fresh_url();
     let mut options = StoreOptions::default();
     options.env = Env::seeded(Arc::new(NoLongSleep), 1);
     let (one, two) = (Client::open(&url).await, Client::open_with(&url, options).await);
@@ -127,11 +127,11 @@ async fn a_place_in_line_that_was_lost_is_no_grant() {
     let claim = two.waiting();
     let seen = two.held(&claim).await;
     two.stand(2).await;
-    etcdctl(&Server::Etcd.address(), &["del", &format!("{}{}", two.prefix, claim.id)]).await;
+    etcdctl(&Server::ETCD.address(), &["del", &format!("{}{}", two.prefix, claim.id)]).await;
     within("hearing of the loss", two.store.turn(&claim, &seen)).await.unwrap();
     two.held(&claim).await;
     two.stand(2).await;
-    etcdctl(&Server::Etcd.address(), &["del", &format!("{}{}", two.prefix, claim.id)]).await;
+    etcdctl(&Server::ETCD.address(), &["del", &format!("{}{}", two.prefix, claim.id)]).await;
     one.store.release(&mut first, None).await.unwrap();
     let grant = two.granted(&claim).await;
     let status = one.store.inspect(&grant.name).await.unwrap();
@@ -146,7 +146,7 @@ async fn a_place_that_was_lost_unheard_is_not_taken_before_those_who_stood_behin
     let (lost, behind) = (two.waiting(), one.waiting());
     two.held(&lost).await;
     one.held(&behind).await;
-    etcdctl(&Server::Etcd.address(), &["del", &format!("{}{}", two.prefix, lost.id)]).await;
+    etcdctl(&Server::ETCD.address(), &["del", &format!("{}{}", two.prefix, lost.id)]).await;
     one.store.release(&mut first, None).await.unwrap();
     two.held(&lost).await;
     let mut grant = one.granted(&behind).await;
@@ -220,7 +220,7 @@ async fn an_error_in_line_does_not_say_that_nothing_is_there() {
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let claim = two.waiting();
     two.held(&claim).await;
-    etcdctl(&Server::Etcd.address(), &["put", "--ignore-lease", &format!("{}{}", two.prefix, claim.id), "x"])
+    etcdctl(&Server::ETCD.address(), &["put", "--ignore-lease", &format!("{}{}", two.prefix, claim.id), "x"])
         .await;
     one.store.release(&mut first, None).await.unwrap();
     let error = two.store.try_acquire(&claim).await.unwrap_err();
@@ -241,9 +241,9 @@ async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
 #[tokio::test]
 async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
     const DELAY: Duration = Duration::from_millis(200);
-    let url = Server::Etcd.fresh_url();
-    let wire = Wire::to(&Server::Etcd.address()).await;
-    let client = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let url = Server::ETCD.fresh_url();
+    let wire = Wire::to(&Server::ETCD.address()).await;
+    let client = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let mut grant = client.granted(&client.claim("lock", TTL)).await;
     wire.let_answers(Answers::ArriveAfter(DELAY));
     let sent = client.env().now();
@@ -278,9 +278,9 @@ async fn a_grant_that_is_not_renewed_lapses_although_its_lease_lives_on() {
 /// A write whose answer was lost is found by its key: granted once, renewed, released.
 #[tokio::test]
 async fn an_answer_that_is_lost_is_resolved() {
-    let url = Server::Etcd.fresh_url();
-    let wire = Wire::to(&Server::Etcd.address()).await;
-    let one = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let url = Server::ETCD.fresh_url();
+    let wire = Wire::to(&Server::ETCD.address()).await;
+    let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let two = Client::open(&url).await;
     let ttl = Duration::from_secs(60);
     // Connections are there, and so is the lease.
@@ -310,10 +310,10 @@ async fn an_answer_that_is_lost_is_resolved() {
 /// A place in line whose answer was lost is found when its turn has come; it is no grant before that is written down.
 #[tokio::test]
 async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
-    let url = Server::Etcd.fresh_url();
-    let wire = Wire::to(&Server::Etcd.address()).await;
+    let url = Server::ETCD.fresh_url();
+    let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url).await;
-    let two = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let two = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let ttl = Duration::from_secs(60);
     two.granted(&two.claim("other", ttl)).await;
     let mut first = one.granted(&one.claim("lock", ttl)).await;
@@ -334,13 +334,13 @@ async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
 /// Whoever asked sleeps while the answer is on its way. It does not believe in that grant, and nobody waits for it to lapse.
 #[tokio::test]
 async fn a_grant_that_comes_too_late_to_be_used_is_released() {
-    let url = Server::Etcd.fresh_url();
-    let wire = Wire::to(&Server::Etcd.address()).await;
+    let url = Server::ETCD.fresh_url();
+    let wire = Wire::to(&Server::ETCD.address()).await;
     let clock = Arc::new(TestClock::default());
     let mut options = StoreOptions::default();
     options.env = Env::seeded(clock.clone(), 1);
     let one =
-        Client::open_with(&url.replace(&Server::Etcd.address(), &wire.address().to_string()), options).await;
+        Client::open_with(&url.replace(&Server::ETCD.address(), &wire.address().to_string()), options).await;
     let mut claim = one.claim("lock", Duration::from_secs(60));
     // Connections are there, and so is the lease.
     one.granted(&one.claim("other", claim.ttl.get())).await;
@@ -362,9 +362,9 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
 /// others live on the same client.
 #[tokio::test]
 async fn a_grant_that_comes_too_late_for_anybody_ends_by_itself() {
-    let (url, ttl) = (Server::Etcd.fresh_url(), Duration::from_secs(4));
-    let wire = Wire::to(&Server::Etcd.address()).await;
-    let one = Client::open(&url.replace(&Server::Etcd.address(), &wire.address().to_string())).await;
+    let (url, ttl) = (Server::ETCD.fresh_url(), Duration::from_secs(4));
+    let wire = Wire::to(&Server::ETCD.address()).await;
+    let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let mut kept = one.granted(&one.claim("other", ttl)).await;
     let mut claim = one.claim("lock", ttl);
     claim.patience = Duration::from_millis(300);

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::{ErrorKind, Locker};
-use leasehold_testkit::gcs_double::GcsDouble;
+use leasehold_testkit::fakes::gcs::FakeGcs;
 
-async fn locker(server: &GcsDouble, protocol: &str) -> Locker {
+async fn locker(server: &FakeGcs, protocol: &str) -> Locker {
     Locker::open(&format!("{}&protocol={protocol}", server.url())).await.unwrap()
 }
 
@@ -19,7 +19,7 @@ async fn locker(server: &GcsDouble, protocol: &str) -> Locker {
 async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
     const TIMES: usize = 3;
     for protocol in ["lease", "existence"] {
-        let server = GcsDouble::start().await;
+        let server = FakeGcs::start().await;
         let locker = locker(&server, protocol).await;
         for _ in 0..TIMES {
             let guard = locker.lock("lock").ttl(Duration::from_secs(30)).acquire().await.unwrap();
@@ -37,7 +37,7 @@ async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
 #[tokio::test]
 async fn waiters_do_not_get_in_the_way_of_renewals() {
     let ttl = Duration::from_secs(6);
-    let server = GcsDouble::start().await;
+    let server = FakeGcs::start().await;
     let holder = locker(&server, "lease").await;
     let guard = holder.lock("lock").ttl(ttl).acquire().await.unwrap();
     let mut waiters = tokio::task::JoinSet::new();
@@ -58,7 +58,7 @@ async fn waiters_do_not_get_in_the_way_of_renewals() {
 #[tokio::test]
 async fn those_who_wait_are_served_one_after_the_other() {
     const PROCESSES: usize = 4;
-    let server = GcsDouble::start().await;
+    let server = FakeGcs::start().await;
     let holding = Arc::new(AtomicUsize::new(0));
     let mut processes = tokio::task::JoinSet::new();
     for _ in 0..PROCESSES {

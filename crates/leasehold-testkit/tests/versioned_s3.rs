@@ -6,23 +6,23 @@ use leasehold::doctor::{CheckStatus, Examination};
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::{ErrorKind, Locker, LossReason};
-use leasehold_testkit::harness::s3_client;
 use leasehold_testkit::servers::Server;
+use leasehold_testkit::stores::s3::client;
 
 #[tokio::test]
 async fn fault_24_a_delete_marker_counts_as_absent_on_moto() {
-    deletes_are_losses_and_tokens_rise(Server::Moto).await;
+    deletes_are_losses_and_tokens_rise(Server::MOTO).await;
 }
 
 #[tokio::test]
 async fn fault_24_a_delete_marker_counts_as_absent_on_minio() {
-    deletes_are_losses_and_tokens_rise(Server::MinIo).await;
+    deletes_are_losses_and_tokens_rise(Server::MINIO).await;
 }
 
 /// Deletes leave markers here, which the doctor looks at; and it says that every renewal leaves a version.
 #[tokio::test]
 async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
-    let url = versioned_bucket(Server::MinIo).await.1;
+    let url = versioned_bucket(Server::MINIO).await.1;
     let report = Locker::open(&url).await.unwrap().examine(&Examination::default()).await;
     assert!(report.is_safe(), "{report:#?}");
     assert_eq!(report.finding("delete-marker").unwrap().verdict, CheckStatus::Passed, "{report:#?}");
@@ -33,7 +33,7 @@ async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
 /// A client for a bucket of its own, and the URL of a store in it.
 async fn versioned_bucket(server: Server) -> (Client, String) {
     let bucket = format!("versioned-{}", &Id::random(&Random::from_os()).to_string()[..16]);
-    let client = s3_client(&server.url()).await;
+    let client = client(&server.url()).await;
     client.create_bucket().bucket(&bucket).send().await.unwrap();
     let versioning = VersioningConfiguration::builder().status(BucketVersioningStatus::Enabled).build();
     client.put_bucket_versioning().bucket(&bucket).versioning_configuration(versioning).send().await.unwrap();

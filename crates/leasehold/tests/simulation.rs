@@ -5,7 +5,7 @@
 use std::env::var;
 use std::time::{Duration, Instant};
 
-use leasehold_testkit::simulation::{Fault, Faults, Game, History, Plan, Store, Violation, run, shrink};
+use leasehold_testkit::simulation::{Fault, Faults, History, Plan, Store, Violation, Workload, run, shrink};
 
 #[test]
 fn no_history_breaks_the_promise() {
@@ -71,7 +71,7 @@ fn in_no_history_a_job_runs_twice_in_its_period() {
 #[test]
 fn no_history_of_an_election_breaks_the_promise() {
     let plan = |seed: u64| Plan {
-        game: Game::Election,
+        workload: Workload::Election,
         store: if seed.is_multiple_of(4) { Store::Objects } else { Store::Register },
         ..Plan::from_seed(seed)
     };
@@ -81,14 +81,14 @@ fn no_history_of_an_election_breaks_the_promise() {
 /// Never more holders than permits, on both protocols.
 #[test]
 fn no_history_of_a_semaphore_has_more_holders_than_permits() {
-    let plan = |seed| Plan { game: Game::Semaphore(1 + seed as usize % 3), ..of_several(seed) };
+    let plan = |seed| Plan { workload: Workload::Semaphore(1 + seed as usize % 3), ..of_several(seed) };
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.most == 3);
 }
 
 /// Nobody beside an exclusive holder, on both protocols.
 #[test]
 fn no_history_of_a_readers_writer_lock_has_anybody_beside_an_exclusive_holder() {
-    let plan = |seed| Plan { game: Game::RwLock, ..of_several(seed) };
+    let plan = |seed| Plan { workload: Workload::RwLock, ..of_several(seed) };
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.most > 2);
 }
 

@@ -8,11 +8,11 @@ use leasehold::clock::{Clock, SystemClock, timeout};
 use tokio::process::Command;
 
 use super::Run;
+use crate::environment::Way;
 use crate::metrics::{RUN_P50, RUN_P90};
 use crate::program::{Trouble, called};
 use crate::results::Sample;
 use crate::roster::Contender;
-use crate::site::Way;
 use crate::stats::percentile;
 
 /// No command takes this long.
@@ -39,7 +39,7 @@ pub(super) async fn measure(
         let mut command = Command::new(&program);
         command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
         // What the user has configured is not measured.
-        command.env("XDG_CONFIG_HOME", run.site.file("config"));
+        command.env("XDG_CONFIG_HOME", run.environment.file("config"));
         let begin = SystemClock.now();
         let ended = timeout(&SystemClock, LIMIT, command.status()).await;
         let took = SystemClock.now().longest_since(begin);
@@ -74,7 +74,7 @@ fn command_line(
             (program, words(&["run", "-s", &way.url(), lock, "--", "true"]))
         }
         "flock" => {
-            let file = run.site.file(&format!("{lock}.flock")).display().to_string();
+            let file = run.environment.file(&format!("{lock}.flock")).display().to_string();
             ("flock".into(), words(&[&file, "true"]))
         }
         "etcdctl lock" => {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{END, READY, Run, now_us, start};
+use crate::environment::Way;
 use crate::events::{Fairness, Window, cycles_ms, hand_offs_ms, overlaps};
 use crate::metrics::{
     CYCLE_P50, CYCLE_P99, HAND_OFF_P50, HAND_OFF_P90, HAND_OFF_P99, HAND_OFFS, JAIN_PROCESSES, JAIN_TASKS,
@@ -12,7 +13,6 @@ use crate::program::{Program, Trouble};
 use crate::results::Sample;
 use crate::roster::Contender;
 use crate::scenario::Scenario;
-use crate::site::Way;
 use crate::stats::percentile;
 
 /// The usual one: nobody is to lose a lease here.

@@ -4,11 +4,11 @@ use std::fs;
 use std::time::Duration;
 
 use super::{END, READY, Run, now_us, start};
+use crate::environment::Way;
 use crate::metrics::{ACQUIRE_S, CPU, LOST, MEMORY, REQUESTS_PER_S, STREAMS};
 use crate::program::Trouble;
 use crate::results::Sample;
 use crate::roster::Contender;
-use crate::site::Way;
 
 /// The usual one.
 pub(super) const TTL: Duration = Duration::from_secs(30);

@@ -5,11 +5,11 @@ use std::time::Duration;
 use leasehold::clock::{Clock, SystemClock};
 
 use super::{END, READY, Run, now_us, start};
+use crate::environment::Way;
 use crate::metrics::{RECOVERY_S, RECOVERY_TTLS};
 use crate::program::Trouble;
 use crate::results::Sample;
 use crate::roster::Contender;
-use crate::site::Way;
 
 /// Short, since this is waited for; every client takes whole seconds.
 pub(super) const TTL: Duration = Duration::from_secs(3);

@@ -131,7 +131,7 @@ mod tests {
     use crate::metrics::OPS;
     use crate::results::tests::{block, row};
     use crate::roster::Role;
-    use crate::scenario::{Scenario, Store};
+    use crate::scenario::Scenario;
 
     /// Every tag that is opened is closed, in order, and text has no bare `<` or `&`.
     fn assert_well_formed(svg: &str) {
@@ -160,7 +160,7 @@ mod tests {
             row("nothing", Role::Peer, "other", &[1.0]),
             row("zero", Role::Limit, OPS.name, &[0.0]),
         ];
-        let block = block(Scenario::Tasks, Store::S3, 5.0, rows);
+        let block = block(Scenario::Tasks, "s3", 5.0, rows);
         let svg = chart("a \"title\"", &OPS, &[&block, &block]);
         assert_well_formed(&svg);
         assert_eq!(svg.matches("class=\"ours\"").count(), 2);

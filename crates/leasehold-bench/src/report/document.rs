@@ -90,7 +90,6 @@ mod tests {
     use crate::metrics::OPS;
     use crate::results::tests::{block, row};
     use crate::roster::Role;
-    use crate::scenario::Store;
 
     #[test]
     fn only_what_is_between_the_markers_changes() {
@@ -118,7 +117,7 @@ mod tests {
         ];
         let mut results = Results::default();
         for ms in [0.0, 5.0] {
-            results.put(block(Scenario::Uncontended, Store::S3, ms, rows.clone()));
+            results.put(block(Scenario::Uncontended, "sqlite", ms, rows.clone()));
         }
         let section = section(&results, Scenario::Uncontended);
         assert!(
@@ -128,7 +127,7 @@ mod tests {
         assert!(section.contains("| peer | 50 | 2 |") && section.contains("5 ms away"), "{section}");
         assert!(section.contains("`./bench` on 2026-01-02"), "{section}");
         assert!(
-            targets(&results).contains("| a | S3 (MinIO) | locks/s: 1.5 times the best peer"),
+            targets(&results).contains("| a | SQLite (a file) | locks/s: 1.5 times the best peer"),
             "{}",
             targets(&results)
         );

@@ -3,7 +3,7 @@
 use crate::metrics::{Better, CPU, HAND_OFF_P50, MEMORY, Metric, OPS, REQUESTS, RUN_P50, STARVED, STREAMS};
 use crate::results::{Block, Row};
 use crate::roster::Role;
-use crate::scenario::{Scenario, Store};
+use crate::scenario::Scenario;
 use crate::stats::Spread;
 
 use super::table::number;
@@ -32,7 +32,7 @@ pub(crate) fn judge(scenario: Scenario, blocks: &[&Block]) -> Vec<Verdict> {
 
 fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
     let Some(ours) = block.ours() else { return Vec::new() };
-    let store = Store::called(&block.store);
+    let store = block.store.as_str();
     let verdict = |target: &str, measured: Option<(f64, bool)>, unit: &str| {
         measured.map(|(value, reached)| Verdict {
             place: block.place(),
@@ -72,7 +72,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
             // Rare renewals may come on top.
             [verdict("2 requests for each lock", at_most(&REQUESTS, 2.05), ""), speed, None]
         }
-        Scenario::Tasks if store == Some(Store::S3) => [
+        Scenario::Tasks if store == "s3" => [
             verdict(
                 "a 50th of the plain loop's requests",
                 times(Role::Peer, &REQUESTS, 50.0),
@@ -87,7 +87,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
             None,
             None,
         ],
-        Scenario::HandOff if store == Some(Store::Etcd) => {
+        Scenario::HandOff if store == "etcd" => {
             let of_go = block.rows.iter().find(|row| row.contender == "etcd-go");
             let slower = of_go.and_then(|go| Some(ours.times(go, HAND_OFF_P50.name)?.median));
             [
@@ -100,15 +100,15 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
                 None,
             ]
         }
-        Scenario::Many if store == Some(Store::Memory) => [
+        Scenario::Many if store == "mem" => [
             verdict("less than 20 % of a core", at_most(&CPU, 20.0), " %"),
             verdict("less than 100 MB", at_most(&MEMORY, 100.0), " MB"),
             None,
         ],
-        Scenario::Many if store == Some(Store::Etcd) => {
+        Scenario::Many if store == "etcd" => {
             [verdict("one stream of keep-alives", at_most(&STREAMS, 1.0), ""), None, None]
         }
-        Scenario::Run if store == Some(Store::Sqlite) => {
+        Scenario::Run if store == "sqlite" => {
             let flock = block.rows.iter().find(|row| row.contender == "flock");
             let slower = |ours: &Row| {
                 let ratio = ours.times(flock?, RUN_P50.name)?.median;
@@ -154,7 +154,7 @@ mod tests {
                 // Without conditions it is no lock, however fast.
                 row("l", Role::Limit, OPS.name, &[1_000.0]),
             ];
-            reached(&block(Scenario::Uncontended, Store::S3, 0.0, rows))
+            reached(&block(Scenario::Uncontended, "s3", 0.0, rows))
         };
         assert_eq!(case(95.0, 90.0, 100.0), [true, true]);
         assert_eq!(case(80.0, 50.0, 100.0), [true, true]);
@@ -170,15 +170,15 @@ mod tests {
             row("slow", Role::Peer, REQUESTS.name, &[100.0]),
             row("fast", Role::Peer, REQUESTS.name, &[4.0]),
         ];
-        assert_eq!(reached(&block(Scenario::Processes, Store::S3, 0.0, rows.clone())), [false]);
-        assert_eq!(reached(&block(Scenario::Tasks, Store::S3, 0.0, rows)), [false, false]);
+        assert_eq!(reached(&block(Scenario::Processes, "s3", 0.0, rows.clone())), [false]);
+        assert_eq!(reached(&block(Scenario::Tasks, "s3", 0.0, rows)), [false, false]);
     }
 
     #[test]
     fn what_was_not_measured_is_not_judged() {
         let rows = vec![row("leasehold", Role::Ours, "other", &[1.0])];
         for scenario in Scenario::ALL {
-            assert_eq!(reached(&block(*scenario, Store::Etcd, 0.0, rows.clone())), [] as [bool; 0]);
+            assert_eq!(reached(&block(*scenario, "etcd", 0.0, rows.clone())), [] as [bool; 0]);
         }
     }
 
@@ -190,7 +190,7 @@ mod tests {
             row("flock", Role::Peer, RUN_P50.name, &[1.0]),
             row("no lock", Role::Limit, RUN_P50.name, &[0.5]),
         ];
-        assert_eq!(reached(&block(Scenario::Run, Store::Sqlite, 0.0, rows)), [true, false]);
+        assert_eq!(reached(&block(Scenario::Run, "sqlite", 0.0, rows)), [true, false]);
     }
 
     #[test]
@@ -200,6 +200,6 @@ mod tests {
             row("etcd-go", Role::Peer, HAND_OFF_P50.name, &[1.0]),
         );
         assert!(times_better(&ours, &go, &HAND_OFF_P50).unwrap().median < 1.0);
-        assert_eq!(reached(&block(Scenario::HandOff, Store::Etcd, 0.0, vec![ours, go])), [true]);
+        assert_eq!(reached(&block(Scenario::HandOff, "etcd", 0.0, vec![ours, go])), [true]);
     }
 }

@@ -57,7 +57,7 @@ struct StandIn {
 /// variables.
 fn bucket() -> StandIn {
     let name = unique("my-bucket");
-    let (s3, gcs) = (Server::Moto.address(), Server::FakeGcs.address());
+    let (s3, gcs) = (Server::MOTO.address(), Server::FAKE_GCS.address());
     StandIn {
         preparation: format!(
             "curl -sSf -X PUT --aws-sigv4 aws:amz:us-east-1:s3 --user leasehold:leasehold-test http://{s3}/{name}\n\
@@ -73,7 +73,7 @@ fn bucket() -> StandIn {
 }
 
 fn dynamodb() -> StandIn {
-    let endpoint = format!("http://{}", Server::DynamoDbLocal.address());
+    let endpoint = format!("http://{}", Server::DYNAMODB_LOCAL.address());
     StandIn { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..StandIn::default() }
 }
 
@@ -88,16 +88,16 @@ fn prefix() -> StandIn {
 }
 
 fn etcd() -> StandIn {
-    StandIn { text: Some(Server::Etcd.address()), ..StandIn::default() }
+    StandIn { text: Some(Server::ETCD.address()), ..StandIn::default() }
 }
 
 fn google() -> StandIn {
-    StandIn { text: Some(format!("http://{}", Server::FakeGcs.address())), ..StandIn::default() }
+    StandIn { text: Some(format!("http://{}", Server::FAKE_GCS.address())), ..StandIn::default() }
 }
 
 /// A PostgreSQL database of its own.
 fn database() -> StandIn {
-    let (server, name) = (Server::PostgreSql.url(), unique("guide").replace('-', "_"));
+    let (server, name) = (Server::POSTGRESQL.url(), unique("guide").replace('-', "_"));
     let database = server.replace("/postgres", &format!("/{name}"));
     StandIn {
         preparation: format!("psql -Xq {} -c 'CREATE DATABASE {name}'\n", quoted(&server)),
@@ -108,11 +108,11 @@ fn database() -> StandIn {
 
 /// A program with AWS's lock client, which runs a command under the lock `nightly`.
 fn old_java_worker() -> StandIn {
-    old_worker("old-java-worker", Program::DynamoDbJava)
+    old_worker("old-java-worker", Program::DYNAMODB_JAVA)
 }
 
 fn old_go_worker() -> StandIn {
-    old_worker("old-go-worker", Program::DynamoDbGo)
+    old_worker("old-go-worker", Program::DYNAMODB_GO)
 }
 
 fn old_worker(name: &'static str, peer: Program) -> StandIn {
@@ -164,7 +164,7 @@ impl Surroundings {
     fn install(&self) {
         fs::create_dir(&self.programs).unwrap();
         symlink(assert_cmd::cargo::cargo_bin!("leasehold"), self.programs.join("leasehold")).unwrap();
-        for (name, program) in [("aws", Program::Aws), ("etcdctl", Program::EtcdCtl)] {
+        for (name, program) in [("aws", Program::AWS), ("etcdctl", Program::ETCDCTL)] {
             if let Ok(path) = env::var(program.variable()) {
                 symlink(path, self.programs.join(name)).unwrap();
             }

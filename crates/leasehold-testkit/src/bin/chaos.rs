@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use leasehold_testkit::chaos::checker::judge;
 use leasehold_testkit::chaos::options::Options;
 use leasehold_testkit::chaos::report;
-use leasehold_testkit::chaos::scenario::SCENARIOS;
 use leasehold_testkit::chaos::worker::{Orders, work};
 use leasehold_testkit::process::end_at_panics;
+use leasehold_testkit::stores::scenarios;
 use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main]
@@ -24,8 +24,8 @@ async fn main() -> ExitCode {
         }
         Some("check") => check(&arguments[1..]),
         Some("list") => list(),
-        _ => match Options::read(&arguments) {
-            Ok(options) => conduct(&options).await,
+        _ => match Options::read(&arguments, &scenarios()) {
+            Ok(options) => run(&options).await,
             Err(error) => {
                 eprintln!("chaos: {error}");
                 ExitCode::from(2)
@@ -35,7 +35,7 @@ async fn main() -> ExitCode {
 }
 
 /// Until it is done, or somebody has had enough: everything that was started is killed as it is dropped.
-async fn conduct(options: &Options) -> ExitCode {
+async fn run(options: &Options) -> ExitCode {
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt()).unwrap(), signal(SignalKind::terminate()).unwrap());
     tokio::select! {
@@ -74,6 +74,6 @@ fn check(files: &[String]) -> ExitCode {
 }
 
 fn list() -> ExitCode {
-    SCENARIOS.iter().for_each(|scenario| println!("{}", scenario.name));
+    scenarios().into_iter().for_each(|scenario| println!("{}", scenario.name));
     ExitCode::SUCCESS
 }

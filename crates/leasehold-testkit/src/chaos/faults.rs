@@ -7,11 +7,11 @@ use std::time::Duration;
 use leasehold::clock::{Clock, SystemClock, timeout};
 use serde_json::json;
 
+use super::environment::Environment;
 use super::fleet::Berth;
 use super::history::History;
 use super::plan::{Fault, Kind};
 use super::resource::Resource;
-use super::site::Site;
 
 /// How long a fault that is meant for a holder waits for one: longer than a dead one is in the way. Then it meets anybody.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ const AFTERMATH: Duration = Duration::from_millis(300);
 #[derive(Debug)]
 pub struct World {
     /// The servers, and the ways to them.
-    pub site: Site,
+    pub environment: Environment,
     /// The workers.
     pub berths: Vec<Berth>,
     /// What the lock protects, and who knows who holds it.
@@ -93,14 +93,14 @@ impl World {
             Kind::KillHolder | Kind::KillWorker => berth.kill(),
             Kind::StopServer | Kind::StopLeader => {
                 target = "server";
-                self.site.stop(fault.lasts).await?;
+                self.environment.stop(fault.lasts).await?;
             }
             Kind::KillServer | Kind::KillLeader => {
                 target = "server";
-                self.site.kill(fault.lasts).await?;
+                self.environment.kill(fault.lasts).await?;
             }
             Kind::StepWall => self.step(fault)?,
-            kind => self.site.harm(victim, kind, fault.lasts).await,
+            kind => self.environment.harm(victim, kind, fault.lasts).await,
         }
         // Once more, with the one that comes back and the one that has succeeded it both at work.
         if linger.is_some() {

@@ -36,7 +36,7 @@ pub struct Recipe {
     /// Its orders; of `who`, the number.
     pub orders: Orders,
     /// Further variables of its environment.
-    pub environment: Vec<(OsString, OsString)>,
+    pub variables: Vec<(OsString, OsString)>,
 }
 
 /// A worker's place, in which one process lives after the other. All ends when it is dropped.
@@ -124,7 +124,7 @@ async fn finished(finishing: &mut watch::Receiver<bool>) {
 fn start(recipe: &Recipe) -> io::Result<Child> {
     Command::new(&recipe.program)
         .args(recipe.orders.arguments())
-        .envs(recipe.environment.iter().map(|(name, value)| (name, value)))
+        .envs(recipe.variables.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .kill_on_drop(true)

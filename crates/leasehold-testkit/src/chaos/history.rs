@@ -2,15 +2,15 @@
 //!
 //! | `what` | who writes it | further fields |
 //! |---|---|---|
-//! | `run` | the conductor, first | `store`, `promises`: the rules that must hold |
+//! | `run` | the nemesis, first | `store`, `promises`: the rules that must hold |
 //! | `granted` | a worker, when it was granted the lock | `lock`, `grant`, `token` (0: none) |
 //! | `checked` | a worker that asked whether it holds the lock, and was told yes | the same |
 //! | `lost` | a worker that was told no, or told unasked | the same |
 //! | `over` | a worker that gave the lock up | the same, `how` |
 //! | `read`, `write` | the counter that the lock protects | `lock`, `token`, `accepted`, `value`, `number` |
 //! | `failed` | a worker whose acquisition failed | `error` |
-//! | `fault` | the conductor | `kind`, `target` |
-//! | `healed` | the conductor, when the last fault is over | |
+//! | `fault` | the nemesis | `kind`, `target` |
+//! | `healed` | the nemesis, when the last fault is over | |
 //!
 //! All have `who`, and `from` and `until`: milliseconds of true time between which the event lies.
 

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::lease::Id;
 use leasehold::random::Random;
+use leasehold::url::StoreUrl;
 use rusqlite::{Connection, params};
 
 use super::contender::{Attempt, Contender, End, Hold};
@@ -55,10 +56,16 @@ pub struct PlainObject {
 }
 
 impl PlainObject {
-    /// The lock `lock` in the bucket `HOST:PORT/BUCKET`.
-    pub fn new(bucket: String, lock: String, ttl: Duration) -> Self {
-        let (server, bucket) = bucket.split_once('/').unwrap_or((&bucket, ""));
-        Self { server: server.to_owned(), path: format!("/{bucket}/{lock}"), ttl }
+    /// The lock `lock` in the bucket of the store URL `url`.
+    ///
+    /// # Panics
+    /// When that names no bucket and no endpoint.
+    pub fn new(url: &str, lock: &str, ttl: Duration) -> Self {
+        let mut url = StoreUrl::parse(url).unwrap();
+        let endpoint = url.take("endpoint").expect("the store URL names an endpoint");
+        let bucket = url.authority().expect("the store URL names a bucket");
+        let server = endpoint.trim_start_matches("http://").to_owned();
+        Self { server, path: format!("/{bucket}/{lock}"), ttl }
     }
 
     async fn send(&self, method: &str, headers: &str, body: &str) -> Result<(u16, String), String> {
@@ -126,9 +133,12 @@ pub struct ExpiryColumn {
 }
 
 impl ExpiryColumn {
-    /// The lock `lock` in the SQLite database `file`.
-    pub fn new(file: String, lock: String, ttl: Duration) -> Self {
-        Self { file, lock, ttl }
+    /// The lock `lock` in the SQLite database of the store URL `url`.
+    ///
+    /// # Panics
+    /// When that is none.
+    pub fn new(url: &str, lock: String, ttl: Duration) -> Self {
+        Self { file: StoreUrl::parse(url).unwrap().path().to_owned(), lock, ttl }
     }
 
     fn open(&self) -> rusqlite::Result<Connection> {

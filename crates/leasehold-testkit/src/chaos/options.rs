@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::scenario::{SCENARIOS, Scenario};
+use super::scenario::Scenario;
 
 /// What the user asks for: `[NAME]... [MINUTES] [--seed N] [--seconds N] [--at-once N] [--keep]`.
 #[derive(Clone, Debug)]
@@ -22,11 +22,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// From arguments.
+    /// From arguments; `all` are the scenarios that there are.
     ///
     /// # Errors
     /// What is wrong with them.
-    pub fn read(arguments: &[String]) -> Result<Self, String> {
+    pub fn read(arguments: &[String], all: &[&'static Scenario]) -> Result<Self, String> {
         let seed = fastrand::u64(..1_000_000);
         let mut options = Self {
             scenarios: Vec::new(),
@@ -53,12 +53,12 @@ impl Options {
                 option if option.starts_with('-') => {
                     return Err(format!("there is no option `{option}`: try --help"));
                 }
-                name => options.scenarios.extend(called(name)?),
+                name => options.scenarios.extend(called(name, all)?),
             }
         }
         options.everything = options.scenarios.is_empty();
         if options.everything {
-            options.scenarios = SCENARIOS.iter().collect();
+            options.scenarios = all.to_vec();
         }
         Ok(options)
     }
@@ -72,14 +72,12 @@ fn number(option: &str, value: Option<&String>) -> Result<u64, String> {
 }
 
 /// The scenario of that name, or those whose names begin with it and a dash.
-fn called(name: &str) -> Result<Vec<&'static Scenario>, String> {
+fn called(name: &str, all: &[&'static Scenario]) -> Result<Vec<&'static Scenario>, String> {
     let begin = format!("{name}-");
-    let found: Vec<_> = SCENARIOS
-        .iter()
-        .filter(|scenario| scenario.name == name || scenario.name.starts_with(&begin))
-        .collect();
+    let known: Vec<&str> = all.iter().map(|scenario| scenario.name).collect();
+    let is_meant = |scenario: &&Scenario| scenario.name == name || scenario.name.starts_with(&begin);
+    let found: Vec<_> = all.iter().copied().filter(is_meant).collect();
     if found.is_empty() {
-        let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
         return Err(format!("there is no `{name}`; there are: {}", known.join(", ")));
     }
     Ok(found)
@@ -88,10 +86,11 @@ fn called(name: &str) -> Result<Vec<&'static Scenario>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stores::scenarios;
 
     fn read(arguments: &[&str]) -> Result<Options, String> {
         let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        Options::read(&arguments)
+        Options::read(&arguments, &scenarios())
     }
 
     fn names(arguments: &[&str]) -> Vec<&'static str> {
@@ -102,7 +101,7 @@ mod tests {
     fn a_name_is_a_scenario_or_a_group() {
         assert_eq!(names(&["sqlite", "etcd"]), ["sqlite", "etcd", "etcd-cluster"]);
         assert_eq!(names(&["s3-moto-existence"]), ["s3-moto-existence"]);
-        assert_eq!(names(&[]).len(), SCENARIOS.len());
+        assert_eq!(names(&[]).len(), scenarios().len());
         assert!(read(&["redis"]).unwrap_err().contains("sqlite, "));
     }
 

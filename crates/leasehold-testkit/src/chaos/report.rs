@@ -7,7 +7,7 @@ use std::io;
 use futures_util::StreamExt;
 
 use super::checker::Counts;
-use super::conductor::{Outcome, Settings, run};
+use super::nemesis::{Outcome, Settings, run};
 use super::options::Options;
 use super::plan::Kind;
 use super::scenario::Scenario;

@@ -1,4 +1,4 @@
-//! What the locks protect: a counter for each lock, in the conductor's memory, behind a socket.
+//! What the locks protect: a counter for each lock, in the nemesis's memory, behind a socket.
 //!
 //! It refuses every read and write with a lower token than it has seen, and does nothing else to protect itself: whoever
 //! adds one reads the number, and writes the next one a little later. Token 0 stands for none, and is refused nothing.

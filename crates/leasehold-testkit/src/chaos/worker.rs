@@ -114,7 +114,7 @@ pub async fn work(orders: Orders) -> ExitCode {
     let mut nothing = [0; 1];
     tokio::select! {
         code = worker.work() => code,
-        // Nobody ever writes anything: this is the end, also that of the conductor.
+        // Nobody ever writes anything: this is the end, also that of the nemesis.
         _ = input.read(&mut nothing) => ExitCode::SUCCESS,
     }
 }
@@ -176,8 +176,8 @@ impl Worker {
     async fn contender(&mut self) -> Box<dyn Contender> {
         let Orders { kind, store, lock, ttl, who, .. } = self.orders.clone();
         match kind {
-            Kind::PlainObject => Box::new(PlainObject::new(store, lock, ttl)),
-            Kind::ExpiryColumn => Box::new(ExpiryColumn::new(store, lock, ttl)),
+            Kind::PlainObject => Box::new(PlainObject::new(&store, &lock, ttl)),
+            Kind::ExpiryColumn => Box::new(ExpiryColumn::new(&store, lock, ttl)),
             Kind::Leasehold | Kind::Unchecked => loop {
                 let from = self.history.now();
                 match Locker::open(&store).await {

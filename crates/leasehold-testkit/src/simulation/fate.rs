@@ -7,8 +7,8 @@ use std::time::Duration;
 use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
+use super::client::{self, Client};
 use super::plan::{Fault, Store};
-use super::player::{self, Player};
 use super::world::World;
 use super::{LOCK, Plan};
 
@@ -50,7 +50,7 @@ impl Fate {
         for _ in 0..self.plan().machines {
             self.started += 1;
             let seed = self.plan().seed.wrapping_mul(31).wrapping_add(self.started);
-            self.machines.spawn(player::run(Player::new(&self.world, seed)));
+            self.machines.spawn(client::run(Client::new(&self.world, seed)));
         }
     }
 

@@ -10,10 +10,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::checker::Checker;
+use super::client::Client;
 use super::plan::Fault;
-use super::player::Player;
 use super::world::World;
-use super::{Game, LOCK};
+use super::{LOCK, Workload};
 
 /// How many observe each election.
 const OBSERVERS: u64 = 2;
@@ -33,7 +33,7 @@ pub(super) struct Observers {
 }
 
 struct Observed {
-    player: Arc<Player>,
+    client: Arc<Client>,
     /// The term of the leader told last.
     latest: watch::Receiver<Option<u64>>,
 }
@@ -42,13 +42,13 @@ impl Observers {
     /// None, where nobody campaigns.
     pub(super) fn start(world: &Arc<World>) -> Self {
         let (plan, mut tasks) = (&world.plan, JoinSet::new());
-        let watched = (0..if plan.game == Game::Election { OBSERVERS } else { 0 }).map(|n| {
+        let watched = (0..if plan.workload == Workload::Election { OBSERVERS } else { 0 }).map(|n| {
             let seed = plan.seed.wrapping_mul(37).wrapping_add(n + 1_000);
-            let player = Arc::new(Player::new(world, seed));
+            let client = Arc::new(Client::new(world, seed));
             let (tell, latest) = watch::channel(None);
-            tasks.spawn(observe(player.clone(), tell));
-            tasks.spawn(have_accidents(player.clone(), seed));
-            Observed { player, latest }
+            tasks.spawn(observe(client.clone(), tell));
+            tasks.spawn(have_accidents(client.clone(), seed));
+            Observed { client, latest }
         });
         let watched = watched.collect();
         Self { checker: world.checker.clone(), tasks, watched }
@@ -56,11 +56,11 @@ impl Observers {
 
     /// The history is over, and whoever leads now has `term`: all are told so, once their networks are well again.
     pub(super) async fn conclude(mut self, term: u64) {
-        for Observed { player, latest } in &mut self.watched {
-            player.world.checker.lock().concluded = true;
-            player.link.revive();
+        for Observed { client, latest } in &mut self.watched {
+            client.world.checker.lock().concluded = true;
+            client.link.revive();
             let told = latest.wait_for(|told| *told == Some(term));
-            if timeout(&*player.host, LEARNING, told).await.is_none() {
+            if timeout(&*client.host, LEARNING, told).await.is_none() {
                 let latest = *latest.borrow();
                 self.checker.violated(
                     OBSERVERS_ARE_TOLD,
@@ -72,57 +72,57 @@ impl Observers {
     }
 }
 
-async fn observe(player: Arc<Player>, tell: watch::Sender<Option<u64>>) {
-    let mut changes = player.locker.election(LOCK).observe();
+async fn observe(client: Arc<Client>, tell: watch::Sender<Option<u64>>) {
+    let mut changes = client.locker.election(LOCK).observe();
     let mut highest = None;
     let mut before: Option<Option<Leader>> = None;
     while let Some(told) = changes.next().await {
         let told = match told {
             Ok(told) => told,
             Err(error) => {
-                return player
+                return client
                     .world
                     .checker
                     .violated(OBSERVERS_ARE_TOLD, format!("an observer was told {error}"));
             }
         };
         if before.as_ref() == Some(&told) {
-            player
+            client
                 .world
                 .checker
                 .violated(OBSERVERS_ARE_TOLD, format!("an observer was told twice of {told:?}"));
         }
         let term = told.as_ref().map(|leader| leader.term.map_or(0, leasehold::Token::get));
         if let Some(leader) = &told {
-            player.world.checker.told(leader, highest);
+            client.world.checker.told(leader, highest);
             highest = highest.max(term);
         }
         before = Some(told);
         let _ = tell.send(term);
     }
-    player.world.checker.violated(OBSERVERS_ARE_TOLD, "an observer was told nothing any more".to_owned());
+    client.world.checker.violated(OBSERVERS_ARE_TOLD, "an observer was told nothing any more".to_owned());
 }
 
 /// Networks break, and heal again.
-async fn have_accidents(player: Arc<Player>, seed: u64) {
-    let plan = player.plan();
+async fn have_accidents(client: Arc<Client>, seed: u64) {
+    let plan = client.plan();
     let mut random = fastrand::Rng::with_seed(seed);
     loop {
-        player.env.sleep(Duration::from_millis(random.u64(..10_000))).await;
-        if player.world.checker.lock().concluded {
+        client.env.sleep(Duration::from_millis(random.u64(..10_000))).await;
+        if client.world.checker.lock().concluded {
             return;
         }
         match random.u8(..6) {
-            0 if plan.has(Fault::Partitions) => player.link.disconnect(),
-            1 if plan.has(Fault::Hangs) => player.link.stall(),
+            0 if plan.has(Fault::Partitions) => client.link.disconnect(),
+            1 if plan.has(Fault::Hangs) => client.link.stall(),
             2 if plan.has(Fault::Suspends) => {
-                player.host.machine().suspend(plan.ttl.mul_f64(3.0 * random.f64()));
+                client.host.machine().suspend(plan.ttl.mul_f64(3.0 * random.f64()));
             }
-            3 if plan.has(Fault::WallSteps) => player.host.machine().step_wall(random.i64(-3_600..3_600)),
+            3 if plan.has(Fault::WallSteps) => client.host.machine().step_wall(random.i64(-3_600..3_600)),
             // Also after all processes have died: it is none of theirs.
             _ => {
-                player.link.revive();
-                player.link.recover(plan.chaos(random.u64(..)));
+                client.link.revive();
+                client.link.recover(plan.chaos(random.u64(..)));
             }
         }
     }

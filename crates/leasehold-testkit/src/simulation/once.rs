@@ -6,10 +6,10 @@ use leasehold::{Due, Released};
 
 use super::checker::Checker;
 use super::checker::Held;
+use super::client::Client;
 use super::plan::Fault;
-use super::player::Player;
 
-impl Player {
+impl Client {
     /// Runs the job if it is due; it succeeds, fails or dies.
     pub(super) async fn run_once(&mut self, period: Duration) {
         let once = self.lock().once_per(period);

@@ -67,7 +67,7 @@ mod tests {
             drop(tokio::spawn(async { panic!("on purpose") }));
             yield_now().await;
         });
-        // As players do, whose tasks are shut down.
+        // As clients do, whose tasks are shut down.
         found(async {
             let mut tasks = JoinSet::new();
             tasks.spawn(async { panic!("on purpose") });

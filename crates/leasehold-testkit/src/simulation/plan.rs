@@ -10,7 +10,7 @@ pub(super) const LONGEST_POLL: Duration = Duration::from_millis(800);
 
 /// What the machines of a history want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Game {
+pub enum Workload {
     /// One lock.
     Lock,
     /// To be the leader, with observers looking on.
@@ -21,13 +21,13 @@ pub enum Game {
     RwLock,
 }
 
-impl Game {
+impl Workload {
     /// Whether there is one lock that one holds at a time, so that its tokens tell all.
     pub(super) fn is_one_lock(self) -> bool {
         matches!(self, Self::Lock | Self::Election)
     }
 
-    /// The game that is printed so.
+    /// The workload that is printed so.
     pub(super) fn named(name: &str) -> Option<Self> {
         match name {
             "lock" => Some(Self::Lock),
@@ -38,7 +38,7 @@ impl Game {
     }
 }
 
-impl fmt::Display for Game {
+impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lock => f.write_str("lock"),
@@ -55,7 +55,7 @@ pub struct Plan {
     /// All that is drawn at random follows from it.
     pub seed: u64,
     /// What they contend for.
-    pub game: Game,
+    pub workload: Workload,
     /// Where the locks lie.
     pub store: Store,
     /// How many machines contend.
@@ -220,7 +220,7 @@ impl Plan {
         let length = Duration::from_secs(random.u64(30..60));
         let mut plan = Self {
             seed,
-            game: Game::Lock,
+            workload: Workload::Lock,
             store: Store::Register,
             machines: random.usize(2..=4),
             tasks: 1,
@@ -280,7 +280,7 @@ impl Plan {
         let time = || value.parse().ok().map(Duration::from_millis);
         match name {
             "seed" => self.seed = value.parse().ok()?,
-            "game" => self.game = Game::named(value)?,
+            "workload" => self.workload = Workload::named(value)?,
             "store" => self.store = Store::ALL.into_iter().find(|(_, name)| *name == value)?.0,
             "machines" => self.machines = value.parse().ok()?,
             "tasks" => self.tasks = value.parse().ok()?,
@@ -368,7 +368,7 @@ impl Store {
 /// In one line, as `LEASEHOLD_PLAN` takes it.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, game, machines, tasks, harm, rate_error, fenced, .. } = self;
+        let Self { seed, workload, machines, tasks, harm, rate_error, fenced, .. } = self;
         let store =
             Store::ALL.into_iter().find(|(store, _)| *store == self.store).map_or("", |(_, name)| name);
         let names = Fault::ALL.into_iter().filter(|(fault, _)| self.has(*fault));
@@ -379,7 +379,7 @@ impl fmt::Display for Plan {
         let until = self.faults_until.as_millis();
         write!(
             f,
-            "seed={seed},game={game},store={store},machines={machines},tasks={tasks},length-ms={length},ttl-ms={ttl},harm={harm},\
+            "seed={seed},workload={workload},store={store},machines={machines},tasks={tasks},length-ms={length},ttl-ms={ttl},harm={harm},\
              rate-error={rate_error},skew-ms={skew},once-per-ms={once},fenced={fenced},until-ms={until},faults={faults}"
         )
     }
@@ -392,12 +392,12 @@ mod tests {
     #[test]
     fn a_plan_is_read_back_from_what_is_printed() {
         for seed in 0..50 {
-            let plan = Plan { game: Game::Semaphore(3), ..Plan::once_from_seed(seed) };
+            let plan = Plan { workload: Workload::Semaphore(3), ..Plan::once_from_seed(seed) };
             assert_eq!(Plan::from_seed(seed + 1).with(&plan.to_string()), Ok(plan));
         }
         let quiet = Plan::quiet_from_seed(1);
         assert_eq!(Plan::from_seed(1).with(&quiet.to_string()), Ok(quiet));
-        for bad in ["machines", "machines=many", "faults=crashes+luck", "game=chess", "wind=5"] {
+        for bad in ["machines", "machines=many", "faults=crashes+luck", "workload=chess", "wind=5"] {
             assert!(Plan::from_seed(1).with(bad).unwrap_err().contains(bad));
         }
     }

@@ -15,7 +15,7 @@ use super::calls::Calls;
 use super::checker::Checker;
 use super::network::Network;
 use super::plan::{Fault, Plan, Store};
-use super::witness::{self, Witness};
+use super::recorder::{self, Recorder};
 use crate::fault::{Chaos, FaultyRegister, Kind};
 use crate::machine::Machine;
 
@@ -26,11 +26,11 @@ pub(super) struct World {
     /// True time.
     clock: Arc<TestClock>,
     /// Where the locks lie, in all but files.
-    pub(super) register: Arc<Witness>,
+    pub(super) register: Arc<Recorder>,
     /// Where else they lie.
     file: Option<Disk>,
     /// What holders write to.
-    resource: Arc<Witness>,
+    resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
     spent: Mutex<Spent>,
     /// Where nothing goes wrong: which processes wait, by their seeds.
@@ -101,8 +101,8 @@ impl World {
         };
         Arc::new(Self {
             plan: plan.clone(),
-            register: Arc::new(Witness::new(locks, checker.clone(), deletes)),
-            resource: Arc::new(Witness::new(resource, checker.clone(), false)),
+            register: Arc::new(Recorder::new(locks, checker.clone(), deletes)),
+            resource: Arc::new(Recorder::new(resource, checker.clone(), false)),
             checker,
             clock,
             file: if plan.store == Store::File { Some(Disk::open(plan).await) } else { None },
@@ -189,7 +189,7 @@ impl World {
         let (checker, clock) = (self.checker.clone(), self.clock.clone());
         FaultyRegister::new(self.register.clone()).observed(move |sent| {
             if let (Kind::Write, Some(value)) = (sent.kind, &sent.value) {
-                witness::sends(&checker, &sent.key, value, clock.now().since_boot());
+                recorder::sends(&checker, &sent.key, value, clock.now().since_boot());
             }
         })
     }

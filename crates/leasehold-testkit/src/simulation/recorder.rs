@@ -23,7 +23,7 @@ use super::{LOCK, RESOURCE};
 
 /// A register with the checker looking on.
 #[derive(Debug)]
-pub(super) struct Witness {
+pub(super) struct Recorder {
     pub(super) inner: MemoryRegister,
     pub(super) checker: Arc<Checker>,
     pub(super) requests: AtomicUsize,
@@ -84,7 +84,7 @@ fn lock_name(key: &str) -> Option<&str> {
     (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
 }
 
-impl Witness {
+impl Recorder {
     pub(super) fn new(inner: MemoryRegister, checker: Arc<Checker>, deletes: bool) -> Self {
         Self { inner, checker, requests: AtomicUsize::new(0), deletes }
     }
@@ -121,7 +121,7 @@ impl Witness {
 }
 
 #[async_trait]
-impl Register for Witness {
+impl Register for Recorder {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.count();
         self.inner.read(key).await

@@ -8,23 +8,23 @@ use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
 
 use super::checker::{Checker, Held};
-use super::plan::{Fault, Game, LONGEST_POLL, Store};
-use super::player::Player;
+use super::client::Client;
+use super::plan::{Fault, LONGEST_POLL, Store, Workload};
 
 /// How long a contender may wait for the store's clock, whose answers are true to a second: before it creates a record,
 /// and again when it finds one that another has just created.
 const CLOCK_WAITS: Duration = Duration::from_millis(2_200);
 
-impl Player {
+impl Client {
     /// One of what there is, and how it is held.
     pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
         let tries = self.random.u8(..3) == 0 && !self.plan().is_rush();
         let lock = self.lock();
-        let game = self.plan().game;
-        let guard = match game {
-            Game::Lock if tries => lock.try_acquire().await?,
-            Game::Lock => lock.acquire().await?,
-            Game::Election => {
+        let workload = self.plan().workload;
+        let guard = match workload {
+            Workload::Lock if tries => lock.try_acquire().await?,
+            Workload::Lock => lock.acquire().await?,
+            Workload::Election => {
                 // It advertises what no other does.
                 let candidate = lock.election().value(self.note.clone());
                 Guard::from(if tries {
@@ -33,18 +33,18 @@ impl Player {
                     candidate.campaign().await?
                 })
             }
-            Game::Semaphore(permits) => {
+            Workload::Semaphore(permits) => {
                 let semaphore = lock.semaphore(permits);
                 let guard = if tries { semaphore.try_acquire().await? } else { semaphore.acquire().await? };
                 return Ok((guard, Held::Permit(permits)));
             }
-            Game::RwLock if self.random.u8(..3) > 0 => {
+            Workload::RwLock if self.random.u8(..3) > 0 => {
                 let lock = lock.rw_lock();
                 let guard = if tries { lock.try_shared().await? } else { lock.shared().await? };
                 return Ok((guard, Held::Shared));
             }
-            Game::RwLock if tries => lock.rw_lock().try_exclusive().await?,
-            Game::RwLock => lock.rw_lock().exclusive().await?,
+            Workload::RwLock if tries => lock.rw_lock().try_exclusive().await?,
+            Workload::RwLock => lock.rw_lock().exclusive().await?,
         };
         Ok((guard, Held::Alone))
     }
@@ -67,11 +67,11 @@ impl Player {
     /// I7: whoever died holding what, all of it can be had again within a lapse and a poll.
     pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
         let bound = self.bound();
-        let (all, bound) = match self.plan().game {
-            Game::Semaphore(permits) => (permits, bound),
+        let (all, bound) = match self.plan().workload {
+            Workload::Semaphore(permits) => (permits, bound),
             // Slots are not looked at before the gate is had.
-            Game::RwLock => (1, bound * 2),
-            Game::Lock | Game::Election => (1, bound),
+            Workload::RwLock => (1, bound * 2),
+            Workload::Lock | Workload::Election => (1, bound),
         };
         let (clock, mut guards) = (self.host.clone(), Vec::new());
         let whole = async {
@@ -96,10 +96,10 @@ impl Player {
 
 impl Checker {
     /// Somebody was granted `guard`.
-    pub(super) fn granted(&self, guard: Guard, how: Held, game: Game) -> Arc<Guard> {
+    pub(super) fn granted(&self, guard: Guard, how: Held, workload: Workload) -> Arc<Guard> {
         let guard = Arc::new(guard);
         let mut checked = self.lock();
-        if game.is_one_lock() {
+        if workload.is_one_lock() {
             return guard;
         }
         checked.held.retain(|(_, guard)| guard.strong_count() > 0);

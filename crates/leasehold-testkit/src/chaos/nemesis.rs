@@ -11,13 +11,13 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::checker::{Rule, Verdict, judge};
+use super::environment::Environment;
 use super::faults::{Stepper, World};
 use super::fleet::{Berth, Recipe};
 use super::history::{History, merged};
 use super::plan::{Fault, Kind, plan};
 use super::resource::Resource;
 use super::scenario::{Clocks, Scenario};
-use super::site::Site;
 use super::worker::Orders;
 
 /// How many processes take the lock.
@@ -138,31 +138,31 @@ fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>
 async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> io::Result<Vec<String>> {
     let histories = folder.join("histories");
     std::fs::create_dir(&histories)?;
-    let history = History::create(&histories, "conductor")?;
+    let history = History::create(&histories, "nemesis")?;
     let promises: Vec<&str> = scenario.promises.iter().map(|rule| Rule::name(*rule)).collect();
     let run = json!({ "store": scenario.name, "seed": settings.seed, "promises": promises });
     history.tell("run", history.now(), run);
-    let site = Site::start(scenario, WORKERS, folder).await?;
+    let environment = Environment::start(scenario, WORKERS, folder).await?;
     let resource = Resource::start(History::create(&histories, "counter")?).await?;
-    let mut world = World { site, berths: Vec::new(), resource, steppers: Vec::new(), history };
+    let mut world = World { environment, berths: Vec::new(), resource, steppers: Vec::new(), history };
     for n in 0..WORKERS {
-        let environment = world.clock_of(n, scenario.clocks, folder, settings)?;
+        let variables = world.clock_of(n, scenario.clocks, folder, settings)?;
         let orders = Orders {
             who: format!("w{n}"),
             kind: scenario.kind,
-            store: world.site.url(n, scenario),
+            store: world.environment.url(n),
             lock: "chaos".to_owned(),
             ttl: scenario.ttl,
             folder: histories.clone(),
             resource: world.resource.address().to_string(),
             seed: settings.seed.wrapping_mul(1_000).wrapping_add(n as u64 * 100),
         };
-        world.berths.push(Berth::occupy(Recipe { program: std::env::current_exe()?, orders, environment }));
+        world.berths.push(Berth::occupy(Recipe { program: std::env::current_exe()?, orders, variables }));
     }
     world.granted(GRANTS_BEFORE).await;
     // What must be found out is looked at until it is, and not for much longer than that takes.
     let duration = if scenario.must_break.is_some() { LONG_ENOUGH } else { settings.duration };
-    let faults = plan(settings.seed, &world.kinds(scenario), duration, scenario.ttl);
+    let faults = plan(settings.seed, &world.kinds(), duration, scenario.ttl);
     if scenario.must_break.is_some() {
         tokio::select! {
             suffered = world.suffer_all(&faults) => suffered?,
@@ -190,16 +190,16 @@ async fn found_out(scenario: &Scenario, histories: &Path) -> io::Result<()> {
 
 impl World {
     /// What can be done to it.
-    fn kinds(&self, scenario: &Scenario) -> Vec<Kind> {
+    fn kinds(&self) -> Vec<Kind> {
         let mut kinds = Kind::TO_WORKERS.to_vec();
-        kinds.extend(self.site.faults(scenario));
+        kinds.extend(self.environment.faults());
         if !self.steppers.is_empty() {
             kinds.push(Kind::StepWall);
         }
         kinds
     }
 
-    /// The environment of worker `n`, with which faketime gives it clocks of its own.
+    /// The variables of the environment of worker `n`, with which faketime gives it clocks of its own.
     fn clock_of(
         &mut self,
         n: usize,
@@ -207,7 +207,7 @@ impl World {
         folder: &Path,
         settings: &Settings,
     ) -> io::Result<Vec<(OsString, OsString)>> {
-        let mut environment = vec![
+        let mut variables = vec![
             ("LD_PRELOAD".into(), OsString::from(&settings.faketime)),
             ("FAKETIME_NO_CACHE".into(), "1".into()),
             ("NO_FAKE_STAT".into(), "1".into()),
@@ -221,15 +221,15 @@ impl World {
             1 | 2 if clocks != Clocks::TwiceTooFast => {
                 // Stepped while it runs: the wall clock only, since nothing else can be set.
                 let stepper = Stepper::new(folder, n)?;
-                environment.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
-                environment.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
+                variables.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
+                variables.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
                 self.steppers.push(stepper);
                 self.history.tell(
                     "fault",
                     self.history.now(),
                     json!({ "kind": "clock that is stepped", "target": format!("w{n}") }),
                 );
-                return Ok(environment);
+                return Ok(variables);
             }
             3 | 6 => of_its_own("+3600s x1.004", "+3600s"),
             4 | 7 => of_its_own("-3600s x0.996", "-3600s"),
@@ -238,12 +238,12 @@ impl World {
             _ => return Ok(Vec::new()),
         };
         if clocks == Clocks::WallOnly {
-            environment.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
+            variables.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
         }
-        environment.push(("FAKETIME".into(), spec.into()));
+        variables.push(("FAKETIME".into(), spec.into()));
         let event = json!({ "kind": format!("clock of {spec}"), "target": format!("w{n}") });
         self.history.tell("fault", self.history.now(), event);
-        Ok(environment)
+        Ok(variables)
     }
 
     /// Every fault in its time, also while others last.

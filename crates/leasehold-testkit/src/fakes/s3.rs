@@ -24,7 +24,7 @@ pub enum Preconditions {
 
 /// A server on a free loopback port. Ends when dropped.
 #[derive(Debug)]
-pub struct S3Double {
+pub struct FakeS3 {
     address: SocketAddr,
     objects: Arc<Mutex<Objects>>,
     listener: JoinHandle<()>,
@@ -36,7 +36,7 @@ struct Objects {
     writes: u64,
 }
 
-impl S3Double {
+impl FakeS3 {
     /// Starts one.
     ///
     /// # Panics
@@ -65,7 +65,7 @@ impl S3Double {
     }
 }
 
-impl Drop for S3Double {
+impl Drop for FakeS3 {
     fn drop(&mut self) {
         self.listener.abort();
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::{Guard, Token};
 use tokio::task::JoinSet;
 
-use super::Player;
+use super::Client;
 
 /// What the tasks of a process share, beside their machine.
 #[derive(Default)]
@@ -17,22 +17,22 @@ pub(in crate::simulation) struct Shared {
 }
 
 /// Runs the process of `first`, with as many tasks as it is to have, and whatever is started in its place, for ever.
-pub(in crate::simulation) async fn run(mut first: Player) {
+pub(in crate::simulation) async fn run(mut first: Client) {
     loop {
         let world = first.world.clone();
         let mut tasks = JoinSet::new();
         for task in 1..world.plan.tasks as u64 {
-            tasks.spawn(first.another(task).play());
+            tasks.spawn(first.another(task).work());
         }
-        tasks.spawn(first.play());
+        tasks.spawn(first.work());
         // The first one that ends has met the end of all. A panic is noticed elsewhere.
         let Some(Ok(seed)) = tasks.join_next().await else { return };
         tasks.shutdown().await;
-        first = Player::new(&world, seed);
+        first = Client::new(&world, seed);
     }
 }
 
-impl Player {
+impl Client {
     /// Another task of the same process.
     fn another(&self, task: u64) -> Self {
         Self {
@@ -81,7 +81,7 @@ impl Player {
 
     /// This task was given `guard`.
     pub(in crate::simulation) fn given(&self, guard: &Guard) {
-        if !self.plan().game.is_one_lock() {
+        if !self.plan().workload.is_one_lock() {
             return;
         }
         let (name, token) = (guard.name().as_str(), guard.token().map_or(0, Token::get));

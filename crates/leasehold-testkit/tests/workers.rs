@@ -1,10 +1,7 @@
 //! Processes of their own that take locks: the worker program, and the checks that hold for any store.
 
-pub(crate) mod killed;
-
 use std::path::Path;
 
-use leasehold_testkit::harness::vouch_for;
 use leasehold_testkit::process::Process;
 pub(crate) use leasehold_testkit::process::within;
 
@@ -63,7 +60,6 @@ impl Addition {
 /// 16 processes add to the number in one file, 50 times each, under one lock: the sum is exact, no two of them held the
 /// lock at once, and tokens rise in the order in which it was held. Repeated `LEASEHOLD_TEST_RUNS` times.
 pub(crate) async fn count_exactly(url: &str, folder: &Path) {
-    vouch_for(url).await;
     let runs = std::env::var("LEASEHOLD_TEST_RUNS").map_or(1, |runs| runs.parse().unwrap());
     for run in 0..runs {
         let file = folder.join(format!("counter-{run}"));
@@ -94,7 +90,6 @@ pub(crate) async fn count_exactly(url: &str, folder: &Path) {
 pub(crate) async fn never_more_processes_than_permits(url: &str) {
     const PERMITS: usize = 3;
     const TIMES: usize = 4;
-    vouch_for(url).await;
     let (permits, times) = (PERMITS.to_string(), TIMES.to_string());
     let more = ["--permits", &permits];
     let mut holders: Vec<_> = (0..PERMITS).map(|_| Worker::start("hold", url, "all", &more)).collect();

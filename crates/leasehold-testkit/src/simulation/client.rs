@@ -22,7 +22,7 @@ use super::{LOCK, Plan, RESOURCE, copy};
 const AFTERMATH: Duration = Duration::from_secs(10);
 
 /// One machine and the process on it.
-pub(super) struct Player {
+pub(super) struct Client {
     pub(super) seed: u64,
     /// Which task of its process this is.
     pub(super) task: u64,
@@ -48,7 +48,7 @@ pub(super) struct Player {
     pub(super) paused: Duration,
 }
 
-impl Player {
+impl Client {
     pub(super) fn new(world: &Arc<World>, seed: u64) -> Self {
         let plan = &world.plan;
         let mut random = fastrand::Rng::with_seed(seed);
@@ -83,7 +83,7 @@ impl Player {
     }
 
     /// Acquires, holds, releases, and has accidents, until its process dies. Gives the seed of the next one.
-    pub(super) async fn play(mut self) -> u64 {
+    pub(super) async fn work(mut self) -> u64 {
         loop {
             if let Some(seed) = self.successor {
                 return seed;
@@ -96,7 +96,7 @@ impl Player {
             let Some((guard, how)) = self.acquire_or_give_up().await else { continue };
             self.world.acquired();
             self.given(&guard);
-            let guard = self.world.checker.granted(guard, how, self.plan().game);
+            let guard = self.world.checker.granted(guard, how, self.plan().workload);
             self.hold(&guard, how).await;
             self.world.released();
             match self.random.u8(..4) {
@@ -171,18 +171,18 @@ impl Player {
     }
 
     fn check(&self, guard: &Guard, how: Held) -> bool {
-        let (game, checker) = (self.plan().game, &self.world.checker);
+        let (workload, checker) = (self.plan().workload, &self.world.checker);
         let token = guard.token().map_or(0, Token::get);
         let held = guard.check().is_ok();
-        if held && (how == Held::Alone || game.is_one_lock()) {
+        if held && (how == Held::Alone || workload.is_one_lock()) {
             checker.believed(guard.name().as_str(), token, &self.note, self.world.now());
         }
         // Of one lock, tokens tell more; and where records are deleted by hand, two may hold it.
-        if held && !game.is_one_lock() {
+        if held && !workload.is_one_lock() {
             checker.together(how);
         }
         // What is lost with another part of it is still renewed for a moment.
-        if !held && game.is_one_lock() {
+        if !held && workload.is_one_lock() {
             checker.lost(guard.name().as_str(), token);
         }
         held
@@ -190,7 +190,7 @@ impl Player {
 
     /// Writes to the resource, with the guard's token.
     async fn write(&mut self, guard: &Guard) {
-        if !self.plan().game.is_one_lock() {
+        if !self.plan().workload.is_one_lock() {
             return;
         }
         let Ok(token) = guard.token() else { return };
@@ -222,7 +222,7 @@ impl Player {
         match fault {
             // A clock that jumps while no true time passes is a suspend for a holder, and only for it: who holds one of
             // several locks may at the same time watch how long the others have shown no sign of life.
-            0 if has(Fault::Suspends) && self.plan().game.is_one_lock() => {
+            0 if has(Fault::Suspends) && self.plan().workload.is_one_lock() => {
                 self.host.machine().suspend(length);
                 self.suspended += length;
             }
@@ -240,7 +240,7 @@ impl Player {
                 self.stand_still(length / 2).await
             }
             13 if has(Fault::Copies)
-                && self.plan().game.is_one_lock()
+                && self.plan().workload.is_one_lock()
                 && self.plan().store != Store::File =>
             {
                 copy::run(&self.world, self.seed, seed);
@@ -261,7 +261,7 @@ impl Player {
     /// which the checker can excuse for one lock only; and a rest is longer by that.
     fn knows_nothing_of_time(&self) -> bool {
         let plan = self.plan();
-        plan.game.is_one_lock() && plan.once_per.is_none() && plan.store != Store::File
+        plan.workload.is_one_lock() && plan.once_per.is_none() && plan.store != Store::File
     }
 
     /// The machine stands still with its clocks, while true time passes.

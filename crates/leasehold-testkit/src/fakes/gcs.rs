@@ -18,7 +18,7 @@ const BETWEEN_WRITES: Duration = Duration::from_secs(1);
 
 /// A server on a free loopback port. Ends when dropped.
 #[derive(Debug)]
-pub struct GcsDouble {
+pub struct FakeGcs {
     address: SocketAddr,
     objects: Arc<Mutex<Objects>>,
     listener: JoinHandle<()>,
@@ -50,7 +50,7 @@ struct Object {
     value: Vec<u8>,
 }
 
-impl GcsDouble {
+impl FakeGcs {
     /// Starts one.
     ///
     /// # Panics
@@ -68,7 +68,7 @@ impl GcsDouble {
         format!("gs://bucket/locks?endpoint=http%3A%2F%2F{}&credentials=anonymous", self.address)
     }
 
-    /// Where it listens. It is a token server and a metadata server too, and gives everybody the token `double`.
+    /// Where it listens. It is a token server and a metadata server too, and gives everybody the token `fake`.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -84,7 +84,7 @@ impl GcsDouble {
     }
 }
 
-impl Drop for GcsDouble {
+impl Drop for FakeGcs {
     fn drop(&mut self) {
         self.listener.abort();
     }
@@ -114,7 +114,7 @@ async fn serve(connection: TcpStream, objects: &Mutex<Objects>) -> io::Result<()
 impl Objects {
     fn answer(&mut self, request: &Request) -> Vec<u8> {
         if request.path().ends_with("/token") {
-            let token = "{\"access_token\":\"double\",\"expires_in\":3600,\"token_type\":\"Bearer\"}";
+            let token = "{\"access_token\":\"fake\",\"expires_in\":3600,\"token_type\":\"Bearer\"}";
             let headers = "content-type: application/json\r\nmetadata-flavor: Google\r\n";
             return answer("200 OK", headers, token.as_bytes());
         }

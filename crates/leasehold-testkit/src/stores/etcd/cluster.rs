@@ -1,7 +1,7 @@
-//! etcd for tests: clusters that a test starts itself, and etcd's own tool.
+//! Clusters that a test starts itself, kills and stops.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,140 +12,10 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
+use super::try_etcdctl;
 use crate::peers::Program;
-use crate::process::{self, within};
-
-/// Runs etcd's own tool on `endpoint`, and gives what it says.
-///
-/// # Panics
-/// When it fails.
-pub async fn etcdctl(endpoint: &str, arguments: &[&str]) -> String {
-    try_etcdctl(endpoint, arguments).await.unwrap_or_else(|error| panic!("etcdctl {arguments:?}: {error}"))
-}
-
-async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
-    let output = Command::new(Program::EtcdCtl.path())
-        .args(["--endpoints", endpoint])
-        .args(arguments)
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await
-        .unwrap();
-    if output.status.success() {
-        return Ok(String::from_utf8(output.stdout).unwrap());
-    }
-    Err(String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
-/// Waits until `count` keys begin with `prefix`: so many hold or wait.
-pub async fn in_line(endpoint: &str, prefix: &str, count: usize) {
-    let standing = async {
-        loop {
-            let keys = etcdctl(endpoint, &["get", "--prefix", "--keys-only", prefix]).await;
-            if keys.lines().filter(|line| !line.is_empty()).count() == count {
-                return;
-            }
-            SystemClock.sleep(Duration::from_millis(50)).await;
-        }
-    };
-    within(&format!("{count} to stand in line"), standing).await;
-}
-
-/// A way to a member on which answers can be held up, and lost.
-#[derive(Debug)]
-pub struct Wire {
-    address: SocketAddr,
-    answers: watch::Sender<Answers>,
-    task: JoinHandle<()>,
-}
-
-/// What becomes of a member's answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answers {
-    /// They arrive.
-    Arrive,
-    /// They arrive so much later.
-    ArriveAfter(Duration),
-    /// They are lost, until the connections are cut by letting answers arrive again.
-    AreLost,
-    /// There are none: connections are closed, and so are new ones, until answers arrive again. Nothing is asked either.
-    Cut,
-}
-
-impl Wire {
-    /// Forwards connections to `member`.
-    ///
-    /// # Panics
-    /// When there is no port to listen on.
-    pub async fn to(member: &str) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, member) = (listener.local_addr().unwrap(), member.to_owned());
-        let (answers, how) = watch::channel(Answers::Arrive);
-        let task = tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                if *how.borrow() == Answers::Cut {
-                    continue;
-                }
-                let Ok(server) = TcpStream::connect(&member).await else { continue };
-                tokio::spawn(forward(client, server, how.clone()));
-            }
-        });
-        Self { address, answers, task }
-    }
-
-    /// Where to connect to.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// What becomes of answers from now on.
-    pub fn let_answers(&self, how: Answers) {
-        self.answers.send_replace(how);
-    }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<Answers>) {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let mut cut = how.clone();
-    let asked = tokio::io::copy(&mut from_client, &mut to_server);
-    let answered = async {
-        let mut bytes = vec![0; 64 << 10];
-        loop {
-            let count = from_server.read(&mut bytes).await.unwrap_or(0);
-            let now = *how.borrow();
-            match now {
-                _ if count == 0 => return,
-                Answers::Arrive => {}
-                Answers::ArriveAfter(delay) => SystemClock.sleep(delay).await,
-                // What was lost leaves a gap that no client may see: the connection is cut.
-                Answers::AreLost => {
-                    let _ = how.wait_for(|how| *how != Answers::AreLost).await;
-                    return;
-                }
-                Answers::Cut => return,
-            }
-            if to_client.write_all(&bytes[..count]).await.is_err() {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        _ = asked => {}
-        () = answered => {}
-        _ = cut.wait_for(|how| *how == Answers::Cut) => {}
-    }
-}
+use crate::process;
 
 /// etcd's counters.
 const CALLS: &str = "grpc_server_started_total";
@@ -242,7 +112,7 @@ impl Cluster {
         // Of all starts: what a member said before it was killed is kept.
         let log = self.folder.join(format!("m{n}.log"));
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let process = Command::new(Program::EtcdServer.path())
+        let process = Command::new(Program::ETCD_SERVER.path())
             .args(["--name", &format!("m{n}"), "--log-level", "error"])
             .arg("--data-dir")
             .arg(self.folder.join(format!("m{n}")))
@@ -384,49 +254,5 @@ impl Cluster {
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.unwrap();
         answer
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io;
-
-    use super::*;
-
-    async fn echoed(wire: &Wire) -> io::Result<TcpStream> {
-        let mut connection = TcpStream::connect(wire.address()).await?;
-        echo(&mut connection).await?;
-        Ok(connection)
-    }
-
-    async fn echo(connection: &mut TcpStream) -> io::Result<()> {
-        connection.write_all(b"!").await?;
-        connection.read_exact(&mut [0]).await.map(|_| ())
-    }
-
-    #[tokio::test]
-    async fn through_a_wire_that_is_cut_nothing_passes() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let member = listener.local_addr().unwrap().to_string();
-        let (heard, hears) = watch::channel(0);
-        tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                let heard = heard.clone();
-                tokio::spawn(async move {
-                    while let Ok(byte) = client.read_u8().await {
-                        heard.send_modify(|count| *count += 1);
-                        client.write_u8(byte).await.unwrap();
-                    }
-                });
-            }
-        });
-        let wire = Wire::to(&member).await;
-        let mut open = within("an echo", echoed(&wire)).await.unwrap();
-        wire.let_answers(Answers::Cut);
-        within("an end", echo(&mut open)).await.unwrap_err();
-        within("an end", echoed(&wire)).await.unwrap_err();
-        assert_eq!(*hears.borrow(), 1, "nothing is asked either");
-        wire.let_answers(Answers::Arrive);
-        within("an echo", echoed(&wire)).await.unwrap();
     }
 }

@@ -1,0 +1,119 @@
+//! The servers that contenders are measured on: one for each store, on loopback, with fresh data.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use leasehold_testkit::launch::Measured;
+use tempfile::TempDir;
+
+use crate::roster::Place;
+use crate::scenario::Store;
+use crate::wire::proxy::{Proxy, Speaks};
+
+/// A store, ready to be used.
+pub(crate) struct Environment {
+    store: Store,
+    folder: TempDir,
+    /// Killed when dropped.
+    server: Option<Box<dyn Measured>>,
+}
+
+/// One contender's way to a store, for one run.
+pub(crate) struct Way<'a> {
+    environment: &'a Environment,
+    /// Where there is a server.
+    proxy: Option<Proxy>,
+    before: BTreeMap<String, u64>,
+}
+
+impl Environment {
+    /// Starts what `store` needs.
+    pub(crate) async fn start(store: Store) -> Result<Self, String> {
+        let folder = tempfile::Builder::new().prefix("leasehold-bench.").tempdir();
+        let folder = folder.map_err(|error| format!("no temporary folder: {error}"))?;
+        let server = match store.bench().server {
+            Some(start) => Some(start(folder.path()).await.map_err(|error| error.to_string())?),
+            None => None,
+        };
+        Ok(Self { store, folder, server })
+    }
+
+    /// A file of its own in the folder of the environment.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A way that is longer by `round_trip`.
+    pub(crate) async fn way(&self, round_trip: Duration) -> Result<Way<'_>, String> {
+        let proxy = match &self.server {
+            None => None,
+            Some(server) => {
+                let speaks = if server.speaks_http() { Speaks::Http } else { Speaks::Other };
+                let proxy = Proxy::start(server.address(), speaks, round_trip).await;
+                Some(proxy.map_err(|error| format!("no proxy: {error}"))?)
+            }
+        };
+        let mut way = Way { environment: self, proxy, before: BTreeMap::new() };
+        way.begin_counting().await;
+        Ok(way)
+    }
+}
+
+impl Way<'_> {
+    /// The server, and the address of the proxy before it.
+    fn server(&self) -> Option<(&dyn Measured, String)> {
+        Some((self.environment.server.as_deref()?, self.address()))
+    }
+
+    /// The store URL.
+    pub(crate) fn url(&self) -> String {
+        match self.server() {
+            Some((server, proxy)) => server.url(&proxy),
+            None => self.environment.store.url_in(self.environment.folder.path()),
+        }
+    }
+
+    /// The address of the proxy, `host:port`.
+    pub(crate) fn address(&self) -> String {
+        self.proxy.as_ref().map_or_else(String::new, |proxy| proxy.address().to_string())
+    }
+
+    /// The options that tell a contender where its server is.
+    pub(crate) fn options(&self, place: Place) -> Vec<String> {
+        match place {
+            Place::Url => vec!["--store".to_owned(), self.url()],
+            Place::Endpoint => {
+                self.server().map(|(server, proxy)| server.options(&proxy)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// From now on requests count.
+    pub(crate) async fn begin_counting(&mut self) {
+        self.before = self.all().await;
+    }
+
+    /// The requests since then, by kind; `None` where there is nobody to ask.
+    pub(crate) async fn requests(&self) -> Option<BTreeMap<String, u64>> {
+        self.proxy.as_ref()?;
+        let new = self.all().await.into_iter().map(|(kind, count)| {
+            let before = self.before.get(&kind).copied().unwrap_or(0);
+            (kind, count.saturating_sub(before))
+        });
+        Some(new.filter(|(_, count)| *count > 0).collect())
+    }
+
+    /// How many streams of keep-alives were ever opened, where there are such.
+    pub(crate) async fn keep_alive_streams(&self) -> Option<u64> {
+        self.environment.server.as_deref()?.keep_alive_streams().await
+    }
+
+    /// All requests so far: of HTTP as the proxy counts them, of others by the server's own count of messages.
+    async fn all(&self) -> BTreeMap<String, u64> {
+        match &self.environment.server {
+            Some(server) if !server.speaks_http() => server.messages().await,
+            _ => self.proxy.as_ref().map(Proxy::counts).unwrap_or_default(),
+        }
+    }
+}

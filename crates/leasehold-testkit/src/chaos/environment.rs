@@ -1,0 +1,119 @@
+//! What a scenario runs on: its servers, and what is done to each worker's way to them.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+
+use super::plan::Kind;
+use super::scenario::Scenario;
+use super::servers::Servers;
+use crate::servers::with_option;
+
+/// The servers of a scenario, and what is done to the ways to them.
+#[derive(Debug)]
+pub struct Environment {
+    servers: Box<dyn Servers>,
+    faults: Vec<Kind>,
+    options: &'static str,
+    /// Of each worker.
+    harms: Vec<Harms>,
+}
+
+/// What is done to one worker's way now. Of several the newest counts; when that is over, the newest of the others.
+#[derive(Debug, Default)]
+struct Harms(Mutex<Vec<(u64, Kind, Duration)>>);
+
+impl Harms {
+    fn begin(&self, kind: Kind, duration: Duration) -> u64 {
+        let mut all = self.all();
+        let number = all.last().map_or(0, |(number, ..)| number + 1);
+        all.push((number, kind, duration));
+        number
+    }
+
+    fn end(&self, number: u64) {
+        self.all().retain(|(other, ..)| *other != number);
+    }
+
+    fn newest(&self) -> Option<(Kind, Duration)> {
+        self.all().last().map(|(_, kind, duration)| (*kind, *duration))
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<(u64, Kind, Duration)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Environment {
+    /// Starts what `scenario` needs, for so many workers, with its data below `folder`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start(scenario: &Scenario, workers: usize, folder: &Path) -> io::Result<Self> {
+        let servers = (scenario.start)(folder, workers).await?;
+        let faults = [servers.ways(), scenario.server_faults].concat();
+        let harms = (0..workers).map(|_| Harms::default()).collect();
+        Ok(Self { servers, faults, options: scenario.options, harms })
+    }
+
+    /// The store URL for worker `n`.
+    pub fn url(&self, n: usize) -> String {
+        let url = self.servers.url(n);
+        if self.options.is_empty() { url } else { with_option(&url, self.options) }
+    }
+
+    /// What can be done to the servers and to the ways to them.
+    pub fn faults(&self) -> &[Kind] {
+        &self.faults
+    }
+
+    /// Harms what worker `n` asks, for `duration`.
+    pub async fn harm(&self, n: usize, kind: Kind, duration: Duration) {
+        let harms = &self.harms[n];
+        let number = harms.begin(kind, duration);
+        self.servers.harm(n, harms.newest());
+        SystemClock.sleep(duration).await;
+        harms.end(number);
+        self.servers.harm(n, harms.newest());
+    }
+
+    /// Stops the server, or the leader, for `duration`. One at a time.
+    ///
+    /// # Errors
+    /// When it has no process.
+    pub async fn stop(&self, duration: Duration) -> io::Result<()> {
+        self.servers.stop(duration).await
+    }
+
+    /// `kill -9` of the server, or the leader, and a start after `duration`. One at a time.
+    ///
+    /// # Errors
+    /// When it does not start again.
+    pub async fn kill(&self, duration: Duration) -> io::Result<()> {
+        self.servers.kill(duration).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_harm_that_ends_heals_no_other() {
+        let (harms, lasts) = (Harms::default(), Duration::from_secs(1));
+        let newest = || harms.newest().map(|(kind, _)| kind);
+        let cut = harms.begin(Kind::CutHolder, lasts);
+        let lost = harms.begin(Kind::LoseAnswers, lasts);
+        harms.end(cut);
+        assert_eq!(newest(), Some(Kind::LoseAnswers), "an older one ended");
+        let unavailable = harms.begin(Kind::Unavailable, lasts);
+        assert_eq!(newest(), Some(Kind::Unavailable));
+        harms.end(unavailable);
+        assert_eq!(newest(), Some(Kind::LoseAnswers), "an older one goes on");
+        harms.end(lost);
+        assert_eq!(newest(), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! Servers that chaos and the benchmark start themselves, each on a port and with data of its own.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use leasehold::clock::{Clock, SystemClock};
+use rustix::process::Signal;
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+use crate::process::signal;
+use crate::servers::{set_by_test, through};
+
+/// The bucket, or the table.
+pub const STORE: &str = "leasehold-chaos";
+
+/// A server that takes longer to start does not start.
+const START: Duration = Duration::from_secs(90);
+
+/// How to start a server that speaks HTTP.
+#[async_trait]
+pub trait Launch: fmt::Debug + Send + Sync {
+    /// Runs it on `address`, `HOST:PORT`, with its data below `folder`.
+    fn command(&self, address: &str, folder: &Path) -> Command;
+
+    /// Makes the bucket or the table, [`STORE`], and gives its store URL. It is asked again until the server is ready.
+    async fn make_store(&self, address: &str) -> io::Result<String>;
+
+    /// The options that tell other clients where it is.
+    fn options(&self, address: &str) -> Vec<String> {
+        options(&[("--endpoint", &format!("http://{address}")), ("--bucket", STORE)])
+    }
+}
+
+/// Names and values, as arguments.
+pub(crate) fn options(pairs: &[(&str, &str)]) -> Vec<String> {
+    pairs.iter().flat_map(|(name, value)| [(*name).to_owned(), (*value).to_owned()]).collect()
+}
+
+/// The program that `./test` or `./chaos` names in an environment variable.
+///
+/// # Panics
+/// When it was not named.
+pub fn program(variable: &str) -> String {
+    set_by_test(variable, "program")
+}
+
+/// A server that runs. Killed when dropped.
+#[derive(Debug)]
+pub struct Launched {
+    launch: &'static dyn Launch,
+    address: String,
+    folder: PathBuf,
+    child: Child,
+    url: String,
+}
+
+impl Launched {
+    /// Starts it, with its data below `folder` and an empty bucket or table in it.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start(launch: &'static dyn Launch, folder: &Path) -> io::Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let address = format!("127.0.0.1:{port}");
+        let child = run(launch, &address, folder)?;
+        let folder = folder.to_owned();
+        let mut server = Self { launch, address, folder, child, url: String::new() };
+        server.answers().await?;
+        server.url = make_store(launch, &server.address).await?;
+        Ok(server)
+    }
+
+    /// The `host:port` that it listens on.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The store URL of its bucket or table.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Stops it for `duration`.
+    ///
+    /// # Errors
+    /// When it has no process.
+    pub async fn stop(&self, duration: Duration) -> io::Result<()> {
+        signal(&self.child, Signal::STOP)?;
+        SystemClock.sleep(duration).await;
+        signal(&self.child, Signal::CONT)
+    }
+
+    /// `kill -9`, and a start on the same data and port after `duration`.
+    ///
+    /// # Errors
+    /// When it does not start again.
+    pub async fn kill(&mut self, duration: Duration) -> io::Result<()> {
+        self.child.kill().await?;
+        SystemClock.sleep(duration).await;
+        self.child = run(self.launch, &self.address, &self.folder)?;
+        self.answers().await
+    }
+
+    /// Waits until it takes connections.
+    async fn answers(&mut self) -> io::Result<()> {
+        let start = SystemClock.now();
+        while TcpStream::connect(&self.address).await.is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(io::Error::other(format!("{:?} does not start: {status}", self.launch)));
+            }
+            if SystemClock.now().longest_since(start) > START {
+                return Err(io::Error::other(format!("{:?} takes no connections", self.launch)));
+            }
+            SystemClock.sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+}
+
+fn run(launch: &dyn Launch, address: &str, folder: &Path) -> io::Result<Child> {
+    let log = std::fs::File::options().create(true).append(true).open(folder.join("server.log"))?;
+    let mut command = launch.command(address, folder);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn()
+}
+
+/// A server that takes connections may not be ready to make the store yet.
+async fn make_store(launch: &dyn Launch, address: &str) -> io::Result<String> {
+    let start = SystemClock.now();
+    loop {
+        match launch.make_store(address).await {
+            Err(_) if SystemClock.now().longest_since(start) < START => {
+                SystemClock.sleep(Duration::from_millis(200)).await;
+            }
+            made => return made,
+        }
+    }
+}
+
+/// Starts the server that stands for a store in the benchmark, with its data below a folder.
+pub type StartMeasured = for<'a> fn(&'a Path) -> BoxFuture<'a, io::Result<Box<dyn Measured>>>;
+
+/// A server that the benchmark measures clients on.
+#[async_trait]
+pub trait Measured: Send + Sync {
+    /// The `host:port` that it listens on.
+    fn address(&self) -> &str;
+
+    /// The store URL by way of `proxy`.
+    fn url(&self, proxy: &str) -> String;
+
+    /// The options that tell other clients where it is, by way of `proxy`.
+    fn options(&self, proxy: &str) -> Vec<String>;
+
+    /// Whether it speaks HTTP, whose requests a proxy can count. Otherwise it counts [`messages`](Self::messages) itself.
+    fn speaks_http(&self) -> bool {
+        true
+    }
+
+    /// All messages so far that clients have sent, by kind.
+    async fn messages(&self) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    /// How many streams of keep-alives were ever opened, where there are such.
+    async fn keep_alive_streams(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// Starts a server that speaks HTTP, to be measured.
+pub fn measured<'a>(
+    launch: &'static dyn Launch,
+    folder: &'a Path,
+) -> BoxFuture<'a, io::Result<Box<dyn Measured>>> {
+    Box::pin(async move { Ok(Box::new(Launched::start(launch, folder).await?) as _) })
+}
+
+#[async_trait]
+impl Measured for Launched {
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn url(&self, proxy: &str) -> String {
+        through(&self.url, proxy)
+    }
+
+    fn options(&self, proxy: &str) -> Vec<String> {
+        self.launch.options(proxy)
+    }
+}

@@ -1,0 +1,203 @@
+//! The stores under test: a file for each has its servers, fresh storage on them, what requests cost there, its scenarios
+//! of chaos, and how the benchmark runs it. The suites, chaos and the benchmark read the table that is made here.
+//!
+//! To add a store, write its file, and add its `mod` and its line to [`stores!`]. The line has the names of its
+//! storages, because tests need names before anything runs:
+//!
+//! - `alone`: the conformance suite runs on it;
+//! - `shared`: the suites with several processes run on it too;
+//! - `http`: and requests are counted and harmed by a [`Proxy`](crate::proxy::Proxy);
+//! - `serial`: the same, but for crowds of processes, since the server does one thing at a time.
+
+#[cfg(any(feature = "s3", feature = "dynamodb"))]
+mod aws;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
+#[cfg(feature = "etcd")]
+pub mod etcd;
+#[cfg(feature = "gcs")]
+pub mod gcs;
+pub mod memory;
+#[cfg(feature = "s3")]
+pub mod s3;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+#[cfg(any(feature = "s3", feature = "gcs"))]
+use leasehold::LockName;
+
+#[cfg(feature = "chaos")]
+use crate::chaos::scenario::Scenario;
+use crate::conformance::Harness;
+use crate::harness::Fresh;
+use crate::test_store::{Kind, Storage, TestStore};
+
+macro_rules! stores {
+    ($($(#[$cfg:meta])? $store:path { $($storage:ident: $kind:ident),* })*) => {
+        /// Every store.
+        pub const STORES: &[&dyn TestStore] = &[$($(#[$cfg])? &$store),*];
+
+        /// What the lines say: by store, its storages and their kinds.
+        #[cfg(test)]
+        const LINES: &[&[(&str, &str)]] =
+            &[$($(#[$cfg])? &[$((stringify!($storage), stringify!($kind))),*]),*];
+
+        /// Calls `$suite! { NAME: KIND ... }` with the storages of each store, so that tests can be named after them.
+        #[macro_export]
+        macro_rules! for_each_storage {
+            ($suite:ident) => {
+                $($(#[$cfg])? $suite! { $($storage: $kind)* })*
+            };
+        }
+    };
+}
+
+stores! {
+    #[cfg(feature = "s3")]
+    s3::S3 { s3_minio: http, s3_moto: serial, s3_moto_existence: alone }
+    #[cfg(feature = "dynamodb")]
+    dynamodb::DynamoDb { dynamodb_local: http, dynamodb_moto: serial }
+    #[cfg(feature = "gcs")]
+    gcs::Gcs { gcs: http, gcs_existence: alone }
+    #[cfg(feature = "etcd")]
+    etcd::Etcd { etcd: shared }
+    #[cfg(feature = "sqlite")]
+    sqlite::Sqlite { sqlite: shared }
+    memory::Memory { memory: alone, memory_existence: alone }
+}
+
+/// The store of that name.
+pub fn named(name: &str) -> Option<&'static dyn TestStore> {
+    STORES.iter().find(|store| store.name() == name).copied()
+}
+
+/// The storage of that name, and its store.
+///
+/// # Panics
+/// When there is none.
+pub fn storage(name: &str) -> (&'static dyn TestStore, &'static Storage) {
+    let all = STORES.iter().flat_map(|store| store.storages().iter().map(move |storage| (*store, storage)));
+    let mut found = all.filter(|(_, storage)| storage.name == name);
+    found.next().unwrap_or_else(|| panic!("there is no storage {name}"))
+}
+
+/// The storage of that name, empty.
+///
+/// # Panics
+/// When there is none, or `./test` has not started its server.
+pub fn fresh(name: &str) -> Fresh {
+    let (store, storage) = storage(name);
+    Fresh::on(store, storage)
+}
+
+/// The same, for one case of the conformance suite.
+///
+/// # Panics
+/// As [`fresh`].
+pub fn harness(name: &str) -> Box<dyn Harness> {
+    let (store, storage) = storage(name);
+    store.harness(storage)
+}
+
+/// Every scenario of chaos: first the stores, then what must be found out.
+#[cfg(feature = "chaos")]
+pub fn scenarios() -> Vec<&'static Scenario> {
+    let mut all: Vec<_> = STORES.iter().flat_map(|store| store.scenarios()).collect();
+    all.sort_by_key(|scenario| scenario.must_break.is_some());
+    all
+}
+
+/// Empty storage on each server of at least that kind; of each store only the first if `one_each`.
+///
+/// # Panics
+/// When `./test` has not started them.
+pub fn fresh_on(kind: Kind, one_each: bool) -> Vec<Fresh> {
+    let mut all = Vec::new();
+    for store in STORES {
+        let storages = store.storages().iter().filter(|storage| storage.kind >= kind);
+        for storage in storages.take(if one_each { 1 } else { usize::MAX }) {
+            all.push(Fresh::on(*store, storage));
+        }
+    }
+    all
+}
+
+/// The key of the object of `name`, where `url` is one of a bucket.
+#[cfg(any(feature = "s3", feature = "gcs"))]
+fn object(url: &str, name: &LockName) -> String {
+    crate::harness::object(name, is_by_existence(url))
+}
+
+/// Whether `url` asks for the protocol of simple clients.
+#[cfg(any(feature = "s3", feature = "gcs"))]
+fn is_by_existence(url: &str) -> bool {
+    url.contains("protocol=existence")
+}
+
+/// Writes the markers of an examination that the server passed. The races of one are hundreds of requests, and each case
+/// has a prefix of its own.
+#[cfg(any(feature = "s3", feature = "gcs"))]
+async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str) {
+    let keys = [".leasehold-probe", ".leasehold-probe-delete"];
+    for key in &keys[..1 + usize::from(deletes)] {
+        let marker: bytes::Bytes = marker(&register.place(), outdated).into();
+        // Another client of the same case may have written it.
+        let _ = register.write(key, leasehold::register::Precondition::Absent, marker.into()).await.unwrap();
+    }
+}
+
+/// The record of an examination that the server at `place` passed just now.
+#[cfg(any(feature = "s3", feature = "gcs", feature = "dynamodb"))]
+fn marker(place: &str, outdated: &str) -> String {
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros();
+    format!(
+        r#"{{"about":"the testkit knows this server","examination":2,"outdated":{outdated:?},"verdicts":[{{"place":"{place}","at_us":{now}}}],"nonce":"{:032x}"}}"#,
+        1
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(feature = "chaos")]
+    use crate::chaos::{checker::Rule, scenario::Clocks, worker::Kind as Lock};
+
+    #[test]
+    fn the_lines_and_the_files_of_the_stores_agree() {
+        for (store, line) in STORES.iter().zip(LINES) {
+            let storages = store.storages().iter();
+            let kind = |kind: Kind| format!("{kind:?}").to_lowercase();
+            let of_file: Vec<_> = storages.map(|storage| (storage.name, kind(storage.kind))).collect();
+            let of_line: Vec<_> = line.iter().map(|(name, kind)| (*name, (*kind).to_owned())).collect();
+            assert_eq!(of_line, of_file, "{store:?}");
+        }
+        assert_eq!(STORES.len(), LINES.len());
+    }
+
+    #[test]
+    fn names_are_unique_and_start_with_that_of_the_store() {
+        let mut names: Vec<_> =
+            STORES.iter().flat_map(|store| store.storages()).map(|one| one.name).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+        for store in STORES {
+            assert!(store.storages().iter().all(|storage| storage.name.starts_with(store.name())));
+            let http = store.storages().iter().any(|storage| storage.kind >= Kind::Serial);
+            assert_eq!(http, store.budget().is_some(), "{store:?}");
+        }
+    }
+
+    #[cfg(feature = "chaos")]
+    #[test]
+    fn scenarios_have_unique_names_and_stores_promise_one_holder() {
+        let all = scenarios();
+        for (n, scenario) in all.iter().enumerate() {
+            assert!(all[..n].iter().all(|other| other.name != scenario.name));
+            let naive = scenario.kind != Lock::Leasehold;
+            assert_eq!(naive, scenario.must_break.is_some(), "{}", scenario.name);
+            if !naive && scenario.clocks != Clocks::TwiceTooFast {
+                assert!(scenario.promises.contains(&Rule::OneHolder), "{}", scenario.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A way to a server that does not speak HTTP.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// A way to a member on which answers can be held up, and lost.
+#[derive(Debug)]
+pub struct Wire {
+    address: SocketAddr,
+    answers: watch::Sender<Answers>,
+    task: JoinHandle<()>,
+}
+
+/// What becomes of a member's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// They arrive.
+    Arrive,
+    /// They arrive so much later.
+    ArriveAfter(Duration),
+    /// They are lost, until the connections are cut by letting answers arrive again.
+    AreLost,
+    /// There are none: connections are closed, and so are new ones, until answers arrive again. Nothing is asked either.
+    Cut,
+}
+
+impl Wire {
+    /// Forwards connections to `member`.
+    ///
+    /// # Panics
+    /// When there is no port to listen on.
+    pub async fn to(member: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, member) = (listener.local_addr().unwrap(), member.to_owned());
+        let (answers, how) = watch::channel(Answers::Arrive);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if *how.borrow() == Answers::Cut {
+                    continue;
+                }
+                let Ok(server) = TcpStream::connect(&member).await else { continue };
+                tokio::spawn(forward(client, server, how.clone()));
+            }
+        });
+        Self { address, answers, task }
+    }
+
+    /// Where to connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What becomes of answers from now on.
+    pub fn let_answers(&self, how: Answers) {
+        self.answers.send_replace(how);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<Answers>) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let mut cut = how.clone();
+    let asked = tokio::io::copy(&mut from_client, &mut to_server);
+    let answered = async {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let count = from_server.read(&mut bytes).await.unwrap_or(0);
+            let now = *how.borrow();
+            match now {
+                _ if count == 0 => return,
+                Answers::Arrive => {}
+                Answers::ArriveAfter(delay) => SystemClock.sleep(delay).await,
+                // What was lost leaves a gap that no client may see: the connection is cut.
+                Answers::AreLost => {
+                    let _ = how.wait_for(|how| *how != Answers::AreLost).await;
+                    return;
+                }
+                Answers::Cut => return,
+            }
+            if to_client.write_all(&bytes[..count]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        _ = asked => {}
+        () = answered => {}
+        _ = cut.wait_for(|how| *how == Answers::Cut) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::process::within;
+
+    async fn echoed(wire: &Wire) -> io::Result<TcpStream> {
+        let mut connection = TcpStream::connect(wire.address()).await?;
+        echo(&mut connection).await?;
+        Ok(connection)
+    }
+
+    async fn echo(connection: &mut TcpStream) -> io::Result<()> {
+        connection.write_all(b"!").await?;
+        connection.read_exact(&mut [0]).await.map(|_| ())
+    }
+
+    #[tokio::test]
+    async fn through_a_wire_that_is_cut_nothing_passes() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let member = listener.local_addr().unwrap().to_string();
+        let (heard, hears) = watch::channel(0);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let heard = heard.clone();
+                tokio::spawn(async move {
+                    while let Ok(byte) = client.read_u8().await {
+                        heard.send_modify(|count| *count += 1);
+                        client.write_u8(byte).await.unwrap();
+                    }
+                });
+            }
+        });
+        let wire = Wire::to(&member).await;
+        let mut open = within("an echo", echoed(&wire)).await.unwrap();
+        wire.let_answers(Answers::Cut);
+        within("an end", echo(&mut open)).await.unwrap_err();
+        within("an end", echoed(&wire)).await.unwrap_err();
+        assert_eq!(*hears.borrow(), 1, "nothing is asked either");
+        wire.let_answers(Answers::Arrive);
+        within("an echo", echoed(&wire)).await.unwrap();
+    }
+}

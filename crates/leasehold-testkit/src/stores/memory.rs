@@ -1,0 +1,59 @@
+//! The memory of a process.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::LockName;
+use leasehold::env::Env;
+use leasehold::lease::StoreOptions;
+use leasehold::stores::memory::MemoryRegister;
+
+use crate::conformance::Harness;
+use crate::harness::OnRegister;
+use crate::test_store::{Bench, Kind, Storage, TestStore};
+
+/// The memory of a process.
+#[derive(Debug)]
+pub struct Memory;
+
+/// Leases on a fresh [`MemoryRegister`] that runs on `env`.
+pub fn on(env: Env) -> OnRegister {
+    let mut options = StoreOptions::default();
+    options.env = env.clone();
+    options.margin = Duration::ZERO;
+    OnRegister::new(Arc::new(MemoryRegister::new(env)), options)
+}
+
+const fn storage(name: &'static str, options: &'static str) -> Storage {
+    Storage { name, server: None, options, kind: Kind::Alone }
+}
+
+#[async_trait]
+impl TestStore for Memory {
+    fn name(&self) -> &'static str {
+        "mem"
+    }
+
+    fn storages(&self) -> &'static [Storage] {
+        const { &[storage("memory", ""), storage("memory_existence", "protocol=existence")] }
+    }
+
+    fn fresh_url(&self, _storage: &Storage, _folder: &Path) -> String {
+        "mem:".to_owned()
+    }
+
+    fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
+        let memory = on(Env::system());
+        Box::new(if storage.options.is_empty() { memory } else { memory.by_existence() })
+    }
+
+    async fn delete_record(&self, url: &str, _name: &LockName) {
+        panic!("no two clients share `{url}`");
+    }
+
+    fn bench(&self) -> Bench {
+        Bench { title: "memory", scenarios: "abf", server: None }
+    }
+}

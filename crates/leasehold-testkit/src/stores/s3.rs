@@ -1,0 +1,206 @@
+//! S3: MinIO and moto.
+
+use std::io;
+use std::path::Path;
+
+use async_trait::async_trait;
+use leasehold::LockName;
+use leasehold::env::Env;
+use leasehold::stores::s3::S3Register;
+use tokio::process::Command;
+
+use super::{aws, is_by_existence, object, vouch};
+#[cfg(feature = "chaos")]
+use crate::chaos::{
+    plan::Kind as Fault,
+    scenario::{Clocks, FENCE_ONLY, Scenario, WITHOUT_TOKENS},
+    servers::Http,
+    worker::Kind as Lock,
+};
+use crate::conformance::Harness;
+use crate::harness::Fresh;
+use crate::launch::{Launch, STORE, measured, program};
+use crate::peers::Program;
+use crate::servers::{Server, below, endpoint, parsed};
+use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
+
+impl Server {
+    /// MinIO, an S3 in Go.
+    pub const MINIO: Self = Self { variable: "LEASEHOLD_TEST_S3_MINIO" };
+    /// moto, an S3 in Python.
+    pub const MOTO: Self = Self { variable: "LEASEHOLD_TEST_S3_MOTO" };
+    /// An old gofakes3, an S3 in Go, which ignores preconditions.
+    pub const S3_IGNORING: Self = Self { variable: "LEASEHOLD_TEST_BAD_S3_IGNORING" };
+    /// s3s-fs, an S3 in Rust, which checks preconditions and then writes: two steps.
+    pub const S3_RACY: Self = Self { variable: "LEASEHOLD_TEST_BAD_S3_RACY" };
+}
+
+impl Program {
+    /// Amazon's command.
+    pub const AWS: Self = Self::tool("LEASEHOLD_TEST_AWS");
+}
+
+/// S3.
+#[derive(Debug)]
+pub struct S3;
+
+const fn storage(name: &'static str, server: Server, kind: Kind) -> Storage {
+    Storage { name, server: Some(server), options: "", kind }
+}
+
+#[async_trait]
+impl TestStore for S3 {
+    fn name(&self) -> &'static str {
+        "s3"
+    }
+
+    fn storages(&self) -> &'static [Storage] {
+        const {
+            &[
+                storage("s3_minio", Server::MINIO, Kind::Http),
+                storage("s3_moto", Server::MOTO, Kind::Serial),
+                // Without tokens.
+                Storage {
+                    options: "protocol=existence",
+                    ..storage("s3_moto_existence", Server::MOTO, Kind::Alone)
+                },
+            ]
+        }
+    }
+
+    fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
+        Box::new(Fresh::on(self, storage))
+    }
+
+    async fn delete_record(&self, url: &str, name: &LockName) {
+        // Not through leasehold's register, which deletes only where the server can do so conditionally: MinIO cannot.
+        let (client, parsed) = (client(url).await, parsed(url));
+        let key = format!("{}/{}", parsed.path().trim_matches('/'), object(url, name));
+        let bucket = parsed.authority().unwrap();
+        client.head_object().bucket(bucket).key(&key).send().await.expect("there is a record to delete");
+        client.delete_object().bucket(bucket).key(&key).send().await.unwrap();
+    }
+
+    async fn vouch_for(&self, url: &str) {
+        let register = S3Register::open(parsed(url), Env::system()).await.unwrap();
+        vouch(&register, is_by_existence(url), "\"00000000000000000000000000000000\"").await;
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        Some(Budget {
+            request: |seen| seen.path.ends_with("/lock.lock").then(|| seen.method.clone()),
+            examines_first: false,
+            first: &["GET", "PUT"],
+            cold: &["GET", "PUT"],
+            refusal: &["GET"],
+            read: "GET",
+            write: "PUT",
+            write_method: "PUT",
+        })
+    }
+
+    #[cfg(feature = "chaos")]
+    fn scenarios(&self) -> &'static [Scenario] {
+        const MINIO: Scenario = Scenario::store(
+            "s3-minio",
+            |folder, workers| Http::start(&MinIo, folder, workers),
+            &[Fault::StopServer, Fault::KillServer],
+        );
+        const MOTO: Scenario = Scenario::store(
+            "s3-moto",
+            |folder, workers| Http::start(&Moto, folder, workers),
+            &[Fault::StopServer],
+        );
+        const ALL: &[Scenario] = &[
+            MINIO,
+            MOTO,
+            Scenario {
+                name: "s3-moto-existence",
+                options: "protocol=existence",
+                promises: WITHOUT_TOKENS,
+                ..MOTO
+            },
+            Scenario {
+                name: "clocks-twice-too-fast",
+                promises: FENCE_ONLY,
+                clocks: Clocks::TwiceTooFast,
+                ..MOTO
+            },
+            Scenario::naive("naive-plain-object", Lock::PlainObject, MOTO.start, &[Fault::StopServer]),
+        ];
+        ALL
+    }
+
+    fn bench(&self) -> Bench {
+        Bench { title: "S3 (MinIO)", scenarios: "abcde", server: Some(|folder| measured(&MinIo, folder)) }
+    }
+}
+
+/// A client of the server at `url`, for what an operator does by hand.
+///
+/// # Panics
+/// When the URL has no endpoint and no region.
+pub async fn client(url: &str) -> aws_sdk_s3::Client {
+    let mut url = parsed(url);
+    client_of(&url.take("endpoint").unwrap(), url.take("region").unwrap()).await
+}
+
+async fn client_of(endpoint: &str, region: String) -> aws_sdk_s3::Client {
+    let config = aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await;
+    let config = aws_sdk_s3::config::Builder::from(&config)
+        .endpoint_url(endpoint)
+        .region(aws_sdk_s3::config::Region::new(region))
+        .force_path_style(true)
+        .build();
+    aws_sdk_s3::Client::from_conf(config)
+}
+
+/// MinIO, which keeps what it was told over `kill -9`.
+#[derive(Debug)]
+struct MinIo;
+
+/// moto.
+#[derive(Debug)]
+struct Moto;
+
+#[async_trait]
+impl Launch for MinIo {
+    fn command(&self, address: &str, folder: &Path) -> Command {
+        let mut minio = Command::new(program("LEASEHOLD_TEST_MINIO_SERVER"));
+        minio.arg("server").arg(folder.join("minio")).args(["--address", address]);
+        // Or it makes one in the home of whoever runs this.
+        minio.arg("--certs-dir").arg(folder.join("certs"));
+        minio.env("MINIO_ROOT_USER", program("AWS_ACCESS_KEY_ID"));
+        minio.env("MINIO_ROOT_PASSWORD", program("AWS_SECRET_ACCESS_KEY"));
+        minio.envs([("MINIO_BROWSER", "off"), ("MINIO_UPDATE", "off")]);
+        minio
+    }
+
+    async fn make_store(&self, address: &str) -> io::Result<String> {
+        make_bucket(address).await
+    }
+}
+
+#[async_trait]
+impl Launch for Moto {
+    fn command(&self, address: &str, _folder: &Path) -> Command {
+        aws::moto(address)
+    }
+
+    async fn make_store(&self, address: &str) -> io::Result<String> {
+        make_bucket(address).await
+    }
+}
+
+async fn make_bucket(address: &str) -> io::Result<String> {
+    let client = client_of(&format!("http://{address}"), "us-east-1".to_owned()).await;
+    match client.create_bucket().bucket(STORE).send().await {
+        // An earlier try has made it, and its answer was lost.
+        Err(error)
+            if !error.as_service_error().is_some_and(|error| error.is_bucket_already_owned_by_you()) =>
+        {
+            Err(io::Error::other(format!("no bucket: {error:?}")))
+        }
+        _ => Ok(below(&format!("s3://{STORE}?{}&region=us-east-1", endpoint(address)), "chaos")),
+    }
+}

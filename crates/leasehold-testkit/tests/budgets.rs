@@ -1,0 +1,223 @@
+//! How many requests a lock costs, counted on the wire. `./test` starts the servers. etcd counts its own: `budget_etcd.rs`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, Held, Ttl};
+use leasehold::{Holder, LockName, Locker};
+use leasehold_testkit::for_each_storage;
+use leasehold_testkit::proxy::{Harm, Proxy};
+use leasehold_testkit::servers::{Server, through};
+use leasehold_testkit::stores;
+use leasehold_testkit::test_store::Budget;
+
+macro_rules! suite {
+    ($($storage:ident: $kind:ident)*) => { $(budgets!($storage $kind);)* };
+}
+
+macro_rules! budgets {
+    ($storage:ident serial) => {
+        budgets! { $storage http }
+    };
+    ($storage:ident http) => {
+        on_storage! { $storage:
+            each_step_of_a_lock_costs_what_the_documentation_says
+            a_waiter_reads_and_never_writes
+            a_hundred_waiting_tasks_cost_as_much_as_one
+            a_lost_answer_costs_one_read_more
+        }
+    };
+    ($storage:ident $kind:ident) => {};
+}
+
+for_each_storage!(suite);
+
+/// A server whose requests are counted.
+pub(crate) struct Counted {
+    server: Server,
+    budget: Budget,
+}
+
+/// A client whose requests go through a proxy of its own.
+pub(crate) struct Client {
+    pub(crate) proxy: Proxy,
+    pub(crate) locker: Locker,
+    budget: Budget,
+}
+
+impl Counted {
+    /// The storage of that name, and a URL that nobody else uses.
+    pub(crate) fn on(storage: &str) -> (Self, String) {
+        let (store, storage) = stores::storage(storage);
+        let (server, budget) = (storage.server.unwrap(), store.budget().unwrap());
+        (Self { server, budget }, server.fresh_url())
+    }
+
+    /// A client that has counted nothing yet.
+    pub(crate) async fn client(&self, url: &str) -> Client {
+        let proxy = Proxy::start(self.server.address()).await;
+        let locker = Locker::open(&through(url, proxy.address())).await.unwrap();
+        if self.budget.examines_first {
+            locker.lock("another").acquire().await.unwrap().release().await.unwrap();
+            proxy.reset();
+        }
+        Client { proxy, locker, budget: self.budget }
+    }
+}
+
+impl Client {
+    /// The requests to the record of the lock, in order.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.proxy.log().iter().filter_map(self.budget.request).collect()
+    }
+
+    pub(crate) async fn granted(&self) -> Grant {
+        granted(&self.locker).await
+    }
+
+    async fn refused(&self) -> Held {
+        match tried(&self.locker).await {
+            AcquireOutcome::Held(held) => held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn renewed(&self, grant: &mut Grant) {
+        self.locker.store().renew(grant).await.unwrap();
+    }
+
+    pub(crate) async fn released(&self, grant: &mut Grant) {
+        self.locker.store().release(grant, None).await.unwrap();
+    }
+
+    /// Waits until so many requests have come.
+    async fn until(&self, count: usize) {
+        self.proxy.until(|log| log.iter().filter_map(self.budget.request).count() >= count).await;
+    }
+
+    fn writes(&self) -> usize {
+        self.requests().iter().filter(|request| *request == self.budget.write).count()
+    }
+
+    /// A waiter reads: it has only tried once.
+    fn assert_only_read(&self) {
+        let requests = self.requests();
+        let (tried, rest) = requests.split_at(self.budget.refusal.len());
+        assert_eq!(tried, self.budget.refusal, "the try that found it held");
+        assert!(rest.iter().all(|request| request == self.budget.read), "{requests:?}");
+    }
+
+    /// The try, if it was by a write; one write to acquire, one to release.
+    fn assert_wrote_once(&self) {
+        let tried = self.budget.refusal.iter().filter(|request| **request == self.budget.write).count();
+        assert_eq!(self.writes(), tried + 2, "one write to acquire, and one to release");
+    }
+}
+
+async fn tried(locker: &Locker) -> AcquireOutcome {
+    let (name, ttl) = (LockName::new("lock").unwrap(), Ttl::new(Duration::from_secs(60)).unwrap());
+    let claim = Claim::new(locker.store().env(), name, ttl, Holder::this_process());
+    locker.store().try_acquire(&claim).await.unwrap()
+}
+
+async fn granted(locker: &Locker) -> Grant {
+    match tried(locker).await {
+        AcquireOutcome::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn each_step_of_a_lock_costs_what_the_documentation_says(storage: &str) {
+    let (counted, url) = Counted::on(storage);
+    let (budget, client) = (counted.budget, counted.client(&url).await);
+
+    let mut first = client.granted().await;
+    assert_eq!(client.requests(), budget.first, "the first acquisition ever");
+    client.proxy.reset();
+    client.renewed(&mut first).await;
+    client.renewed(&mut first).await;
+    assert_eq!(client.requests(), [budget.write; 2], "two renewals");
+    client.proxy.reset();
+    client.released(&mut first).await;
+    assert_eq!(client.requests(), [budget.write], "a release");
+    client.proxy.reset();
+    let mut warm = client.granted().await;
+    assert_eq!(client.requests(), [budget.write], "a warm acquisition");
+
+    let other = counted.client(&url).await;
+    let held = other.refused().await;
+    assert_eq!(other.requests(), budget.refusal, "a refusal");
+    assert_eq!((held.holder, held.token), (Some(Holder::this_process()), Some(warm.token)));
+    client.released(&mut warm).await;
+
+    let other = counted.client(&url).await;
+    let cold = other.granted().await;
+    assert_eq!(other.requests(), budget.cold, "a cold acquisition");
+    assert!(first.token < warm.token && warm.token < cold.token);
+}
+
+async fn a_waiter_reads_and_never_writes(storage: &str) {
+    let (counted, url) = Counted::on(storage);
+    let holder = Locker::open(&url).await.unwrap();
+    let mut grant = granted(&holder).await;
+    let client = counted.client(&url).await;
+    let locker = client.locker.clone();
+    let waiter = tokio::spawn(async move { locker.lock("lock").acquire().await });
+    client.until(4).await;
+    client.assert_only_read();
+    holder.store().release(&mut grant, None).await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+    client.assert_wrote_once();
+}
+
+/// The tasks of one process queue up in the process: one of them asks the store, whatever their number.
+async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
+    const TASKS: usize = 100;
+    const POLLS: usize = 6;
+    let (counted, url) = Counted::on(storage);
+    let holder = Locker::open(&url).await.unwrap();
+    let mut grant = granted(&holder).await;
+    let client = counted.client(&url).await;
+    let pace = client.locker.capabilities().pace.min;
+    let start = SystemClock.now();
+    let asking = Arc::new(AtomicUsize::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..TASKS {
+        let (locker, told) = (client.locker.clone(), asking.clone());
+        tasks.spawn(async move {
+            let lock = locker.lock("lock").on_wait(move |_| {
+                told.fetch_add(1, Ordering::Relaxed);
+            });
+            lock.acquire().await.unwrap().release().await.unwrap();
+        });
+    }
+    client.until(POLLS).await;
+    client.assert_only_read();
+    // So many reads by one contender take so long, with room for jitter. Of a hundred they would have come at once.
+    let took = SystemClock.now().longest_since(start);
+    assert!(took >= pace * POLLS as u32 / 2, "{POLLS} reads within {took:?}");
+    holder.store().release(&mut grant, None).await.unwrap();
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+    client.assert_wrote_once();
+    assert!(asking.load(Ordering::Relaxed) > 0);
+}
+
+/// An applied write whose answer was lost is not sent again as if it had not been: it is read back and recognised.
+async fn a_lost_answer_costs_one_read_more(storage: &str) {
+    let (counted, url) = Counted::on(storage);
+    let client = counted.client(&url).await;
+    let mut grant = client.granted().await;
+    client.released(&mut grant).await;
+    client.proxy.reset();
+    client.proxy.next(counted.budget.write_method, Harm::AnswerLost);
+    let again = client.granted().await;
+    assert!(again.token > grant.token);
+    let requests = client.requests();
+    let expected = [counted.budget.write, counted.budget.read];
+    assert_eq!(&requests[..2], expected, "the write is resolved by a read: {requests:?}");
+    assert!(requests.len() <= 3, "{requests:?}");
+}

@@ -1,0 +1,34 @@
+//! The conformance suite on all storage of every store. `./test` starts the servers.
+
+use std::sync::Arc;
+
+use leasehold::clock::TestClock;
+use leasehold::env::Env;
+use leasehold_testkit::harness::{Fresh, OnRegister, assert_described};
+use leasehold_testkit::stores::{self, STORES};
+use leasehold_testkit::{conformance, for_each_storage};
+
+macro_rules! suite {
+    ($($storage:ident: $kind:ident)*) => {
+        $(conformance!($storage, stores::harness(stringify!($storage)), (flavor = "multi_thread", worker_threads = 4));)*
+    };
+}
+
+for_each_storage!(suite);
+
+/// Memory on a clock that stands still unless everybody waits.
+fn memory_on_paused_time() -> OnRegister {
+    stores::memory::on(Env::seeded(Arc::new(TestClock::default()), 1))
+}
+
+conformance!(memory_paused, memory_on_paused_time(), (start_paused = true));
+conformance!(memory_existence_paused, memory_on_paused_time().by_existence(), (start_paused = true));
+
+#[tokio::test]
+async fn help_says_what_each_store_can() {
+    for store in STORES {
+        for storage in store.storages().iter().filter(|storage| storage.options.is_empty()) {
+            assert_described(Fresh::on(*store, storage).url()).await;
+        }
+    }
+}
