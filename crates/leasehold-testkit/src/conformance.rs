@@ -146,7 +146,7 @@ cases! {
     tokens_rise_when_a_grant_is_evicted
     tokens_rise_when_the_record_is_deleted_by_hand
     a_lapsed_lease_is_taken_over_and_not_before
-    a_contender_with_a_shorter_ttl_waits_for_the_ttl_of_the_record
+    a_contender_with_a_shorter_ttl_waits_for_that_of_the_record
     a_contender_with_a_longer_ttl_waits_no_longer_for_it
     a_lock_delay_lengthens_a_lapse_and_not_a_release
     renewal_keeps_a_lease_beyond_its_first_deadline
@@ -188,17 +188,17 @@ cases! {
     a_released_permit_goes_to_who_waits_for_any
     a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind
     shared_holders_are_together_and_an_exclusive_one_is_alone
-    shared_holders_who_keep_coming_do_not_keep_an_exclusive_one_waiting
+    shared_holders_do_not_starve_an_exclusive_one
     the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
     a_ticket_is_taken_up_and_handed_on_again
-    one_of_several_candidates_leads_and_is_followed_when_it_resigns
+    one_candidate_leads_and_another_follows_when_it_resigns
     an_observer_is_told_of_each_leader_and_of_nobody
     an_observer_is_told_of_a_leader_that_follows_at_once
     what_a_leader_advertises_survives_its_renewals
     a_leader_whose_lease_has_ended_is_nobody
     one_of_many_runs_a_job_and_the_others_learn_that_it_ran
     a_job_that_failed_is_run_by_another_in_the_same_period
-    a_job_whose_machine_died_is_run_by_another_in_the_same_period
+    a_job_of_a_dead_machine_is_run_by_another_in_the_same_period
     a_job_runs_again_after_its_period_and_not_before
 }
 

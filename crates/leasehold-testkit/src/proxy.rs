@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn harm_comes_to_the_method_it_was_meant_for_and_ends_when_healed() {
+    async fn harm_comes_to_the_method_that_it_is_for_and_ends_when_healed() {
         let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;
         proxy.next("PUT", Harm::Cut);

@@ -39,7 +39,7 @@ async fn holds_and_waits(url: &str, ttl: Duration) {
 
 /// Logins expire every second here, and are made again; the role of the documentation is enough.
 #[tokio::test]
-async fn a_user_needs_the_documented_role_and_logs_in_again_when_the_login_expires() {
+async fn a_user_needs_the_documented_role_and_logs_in_again() {
     let cluster = Cluster::start(1, &["--auth-token-ttl", "1"]).await;
     for command in ROLE {
         etcdctl(cluster.address(0), command).await;
@@ -74,7 +74,7 @@ async fn with_users(options: &[&str]) -> (Cluster, String) {
 
 /// A lease on which nothing stands is kept alive too, for the next lock; and that needs no more than the role.
 #[tokio::test]
-async fn a_lease_without_locks_is_used_again_by_a_user_who_may_read_nothing_else() {
+async fn a_lease_without_locks_is_reused_by_a_user_with_few_rights() {
     let (_cluster, url) = with_users(&[]).await;
     let locker = Locker::open(&url).await.unwrap();
     let ttl = Duration::from_secs(6);

@@ -122,7 +122,7 @@ async fn renewed(store: &dyn LeaseStore, grant: &mut Grant) {
 }
 
 #[tokio::test]
-async fn one_stream_carries_the_keep_alives_of_all_leases_of_a_process() {
+async fn one_stream_carries_the_keep_alives_of_all_leases() {
     let mut counted = Counted::start().await;
     let locker = Locker::open(&counted.cluster.url()).await.unwrap();
     let store = &**locker.store();

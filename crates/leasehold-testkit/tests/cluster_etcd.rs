@@ -31,7 +31,7 @@ async fn stays_held(guard: &Guard, how_long: Duration) {
 /// 16 processes count under one lock while leaders are killed and members stopped: the sum is exact, no two held the
 /// lock at once, tokens rise.
 #[tokio::test]
-async fn a_counter_stays_exact_while_leaders_are_killed_and_members_stopped() {
+async fn a_counter_stays_exact_while_leaders_are_killed() {
     let mut cluster = Cluster::start(3, &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let url = cluster.url();
@@ -122,7 +122,7 @@ async fn a_holder_cut_off_with_the_old_leader_knows_first() {
 /// Without a majority nothing is granted and nothing prolonged: the holder knows in time, and those who wait go on when
 /// the members are back.
 #[tokio::test]
-async fn without_a_majority_a_lock_is_lost_in_time_and_granted_again_afterwards() {
+async fn without_a_majority_a_lock_is_lost_in_time_and_granted_later() {
     let mut cluster = Cluster::start(3, &[]).await;
     let guard = acquired(&cluster.url()).await;
     let token = guard.token().unwrap();

@@ -67,7 +67,7 @@ async fn a_key_file_is_named_by_the_environment_or_the_url() {
 }
 
 #[tokio::test]
-async fn the_variable_of_the_emulators_says_where_and_that_nobody_has_to_sign_in() {
+async fn the_emulator_variable_names_a_server_without_a_login() {
     let server = FakeGcs::start().await;
     let (granted, said) =
         try_with("gs://bucket/locks", &[("STORAGE_EMULATOR_HOST", server.address().to_string())]).await;

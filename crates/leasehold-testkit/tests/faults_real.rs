@@ -85,7 +85,7 @@ async fn only_the_later_token_writes(old: u64, new: u64) {
 }
 
 #[tokio::test]
-async fn a_holder_stopped_for_longer_than_its_lease_is_lost_at_its_first_check() {
+async fn a_holder_stopped_beyond_its_lease_fails_its_first_check() {
     on_each(stores(), async |fresh| {
         let url = fresh.url();
         // Long enough to be held when it is asked, also on a slow machine.
@@ -131,7 +131,7 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
 /// Beyond what is promised of clocks: the holder's runs at a fifth of the true rate, so that it renews far too late and
 /// believes for far too long.
 #[tokio::test]
-async fn a_holder_whose_clock_is_far_too_slow_is_kept_out_by_its_token() {
+async fn a_holder_with_a_far_too_slow_clock_is_kept_out_by_its_token() {
     // Not SQLite, whose processes share one machine's clock.
     let stores = stores().into_iter().filter(|fresh| fresh.store().reaper() != Reaper::Death);
     on_each(stores, async |fresh| {
@@ -168,7 +168,7 @@ async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
 
 /// Killed (-9) and started again on the same data and port, while one holds the lock and another waits for it.
 #[tokio::test]
-async fn a_server_killed_and_restarted_loses_no_grant_and_makes_no_second_holder() {
+async fn a_restarted_server_loses_no_grant_and_adds_no_second_holder() {
     let durable = |scenario: &&Scenario| {
         scenario.server_faults.contains(&Fault::KillServer) && scenario.must_break.is_none()
     };

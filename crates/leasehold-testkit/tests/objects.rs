@@ -93,7 +93,7 @@ async fn what_others_say_about_an_object_comes_back_and_stays() {
 }
 
 #[tokio::test]
-async fn an_update_and_a_fenced_write_cost_what_the_documentation_says() {
+async fn updates_and_fenced_writes_cost_what_the_documentation_says() {
     for server in SERVERS {
         let (_, url) = fresh(server);
         let proxy = Proxy::start(server.address()).await;

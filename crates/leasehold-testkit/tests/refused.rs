@@ -12,7 +12,7 @@ mod s3 {
     }
 
     #[tokio::test]
-    async fn a_server_that_ignores_preconditions_is_refused_and_nothing_is_granted() {
+    async fn a_server_that_ignores_preconditions_is_refused() {
         let server = FakeS3::start(Preconditions::Ignored).await;
         let locker = locker(&server).await;
         for attempt in 0..2 {
@@ -51,7 +51,7 @@ mod s3 {
     /// MinIO ignores `If-Match` on deletes, and with this protocol a release deletes. It is refused before it grants
     /// anything, not when the first holder wants to be rid of its lock.
     #[tokio::test]
-    async fn a_server_that_ignores_the_preconditions_of_deletes_is_refused_where_a_release_deletes() {
+    async fn a_server_that_deletes_without_preconditions_is_refused() {
         let url = format!("{}&protocol=existence", Server::MINIO.fresh_url());
         let locker = Locker::open(&url).await.unwrap();
         for attempt in 0..2 {
@@ -71,7 +71,7 @@ mod gcs {
 
     /// gcp-storage-emulator ignores the preconditions of uploads that carry metadata.
     #[tokio::test]
-    async fn an_emulator_that_ignores_preconditions_is_refused_and_nothing_is_granted() {
+    async fn an_emulator_that_ignores_preconditions_is_refused() {
         let url = Server::BAD_GCS.fresh_url();
         let locker = Locker::open(&url).await.unwrap();
         for attempt in 0..2 {

@@ -140,7 +140,7 @@ async fn a_place_in_line_that_was_lost_is_no_grant() {
 
 /// The same for one that has not heard of its loss, with others behind it: they are first now.
 #[tokio::test]
-async fn a_place_that_was_lost_unheard_is_not_taken_before_those_who_stood_behind_it() {
+async fn a_place_that_was_lost_unheard_is_taken_again_at_the_end() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let (lost, behind) = (two.waiting(), one.waiting());
@@ -255,7 +255,7 @@ async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
 
 /// A lease that others keep alive does not keep what nobody renews; and nothing is taken away too early.
 #[tokio::test]
-async fn a_grant_that_is_not_renewed_lapses_although_its_lease_lives_on() {
+async fn a_grant_without_renewals_lapses_although_its_lease_lives() {
     let (one, two) = two().await;
     let mut kept = one.granted(&one.claim("other", TTL)).await;
     let forgotten = one.granted(&one.claim("lock", TTL)).await;

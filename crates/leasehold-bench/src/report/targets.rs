@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn uncontended_it_is_enough_to_be_near_the_limit_or_far_from_the_peers() {
+    fn uncontended_near_the_limit_or_far_from_the_peers_is_enough() {
         let case = |ours: f64, peer: f64, calls: f64| {
             let mut mine = row("leasehold", Role::Ours, OPS.name, &[ours]);
             add(&mut mine, &REQUESTS, 2.0);

@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_token_that_is_believed_in_after_a_higher_one_is_found() {
+    fn a_lower_token_that_is_valid_after_a_higher_one_is_found() {
         let told = Told::default().held("a", 7, 100, 200).held("b", 6, 300, 400);
         assert_eq!(told.broken(), [Rule::TokensRise]);
     }

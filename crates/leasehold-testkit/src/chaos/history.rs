@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_merged_in_the_order_of_time_and_torn_lines_left_out() {
+    fn files_are_merged_by_time_and_torn_lines_are_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let first = History::create(folder.path(), "first").unwrap();
         let second = History::create(folder.path(), "second").unwrap();

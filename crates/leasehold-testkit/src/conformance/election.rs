@@ -56,7 +56,7 @@ async fn assert_tells(
 
 /// Of three candidates one leads; each that resigns is followed by another, with a higher term, long before a ttl has
 /// passed.
-pub async fn one_of_several_candidates_leads_and_is_followed_when_it_resigns(harness: &dyn Harness) {
+pub async fn one_candidate_leads_and_another_follows_when_it_resigns(harness: &dyn Harness) {
     let candidates =
         [election(harness, "one").await, election(harness, "two").await, election(harness, "three").await];
     let leads = std::sync::atomic::AtomicBool::new(false);

@@ -20,7 +20,7 @@ pub async fn a_lapsed_lease_is_taken_over_and_not_before(harness: &dyn Harness) 
 }
 
 /// The ttl in the record rules: a contender in more of a hurry waits all the same.
-pub async fn a_contender_with_a_shorter_ttl_waits_for_the_ttl_of_the_record(harness: &dyn Harness) {
+pub async fn a_contender_with_a_shorter_ttl_waits_for_that_of_the_record(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let first = one.granted(&lock, harness.ttl() * 2).await;

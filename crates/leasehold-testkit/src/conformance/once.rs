@@ -86,7 +86,7 @@ pub async fn a_job_that_failed_is_run_by_another_in_the_same_period(harness: &dy
 }
 
 /// A job whose machine died in the middle is run by another after the lease, in the same period.
-pub async fn a_job_whose_machine_died_is_run_by_another_in_the_same_period(harness: &dyn Harness) {
+pub async fn a_job_of_a_dead_machine_is_run_by_another_in_the_same_period(harness: &dyn Harness) {
     if is_refused(harness).await {
         return;
     }

@@ -37,7 +37,7 @@ pub async fn shared_holders_are_together_and_an_exclusive_one_is_alone(harness: 
 }
 
 /// Once somebody waits for the exclusive hold, nobody else is given a shared one before it.
-pub async fn shared_holders_who_keep_coming_do_not_keep_an_exclusive_one_waiting(harness: &dyn Harness) {
+pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
     let here = here.rw_lock("x").ttl(LONG);

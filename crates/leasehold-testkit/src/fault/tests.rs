@@ -110,7 +110,7 @@ async fn the_four_outcomes_of_a_write() {
 }
 
 #[tokio::test]
-async fn a_write_held_back_lands_when_the_test_says_and_may_then_conflict() {
+async fn a_write_held_back_lands_when_the_test_says() {
     let register = MapRegister::faulty();
     register.next_write(Outcome::HeldBack);
     assert!(matches!(create(&register, "a").await, Err(StoreError::MaybeApplied(_))));
@@ -164,7 +164,7 @@ async fn a_request_sent_twice_is_answered_by_either_copy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delays_run_on_the_clock_of_the_register_and_outlive_the_caller() {
+async fn delays_run_on_the_registers_clock_and_outlive_the_caller() {
     let register = MapRegister::faulty();
     let clock = register.env().clock.clone();
     let start = clock.now();
@@ -180,7 +180,7 @@ async fn delays_run_on_the_clock_of_the_register_and_outlive_the_caller() {
 }
 
 #[tokio::test]
-async fn standing_outcomes_last_until_healed_and_scripted_ones_go_first() {
+async fn standing_outcomes_last_until_healed_after_scripted_ones() {
     let register = MapRegister::faulty();
     register.disconnect();
     register.next_read(Outcome::Fine);

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_in_which_nothing_panics_is_none_of_the_others_business() {
+    fn a_panic_is_reported_to_its_own_history_only() {
         let panicking = std::thread::spawn(|| panic!("on another thread, on purpose"));
         outcome(async {
             drop(tokio::spawn(async {}));

@@ -33,7 +33,7 @@ fn i1_a_holder_that_believes_after_its_successor_is_found() {
 }
 
 #[test]
-fn i1_only_who_was_evicted_or_lost_its_record_by_hand_is_excused() {
+fn i1_only_an_eviction_or_a_deletion_by_hand_is_an_excuse() {
     let evicted = two_grants();
     evicted.evicting("x", 5);
     evicted.believed("x", 7, "b", 3 * SECOND);
@@ -67,7 +67,7 @@ fn i2_a_token_that_does_not_rise_is_found() {
 }
 
 #[test]
-fn i2_a_token_that_was_not_granted_or_came_too_late_is_found_when_it_is_believed_in() {
+fn i2_a_valid_token_that_was_not_granted_in_time_is_found() {
     let checker = two_grants();
     checker.believed("x", 9, "b", 3 * SECOND);
     assert_eq!(verdict(&checker), Some("I2"));
@@ -85,7 +85,7 @@ fn i2_a_token_that_was_not_granted_or_came_too_late_is_found_when_it_is_believed
 }
 
 #[test]
-fn i2_tokens_of_a_grant_are_those_above_all_before_and_no_two_guards_have_the_same() {
+fn i2_tokens_of_a_grant_are_higher_than_before_and_unique() {
     let checker = two_grants();
     checker.given("x", 5, "a");
     checker.given("x", 6, "b");
@@ -112,7 +112,7 @@ fn i2_tokens_of_a_grant_are_those_above_all_before_and_no_two_guards_have_the_sa
 }
 
 #[test]
-fn i5_whoever_was_given_a_grant_that_another_had_has_no_time_of_its_own() {
+fn i5_a_grant_that_is_passed_on_keeps_its_deadline() {
     let checker = two_grants();
     checker.given("x", 6, "b");
     checker.given("x", 7, "b");
