@@ -55,6 +55,7 @@ mod processes_etcd;
 mod refused;
 #[cfg(feature = "etcd")]
 mod rules_etcd;
+mod store_names;
 mod suite_can_fail;
 #[cfg(feature = "gcs")]
 mod throttled_gcs;

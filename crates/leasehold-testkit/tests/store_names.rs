@@ -1,0 +1,122 @@
+//! A store is known in few places: its folder in the library, its file in the testkit, and the lists that are made of
+//! those. This fails when source code names one anywhere else.
+
+use std::path::{Path, PathBuf};
+use std::{fs, iter};
+
+/// Folders and files that are about stores, by the end of their path from `crates/X/src` or by a folder in it.
+const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs"];
+
+/// Other files that name one, and why.
+const ALLOWED: &[(&str, &str)] = &[
+    ("leasehold/src/doctor/cost.rs", "prices"),
+    ("leasehold/src/fuzzing.rs", "the fuzz targets of what stores read"),
+    ("leasehold/src/fuzzing/corpus.rs", "seeds for those"),
+    ("leasehold/src/fuzzing/url.rs", "seeds for those"),
+    ("leasehold/src/golden.rs", "the golden records, by the names of their files"),
+    ("leasehold/src/objects/cas_loop.rs", "help: which stores have objects"),
+    ("leasehold/src/register.rs", "help: which stores have endpoints"),
+    ("leasehold/src/register/probe/checks.rs", "help: a store that honours preconditions"),
+    ("leasehold/src/register/probe/races.rs", "help: likewise"),
+    ("leasehold/src/register/probe/trust.rs", "a conversion that only the tests of one store need"),
+    ("leasehold/src/url.rs", "when two URLs name one store"),
+    ("leasehold-cli/src/args.rs", "examples"),
+    ("leasehold-cli/src/args/objects.rs", "examples"),
+    ("leasehold-cli/src/args/running.rs", "help: whose lock ends with its process"),
+    ("leasehold-cli/src/config.rs", "the store that is used without a configuration"),
+    ("leasehold-cli/src/object.rs", "examples"),
+    ("leasehold-cli/src/verbs/topics.rs", "help pages"),
+    ("leasehold-testkit/src/chaos/naive.rs", "locks that are none, in a bucket and in a file"),
+    ("leasehold-testkit/src/simulation/world.rs", "the store with leases of its own that is simulated"),
+    ("leasehold-bench/src/contender.rs", "the rivals that this program itself is"),
+    ("leasehold-bench/src/contender/dynamodb.rs", "a rival"),
+    ("leasehold-bench/src/contender/gcs.rs", "a rival"),
+    ("leasehold-bench/src/contender/s3.rs", "a rival"),
+    ("leasehold-bench/src/measure/command.rs", "the commands of rivals"),
+    ("leasehold-bench/src/report/targets.rs", "the targets, which are set by store"),
+    ("leasehold-bench/src/roster.rs", "the rivals"),
+];
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The names of the stores that have servers or files, as the testkit's own files are called.
+fn names() -> Vec<String> {
+    let files = fs::read_dir(crates().join("leasehold-testkit/src/stores")).unwrap();
+    let names =
+        files.filter_map(|file| Some(file.unwrap().file_name().to_str()?.strip_suffix(".rs")?.to_owned()));
+    // Memory is a word of everything, and moto no store.
+    names.filter(|name| !["memory", "aws"].contains(&name.as_str())).collect()
+}
+
+/// The Rust files below `folder`, but for those of tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name.contains("tests") {
+            continue;
+        }
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if name.ends_with(".rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The lines of `code` before its tests, without comments.
+fn lines(code: &str) -> impl Iterator<Item = &str> {
+    let next = code.lines().skip(1).chain(iter::once(""));
+    let is_test = |line: &str, next: &str| line.starts_with("#[cfg(test)]") && next.trim_end().ends_with('{');
+    let before = code.lines().zip(next).take_while(move |(line, next)| !is_test(line, next));
+    before.map(|(line, _)| line).filter(|line| !line.trim_start().starts_with("//"))
+}
+
+/// The first line of `code` that names one of `names`: as a word, or at either end of one.
+fn naming<'a>(code: &'a str, names: &[String]) -> Option<&'a str> {
+    lines(code).find(|line| {
+        let words = line.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
+        words.into_iter().any(|word| names.iter().any(|name| word.starts_with(name) || word.ends_with(name)))
+    })
+}
+
+#[test]
+fn source_code_names_stores_in_few_places_only() {
+    let (root, names) = (crates().canonicalize().unwrap(), names());
+    let (mut named, mut elsewhere) = (0, Vec::new());
+    for package in ["leasehold", "leasehold-cli", "leasehold-testkit", "leasehold-bench"] {
+        for source in sources(&root.join(package).join("src")) {
+            let path = source.strip_prefix(&root).unwrap().to_str().unwrap();
+            let code = fs::read_to_string(&source).unwrap();
+            let Some(line) = naming(&code, &names) else { continue };
+            named += 1;
+            let own = OWN.iter().any(|own| path.contains(&format!("/src/{own}")));
+            if !own && !ALLOWED.iter().any(|(allowed, _)| *allowed == path) {
+                elsewhere.push(format!("{path}: {}", line.trim()));
+            }
+        }
+    }
+    assert!(elsewhere.is_empty(), "a store is named outside its own places: {elsewhere:#?}");
+    assert!(named > ALLOWED.len() / 2, "{named} files name {names:?}");
+}
+
+#[test]
+fn a_name_is_found_in_code_and_not_in_comments_or_tests() {
+    let names = ["s3".to_owned(), "etcd".to_owned()];
+    for (code, found) in [
+        ("use aws_sdk_s3::Client;", true),
+        ("    Etcd(usize),", true),
+        ("let fake = FakeS3::start();", true),
+        ("format!(\"s3://{bucket}\")", true),
+        ("// as S3 does\n", false),
+        ("let parts3d = 1;", false),
+        ("fn f() {}\n#[cfg(test)]\nmod tests {\n    \"etcd:\";\n}\n", false),
+    ] {
+        assert_eq!(naming(code, &names).is_some(), found, "{code}");
+    }
+    assert!(self::names().contains(&"etcd".to_owned()), "{:?}", self::names());
+}
