@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not() {
+    fn an_unreadable_process_is_an_error_an_ended_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let stat = |pid: &str| folder.path().join(pid).join("stat");
         fs::create_dir(folder.path().join("7")).unwrap();
