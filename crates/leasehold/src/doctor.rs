@@ -125,7 +125,7 @@ fn left_behind(left: &[String], versioned: bool) -> Finding {
         CHECK,
         format!("these stay, since deleting is not allowed or not known: {}", left.join(", ")),
     )
-    .with_help("they are in nobody's way: delete them with the store's own tools, or let them be")
+    .with_help("they do no harm: delete them with the store's own tools, or keep them")
 }
 
 /// Checks whether the store answers at all. A refusal is an answer too: the checks of permissions report what is

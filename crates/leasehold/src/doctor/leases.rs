@@ -103,7 +103,7 @@ impl<'a> Patient<'a> {
         match self.store.try_acquire(&self.claim(name)).await {
             Ok(Answer::Granted(grant)) => Ok(grant),
             Ok(Answer::Held(held)) => {
-                Err(Finding::failed(check, format!("a lock that nobody has was refused: {held}")))
+                Err(Finding::failed(check, format!("a free lock was refused: {held}")))
             }
             Ok(Answer::Lost(loss)) => Err(Finding::failed(check, format!("a first claim was lost: {loss}"))),
             Err(error) => Err(stopped(check, &error)),
@@ -112,7 +112,7 @@ impl<'a> Patient<'a> {
 
     async fn excludes(&mut self, name: &LockName) -> Step<Grant> {
         let grant = self.granted("grant", name).await?;
-        self.pass("grant", "a lock that nobody has is granted");
+        self.pass("grant", "a free lock is granted");
         const CHECK: &str = "exclusion";
         match self.store.try_acquire(&self.claim(name)).await {
             Ok(Answer::Held(_)) => self.pass(CHECK, "a second claim is refused while the first is held"),
@@ -141,7 +141,7 @@ impl<'a> Patient<'a> {
         match self.store.renew(&mut grant).await {
             Ok(Renewal::Renewed) => self.pass("renewal", "a held lock is renewed"),
             Ok(Renewal::Lost(loss)) => {
-                return Err(Finding::failed("renewal", format!("a lock that nobody took was lost: {loss}")));
+                return Err(Finding::failed("renewal", format!("a lock was lost although no other client took it: {loss}")));
             }
             Err(error) => return Err(stopped("renewal", &error)),
         }
@@ -329,7 +329,7 @@ impl<'a> Patient<'a> {
         match self.store.renew(&mut grant).await {
             Ok(Renewal::Renewed) => {}
             Ok(Renewal::Lost(loss)) => {
-                return Err(Finding::failed("renewal", format!("a lock that nobody took was lost: {loss}")));
+                return Err(Finding::failed("renewal", format!("a lock was lost although no other client took it: {loss}")));
             }
             Err(error) => return Err(stopped("renewal", &error)),
         }

@@ -174,7 +174,7 @@ impl<'a> Change<'a> {
         let (Some(by), Some(token)) = (now.refuses(self.token), self.token) else { return Ok(()) };
         let message = format!("{:?} was written with token {by}, which is higher than {token}", self.key);
         Err(Error::refused(message, by).with_help(
-            "whoever holds the lock now has the higher token: stop the work that the lower one was for",
+            "another process holds the lock now, with a higher token: stop this work",
         ))
     }
 

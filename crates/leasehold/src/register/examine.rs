@@ -274,11 +274,11 @@ impl<'a> Patient<'a> {
             // Something else is wrong: no permission helps.
             (Ok(()), Err(error)) if readable && !is_denied(&error) => {
                 Finding::of_error("absence", CheckStatus::Failed, &error)
-                    .with_help("a lock that nobody has held yet cannot be told free")
+                    .with_help("a lock that was never held cannot be recognised as free")
             }
             (Err(_), Err(error)) if !is_denied(&error) => {
                 Finding::of_error("absence", CheckStatus::Failed, &error)
-                    .with_help("a lock that nobody has held yet cannot be told free")
+                    .with_help("a lock that was never held cannot be recognised as free")
             }
             (Ok(()), Err(error)) if readable => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
                 "listing below the prefix is allowed, and asking for what is not there is not: the permission to list must \
@@ -288,7 +288,7 @@ impl<'a> Patient<'a> {
             (Err(error), Ok(())) => Finding::of_error(CHECK, CheckStatus::Warning, &error)
                 .with_help("locks work without it; `leasehold ls` does not"),
             (Err(error), Err(_)) => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
-                "without it the store answers 403 also for a lock that nobody has held yet, and it cannot be told free",
+                "without it the store answers 403 also for a lock that was never held, so the lock cannot be recognised as free",
             ),
         };
         self.found.push(finding);

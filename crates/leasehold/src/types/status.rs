@@ -128,7 +128,7 @@ impl fmt::Display for Held {
         match (&self.holder, &self.foreign) {
             (Some(holder), _) => holder.fmt(f)?,
             (None, Some(foreign)) => write!(f, "an unknown holder ({foreign})")?,
-            (None, None) if self.resting => f.write_str("nobody, but it rests")?,
+            (None, None) if self.resting => f.write_str("no process; the lock is in its cooldown")?,
             (None, None) => f.write_str("an unknown holder")?,
         }
         match self.token {

@@ -26,7 +26,7 @@ pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &Lock
             "the store's answers tell no time (no Date)",
         )
         .with_help(
-            "a dead holder is succeeded by those who wait only: a job that just tries never finds it gone",
+            "only a waiting process can take over from a dead holder: `--try` never does",
         ),
         Ok(readings) => {
             // Earlier answers may have contradicted each other too. This process then uses observation only.

@@ -371,7 +371,7 @@ fn corrupt(attribute: &str) -> Fault {
         ErrorKind::Corrupt,
         format!("the lock's item is damaged: {attribute} is missing or not readable"),
     )
-    .with_help("look at the item with the AWS console; delete it by hand once nobody holds the lock")
+    .with_help("look at the item with the AWS console; delete it by hand when no process holds the lock")
 }
 
 #[cfg(test)]

@@ -164,7 +164,7 @@ fn retention(configuration: Option<&ObjectLockConfiguration>) -> Finding {
         )
         .with_help("use another bucket; nothing was written to this one"),
         Some(_) => Finding::warning(CHECK, "the bucket has Object Lock")
-            .with_help("locks are safe; with a default retention nobody could delete old versions: use another bucket"),
+            .with_help("locks are safe, but a default retention keeps every old version: use another bucket"),
     }
 }
 

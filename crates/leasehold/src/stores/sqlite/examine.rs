@@ -73,7 +73,7 @@ fn journal(connection: &mut Connection) -> Result<Finding, Trouble> {
         "wal" => Finding::passed(CHECK, "a write-ahead log, which processes share"),
         other => {
             Finding::failed(CHECK, format!("the file is in journal mode {other:?}, and not in WAL mode"))
-                .with_help("somebody changed it: run `PRAGMA journal_mode=WAL` on it while nobody uses it")
+                .with_help("the journal mode was changed: run `PRAGMA journal_mode=WAL` on the file while no process uses it")
         }
     })
 }

@@ -75,7 +75,7 @@ fn garbled(what: &str, path: &Path) -> Fault {
     // The message may repeat bytes of the row.
     let what = printable(what, 300);
     Fault::new(ErrorKind::Corrupt, format!("{} holds a row that cannot be read: {what}", path.display()))
-        .with_help("it was edited: when nobody holds that lock, delete the row; tokens keep rising")
+        .with_help("the row was edited by hand: delete it while the lock is free; tokens keep rising")
 }
 
 fn explained(error: &rusqlite::Error, path: &Path) -> Fault {

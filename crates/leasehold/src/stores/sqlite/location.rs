@@ -42,7 +42,7 @@ impl Location {
         let path = match url.path() {
             "" => default_path(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?,
             path if path.starts_with(":memory:") => {
-                return Err(Error::invalid("locks in SQLite's memory would be seen by nobody else")
+                return Err(Error::invalid("an in-memory SQLite database cannot be shared with other processes")
                     .with_help("for tests within one process: mem:"));
             }
             path if path.ends_with('/') => {
