@@ -104,7 +104,11 @@ impl Error {
 
     /// The error for the lock `name`, which is `held`.
     pub(crate) fn held(name: &LockName, held: Held) -> Self {
-        Self::held_as(format!("lock `{name}` is held by {held}"), held)
+        let message = match held.resting {
+            true => format!("lock `{name}` is in its cooldown"),
+            false => format!("lock `{name}` is held by {held}"),
+        };
+        Self::held_as(message, held)
     }
 
     /// An error with this `message`, and with help for `held`.
@@ -114,11 +118,11 @@ impl Error {
             error = error.with_help("leasehold never takes over what it did not write; find out who did");
         } else if let Some(left) = held.lapses_within.map(whole_seconds) {
             error = error.with_help(if held.resting {
-                format!("it may be had again in <= {left}s")
+                format!("the cooldown ends in <= {left}s")
             } else if held.is_by_ticket() {
-                format!("it is held by a ticket, and ends by itself in <= {left}s unless that is renewed")
+                format!("a ticket holds the lock: the lease ends in <= {left}s unless the ticket is renewed")
             } else {
-                format!("if that process is dead, the lease ends by itself in <= {left}s")
+                format!("if that process is dead, its lease ends in <= {left}s")
             });
         }
         error.0.held = Some(Box::new(held));

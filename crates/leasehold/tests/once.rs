@@ -232,7 +232,7 @@ async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().starts_with("`x` ran, but that could not be noted"), "{error}");
+    assert!(error.to_string().starts_with("`x` ran, but the run could not be recorded"), "{error}");
     assert!(error.help()[0].contains("may run again"), "{error:?}");
     assert_eq!(ok(&job(&other)).await.unwrap(), Once::Ran(Ok(1)));
 }

@@ -211,7 +211,7 @@ async fn a_refusal_says_how_many_permits_there_are_and_who_holds_them() {
         assert!(text.starts_with("all 6 permits of `x` are held: `x/permit-1` by alice@"), "{text}");
         assert!(text.contains("frames") && text.ends_with("; and 2 more"), "{text}");
         assert_eq!(error.holder().unwrap().holder.as_ref().unwrap().name, "alice");
-        assert!(error.help()[0].contains("ends by itself"), "{error:?}");
+        assert!(error.help()[0].contains("its lease ends in"), "{error:?}");
     }
 }
 

@@ -271,7 +271,7 @@ impl OncePer {
             Ok(Released::AlreadyLost) => (ErrorKind::Lost, "the lock was lost before".to_owned()),
             Err(error) => (error.kind(), error.to_string()),
         };
-        let message = format!("`{name}` ran, but that could not be noted in the store: {why}");
+        let message = format!("`{name}` ran, but the run could not be recorded in the store: {why}");
         Err(Error::new(kind, message).with_help(MAY_RUN_AGAIN))
     }
 }
