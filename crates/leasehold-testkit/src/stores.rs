@@ -1,7 +1,7 @@
 //! The stores under test: a file for each has its servers, fresh storage on them, what requests cost there, its scenarios
 //! of chaos, and how the benchmark runs it. The suites, chaos and the benchmark read the table that is made here.
 //!
-//! To add a store, write its file, and add its `mod` and its line to [`stores!`]. The line has the names of its
+//! To add a store, write its file, and add its `mod` and its line to `stores!`. The line has the names of its
 //! storages, because tests need names before anything runs:
 //!
 //! - `alone`: the conformance suite runs on it;
