@@ -37,6 +37,8 @@ struct Inner {
     loss: Option<Box<Loss>>,
     refused_by: Option<Token>,
     maybe_applied: bool,
+    /// Other clients changed the record each time: the store answers.
+    contended: bool,
     source: Option<Source>,
 }
 
@@ -88,6 +90,7 @@ impl Error {
             loss: None,
             refused_by: None,
             maybe_applied: false,
+            contended: false,
             source: None,
         }))
     }
@@ -199,6 +202,11 @@ impl Error {
     pub fn maybe_applied(&self) -> bool {
         self.0.maybe_applied
     }
+
+    /// Whether the request lost to other clients, on a store that answers.
+    pub(crate) fn is_contended(&self) -> bool {
+        self.0.contended
+    }
 }
 
 impl fmt::Display for Error {
@@ -257,17 +265,25 @@ pub struct Fault {
     pub help: Option<String>,
     /// How long the store asked clients to wait before the next request.
     pub retry_after: Option<Duration>,
+    /// Whether other clients changed the record each time.
+    contended: bool,
 }
 
 impl Fault {
     /// A fault with this `kind` and `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: clean(message.into()), help: None, retry_after: None }
+        Self { kind, message: clean(message.into()), help: None, retry_after: None, contended: false }
     }
 
     /// A fault of kind [`ErrorKind::Unavailable`], which is worth a retry.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
+    }
+
+    /// A fault of a write that lost to other clients until its time was over. The store answers, so a waiter does not count
+    /// this time as an outage.
+    pub(crate) fn contended(message: impl Into<String>) -> Self {
+        Self { contended: true, ..Self::unavailable(message) }
     }
 
     /// Sets what to do about it.
@@ -332,6 +348,7 @@ impl From<StoreError> for Error {
         let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = error;
         let mut error = Self::new(fault.kind, fault.message);
         error.0.help.extend(fault.help);
+        error.0.contended = fault.contended;
         error
     }
 }

@@ -102,9 +102,7 @@ impl<'a> Patient<'a> {
     async fn granted(&self, check: &'static str, name: &LockName) -> Step<Grant> {
         match self.store.try_acquire(&self.claim(name)).await {
             Ok(Answer::Granted(grant)) => Ok(grant),
-            Ok(Answer::Held(held)) => {
-                Err(Finding::failed(check, format!("a free lock was refused: {held}")))
-            }
+            Ok(Answer::Held(held)) => Err(Finding::failed(check, format!("a free lock was refused: {held}"))),
             Ok(Answer::Lost(loss)) => Err(Finding::failed(check, format!("a first claim was lost: {loss}"))),
             Err(error) => Err(stopped(check, &error)),
         }
@@ -141,7 +139,10 @@ impl<'a> Patient<'a> {
         match self.store.renew(&mut grant).await {
             Ok(Renewal::Renewed) => self.pass("renewal", "a held lock is renewed"),
             Ok(Renewal::Lost(loss)) => {
-                return Err(Finding::failed("renewal", format!("a lock was lost although no other client took it: {loss}")));
+                return Err(Finding::failed(
+                    "renewal",
+                    format!("a lock was lost although no other client took it: {loss}"),
+                ));
             }
             Err(error) => return Err(stopped("renewal", &error)),
         }
@@ -329,7 +330,10 @@ impl<'a> Patient<'a> {
         match self.store.renew(&mut grant).await {
             Ok(Renewal::Renewed) => {}
             Ok(Renewal::Lost(loss)) => {
-                return Err(Finding::failed("renewal", format!("a lock was lost although no other client took it: {loss}")));
+                return Err(Finding::failed(
+                    "renewal",
+                    format!("a lock was lost although no other client took it: {loss}"),
+                ));
             }
             Err(error) => return Err(stopped("renewal", &error)),
         }

@@ -173,9 +173,8 @@ impl<'a> Change<'a> {
     fn check_fence(&self, now: &Sight) -> Result<(), Error> {
         let (Some(by), Some(token)) = (now.refuses(self.token), self.token) else { return Ok(()) };
         let message = format!("{:?} was written with token {by}, which is higher than {token}", self.key);
-        Err(Error::refused(message, by).with_help(
-            "another process holds the lock now, with a higher token: stop this work",
-        ))
+        Err(Error::refused(message, by)
+            .with_help("another process holds the lock now, with a higher token: stop this work"))
     }
 
     fn failed(&self, mut error: StoreError) -> Error {

@@ -262,7 +262,9 @@ fn no_token(text: &str) -> Fault {
         ErrorKind::Corrupt,
         format!("the object's metadata {TOKEN} is {text:?}, which is no fencing token"),
     )
-    .with_help("nothing was written; write the object again without that metadata when no other client writes it")
+    .with_help(
+        "nothing was written; write the object again without that metadata when no other client writes it",
+    )
 }
 
 fn too_full(others: usize, most: usize) -> Fault {

@@ -120,8 +120,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     let corrupt = |why: String| {
         // The message may repeat bytes of the record.
         let why = printable(&why, 200);
-        Fault::new(ErrorKind::Corrupt, format!("the lock record is damaged: {why}"))
-            .with_help("look at it with the store's own tools; delete it by hand when no process holds the lock")
+        Fault::new(ErrorKind::Corrupt, format!("the lock record is damaged: {why}")).with_help(
+            "look at it with the store's own tools; delete it by hand when no process holds the lock",
+        )
     };
     if format == 0 {
         return Err(corrupt("there is no format 0".to_owned()));

@@ -148,7 +148,7 @@ impl<'a> RetryBudget<'a> {
             return Ok(());
         }
         self.pause_after(
-            Fault::unavailable("the lock's record kept changing while it was written").not_applied(),
+            Fault::contended("the lock's record kept changing while it was written").not_applied(),
         )
         .await
     }

@@ -68,6 +68,9 @@ impl Outage {
         if error.kind() != ErrorKind::Unavailable {
             return Err(error);
         }
+        if error.is_contended() {
+            self.end();
+        }
         let env = self.opened.store.env();
         let pause = env.random.jittered(self.pause, 0.5);
         if pause >= self.left() {
@@ -84,5 +87,33 @@ impl Outage {
         let tried_for = self.now().longest_since(self.since);
         let (name, store) = (&self.name, self.opened.shown());
         error.about(&format!("lock `{name}`: gave up on {store} after {tried_for:.1?}"))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::RegisterLeases;
+    use crate::clock::TestClock;
+    use crate::env::Env;
+    use crate::error::Fault;
+    use crate::lease::StoreOptions;
+    use crate::stores::memory::MemoryRegister;
+
+    #[tokio::test(start_paused = true)]
+    async fn losing_to_other_clients_is_no_outage() {
+        let env = Env::seeded(Arc::new(TestClock::default()), 1);
+        let register = Arc::new(MemoryRegister::new(env.clone()));
+        let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };
+        let opened = Arc::new(Opened::new(Arc::new(RegisterLeases::new(register, options)), None, None));
+        for (fault, ends) in
+            [(Fault::unavailable("no answer"), true), (Fault::contended("it changed"), false)]
+        {
+            let mut outage = Outage::new(&opened, "x", None);
+            env.sleep(Claim::DEFAULT_PATIENCE).await;
+            let outcome = outage.pause_after(fault.not_applied().into()).await;
+            assert_eq!(outcome.is_err(), ends, "{outcome:?}");
+        }
     }
 }

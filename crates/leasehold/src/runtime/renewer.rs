@@ -363,7 +363,8 @@ impl Renewer {
                 self.leave();
             }
             if let Some(reply) = reply.take() {
-                let _ = reply.send(outcome.map_err(|error| error.with_help("the lease ends without a release")));
+                let _ =
+                    reply.send(outcome.map_err(|error| error.with_help("the lease ends without a release")));
             }
             if done || !self.pause_release(&mut pause).await {
                 return;

@@ -21,13 +21,10 @@ const CHECK: &str = "store-clock";
 pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &LockName) -> Finding {
     match readings(records, name).await {
         Err(error) => Finding::stopped(CHECK, &error),
-        Ok(readings) if readings.is_empty() => Finding::warning(
-            CHECK,
-            "the store's answers tell no time (no Date)",
-        )
-        .with_help(
-            "only a waiting process can take over from a dead holder: `--try` never does",
-        ),
+        Ok(readings) if readings.is_empty() => {
+            Finding::warning(CHECK, "the store's answers tell no time (no Date)")
+                .with_help("only a waiting process can take over from a dead holder: `--try` never does")
+        }
         Ok(readings) => {
             // Earlier answers may have contradicted each other too. This process then uses observation only.
             let earlier = records.store_time().map_or(Duration::ZERO, |time| time.apart);

@@ -42,8 +42,10 @@ impl Location {
         let path = match url.path() {
             "" => default_path(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?,
             path if path.starts_with(":memory:") => {
-                return Err(Error::invalid("an in-memory SQLite database cannot be shared with other processes")
-                    .with_help("for tests within one process: mem:"));
+                return Err(Error::invalid(
+                    "an in-memory SQLite database cannot be shared with other processes",
+                )
+                .with_help("for tests within one process: mem:"));
             }
             path if path.ends_with('/') => {
                 return Err(Error::invalid(format!("{path} is a folder, not a file"))
