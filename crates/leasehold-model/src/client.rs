@@ -1,4 +1,4 @@
-//! What clients do: the driver of the protocol (`register/leases` and the keeper in the library), one step at a time.
+//! What clients do: the driver of the protocol (`protocol/driver` and the keeper in the library), one step at a time.
 
 use crate::coverage::Event;
 use crate::decide::{self, Claimed, Settled};

@@ -1,4 +1,4 @@
-//! What a client makes of what it reads: the same decisions as `register/protocol.rs` of the library, which are compared
+//! What a client makes of what it reads: the same decisions as `protocol/rules.rs` of the library, which are compared
 //! with these on all small inputs by a test over there.
 
 use crate::rules::{Rules, Safeguards};

@@ -74,6 +74,24 @@ pub struct Storage {
     pub kind: Kind,
 }
 
+impl Storage {
+    /// The storage of `server`, without options.
+    pub const fn at(name: &'static str, server: Server, kind: Kind) -> Self {
+        Self { name, server: Some(server), options: "", kind }
+    }
+
+    /// A file or the memory of this process.
+    pub const fn local(name: &'static str, kind: Kind) -> Self {
+        Self { name, server: None, options: "", kind }
+    }
+
+    /// The same with the `options` of its store URL.
+    #[must_use]
+    pub const fn with(self, options: &'static str) -> Self {
+        Self { options, ..self }
+    }
+}
+
 /// Which suites run on a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {

@@ -20,7 +20,7 @@ pub use self::ticket::ticket;
 pub use self::url::store_url;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Fault};
-pub use crate::register::fuzzing::{existence_record, probe_marker, record, update_marks};
+pub use crate::protocol::fuzzing::{existence_record, probe_marker, record, update_marks};
 #[cfg(any(fuzzing, feature = "dynamodb"))]
 pub use crate::stores::dynamodb::fuzzing::dynamodb_item;
 #[cfg(any(fuzzing, feature = "etcd"))]

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::register::record::{Content, Record, parse};
+use crate::protocol::record::{Content, Record, parse};
 
 /// The content of the golden file `name`, without the newline at its end, which is there for editors.
 pub(crate) fn golden(name: &str) -> String {

@@ -1,21 +1,14 @@
-//! A register: one key with an atomic conditional write. Everything that object stores offer, and enough for leases.
+//! A register: keys with atomic conditional writes. Every object store offers this, and leases need no more.
 //!
-//! [`Register`] is the trait that a store implements; [`RegisterLeases`] runs the lease protocol on it.
+//! A store implements the trait [`Register`]. [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
+//! [`probe()`] finds out, before the first write, whether a store honours its preconditions.
 
 mod body;
 pub(crate) mod examine;
 #[cfg(test)]
 pub(crate) mod flawed;
 mod fronts;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
-mod leases;
 pub(crate) mod probe;
-mod protocol;
-pub(crate) mod record;
-mod record_cache;
-pub(crate) mod records;
-pub(crate) mod retry;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -26,7 +19,6 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 pub use self::body::{Body, Metadata, Stat};
-pub use self::leases::RegisterLeases;
 pub use self::probe::probe;
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;

@@ -69,19 +69,16 @@ pub struct StoreKind {
     location: Location,
     /// `None` if this build does not have it.
     open: Option<Open>,
-    /// What opens an object for an update; `None` if the store keeps no objects.
-    objects: Option<Option<OpenObject>>,
+    /// Whether it keeps objects that [`update`](crate::update()) can change.
+    keeps_objects: bool,
+    /// What opens an object for an update; `None` if this build does not have it, or the store keeps no objects.
+    open_object: Option<OpenObject>,
 }
 
 impl StoreKind {
     /// Whether this build has the store.
     pub const fn is_built_in(&self) -> bool {
         self.open.is_some()
-    }
-
-    /// Whether the store keeps objects that [`update`](crate::update()) can change.
-    pub const fn keeps_objects(&self) -> bool {
-        self.objects.is_some()
     }
 }
 
@@ -109,7 +106,8 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("sqlite"),
         location: Location::File,
         open: with_feature!("sqlite", sqlite::open),
-        objects: None,
+        keeps_objects: false,
+        open_object: None,
     },
     StoreKind {
         scheme: "s3",
@@ -119,7 +117,8 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("s3"),
         location: Location::Name,
         open: with_feature!("s3", s3::open),
-        objects: Some(with_feature!("s3", s3::open_object)),
+        keeps_objects: true,
+        open_object: with_feature!("s3", s3::open_object),
     },
     StoreKind {
         scheme: "dynamodb",
@@ -129,7 +128,8 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("dynamodb"),
         location: Location::Name,
         open: with_feature!("dynamodb", dynamodb::open),
-        objects: None,
+        keeps_objects: false,
+        open_object: None,
     },
     StoreKind {
         scheme: "gs",
@@ -139,7 +139,8 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("gcs"),
         location: Location::Name,
         open: with_feature!("gcs", gcs::open),
-        objects: Some(with_feature!("gcs", gcs::open_object)),
+        keeps_objects: true,
+        open_object: with_feature!("gcs", gcs::open_object),
     },
     StoreKind {
         scheme: "etcd",
@@ -149,7 +150,8 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
         open: with_feature!("etcd", etcd::open),
-        objects: None,
+        keeps_objects: false,
+        open_object: None,
     },
     StoreKind {
         scheme: "mem",
@@ -159,7 +161,8 @@ pub const STORES: &[StoreKind] = &[
         feature: None,
         location: Location::Name,
         open: Some(|url, options| Box::pin(async { memory::open(url, options) })),
-        objects: None,
+        keeps_objects: false,
+        open_object: None,
     },
 ];
 
@@ -185,10 +188,11 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
 /// # Errors
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects; otherwise as [`open`].
 pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
-    match kind_of(&url).map(|kind| kind.objects) {
-        Some(Some(Some(open))) => open(url, env).await,
-        Some(Some(None)) => Err(not_built_in(&url)),
-        _ => {
+    let kind = kind_of(&url);
+    match kind.and_then(|kind| kind.open_object) {
+        Some(open) => open(url, env).await,
+        None if kind.is_some_and(|kind| kind.keeps_objects) => Err(not_built_in(&url)),
+        None => {
             let scheme = url.scheme();
             Err(Error::unsupported(format!("a `{scheme}:` store keeps no objects to update or write"))
                 .with_help("use an object of s3:// or gs://, like s3://bucket/path/counter.json"))

@@ -51,11 +51,7 @@ fn client_options(endpoint: &str, table: &str) -> Vec<String> {
 #[derive(Debug)]
 pub struct DynamoDb;
 
-const fn storage(name: &'static str, server: Server, kind: Kind) -> Storage {
-    Storage { name, server: Some(server), options: "", kind }
-}
-
-/// What makes a table that nobody has.
+/// The option that creates a missing table.
 const CREATE: &str = "create=true";
 
 #[async_trait]
@@ -67,14 +63,14 @@ impl TestStore for DynamoDb {
     fn storages(&self) -> &'static [Storage] {
         const {
             &[
-                storage("dynamodb_local", Server::DYNAMODB_LOCAL, Kind::Http),
-                storage("dynamodb_moto", Server::DYNAMODB_MOTO, Kind::Serial),
+                Storage::at("dynamodb_local", Server::DYNAMODB_LOCAL, Kind::Http),
+                Storage::at("dynamodb_moto", Server::DYNAMODB_MOTO, Kind::Serial),
             ]
         }
     }
 
-    /// A table of its own. Not a prefix of one: a listing reads the whole table, and moto, which does one thing at a time,
-    /// would keep the leases of other cases waiting.
+    /// A table for each case, and not a prefix of one table: a listing reads the whole table, and moto, which serves one
+    /// request at a time, would delay the renewals of other cases.
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
         let url = storage.server.expect("a server").url();
         let table = parsed(&url).authority().unwrap().to_owned();

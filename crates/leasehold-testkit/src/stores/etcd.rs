@@ -55,7 +55,7 @@ impl TestStore for Etcd {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const { &[Storage { name: "etcd", server: Some(Server::ETCD), options: "", kind: Kind::Shared }] }
+        const { &[Storage::at("etcd", Server::ETCD, Kind::Shared)] }
     }
 
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {

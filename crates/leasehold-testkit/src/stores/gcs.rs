@@ -30,9 +30,6 @@ impl Server {
 #[derive(Debug)]
 pub struct Gcs;
 
-const STORAGE: Storage =
-    Storage { name: "gcs", server: Some(Server::FAKE_GCS), options: "", kind: Kind::Http };
-
 fn register(url: &str) -> GcsRegister {
     GcsRegister::open(parsed(url), Env::system()).unwrap()
 }
@@ -44,9 +41,12 @@ impl TestStore for Gcs {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const EXISTENCE: Storage =
-            Storage { name: "gcs_existence", options: "protocol=existence", kind: Kind::Alone, ..STORAGE };
-        const { &[STORAGE, EXISTENCE] }
+        const {
+            &[
+                Storage::at("gcs", Server::FAKE_GCS, Kind::Http),
+                Storage::at("gcs_existence", Server::FAKE_GCS, Kind::Alone).with("protocol=existence"),
+            ]
+        }
     }
 
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {

@@ -26,10 +26,6 @@ pub fn on(env: Env) -> OnRegister {
     OnRegister::new(Arc::new(MemoryRegister::new(env)), options)
 }
 
-const fn storage(name: &'static str, options: &'static str) -> Storage {
-    Storage { name, server: None, options, kind: Kind::Alone }
-}
-
 #[async_trait]
 impl TestStore for Memory {
     fn name(&self) -> &'static str {
@@ -37,7 +33,12 @@ impl TestStore for Memory {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const { &[storage("memory", ""), storage("memory_existence", "protocol=existence")] }
+        const {
+            &[
+                Storage::local("memory", Kind::Alone),
+                Storage::local("memory_existence", Kind::Alone).with("protocol=existence"),
+            ]
+        }
     }
 
     fn fresh_url(&self, _storage: &Storage, _folder: &Path) -> String {

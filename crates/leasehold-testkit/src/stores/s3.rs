@@ -44,10 +44,6 @@ impl Program {
 #[derive(Debug)]
 pub struct S3;
 
-const fn storage(name: &'static str, server: Server, kind: Kind) -> Storage {
-    Storage { name, server: Some(server), options: "", kind }
-}
-
 #[async_trait]
 impl TestStore for S3 {
     fn name(&self) -> &'static str {
@@ -57,13 +53,10 @@ impl TestStore for S3 {
     fn storages(&self) -> &'static [Storage] {
         const {
             &[
-                storage("s3_minio", Server::MINIO, Kind::Http),
-                storage("s3_moto", Server::MOTO, Kind::Serial),
+                Storage::at("s3_minio", Server::MINIO, Kind::Http),
+                Storage::at("s3_moto", Server::MOTO, Kind::Serial),
                 // Without tokens.
-                Storage {
-                    options: "protocol=existence",
-                    ..storage("s3_moto_existence", Server::MOTO, Kind::Alone)
-                },
+                Storage::at("s3_moto_existence", Server::MOTO, Kind::Alone).with("protocol=existence"),
             ]
         }
     }

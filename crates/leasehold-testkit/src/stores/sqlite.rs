@@ -34,7 +34,7 @@ impl TestStore for Sqlite {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const { &[Storage { name: "sqlite", server: None, options: "", kind: Kind::Shared }] }
+        const { &[Storage::local("sqlite", Kind::Shared)] }
     }
 
     fn fresh_url(&self, _storage: &Storage, folder: &Path) -> String {

@@ -17,7 +17,7 @@ use crate::lease::{
     StoreOptions, Token, Watch,
 };
 use crate::locker::Locker;
-use crate::register::RegisterLeases;
+use crate::protocol::RegisterLeases;
 use crate::register::flawed::{Flaw, store};
 use crate::stores::memory::MemoryRegister;
 

@@ -12,10 +12,10 @@ use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Token;
 use crate::register::probe::trust::within;
 use crate::register::probe::{LIMIT, probe_metadata};
-use crate::register::retry::RetryBudget;
 use crate::register::{
     Body, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Stat, Write, probe,
 };
+use crate::retry::RetryBudget;
 
 /// The time limit of a request with a small body, and how many bytes of a large one add a second to it.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);

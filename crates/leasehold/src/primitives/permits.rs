@@ -205,7 +205,7 @@ impl Permits {
     /// The error if all slots are held: by the holders in `seen`, or, if that is empty, by `held` among others.
     fn refused(&self, seen: &Seen, held: Held) -> Error {
         if let Some(held) = seen.of(&self.name) {
-            return Error::held_as(format!("lock `{}` is held by {held}", self.name), held);
+            return Error::held(&self.name, held);
         }
         let message = match self.slots.len() {
             1 => format!("the permit of `{}` is held", self.name),
@@ -214,7 +214,7 @@ impl Permits {
         match seen.soonest() {
             Some(soonest) => Error::held_as(format!("{message}: {}", seen.told()), soonest),
             // The queue reported the holder, but not whether it holds the gate.
-            None if self.gated => Error::held_as(format!("lock `{}` is held by {held}", self.name), held),
+            None if self.gated => Error::held(&self.name, held),
             None => Error::held_as(format!("{message}, among others by {held}"), held),
         }
     }

@@ -247,7 +247,7 @@ impl RwLock {
     fn refused(&self, slots: &Permits, seen: &Seen) -> Error {
         let (name, held) = (slots.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {
-            Some(held) => Error::held_as(format!("lock `{name}` is held by {held}"), held),
+            Some(held) => Error::held(name, held),
             None => Error::held_as(format!("lock `{name}` is held shared: {}", seen.told()), held),
         }
     }

@@ -13,11 +13,11 @@ use super::probe::checks::{
     refuses_version_of_nothing, vanished,
 };
 use super::probe::evidence::RACERS;
-use super::retry::{RetryBudget, retry};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::diagnosis::{CheckStatus, Examination, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
+use crate::retry::{RetryBudget, retry};
 
 /// What the keys of an examination begin with: those of no lock, and never listed as one.
 const PLACE: &str = ".leasehold-probe-doctor-";

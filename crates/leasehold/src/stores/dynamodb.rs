@@ -42,11 +42,12 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, LeaseStore, PollInterval, StoreOptions};
+use crate::protocol::RegisterLeases;
+use crate::protocol::record::{Content, Record};
+use crate::protocol::records::{Found, Records, Refusal, Written};
 use crate::register::probe::trust::Trust;
-use crate::register::record::{Content, Record};
-use crate::register::records::{Found, Records, Refusal, Written};
-use crate::register::retry::retry;
-use crate::register::{Precondition, RegisterLeases, Version};
+use crate::register::{Precondition, Version};
+use crate::retry::retry;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 

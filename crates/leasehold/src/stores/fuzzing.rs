@@ -1,16 +1,14 @@
 //! How each store parses a URL, and the keys of its objects.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
-use crate::error::Error;
+use crate::error::Result;
 use crate::lease::StoreOptions;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// The settings that a store parses from a URL, as `Debug` shows them.
-pub(crate) type Reading = Result<String, Error>;
-
-/// Returns how the store of `url` parses it: as a store and, if it keeps objects, as an object.
-pub(crate) fn readings(url: &StoreUrl) -> Vec<Reading> {
+/// Returns the settings that the store of `url` parses from it, as `Debug` shows them: as a store and, if it keeps
+/// objects, as an object.
+pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
     let mut options = StoreOptions::default();
     match url.scheme() {
         "mem" => vec![super::memory::open(url.clone(), options).map(|_| String::new())],

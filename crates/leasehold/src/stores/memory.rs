@@ -13,9 +13,9 @@ use crate::clock::{Moment, StoreTime, micros};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
+use crate::protocol::RegisterLeases;
 use crate::register::{
-    Body, Deleted, Precondition, Register, RegisterCapabilities, RegisterLeases, Version, VersionedValue,
-    Write,
+    Body, Deleted, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use crate::url::StoreUrl;
 

@@ -10,7 +10,8 @@ pub(super) use self::keys::Keys;
 pub(super) use self::listing::{Page, listing};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, StoreOptions};
-use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Register, RegisterLeases};
+use crate::protocol::RegisterLeases;
+use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Register};
 use crate::url::StoreUrl;
 
 /// The longest prefix, in bytes. An object key has at most 1,024 bytes, of which `/`, a percent-encoded name of 256 and

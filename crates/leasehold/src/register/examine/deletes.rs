@@ -5,8 +5,8 @@ use crate::diagnosis::{CheckStatus, Finding};
 use crate::error::StoreError;
 use crate::register::probe::checks::{fresh, refusal, vanished};
 use crate::register::probe::races::no_deletes;
-use crate::register::retry::{RetryBudget, retry};
 use crate::register::{Deleted, Precondition, Register, Version, Write};
+use crate::retry::{RetryBudget, retry};
 
 impl Patient<'_> {
     /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.

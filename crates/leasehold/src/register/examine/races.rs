@@ -8,7 +8,7 @@ use crate::register::Register;
 use crate::register::probe::evidence::{RACERS, RACES_DOCTOR, RACES_THOROUGH, excluded};
 use crate::register::probe::races::{self, Found, Kind, Plan, Raced};
 use crate::register::probe::{Subject, record};
-use crate::register::retry::retry;
+use crate::retry::retry;
 
 /// How long the races may take; the thorough ones may take five times as long.
 const RACES_LIMIT: Duration = Duration::from_secs(120);

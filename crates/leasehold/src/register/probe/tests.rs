@@ -10,8 +10,9 @@ use super::*;
 use crate::clock::TestClock;
 use crate::env::Env;
 use crate::lease::{Claim, Holder, LeaseStore, StoreOptions, Ttl};
+use crate::protocol::RegisterLeases;
+use crate::register::Metadata;
 use crate::register::flawed::{Flaw, Flawed, store};
-use crate::register::{Metadata, RegisterLeases};
 use crate::types::LockName;
 
 const MARKER: &str = ".leasehold-probe";

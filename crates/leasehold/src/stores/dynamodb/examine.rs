@@ -7,10 +7,10 @@ use super::probe::{RACERS, ROUNDS_DOCTOR, ROUNDS_THOROUGH};
 use super::{DynamoDb, PROBE, expression};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
+use crate::protocol::records::Records;
 use crate::register::Version;
 use crate::register::probe::evidence::excluded;
-use crate::register::records::Records;
-use crate::register::retry::retry;
+use crate::retry::retry;
 use crate::types::LockName;
 
 impl DynamoDb {

@@ -7,7 +7,7 @@ use super::AttributeValue;
 use super::dialect::Dialect;
 use super::item::{self, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
 use crate::lease::{Id, Token};
-use crate::register::record::{FORMAT, Record};
+use crate::protocol::record::{FORMAT, Record};
 use crate::register::{Precondition, Version};
 
 /// One conditional UpdateItem.
@@ -216,7 +216,7 @@ mod tests {
     use super::super::item::{OURS, VERSION};
     use super::*;
     use crate::lease::Holder;
-    use crate::register::record::RecordState;
+    use crate::protocol::record::RecordState;
 
     /// What the write of `record` sets and removes, over `version`, when `before` was seen there.
     fn written(version: &Version, before: Option<&Record>, record: &Record) -> (String, String) {

@@ -7,14 +7,13 @@ use super::AttributeValue;
 use super::config::Location;
 use super::dialect::Dialect;
 use super::item::{self, Item};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::fuzzing::{assert_readable, assert_readable_fault};
 use crate::lease::{StoreOptions, Token, Ttl};
-use crate::register::record::{Content, FORMAT, Record, RecordState};
-use crate::stores::fuzzing::Reading;
+use crate::protocol::record::{Content, FORMAT, Record, RecordState};
 use crate::url::StoreUrl;
 
-pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> Reading {
+pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> Result<String> {
     Location::from_url(url.clone(), options).map(|location| format!("{location:?}"))
 }
 

@@ -14,9 +14,9 @@ use super::AttributeValue;
 use super::dialect::Dialect;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{End, Holder, Id, PastGrant, Token, Ttl};
+use crate::protocol::record::{Content, FORMAT, Record, RecordState};
+use crate::protocol::records::Found;
 use crate::register::Version;
-use crate::register::record::{Content, FORMAT, Record, RecordState};
-use crate::register::records::Found;
 
 pub(super) const KEY: &str = "key";
 pub(super) const OWNER: &str = "ownerName";

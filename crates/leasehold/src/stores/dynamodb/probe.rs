@@ -18,9 +18,9 @@ use super::{DynamoDb, PROBE, Updated, expression};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
+use crate::protocol::records::Records;
 use crate::register::probe::evidence::{Marker, Standing};
-use crate::register::records::Records;
-use crate::register::retry::retry;
+use crate::retry::retry;
 
 /// The time limit of an examination.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);

@@ -14,7 +14,7 @@ use super::value::{self, Standing, Value, whole_seconds};
 use super::wire::{TxnRequest, TxnResponse};
 use crate::error::{Fault, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, Held};
-use crate::register::retry::RetryBudget;
+use crate::retry::RetryBudget;
 
 /// The parameters of the requests for one claim.
 struct Contender<'a> {

@@ -15,7 +15,7 @@ use crate::clock::timeout;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::lease::{Id, Ttl};
-use crate::register::retry::retry;
+use crate::retry::retry;
 
 /// The shortest ttl: 1.5 election timeouts of one second, rounded up.
 const LEAST_TTL: (Duration, &str) = (

@@ -5,13 +5,13 @@ use super::config::Location;
 use super::keys::{Keys, Names};
 use super::value::{Standing, Who, held, read, token};
 use super::wire::KeyValue;
+use crate::error::Result;
 use crate::fuzzing::assert_readable;
 use crate::lease::{StoreOptions, Token, Ttl};
-use crate::stores::fuzzing::Reading;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> Reading {
+pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> Result<String> {
     Location::from_url(url.clone(), options).map(|location| format!("{location:?}"))
 }
 

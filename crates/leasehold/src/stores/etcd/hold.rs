@@ -14,7 +14,7 @@ use super::wire::{KeyValue, TxnRequest};
 use crate::clock::{Deadline, Moment};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Ttl, attempt_limit};
-use crate::register::retry::RetryBudget;
+use crate::retry::RetryBudget;
 
 /// The memo of a grant.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use super::{PATIENCE, requests};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Evicted, Held, Id, State, Status, Token, Ttl, attempt_limit};
-use crate::register::retry::RetryBudget;
+use crate::retry::RetryBudget;
 use crate::types::LockName;
 
 /// The number of keys that are read at a time.

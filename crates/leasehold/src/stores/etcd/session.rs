@@ -21,7 +21,7 @@ use crate::clock::Moment;
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::{Id, Ttl, attempt_limit};
-use crate::register::retry::RetryBudget;
+use crate::retry::RetryBudget;
 
 /// The maximum number of unused keys that are deleted after one beat.
 const MOST_SWEPT: usize = 16;

@@ -9,7 +9,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use super::Keys;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::register::retry::retry;
+use crate::retry::retry;
 
 /// A page of object keys.
 pub(in crate::stores) struct Page {

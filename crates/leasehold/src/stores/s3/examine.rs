@@ -14,8 +14,8 @@ use super::S3Register;
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
-use crate::register::retry::retry;
 use crate::register::{Deleted, Register, Version};
+use crate::retry::retry;
 use crate::stores::aws::trouble::Trouble;
 use crate::stores::aws::watch::Watch;
 

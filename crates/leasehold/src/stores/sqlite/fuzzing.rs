@@ -13,14 +13,13 @@ use super::machine::Machine;
 use super::record::{State, load, names, store};
 use super::{rules, schema};
 use crate::env::Env;
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::fuzzing::{StandingClock, assert_readable, assert_readable_fault, seed};
 use crate::lease::{Claim, Holder, Token, Ttl};
-use crate::stores::fuzzing::Reading;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-pub(in crate::stores) fn reading(url: &StoreUrl) -> Reading {
+pub(in crate::stores) fn reading(url: &StoreUrl) -> Result<String> {
     let mut url = url.clone();
     let location = Location::from_url(&mut url)?;
     url.finish()?;

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::super::fuzzing;
 use super::*;
 use crate::golden::{assert_written, golden as golden_file, golden_record};
-use crate::register::record::parse;
+use crate::protocol::record::parse;
 
 const GOLDEN: &[&str] = &[
     include_str!("../../../../tests/records/1-held.json"),

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::super::protocol::Rules;
 use super::super::records::Records;
-use super::super::retry::retry;
+use super::super::rules::Rules;
 use crate::diagnosis::Finding;
 use crate::error::StoreError;
+use crate::retry::retry;
 use crate::types::LockName;
 
 /// The number of answers that are compared.

@@ -6,8 +6,8 @@ use super::{PATIENCE, RegisterLeases, Sight};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
-use crate::register::record::{Record, RecordState};
-use crate::register::record_cache::Observation;
+use crate::protocol::record::{Record, RecordState};
+use crate::protocol::record_cache::Observation;
 use crate::types::LockName;
 
 impl RegisterLeases {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::super::Precondition;
-use super::super::protocol::{self, Attempt};
 use super::super::record::Content;
 use super::super::records::{Found, Records, Written};
+use super::super::rules::{self, Attempt};
 use super::{Memo, RegisterLeases};
 use crate::error::StoreError;
 use crate::lease::{AcquireOutcome, End, Id};
+use crate::register::Precondition;
 use crate::types::LockName;
 
 /// The first pause. The pauses take about a minute in all: a request is not under way for longer.
@@ -80,7 +80,7 @@ async fn delete(records: &dyn Records, name: &LockName, late_creates: &[Id]) -> 
         return Ok(false);
     }
     let nonce = Id::random(&records.env().random);
-    let freed = protocol::freed(&record, End::Released, None, records.store_time(), nonce);
+    let freed = rules::freed(&record, End::Released, None, records.store_time(), nonce);
     let written = records.write(name, Precondition::Version(&version), Some(&record), &freed).await?;
     Ok(matches!(written, Written::Committed { .. }))
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::super::Version;
-use super::super::protocol::{self, Attempt, Availability, Claimed};
 use super::super::record::{Content, Record};
 use super::super::record_cache::Observation;
 use super::super::records::Found;
-use super::super::retry::RetryBudget;
+use super::super::rules::{self, Attempt, Availability, Claimed};
 use super::{Memo, RegisterLeases, Send, Sent, Sight};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, deadline};
+use crate::register::Version;
+use crate::retry::RetryBudget;
 use crate::types::LockName;
 
 /// A `Date` is accurate to a second, and its answer took some time.
@@ -54,7 +54,7 @@ impl RegisterLeases {
                 effort.progressed();
             }
             let (store, quiet) = (self.store_time(), sight.quiet(self.now()));
-            next = match protocol::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
+            next = match rules::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
                 Claimed::Taken(held) => {
                     self.stamp(&claim.name, sight.sighting.as_ref(), &effort).await;
                     return Ok(AcquireOutcome::Held(held));
@@ -73,9 +73,9 @@ impl RegisterLeases {
                         false => None,
                     };
                     let sent = self.now();
-                    let record = protocol::grant(claim, over, self.store_time(), floor_us, self.nonce())
+                    let record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
                         .map_err(Fault::not_applied)?;
-                    let after = protocol::highest_before(over).filter(|_| self.records.counts_tokens());
+                    let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
                     let version = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
                     let over = Send::Over(version.as_ref().zip(over));
                     let written = self.send(&claim.name, over, &record, sent, attempts, &mut effort).await?;
@@ -129,7 +129,7 @@ impl RegisterLeases {
         match self.known.recall(&claim.name) {
             Some(sighting) => {
                 let quiet = sighting.quiet(now);
-                let free = protocol::availability(&sighting.record, quiet, self.store_time(), self.rules)
+                let free = rules::availability(&sighting.record, quiet, self.store_time(), self.rules)
                     == Availability::Grantable;
                 // The token over an unconfirmed record comes from the store's clock, which is known best after an
                 // answer.
@@ -143,7 +143,7 @@ impl RegisterLeases {
             None if self.records.claims() => {
                 self.trust(effort).await?;
                 let sent = self.now();
-                let record = protocol::unseen_grant(claim, self.store_time(), self.nonce());
+                let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
                 let sent = self.send(&claim.name, Send::Unseen, &record, sent, attempts, effort).await?;
                 Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Look))
             }
@@ -180,7 +180,7 @@ impl RegisterLeases {
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
         let stood_still = attempt.created && !self.written_early(&record, attempt).is_zero();
-        if stood_still || protocol::too_slow_for_create(&attempt, self.now()) {
+        if stood_still || rules::too_slow_for_create(&attempt, self.now()) {
             // The record is read back and written once more, with a token from the clock as it reads then.
             return Ok(Next::Look);
         }
@@ -268,7 +268,7 @@ impl RegisterLeases {
         for _ in 0..FLOOR_TRIES {
             // Later by a microsecond, because some stores report their clock exactly.
             let floor_us = since.hi_us.saturating_add(1);
-            let wait = protocol::until_store_reads(floor_us, since);
+            let wait = rules::until_store_reads(floor_us, since);
             if wait <= LONGEST_FLOOR_WAIT {
                 self.pass(wait, effort).await;
                 return Ok(Some(floor_us));

@@ -9,10 +9,10 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::Version;
 use super::record::{Record, RecordState};
 use crate::clock::Moment;
 use crate::lease::{Id, Token};
+use crate::register::Version;
 use crate::types::LockName;
 
 /// The maximum number of cached locks. The locks seen longest ago are evicted first. An eviction only costs a read.

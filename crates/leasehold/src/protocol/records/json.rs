@@ -6,17 +6,17 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 
-use super::super::examine::examine_all;
-use super::super::probe::LIMIT;
-use super::super::probe::trust::Trust;
 use super::super::record::{Content, Record, parse, protocol};
-use super::super::{Deleted, Precondition, Register, Version, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
+use crate::register::examine::examine_all;
+use crate::register::probe::LIMIT;
+use crate::register::probe::trust::Trust;
+use crate::register::{Deleted, Precondition, Register, Version, Write, probe};
 use crate::types::LockName;
 
 /// The suffix of a lock's key, after the lock's name.

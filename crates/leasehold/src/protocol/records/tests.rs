@@ -9,7 +9,6 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::super::record::{Content, Record, RecordState};
-use super::super::{Precondition, RegisterLeases, Version};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::{Clock, StoreClock, StoreTime, TestClock};
 use crate::env::Env;
@@ -18,6 +17,8 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, Holder, Id, LeaseStore, PollInterval,
     Released, Renewal, StoreOptions, Ttl, Watch,
 };
+use crate::protocol::RegisterLeases;
+use crate::register::{Precondition, Version};
 use crate::types::LockName;
 use crate::{LossReason, Token};
 

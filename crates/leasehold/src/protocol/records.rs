@@ -13,15 +13,15 @@ use futures_util::stream::BoxStream;
 pub(crate) use self::existence::ExistenceRecords;
 pub(crate) use self::json::JsonRecords;
 use super::record::{Content, Record};
-use super::{Precondition, Version};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Capabilities;
+use crate::register::{Precondition, Version};
 use crate::types::LockName;
 
-/// One record for each lock, with conditional writes. The contract of [`Register`](super::Register) applies here too.
+/// One record for each lock, with conditional writes. The contract of [`Register`](crate::Register) applies here too.
 #[async_trait]
 pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Reads the record of `name`. Returns `None` if there is none. Strongly consistent.

@@ -1,4 +1,4 @@
-//! The lease protocol on lock records: the driver that sends what the [rules](super::protocol) say.
+//! The lease protocol on lock records: the driver that sends what the [rules](super::rules) say.
 
 mod acquire;
 mod examine;
@@ -12,12 +12,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-use super::protocol::{self, Attempt, Freed, Rules, Settled};
 use super::record::{Content, Record, RecordState};
 use super::record_cache::{Observation, RecordCache};
 use super::records::{ExistenceRecords, JsonRecords, Records};
-use super::retry::RetryBudget;
-use super::{Register, Version};
+use super::rules::{self, Attempt, Freed, Rules, Settled};
 use crate::clock::{Deadline, Moment, StoreTime};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
@@ -26,6 +24,8 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason,
     Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch, attempt_limit, deadline,
 };
+use crate::register::{Register, Version};
+use crate::retry::RetryBudget;
 use crate::runtime::limiter::{Limiter, POLLS};
 use crate::runtime::pacing::{Pacing, Turns};
 use crate::runtime::task;
@@ -197,7 +197,7 @@ impl RegisterLeases {
         }
         self.records.trust().await?;
         let sight = self.look(&grant.name, effort).await?;
-        Ok(match protocol::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
+        Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.sighting {
                 Some(Observation { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
@@ -221,7 +221,7 @@ impl RegisterLeases {
             if grant.deadline.passed(sent) {
                 return Ok(lost(grant, LossReason::Expired { last_error: None }));
             }
-            let record = protocol::renewed(&memo.record, self.store_time(), self.nonce());
+            let record = rules::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Send::Over(Some((version, before)));
             let landed = match self.send(&grant.name, over, &record, sent, attempts, effort).await? {
@@ -233,7 +233,7 @@ impl RegisterLeases {
                 Sent::Unclear(brought) => {
                     let sight = self.resolve(&grant.name, brought, effort).await?;
                     let (known, found) = (memo.known(), sight.found.as_ref());
-                    let settled = protocol::settle_renewal(grant.id, known, &memo.attempts, found);
+                    let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
                     let is_late = |sighting: &Observation| is_late_grant(&sighting.record, grant);
                     let landed = match settled {
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
@@ -280,7 +280,7 @@ impl RegisterLeases {
 
     /// How much too early `record`, which `attempt` wrote, says that it was written.
     fn written_early(&self, record: &Record, attempt: Attempt) -> Duration {
-        let early = protocol::written_early(record, attempt.sent, self.store_time(), self.now());
+        let early = rules::written_early(record, attempt.sent, self.store_time(), self.now());
         if !early.is_zero() {
             tracing::debug!(?early, "this machine stood still with its clocks");
         }
@@ -296,8 +296,7 @@ impl RegisterLeases {
     ) -> Result<Released, StoreError> {
         loop {
             let sent = self.now();
-            let mut record =
-                protocol::freed(&memo.record, End::Released, rest, self.store_time(), self.nonce());
+            let mut record = rules::freed(&memo.record, End::Released, rest, self.store_time(), self.nonce());
             record.newborn &= !memo.confirmed;
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Send::Over(Some((version, before)));
@@ -306,7 +305,7 @@ impl RegisterLeases {
                 Sent::Again => {}
                 Sent::Unclear(brought) => {
                     let sight = self.resolve(&grant.name, brought, effort).await?;
-                    match protocol::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
+                    match rules::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
                         Freed::Landed => return Ok(Released::Released),
                         // A delete leaves nothing to know it by. Nobody else deletes what was ours until now.
                         Freed::Gone if self.may_have_deleted(&memo.attempts) => {
@@ -323,7 +322,7 @@ impl RegisterLeases {
                             // Rule 11: a copy of this process has it by now.
                             let content = sight.found.as_ref();
                             let settled =
-                                protocol::settle_renewal(grant.id, memo.known(), &memo.attempts, content);
+                                rules::settle_renewal(grant.id, memo.known(), &memo.attempts, content);
                             if matches!(settled, Settled::Foreign) && !is_late_grant(&record, grant) {
                                 return Ok(Released::AlreadyLost);
                             }
@@ -404,7 +403,7 @@ impl LeaseStore for RegisterLeases {
                 return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
             }
             let sent = self.now();
-            let freed = protocol::freed(&record, End::Evicted, None, self.store_time(), self.nonce());
+            let freed = rules::freed(&record, End::Evicted, None, self.store_time(), self.nonce());
             let over = Send::Over(Some((&version, &record)));
             if let Sent::Committed(..) =
                 self.send(name, over, &freed, sent, &mut attempts, &mut effort).await?
@@ -417,7 +416,7 @@ impl LeaseStore for RegisterLeases {
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
         let quiet = sight.quiet(sight.at);
-        let state = protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules);
+        let state = rules::state(sight.found.as_ref(), quiet, self.store_time(), self.rules);
         let mut status = Status::new(name.clone(), state);
         if let Some(Observation { record, .. }) = sight.sighting {
             status.token = Some(record.token);
@@ -460,7 +459,7 @@ impl Watch for RegisterLeases {
             // those who wait one can be granted it.
             let (sight, had_trouble) = self.poll(name).await?;
             let quiet = sight.quiet(sight.at);
-            match protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
+            match rules::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
                 crate::lease::State::Held(still) if still.resting == seen.resting => held = still,
                 _ => return Ok(()),
             }

@@ -1,14 +1,14 @@
 //! The requests of the lease protocol: reading a record, and writing it once.
 
-use super::super::Precondition;
-use super::super::protocol::Attempt;
 use super::super::record::{Content, Record};
 use super::super::records::{Found, Refusal, Written};
-use super::super::retry::RetryBudget;
+use super::super::rules::Attempt;
 use super::{RegisterLeases, Send, Sent, Sight};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Token;
+use crate::register::Precondition;
+use crate::retry::RetryBudget;
 use crate::types::LockName;
 
 impl RegisterLeases {

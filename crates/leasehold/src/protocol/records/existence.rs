@@ -22,17 +22,17 @@ use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 use serde::Serialize;
 
-use super::super::examine::examine_all;
-use super::super::probe::trust::Trust;
-use super::super::probe::{LIMIT, probe_deletes};
 use super::super::record::{Content, Record, RecordState, parse, protocol};
-use super::super::{Deleted, Precondition, Register, Version, VersionedValue, Write, probe};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Token};
+use crate::register::examine::examine_all;
+use crate::register::probe::trust::Trust;
+use crate::register::probe::{LIMIT, probe_deletes};
+use crate::register::{Deleted, Precondition, Register, Version, VersionedValue, Write, probe};
 use crate::types::LockName;
 
 /// The mark of this protocol's objects. It keeps them apart from the records of the other protocol.

@@ -8,13 +8,14 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
 use super::record::{Content, FORMAT, Record, RecordState, parse};
-use super::{Body, Metadata, Precondition, Register, RegisterLeases, Version, probe};
 use crate::env::Env;
 use crate::error::{ErrorKind, StoreError};
 use crate::fuzzing::{NOW_US, StandingClock, assert_readable, assert_readable_fault, seed};
 use crate::lease::{AcquireOutcome, Claim, Holder, LeaseStore, State, StoreOptions, Token, Ttl};
 use crate::objects::write_log::{Nonce, Sight};
+use crate::protocol::RegisterLeases;
 use crate::random::Random;
+use crate::register::{Body, Metadata, Precondition, Register, Version, probe};
 use crate::stores::memory::MemoryRegister;
 use crate::types::LockName;
 

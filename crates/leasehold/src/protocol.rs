@@ -1,0 +1,14 @@
+//! The lease protocol on records: what a lock record says, who may write it, and the driver that sends the writes.
+//!
+//! [`RegisterLeases`] implements [`LeaseStore`](crate::lease::LeaseStore) on every [`Register`](crate::Register). A store
+//! with records in a format that is not a register's implements [`Records`](records::Records) instead, and gets the same protocol.
+
+mod driver;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+pub(crate) mod record;
+mod record_cache;
+pub(crate) mod records;
+mod rules;
+
+pub use self::driver::RegisterLeases;
