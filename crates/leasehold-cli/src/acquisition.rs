@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::clock::timeout;
 use leasehold::lease::{Claim, State, Ttl};
-use leasehold::{Due, Error, ErrorKind, Guard, Held, Lock, LockName, Locker};
+use leasehold::{Due, Error, ErrorKind, Guard, HolderInfo, Lock, LockName, Locker};
 
 use crate::args::{ClaimArgs, duration};
 use crate::config::{Settings, Store};
@@ -70,7 +70,7 @@ impl Request {
             },
             store_timeout: settings
                 .pick(claim.timeout.store_timeout, "store-timeout", duration)?
-                .unwrap_or(Claim::DEFAULT_PATIENCE),
+                .unwrap_or(Claim::DEFAULT_STORE_TIMEOUT),
             subcommand,
             suffix,
             for_ticket: false,
@@ -235,7 +235,7 @@ impl Request {
     }
 
     /// The failure for a held lock: the holder, and what the user can do.
-    fn held(&self, held: &Held, error: &Error, store: &Store) -> Failure {
+    fn held(&self, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
         let (code, kind) =
             if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
@@ -257,15 +257,15 @@ impl Request {
         self.with_help(failure, held, error, store)
     }
 
-    fn held_by(&self, held: &Held) -> String {
-        if held.resting {
+    fn held_by(&self, held: &HolderInfo) -> String {
+        if held.in_cooldown {
             return format!("lock `{}` is in its cooldown", self.name);
         }
         format!("lock `{}` is held by {}", self.name, human::short_holder(held))
     }
 
     /// Adds help about `held`.
-    fn with_help(&self, failure: Failure, held: &Held, error: &Error, store: &Store) -> Failure {
+    fn with_help(&self, failure: Failure, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
         let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
         let longer = match self.wait_policy {
             WaitPolicy::Within(limit) => {
@@ -281,7 +281,7 @@ impl Request {
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);
-            let help = if held.resting {
+            let help = if held.in_cooldown {
                 format!("the cooldown ends in <= {left}s")
             } else if held.is_by_ticket() {
                 format!("a ticket holds the lock; the lease ends in <= {left}s unless the ticket is renewed")
@@ -294,7 +294,7 @@ impl Request {
             return failure.with_help(format!("to list the holders: leasehold{flag} ls {lock}"));
         }
         if let Some(token) = held.token {
-            let what = if held.resting {
+            let what = if held.in_cooldown {
                 "to end the cooldown now"
             } else {
                 "to evict the holder now (unsafe while it runs)"

@@ -37,7 +37,7 @@ pub(crate) struct Report {
     /// Whether the store has recorded the release. If not, the lease ends by itself.
     pub(crate) released: Option<bool>,
     /// For `once`: whether the lock has a cooldown until the period is over.
-    pub(crate) rests: Option<bool>,
+    pub(crate) cooldown: Option<bool>,
     /// For `once`: the earlier run of this period, if the command did not run.
     pub(crate) already_ran: Option<EarlierRun>,
     /// The error message.

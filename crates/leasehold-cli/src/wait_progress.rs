@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::clock::{Clock, Moment};
-use leasehold::{Held, LockName};
+use leasehold::{HolderInfo, LockName};
 
 use crate::mode::Mode;
 use crate::output::{Output, human, json};
@@ -28,7 +28,7 @@ pub(crate) struct WaitProgress {
     /// How the lock will be held.
     mode: Mode,
     clock: Arc<dyn Clock>,
-    latest: Arc<Mutex<Option<(Held, Moment)>>>,
+    latest: Arc<Mutex<Option<(HolderInfo, Moment)>>>,
     /// Whether to log each holder once, instead of one line per interval.
     once_per_holder: bool,
     /// How long the store may take to answer.
@@ -63,7 +63,7 @@ impl WaitProgress {
     }
 
     /// The callback for each report of the holder.
-    pub(crate) fn observer(&self) -> impl Fn(&Held) + Send + Sync + 'static {
+    pub(crate) fn observer(&self) -> impl Fn(&HolderInfo) + Send + Sync + 'static {
         let this = self.clone();
         move |held| {
             let latest = Some((held.clone(), this.clock.now()));
@@ -158,7 +158,7 @@ impl WaitProgress {
     }
 
     /// The latest known holder, with durations as of now.
-    pub(crate) fn now(&self) -> Option<Held> {
+    pub(crate) fn now(&self) -> Option<HolderInfo> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (mut held, at) = latest?;
         let since = self.clock.now().shortest_since(at);
@@ -175,7 +175,7 @@ pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold ru
 
 /// Whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of `name` in
 /// `mode`. That run holds it until this process ends.
-pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &Held) -> bool {
+pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &HolderInfo) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
         && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| mode.is_blocked_by(name, &lock))
@@ -198,7 +198,7 @@ mod tests {
     fn a_lease_that_has_run_out_on_the_display_was_renewed() {
         let clock = Arc::new(TestClock::default());
         let waiting = WaitProgress::new(LockName::new("x").unwrap(), clock.clone());
-        let mut held = Held::default();
+        let mut held = HolderInfo::default();
         held.lapses_within = Some(Duration::from_secs(18));
         held.held_for = Some(Duration::ZERO);
         waiting.observer()(&held);

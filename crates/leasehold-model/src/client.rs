@@ -116,7 +116,7 @@ impl Turn<'_> {
             client.seen = None;
             return;
         };
-        let life = |record: &Record| (record.held, record.grant, record.token, record.beat);
+        let life = |record: &Record| (record.held, record.grant, record.token, record.heartbeat);
         let earlier = client.seen.filter(|_| record.held);
         let same_life = earlier.filter(|seen| life(&seen.record) == life(&record));
         let unchanged = match rules.alive_by_grant_and_beat {

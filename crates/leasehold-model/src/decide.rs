@@ -123,7 +123,7 @@ pub fn grant(
         token: over.map_or(0, |record| record.token + room).max(floor),
         grant: claim,
         // Not to be taken for the earlier grant of the same claim.
-        beat: again.map_or(0, |record| record.beat + 1),
+        heartbeat: again.map_or(0, |record| record.heartbeat + 1),
         nonce,
         newborn: over.is_none(),
         stamp,
@@ -140,7 +140,7 @@ pub fn first_token(safeguards: &Safeguards, over: Option<&Record>, record: &Reco
 
 /// The record that renews the grant of `previous`.
 pub fn renewed(previous: &Record, nonce: Nonce, stamp: i8) -> Record {
-    Record { beat: previous.beat + 1, nonce, newborn: false, stamp, edition: 0, ..*previous }
+    Record { heartbeat: previous.heartbeat + 1, nonce, newborn: false, stamp, edition: 0, ..*previous }
 }
 
 /// The record that ends the grant of `previous`.

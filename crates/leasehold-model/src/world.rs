@@ -25,7 +25,7 @@ pub struct Record {
     /// The claim that was granted.
     pub grant: Grant,
     /// Counts renewals.
-    pub beat: u8,
+    pub heartbeat: u8,
     /// Fresh in every write.
     pub nonce: Nonce,
     /// Whether a create wrote this, and its claim has shown no sign of life since.
@@ -199,7 +199,7 @@ pub struct Seen {
     pub record: Record,
     /// For how long it has shown no sign of life, as the client counts.
     pub quiet: Age,
-    /// For how long (state, grant, token, beat) has been seen unchanged.
+    /// For how long (state, grant, token, heartbeat) has been seen unchanged.
     pub watched: Age,
 }
 

@@ -32,7 +32,7 @@ use leasehold::clock::{Moment, StoreTime};
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
 use leasehold::register::{
-    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -79,7 +79,7 @@ pub enum Outcome {
 /// The kinds of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// [`Register::read`] and [`Register::stat`].
+    /// [`Register::read`] and [`Register::head`].
     Read,
     /// [`Register::write`].
     Write,
@@ -416,9 +416,9 @@ impl Register for FaultyRegister {
         }
     }
 
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        match self.send(Request::Stat(key.into())).await? {
-            Answer::Stat(stat) => Ok(stat),
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        match self.send(Request::Head(key.into())).await? {
+            Answer::Head(head) => Ok(head),
             other => unreachable!("{other:?} tells nothing of a key"),
         }
     }
@@ -475,8 +475,8 @@ impl Register for FaultyRegister {
         self.inner.env()
     }
 
-    fn traits(&self) -> RegisterCapabilities {
-        self.inner.traits()
+    fn capabilities(&self) -> RegisterCapabilities {
+        self.inner.capabilities()
     }
 }
 

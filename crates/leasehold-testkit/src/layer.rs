@@ -13,13 +13,13 @@
 //!     fn inner(&self) -> &dyn Register {
 //!         &self.0
 //!     }
-//!     fn traits(&self) -> RegisterCapabilities {
-//!         RegisterCapabilities { trusted: false, ..self.0.traits() }
+//!     fn capabilities(&self) -> RegisterCapabilities {
+//!         RegisterCapabilities { trusted: false, ..self.0.capabilities() }
 //!     }
 //! }
 //!
 //! let register = Layered(Untrusted(MemoryRegister::new(Env::system())));
-//! assert!(!Register::traits(&register).trusted);
+//! assert!(!Register::capabilities(&register).trusted);
 //! ```
 
 use std::fmt;
@@ -31,12 +31,12 @@ use leasehold::doctor::Examined;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::register::{
-    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 
 /// What a register in front of [`inner`](Self::inner) does otherwise. Each method is [`Register`]'s, and forwards by default.
 ///
-/// A layer that changes what is read changes [`stat`](Self::stat) too, where it matters: that is not made of
+/// A layer that changes what is read changes [`head`](Self::head) too, where it matters: that is not made of
 /// [`read`](Self::read) here.
 #[async_trait]
 pub trait Layer: fmt::Debug + Send + Sync + 'static {
@@ -48,9 +48,9 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.inner().read(key).await
     }
 
-    /// See [`Register::stat`].
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        self.inner().stat(key).await
+    /// See [`Register::head`].
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        self.inner().head(key).await
     }
 
     /// See [`Register::write`].
@@ -63,9 +63,9 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.inner().delete(key, version).await
     }
 
-    /// See [`Register::traits`].
-    fn traits(&self) -> RegisterCapabilities {
-        self.inner().traits()
+    /// See [`Register::capabilities`].
+    fn capabilities(&self) -> RegisterCapabilities {
+        self.inner().capabilities()
     }
 
     /// See [`Register::version_of`].
@@ -89,8 +89,8 @@ impl<L: Layer> Register for Layered<L> {
         self.0.read(key).await
     }
 
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        self.0.stat(key).await
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        self.0.head(key).await
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -125,7 +125,7 @@ impl<L: Layer> Register for Layered<L> {
         self.0.inner().env()
     }
 
-    fn traits(&self) -> RegisterCapabilities {
-        self.0.traits()
+    fn capabilities(&self) -> RegisterCapabilities {
+        self.0.capabilities()
     }
 }

@@ -9,7 +9,7 @@ use leasehold::clock::{StoreClock, StoreTime};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::register::{
-    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 
 /// What a `Date` header is true to.
@@ -102,8 +102,8 @@ impl Register for Machine {
         self.dated(self.register.read(key)).await
     }
 
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        self.dated(self.register.stat(key)).await
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        self.dated(self.register.head(key)).await
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -130,7 +130,7 @@ impl Register for Machine {
         &self.env
     }
 
-    fn traits(&self) -> RegisterCapabilities {
-        self.register.traits()
+    fn capabilities(&self) -> RegisterCapabilities {
+        self.register.capabilities()
     }
 }

@@ -257,7 +257,7 @@ async fn an_observer_hears_of_each_change_at_once() {
         }
     };
     let in_time = there.store().env().clock.clone();
-    timeout(&*in_time, there.capabilities().pace.min * 7, handovers).await.expect("ten changes");
+    timeout(&*in_time, there.capabilities().poll_interval.min * 7, handovers).await.expect("ten changes");
     let reads = counted.since().await.into_iter().find(|(kind, _)| kind == "Range").unwrap().1;
     assert!((25..=35).contains(&reads), "{reads} reads for ten changes and a first look");
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::lease::{AcquireOutcome, Claim, Grant, Held, Ttl};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Ttl};
 use leasehold::{Holder, LockName, Locker};
 use leasehold_testkit::for_each_storage;
 use leasehold_testkit::proxy::{Harm, Proxy};
@@ -77,7 +77,7 @@ impl Client {
         granted(&self.locker).await
     }
 
-    async fn refused(&self) -> Held {
+    async fn refused(&self) -> HolderInfo {
         match tried(&self.locker).await {
             AcquireOutcome::Held(held) => held,
             other => panic!("{other:?}"),
@@ -180,7 +180,7 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     let holder = Locker::open(&url).await.unwrap();
     let mut grant = granted(&holder).await;
     let client = counted.client(&url).await;
-    let pace = client.locker.capabilities().pace.min;
+    let poll_interval = client.locker.capabilities().poll_interval.min;
     let start = SystemClock.now();
     let asking = Arc::new(AtomicUsize::new(0));
     let mut tasks = tokio::task::JoinSet::new();
@@ -197,7 +197,7 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     client.assert_only_read();
     // So many reads by one contender take so long, with room for jitter. Of a hundred they would have come at once.
     let took = SystemClock.now().longest_since(start);
-    assert!(took >= pace * POLLS as u32 / 2, "{POLLS} reads within {took:?}");
+    assert!(took >= poll_interval * POLLS as u32 / 2, "{POLLS} reads within {took:?}");
     holder.store().release(&mut grant, None).await.unwrap();
     while let Some(task) = tasks.join_next().await {
         task.unwrap();

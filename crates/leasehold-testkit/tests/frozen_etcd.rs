@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::StreamExt;
 use leasehold::clock::{Clock, SystemClock, timeout};
-use leasehold::lease::{AcquireOutcome, Claim, Grant, Held, LeaseStore, Released, Renewal, Ttl};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Released, Renewal, Ttl};
 use leasehold::random::Random;
 use leasehold::{Holder, LockName};
 use leasehold_testkit::process::within;
@@ -34,7 +34,7 @@ async fn granted(store: &Store, name: &str, ttl: Duration) -> Grant {
     }
 }
 
-async fn held(store: &Store, claim: &Claim) -> Held {
+async fn held(store: &Store, claim: &Claim) -> HolderInfo {
     match store.try_acquire(claim).await.unwrap() {
         AcquireOutcome::Held(held) => held,
         other => panic!("{other:?}"),

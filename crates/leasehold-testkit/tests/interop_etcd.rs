@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::Ttl;
 use leasehold::url::StoreUrl;
-use leasehold::{ErrorKind, Held, Locker};
+use leasehold::{ErrorKind, HolderInfo, Locker};
 use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
@@ -61,7 +61,7 @@ impl Shared {
 }
 
 /// A try is refused and tells of a foreign holder.
-async fn assert_held_by_a_stranger(locker: &Locker) -> Held {
+async fn assert_held_by_a_stranger(locker: &Locker) -> HolderInfo {
     let refusal = locker.lock("job").try_acquire().await.unwrap_err();
     assert_eq!(refusal.kind(), ErrorKind::Held);
     let held = refusal.holder().unwrap().clone();

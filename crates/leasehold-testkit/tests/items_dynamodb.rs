@@ -228,7 +228,7 @@ async fn a_rest_keeps_another_client_waiting(table: &Table) {
     let item = table.item().await.unwrap();
     assert_eq!((item.get("leaseDuration"), item.get("isReleased")), (Some(&s("3600000")), None));
     let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
-    assert!(error.holder().unwrap().resting, "{error:?}");
+    assert!(error.holder().unwrap().in_cooldown, "{error:?}");
 }
 
 async fn an_item_that_is_no_lock_is_never_taken(table: &Table) {

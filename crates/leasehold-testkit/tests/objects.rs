@@ -75,10 +75,10 @@ async fn what_others_say_about_an_object_comes_back_and_stays() {
         let body = Body { bytes: "stored as it is ".into(), metadata: metadata.clone() };
         register.write("x.html", Precondition::Absent, body).await.unwrap();
         let cell = register.read("x.html").await.unwrap().unwrap();
-        let stat = register.stat("x.html").await.unwrap().unwrap();
-        assert_eq!((&cell.metadata, &stat.metadata, stat.size), (&metadata, &metadata, 16), "{server:?}");
-        assert_eq!(cell.version, stat.version);
-        assert_eq!(register.stat("y.html").await.unwrap(), None);
+        let head = register.head("x.html").await.unwrap().unwrap();
+        assert_eq!((&cell.metadata, &head.metadata, head.size), (&metadata, &metadata, 16), "{server:?}");
+        assert_eq!(cell.version, head.version);
+        assert_eq!(register.head("y.html").await.unwrap(), None);
 
         let object = Object::open(&below(&folder, "x.html")).await.unwrap();
         append(&object, "a").await.unwrap();
@@ -99,7 +99,7 @@ async fn updates_and_fenced_writes_cost_what_the_documentation_says() {
         let proxy = Proxy::start(server.address()).await;
         let object = Object::open(&through(&url, proxy.address())).await.unwrap();
         append(&object, "a").await.unwrap();
-        let (read, stat): (&[&str], &[&str]) =
+        let (read, head): (&[&str], &[&str]) =
             if server == Server::FAKE_GCS { (&["GET", "GET"], &["GET"]) } else { (&["GET"], &["HEAD"]) };
         let write = [writes(server)];
         for word in ["b", "c"] {
@@ -109,10 +109,10 @@ async fn updates_and_fenced_writes_cost_what_the_documentation_says() {
         }
         proxy.reset();
         object.write_fenced(token(3), "d").await.unwrap();
-        assert_eq!(proxy.methods(""), [stat, &write].concat(), "{server:?}: a fenced write");
+        assert_eq!(proxy.methods(""), [head, &write].concat(), "{server:?}: a fenced write");
         proxy.reset();
         object.write_fenced(token(2), "e").await.unwrap_err();
-        assert_eq!(proxy.methods(""), stat, "{server:?}: refused");
+        assert_eq!(proxy.methods(""), head, "{server:?}: refused");
     }
 }
 

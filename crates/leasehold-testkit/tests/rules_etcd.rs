@@ -54,7 +54,7 @@ impl Client {
         }
     }
 
-    async fn held(&self, claim: &Claim) -> leasehold::Held {
+    async fn held(&self, claim: &Claim) -> leasehold::HolderInfo {
         match self.store.try_acquire(claim).await.unwrap() {
             AcquireOutcome::Held(held) => held,
             other => panic!("{other:?}"),
@@ -113,7 +113,7 @@ async fn who_waits_outside_the_line_is_told_of_a_rest() {
     told.unwrap();
     assert_eq!(rested.unwrap(), Released::Released);
     let resting = two.held(&claim).await;
-    assert!(resting.resting && resting.last_holder == Some(Holder::this_process()), "{resting:?}");
+    assert!(resting.in_cooldown && resting.last_holder == Some(Holder::this_process()), "{resting:?}");
     // What is left of its lease, asked for: the key tells only how long it was to rest.
     assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
 }
@@ -344,7 +344,7 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     let mut claim = one.claim("lock", Duration::from_secs(60));
     // Connections are there, and so is the lease.
     one.granted(&one.claim("other", claim.ttl.get())).await;
-    claim.patience = Duration::from_secs(3_600);
+    claim.store_timeout = Duration::from_secs(3_600);
     wire.let_answers(Answers::AreLost);
     let asked = one.store.try_acquire(&claim);
     let slept = async {
@@ -367,7 +367,7 @@ async fn a_grant_that_comes_too_late_for_anybody_ends_by_itself() {
     let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let mut kept = one.granted(&one.claim("other", ttl)).await;
     let mut claim = one.claim("lock", ttl);
-    claim.patience = Duration::from_millis(300);
+    claim.store_timeout = Duration::from_millis(300);
     wire.let_answers(Answers::AreLost);
     let error = one.store.try_acquire(&claim).await.unwrap_err();
     assert!(matches!(error, leasehold::error::StoreError::MaybeApplied(_)), "{error:?}");

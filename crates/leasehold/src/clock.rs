@@ -19,7 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rustix::time::{ClockId, clock_gettime};
 
-use self::sleep::{Lookouts, Watched};
+use self::sleep::{ClockJumpMonitors, Watched};
 
 /// The largest assumed deviation of a local clock's rate from true time: 0.5 %, for holder and contender each.
 ///
@@ -163,7 +163,7 @@ const SUSPEND_AWARE: ClockId = ClockId::Boottime;
 const SUSPEND_AWARE: ClockId = ClockId::Monotonic;
 
 /// Shared by all values of [`SystemClock`], because they are the same clock.
-static SYSTEM_LOOKOUTS: Lookouts = Lookouts::new();
+static SYSTEM_LOOKOUTS: ClockJumpMonitors = ClockJumpMonitors::new();
 
 #[async_trait]
 impl Clock for SystemClock {
@@ -187,7 +187,7 @@ impl Watched for SystemClock {
         self.now()
     }
 
-    fn lookouts(&self) -> &Lookouts {
+    fn monitors(&self) -> &ClockJumpMonitors {
         &SYSTEM_LOOKOUTS
     }
 }
@@ -213,7 +213,7 @@ struct TestTime {
     origin: tokio::time::Instant,
     rate: f64,
     jumps: Mutex<Jumps>,
-    lookouts: Lookouts,
+    monitors: ClockJumpMonitors,
 }
 
 #[derive(Debug, Default)]
@@ -237,7 +237,12 @@ impl TestClock {
     #[allow(clippy::disallowed_methods, reason = "this is the place")]
     pub fn with_rate(rate: f64) -> Self {
         let origin = tokio::time::Instant::now();
-        Self(Arc::new(TestTime { origin, rate, jumps: Mutex::default(), lookouts: Lookouts::default() }))
+        Self(Arc::new(TestTime {
+            origin,
+            rate,
+            jumps: Mutex::default(),
+            monitors: ClockJumpMonitors::default(),
+        }))
     }
 
     fn jump(&self, jump: impl FnOnce(&mut Jumps)) {
@@ -311,8 +316,8 @@ impl Watched for Arc<TestTime> {
         }
     }
 
-    fn lookouts(&self) -> &Lookouts {
-        &self.lookouts
+    fn monitors(&self) -> &ClockJumpMonitors {
+        &self.monitors
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 pub use crate::types::InvalidValue;
-use crate::types::{Held, LockName, Loss, Token, is_unprintable, printable};
+use crate::types::{HolderInfo, LockName, Loss, Token, is_unprintable, printable};
 
 /// A [`Result`](std::result::Result) with leasehold's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -33,7 +33,7 @@ struct Inner {
     kind: ErrorKind,
     message: String,
     help: Vec<String>,
-    held: Option<Box<Held>>,
+    held: Option<Box<HolderInfo>>,
     loss: Option<Box<Loss>>,
     refused_by: Option<Token>,
     maybe_applied: bool,
@@ -106,8 +106,8 @@ impl Error {
     }
 
     /// The error for the lock `name`, which is `held`.
-    pub(crate) fn held(name: &LockName, held: Held) -> Self {
-        let message = match held.resting {
+    pub(crate) fn held(name: &LockName, held: HolderInfo) -> Self {
+        let message = match held.in_cooldown {
             true => format!("lock `{name}` is in its cooldown"),
             false => format!("lock `{name}` is held by {held}"),
         };
@@ -115,12 +115,12 @@ impl Error {
     }
 
     /// An error with this `message`, and with help for `held`.
-    pub(crate) fn held_as(message: impl Into<String>, held: Held) -> Self {
+    pub(crate) fn held_as(message: impl Into<String>, held: HolderInfo) -> Self {
         let mut error = Self::new(ErrorKind::Held, message);
         if held.foreign.is_some() {
             error = error.with_help("leasehold never takes over what it did not write; find out who did");
         } else if let Some(left) = held.lapses_within.map(whole_seconds) {
-            error = error.with_help(if held.resting {
+            error = error.with_help(if held.in_cooldown {
                 format!("the cooldown ends in <= {left}s")
             } else if held.is_by_ticket() {
                 format!("a ticket holds the lock: the lease ends in <= {left}s unless the ticket is renewed")
@@ -182,7 +182,7 @@ impl Error {
     }
 
     /// The holder of the lock, if the kind is [`ErrorKind::Held`].
-    pub fn holder(&self) -> Option<&Held> {
+    pub fn holder(&self) -> Option<&HolderInfo> {
         self.0.held.as_deref()
     }
 

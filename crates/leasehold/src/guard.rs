@@ -145,7 +145,7 @@ impl Guard {
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`]: the store has no cooldowns
-    ///   ([`Capabilities::rests`](crate::lease::Capabilities::rests)), or this is an exclusive hold of a
+    ///   ([`Capabilities::cooldowns`](crate::lease::Capabilities::cooldowns)), or this is an exclusive hold of a
     ///   [`RwLock`](crate::RwLock), which consists of several locks. The lock is then released without a cooldown.
     /// - Errors of the store, if the cooldown could not be recorded before the lease ended.
     ///
@@ -153,22 +153,22 @@ impl Guard {
     /// # use std::time::Duration;
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// let lock = leasehold::Locker::open("mem:").await?.lock("report");
-    /// lock.acquire().await?.rest(Duration::from_secs(3600)).await?;
-    /// assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().resting);
+    /// lock.acquire().await?.release_with_cooldown(Duration::from_secs(3600)).await?;
+    /// assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().in_cooldown);
     /// # Ok::<_, leasehold::Error>(())
     /// # }).unwrap();
     /// ```
-    pub async fn rest(self, period: Duration) -> Result<Released> {
-        if !self.hold.capabilities.rests {
-            let message = format!("locks in {} cannot rest", self.hold.capabilities.store);
+    pub async fn release_with_cooldown(self, period: Duration) -> Result<Released> {
+        if !self.hold.capabilities.cooldowns {
+            let message = format!("locks in {} have no cooldown", self.hold.capabilities.store);
             self.release().await?;
             return Err(Error::unsupported(message).with_help("see the store's page for what it can"));
         }
-        if let Err(error) = self.single("cannot rest") {
+        if let Err(error) = self.single("has no cooldown") {
             self.release().await?;
             return Err(error);
         }
-        self.give_up(move |reply| Command::Rest(period, reply)).await
+        self.give_up(move |reply| Command::Cooldown(period, reply)).await
     }
 
     /// Stops the renewals and returns the lock as a [`Ticket`], which another process can renew and release.

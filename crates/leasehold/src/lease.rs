@@ -21,8 +21,8 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::LockName;
 pub use crate::types::{
-    End, Held, Holder, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, attempt_limit, deadline,
-    printable,
+    End, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, attempt_limit,
+    deadline, printable,
 };
 
 /// A store that grants leases.
@@ -41,7 +41,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// it lapses. [`Lock`](crate::Lock) never drops a call.
     ///
     /// # Errors
-    /// The store could not be reached for the claim's [`patience`](Claim::patience), or it refused the request.
+    /// The store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or it refused the request.
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError>;
 
     /// Renews `grant` and updates its deadline. Never takes the lock back from a later grant.
@@ -52,14 +52,14 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// The store did not answer. The grant's deadline is then unchanged.
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError>;
 
-    /// Ends `grant`. With `rest`, the lock is not granted for that long. May be called again after an error.
+    /// Ends `grant`. With `cooldown`, the lock is not granted for that long. May be called again after an error.
     ///
     /// If the grant has no memo and has the id of a claim, this withdraws the claim: it ends a grant that the claim may
     /// have received unnoticed, and gives up the claim's place in the queue.
     ///
     /// # Errors
     /// The store did not answer. The lease then lapses.
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError>;
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError>;
 
     /// Makes the grant outlive this process: from now on only its lease ends it, and not the death of the process,
     /// which some stores detect. Called before a grant is handed to another process.
@@ -156,14 +156,14 @@ pub struct Claim {
     /// this, it reserves these tokens below the one that it grants ([`Grant::after`]).
     pub tokens: u64,
     /// How long to keep trying if the store does not answer.
-    pub patience: Duration,
+    pub store_timeout: Duration,
     /// Why the store does not answer. The store records this as soon as it knows, long before it gives up.
     pub trouble: StoreTrouble,
 }
 
 impl Claim {
-    /// The default of [`patience`](Self::patience).
-    pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(15);
+    /// The default of [`store_timeout`](Self::store_timeout).
+    pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(15);
 
     /// A claim with a new random id and default settings.
     pub fn new(env: &Env, name: LockName, ttl: Ttl, holder: Holder) -> Self {
@@ -176,7 +176,7 @@ impl Claim {
             waits: false,
             detached: false,
             tokens: 1,
-            patience: Self::DEFAULT_PATIENCE,
+            store_timeout: Self::DEFAULT_STORE_TIMEOUT,
             trouble: StoreTrouble::default(),
         }
     }
@@ -261,7 +261,7 @@ pub enum AcquireOutcome {
     /// The claim holds the lock until the grant's deadline.
     Granted(Grant),
     /// Another claim holds the lock, or the lock is in a cooldown.
-    Held(Held),
+    Held(HolderInfo),
     /// The claim may have been granted, but this was not known in time: the lock was granted to another claim since
     /// then, or the grant came too late to be used and was released. A new claim may be granted at once.
     Lost(Loss),
@@ -329,35 +329,35 @@ pub struct Capabilities {
     /// Whether waiters are notified of a release and do not poll.
     pub watches: bool,
     /// Whether a release can start a cooldown.
-    pub rests: bool,
+    pub cooldowns: bool,
     /// Whether [`LeaseStore::inspect`] reports earlier grants.
     pub history: bool,
     /// How often a waiter polls.
-    pub pace: PollInterval,
+    pub poll_interval: PollInterval,
 }
 
 impl Capabilities {
     /// A store with tokens, cooldowns and a history, and without all other capabilities.
-    pub const fn new(store: &'static str, pace: PollInterval) -> Self {
+    pub const fn new(store: &'static str, poll_interval: PollInterval) -> Self {
         Self {
             store,
             tokens: true,
             fifo: false,
             sees_dead_processes: false,
             watches: false,
-            rests: true,
+            cooldowns: true,
             history: true,
-            pace,
+            poll_interval,
         }
     }
 }
 
 impl fmt::Display for Capabilities {
-    /// Lists the capabilities on one line, for people: `fencing tokens, rests, history`.
+    /// Lists the capabilities on one line, for people: `fencing tokens, cooldowns, history`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let can = [
             (self.tokens, "fencing tokens"),
-            (self.rests, "rests"),
+            (self.cooldowns, "cooldowns"),
             (self.history, "history"),
             (self.sees_dead_processes, "successor at once when a process dies"),
             (self.watches, "waiters told of a release"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{Claim, Held, Holder, StoreTrouble, Ttl};
+use crate::lease::{Claim, Holder, HolderInfo, StoreTrouble, Ttl};
 use crate::locker::Locker;
 use crate::runtime::acquisition::{Acquisition, Request, Wait};
 use crate::runtime::hand_off::Terms;
@@ -119,7 +119,7 @@ impl Lock {
 
     /// Calls `tell` whenever an acquisition that waits learns who has the lock: for progress displays and logs.
     #[must_use]
-    pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+    pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
     }
@@ -147,7 +147,7 @@ impl Lock {
     pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
-        Acquisition::enter(self.request(claim, Wait::UntilItRests), queue).outcome().await.map(Guard::of)
+        Acquisition::enter(self.request(claim, Wait::UntilCooldown), queue).outcome().await.map(Guard::of)
     }
 
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
@@ -173,7 +173,7 @@ impl Lock {
                 Some(held) => Error::held(&claim.name, held),
                 None => Error::held_as(
                     format!("lock `{}` is being acquired by another task of this process", claim.name),
-                    Held::default(),
+                    HolderInfo::default(),
                 )
                 .with_help("who has it is not known: the store has not answered that task yet"),
             }),
@@ -269,7 +269,7 @@ impl Lock {
     }
 
     /// What else is to be done whenever an acquisition that waits learns who has the lock.
-    pub(crate) fn noting(&self, note: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+    pub(crate) fn noting(&self, note: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         let on_wait = self.on_wait.clone();
         self.clone().on_wait(move |held| {
             note(held);
@@ -307,7 +307,7 @@ impl Lock {
         let ttl = Ttl::new(self.ttl)?;
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
-        claim.patience = store_timeout(self.store_timeout, false);
+        claim.store_timeout = store_timeout(self.store_timeout, false);
         claim.trouble = self.trouble.clone();
         claim.detached = self.holder.pid == 0;
         Ok(claim)
@@ -348,7 +348,7 @@ impl Lock {
         Self { trouble: StoreTrouble::default(), ..self.clone() }
     }
 
-    pub(crate) fn tell(&self, held: &Held) {
+    pub(crate) fn tell(&self, held: &HolderInfo) {
         if let Some(on_wait) = &self.on_wait {
             on_wait(held);
         }

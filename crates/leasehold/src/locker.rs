@@ -10,8 +10,8 @@ use crate::doctor::{self, Examination, Report};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
-    Capabilities, Evicted, Held, Holder, LeaseStore, Released, Renewal, State, Status, StoreOptions, Swept,
-    Token,
+    Capabilities, Evicted, Holder, HolderInfo, LeaseStore, Released, Renewal, State, Status, StoreOptions,
+    Swept, Token,
 };
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::{Hold, Opened};
@@ -113,7 +113,11 @@ impl Locker {
     ///
     /// # Errors
     /// Errors of the store.
-    pub async fn wait_free(&self, name: &LockName, on_wait: &(dyn Fn(&Held) + Send + Sync)) -> Result<()> {
+    pub async fn wait_free(
+        &self,
+        name: &LockName,
+        on_wait: &(dyn Fn(&HolderInfo) + Send + Sync),
+    ) -> Result<()> {
         loop {
             match self.store().inspect(name).await?.state {
                 State::Free | State::Lapsed(_) => return Ok(()),

@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
-pub use self::body::{Body, Metadata, Stat};
+pub use self::body::{Body, Head, Metadata};
 pub use self::probe::probe;
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
@@ -55,8 +55,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        Ok(self.read(key).await?.map(|cell| Stat {
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        Ok(self.read(key).await?.map(|cell| Head {
             version: cell.version,
             metadata: cell.metadata,
             size: cell.value.len() as u64,
@@ -115,7 +115,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where a register has no endpoints.
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         let message =
-            format!("{} cannot be asked through another endpoint, {endpoint:?}", self.traits().store);
+            format!("{} cannot be asked through another endpoint, {endpoint:?}", self.capabilities().store);
         Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
     }
 
@@ -131,7 +131,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     }
 
     /// What this register is, and how it wants to be treated.
-    fn traits(&self) -> RegisterCapabilities;
+    fn capabilities(&self) -> RegisterCapabilities;
 
     /// The endpoint and the bucket, without secrets: of which place it is recorded that it was [probed](probe). By default a
     /// register names none, and a copy of what is recorded counts wherever it is found.
@@ -145,8 +145,8 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         (**self).read(key).await
     }
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        (**self).stat(key).await
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        (**self).head(key).await
     }
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         (**self).write(key, expect, body).await
@@ -172,8 +172,8 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     fn env(&self) -> &Env {
         (**self).env()
     }
-    fn traits(&self) -> RegisterCapabilities {
-        (**self).traits()
+    fn capabilities(&self) -> RegisterCapabilities {
+        (**self).capabilities()
     }
     fn place(&self) -> String {
         (**self).place()
@@ -267,5 +267,5 @@ pub struct RegisterCapabilities {
     /// metadata at all.
     pub metadata: Option<usize>,
     /// How often a waiter may read.
-    pub pace: PollInterval,
+    pub poll_interval: PollInterval,
 }

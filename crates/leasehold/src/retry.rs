@@ -26,11 +26,11 @@ pub(crate) async fn retry<T, F>(env: &Env, mut ask: impl FnMut() -> F) -> Result
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let mut effort = RetryBudget::of_question(env);
+    let mut budget = RetryBudget::of_question(env);
     loop {
-        match effort.request(ask()).await {
+        match budget.request(ask()).await {
             Ok(answer) => return Ok(answer),
-            Err(error) => effort.pause_after(error).await?,
+            Err(error) => budget.pause_after(error).await?,
         }
     }
 }

@@ -50,7 +50,7 @@ macro_rules! settings {
         /// Calls `tell` each time a waiting acquisition learns of a holder that it waits for, as
         /// [`Lock::on_wait`](crate::Lock::on_wait).
         #[must_use]
-        pub fn on_wait(mut self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+        pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
             self.lock = self.lock.on_wait(tell);
             self
         }

@@ -1,5 +1,8 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
+#[cfg(any(feature = "s3", feature = "dynamodb", feature = "gcs", fuzzing))]
+#[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets send no requests"))]
+mod answer;
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
 #[cfg(feature = "dynamodb")]
@@ -101,7 +104,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "sqlite",
         name: "SQLite file on this machine",
-        can: "fencing tokens, rests, history, successor at once when a process dies",
+        can: "fencing tokens, cooldowns, history, successor at once when a process dies",
         example: "sqlite:/var/lib/myapp/locks.db",
         feature: Some("sqlite"),
         location: Location::File,
@@ -112,7 +115,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "s3",
         name: "Amazon S3 and compatible stores",
-        can: "fencing tokens, rests, history",
+        can: "fencing tokens, cooldowns, history",
         example: "s3://bucket/prefix?region=eu-west-1",
         feature: Some("s3"),
         location: Location::Name,
@@ -123,7 +126,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "dynamodb",
         name: "Amazon DynamoDB, beside AWS's lock client",
-        can: "fencing tokens, rests, history",
+        can: "fencing tokens, cooldowns, history",
         example: "dynamodb://table?region=eu-west-1",
         feature: Some("dynamodb"),
         location: Location::Name,
@@ -134,7 +137,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "gs",
         name: "Google Cloud Storage",
-        can: "fencing tokens, rests, history",
+        can: "fencing tokens, cooldowns, history",
         example: "gs://bucket/prefix",
         feature: Some("gcs"),
         location: Location::Name,
@@ -145,7 +148,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "etcd",
         name: "etcd cluster",
-        can: "fencing tokens, rests, waiters told of a release, waiters in order of arrival",
+        can: "fencing tokens, cooldowns, waiters told of a release, waiters in order of arrival",
         example: "etcd://host:2379,host2:2379/prefix/",
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
@@ -156,7 +159,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "mem",
         name: "memory of this process, for tests",
-        can: "fencing tokens, rests, history",
+        can: "fencing tokens, cooldowns, history",
         example: "mem:",
         feature: None,
         location: Location::Name,

@@ -147,7 +147,7 @@ async fn an_observer_polls_at_the_stores_pace_and_backs_off_on_errors() {
     next(&mut changes).await;
     follower.network.reset_counts();
     assert_silent(&follower, &mut changes, SECOND * 60).await;
-    let most = follower.leases.capabilities().pace.max.as_secs_f64();
+    let most = follower.leases.capabilities().poll_interval.max.as_secs_f64();
     let reads = follower.network.counts().reads as f64;
     assert!((60.0 / most * 0.9..60.0 / most * 1.2 + 10.0).contains(&reads), "{reads} reads");
     follower.network.every(Kind::Read, Outcome::Denied);
@@ -204,13 +204,13 @@ async fn a_follower_that_drops_its_futures_misses_no_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_election_that_rests_is_led_by_nobody() {
+async fn an_election_in_its_cooldown_has_no_leader() {
     let world = World::new();
     let (leader, follower) = (world.observer(1), world.observer(2));
     let leadership = election(&leader).campaign().await.unwrap();
     let mut changes = election(&follower).observe();
     assert!(next(&mut changes).await.is_some());
-    Guard::from(leadership).rest(SECOND * 1_000).await.unwrap();
+    Guard::from(leadership).release_with_cooldown(SECOND * 1_000).await.unwrap();
     assert_eq!(next(&mut changes).await, None);
     assert_silent(&follower, &mut changes, SECOND * 2_000).await;
 }

@@ -418,8 +418,8 @@ impl Layer for NoGenerations {
     fn inner(&self) -> &dyn Register {
         &*self.0
     }
-    fn traits(&self) -> RegisterCapabilities {
-        RegisterCapabilities { generations: false, ..self.0.traits() }
+    fn capabilities(&self) -> RegisterCapabilities {
+        RegisterCapabilities { generations: false, ..self.0.capabilities() }
     }
 }
 
@@ -429,16 +429,16 @@ async fn two_grants_of_one_claim_do_not_look_alike() {
     let world = World::by_existence();
     let one = world.observer(1);
     let claim = one.claim();
-    let mut beats = Vec::new();
+    let mut heartbeats = Vec::new();
     for _ in 0..3 {
         let mut grant = granted(one.leases.try_acquire(&claim).await.unwrap());
         let record: serde_json::Value = serde_json::from_slice(&world.object().await.unwrap().value).unwrap();
-        beats.push(record["beat"].as_u64().unwrap());
+        heartbeats.push(record["beat"].as_u64().unwrap());
         one.release(&mut grant).await;
     }
-    beats.sort_unstable();
-    beats.dedup();
-    assert_eq!(beats.len(), 3);
+    heartbeats.sort_unstable();
+    heartbeats.dedup();
+    assert_eq!(heartbeats.len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -465,7 +465,7 @@ async fn what_this_protocol_cannot_do_it_refuses() {
     let world = World::by_existence();
     let one = world.observer(1);
     let capabilities = one.leases.capabilities();
-    assert!(capabilities.tokens && !capabilities.history && !capabilities.rests);
+    assert!(capabilities.tokens && !capabilities.history && !capabilities.cooldowns);
     let mut grant = one.granted().await;
     let error = one.leases.release(&mut grant, Some(SECOND)).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported);
@@ -522,9 +522,9 @@ impl Layer for Flawed {
             _ => self.inner.delete(key, version).await,
         }
     }
-    fn traits(&self) -> RegisterCapabilities {
+    fn capabilities(&self) -> RegisterCapabilities {
         let generations = self.flaw != Flaw::NoGenerations;
-        RegisterCapabilities { trusted: false, generations, ..self.inner.traits() }
+        RegisterCapabilities { trusted: false, generations, ..self.inner.capabilities() }
     }
 }
 

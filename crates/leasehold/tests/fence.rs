@@ -39,7 +39,7 @@ async fn text(register: &dyn Register) -> String {
 }
 
 async fn written_with(register: &dyn Register) -> u64 {
-    register.stat(KEY).await.unwrap().unwrap().metadata.user["leasehold-token"].parse().unwrap()
+    register.head(KEY).await.unwrap().unwrap().metadata.user["leasehold-token"].parse().unwrap()
 }
 
 async fn write(register: &dyn Register, number: u64, text: &'static str) -> Result<(), Error> {
@@ -175,7 +175,7 @@ async fn a_read_that_raises_the_fence_shuts_the_earlier_holder_out() {
 async fn a_foreign_write_takes_the_fence_away() {
     let register = MemoryRegister::new(env(0));
     write(&register, 7, "a").await.unwrap();
-    let version = register.stat(KEY).await.unwrap().unwrap().version;
+    let version = register.head(KEY).await.unwrap().unwrap().version;
     register.write(KEY, Precondition::Version(&version), "plain".into()).await.unwrap();
     write(&register, 5, "b").await.unwrap();
 }

@@ -27,9 +27,9 @@ impl Layer for Remote {
     fn inner(&self) -> &dyn Register {
         &*self.0
     }
-    fn traits(&self) -> RegisterCapabilities {
-        let pace = PollInterval { min: SECOND / 10, max: SECOND * 2 };
-        RegisterCapabilities { pace, trusted: false, ..self.0.traits() }
+    fn capabilities(&self) -> RegisterCapabilities {
+        let poll_interval = PollInterval { min: SECOND / 10, max: SECOND * 2 };
+        RegisterCapabilities { poll_interval, trusted: false, ..self.0.capabilities() }
     }
 }
 
@@ -92,7 +92,7 @@ async fn operations(locker: &Locker, prefix: &str, held: &str) -> Vec<Operation>
         let guard = lock(what).acquire().await.unwrap();
         all.push(match n {
             0 => forget(guard.release()),
-            1 => forget(guard.rest(60 * SECOND)),
+            1 => forget(guard.release_with_cooldown(60 * SECOND)),
             _ => forget(guard.into_ticket()),
         });
     }

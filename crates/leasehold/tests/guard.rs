@@ -339,9 +339,9 @@ async fn a_rest_counts_from_the_grant_and_ends_on_time() {
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
     let granted = other.clock.now();
     client.env.sleep(SECOND * 200).await;
-    assert_eq!(guard.rest(period).await.unwrap(), Released::Released);
+    assert_eq!(guard.release_with_cooldown(period).await.unwrap(), Released::Released);
     let held = locker(&other).lock("x").try_acquire().await.unwrap_err();
-    assert!(held.holder().unwrap().resting, "{held}");
+    assert!(held.holder().unwrap().in_cooldown, "{held}");
     locker(&other).lock("x").acquire().await.unwrap().release().await.unwrap();
     let rested = other.clock.now().longest_since(granted);
     assert!(rested >= period, "granted {rested:?} after the grant before");
@@ -356,16 +356,16 @@ async fn a_rest_is_retried_for_as_long_as_the_lease_and_then_fails() {
     let lock = locker.lock("x").ttl(TTL);
     let guard = lock.acquire().await.unwrap();
     client.network.every(Kind::Write, Outcome::Dropped);
-    let resting = tokio::spawn(guard.rest(SECOND * 600));
+    let resting = tokio::spawn(guard.release_with_cooldown(SECOND * 600));
     client.env.sleep(SECOND * 12).await;
     assert!(!resting.is_finished(), "given up while the lease still kept others out");
     client.network.heal();
     assert_eq!(resting.await.unwrap().unwrap(), Released::Released);
-    assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().resting);
+    assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().in_cooldown);
 
     let guard = lock.acquire().await.unwrap();
     client.network.every(Kind::Write, Outcome::Dropped);
-    let error = guard.rest(SECOND * 600).await.unwrap_err();
+    let error = guard.release_with_cooldown(SECOND * 600).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.help().iter().any(|help| help.contains("before its time")), "{error:?}");
 }
@@ -374,7 +374,7 @@ async fn a_rest_is_retried_for_as_long_as_the_lease_and_then_fails() {
 async fn a_rest_that_is_unsupported_releases_and_says_so() {
     let client = World::by_existence().observer(1);
     let lock = locker(&client).lock("x").ttl(TTL);
-    let error = lock.acquire().await.unwrap().rest(SECOND).await.unwrap_err();
+    let error = lock.acquire().await.unwrap().release_with_cooldown(SECOND).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     lock.try_acquire().await.unwrap().release().await.unwrap();
 }
@@ -577,7 +577,7 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
     woken_by(pin!(async { drop(guard.release().await) })).await;
     let guard = lock.acquire().await.unwrap();
     client.env.sleep(TTL / 2).await;
-    woken_by(pin!(async { drop(guard.rest(SECOND).await) })).await;
+    woken_by(pin!(async { drop(guard.release_with_cooldown(SECOND).await) })).await;
     // Nobody else tells of the others.
     lock.acquire().await.unwrap().release().await.unwrap();
     lock.try_acquire().await.unwrap().release().await.unwrap();

@@ -376,7 +376,7 @@ async fn a_task_aborted_while_being_served_does_not_keep_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_was_passed_on_rests_and_becomes_a_ticket() {
+async fn a_passed_on_lock_has_a_cooldown_and_becomes_a_ticket() {
     let world = World::new();
     let client = settled(&world, 1).await;
     let mut got = line(&client, &vec![lock(&client); 3]).await;
@@ -397,6 +397,6 @@ async fn a_lock_that_was_passed_on_rests_and_becomes_a_ticket() {
     let first = got.recv().await.unwrap();
     first.release().await.unwrap();
     let second = got.recv().await.unwrap();
-    assert_eq!(second.rest(SECOND * 60).await.unwrap(), Released::Released);
-    assert!(lock(&client).try_acquire().await.unwrap_err().holder().unwrap().resting);
+    assert_eq!(second.release_with_cooldown(SECOND * 60).await.unwrap(), Released::Released);
+    assert!(lock(&client).try_acquire().await.unwrap_err().holder().unwrap().in_cooldown);
 }

@@ -12,8 +12,8 @@ use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, Id, LeaseStore, Released, Renewal, Status,
-    Watch,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Released, Renewal,
+    Status, Watch,
 };
 use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
@@ -86,11 +86,11 @@ impl LeaseStore for Lining {
         self.leases.renew(grant).await
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         if self.slow_release.load(Ordering::SeqCst) {
             self.release.notified().await;
         }
-        let released = self.leases.release(grant, rest).await?;
+        let released = self.leases.release(grant, cooldown).await?;
         self.leave(grant.id);
         Ok(released)
     }
@@ -126,7 +126,7 @@ impl Watch for Lining {
         }
     }
 
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         self.leases.changed(name, seen).await
     }
 }

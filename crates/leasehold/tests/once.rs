@@ -121,7 +121,7 @@ async fn a_waiter_learns_that_it_ran_long_before_the_rest_is_over() {
     let waiter = tokio::spawn(async move { (ok(&job(&other)).await, other.clock.now()) });
     client.env.sleep(SECOND * 60).await;
     assert!(!waiter.is_finished());
-    guard.rest(PERIOD).await.unwrap();
+    guard.release_with_cooldown(PERIOD).await.unwrap();
     let rested = client.clock.now();
     let (said, at) = waiter.await.unwrap();
     already_ran(said);
@@ -182,7 +182,7 @@ async fn a_failure_is_tried_again_within_the_period_unless_it_counts() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     assert_eq!(job(&client).run(async |_| Err::<u32, _>("no")).await.unwrap(), Once::Ran(Err("no")));
-    let counted = job(&other).rest_after_failure(true);
+    let counted = job(&other).cooldown_after_failure(true);
     assert_eq!(counted.run(async |_| Err::<u32, _>("no")).await.unwrap(), Once::Ran(Err("no")));
     already_ran(ok(&job(&client)).await);
 }

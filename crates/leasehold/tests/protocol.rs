@@ -210,7 +210,7 @@ async fn rule_8_edits_by_others_do_not_prolong_a_lease() {
         match contender.leases.try_acquire(&contender.claim()).await.unwrap() {
             AcquireOutcome::Granted(new) => return assert!(new.token > old.token),
             AcquireOutcome::Held(held) => {
-                // Another version, another ETag, the same (grant, beat).
+                // Another version, another ETag, the same (grant, heartbeat).
                 world.edit(|record| record["edited"] = format!("{:?}", contender.clock.now()).into()).await;
                 contender.env.sleep(held.lapses_within.unwrap().min(SECOND)).await;
             }
@@ -609,7 +609,7 @@ async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
         holder.network.next_write(Outcome::Delayed(SECOND * 60));
         let acquisition = {
             let (leases, mut claim) = (holder.leases.clone(), holder.claim());
-            claim.patience = SECOND * 600;
+            claim.store_timeout = SECOND * 600;
             tokio::spawn(async move { leases.try_acquire(&claim).await })
         };
         let writes = holder.network.counts().writes;
@@ -744,7 +744,7 @@ async fn a_resting_lock_is_not_granted_before_its_time() {
         let mut grant = client.granted().await;
         client.leases.release(&mut grant, Some(SECOND * 60)).await.unwrap();
         let held = other.held().await;
-        assert!(held.resting && held.lapses_within.unwrap() >= SECOND * 60, "{held:?}");
+        assert!(held.in_cooldown && held.lapses_within.unwrap() >= SECOND * 60, "{held:?}");
         other.env.sleep(SECOND * 55).await;
         other.held().await;
         other.env.sleep(SECOND * 8).await;

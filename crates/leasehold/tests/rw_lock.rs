@@ -18,8 +18,8 @@ fn index(client: &Client) -> RwLock {
 
 /// Every part of an exclusive hold.
 fn parts() -> Vec<LockName> {
-    let slots = (1..=RwLock::MAX_SHARED).map(|slot| format!("x/shared-{slot}"));
-    std::iter::once("x".to_owned()).chain(slots).map(|name| LockName::new(name).unwrap()).collect()
+    let permits = (1..=RwLock::MAX_SHARED).map(|permit| format!("x/shared-{permit}"));
+    std::iter::once("x".to_owned()).chain(permits).map(|name| LockName::new(name).unwrap()).collect()
 }
 
 async fn held(client: &Client) -> usize {
@@ -68,17 +68,21 @@ async fn shared_holders_are_together_and_an_exclusive_one_is_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shared_hold_in_any_slot_keeps_an_exclusive_one_out() {
-    for slot in 1..=RwLock::MAX_SHARED {
+async fn a_shared_hold_with_any_permit_keeps_an_exclusive_one_out() {
+    for permit in 1..=RwLock::MAX_SHARED {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
-        // A shared hold is the hold of any slot.
-        let reader = Locker::new(one.leases.clone()).lock(format!("x/shared-{slot}")).ttl(TTL).owner("alice");
+        // A shared hold is the hold of any permit.
+        let reader =
+            Locker::new(one.leases.clone()).lock(format!("x/shared-{permit}")).ttl(TTL).owner("alice");
         let reader = reader.acquire().await.unwrap();
         let error = index(&two).try_exclusive().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Held);
         let text = error.to_string();
-        assert!(text.starts_with(&format!("lock `x` is held shared: `x/shared-{slot}` by alice@")), "{text}");
+        assert!(
+            text.starts_with(&format!("lock `x` is held shared: `x/shared-{permit}` by alice@")),
+            "{text}"
+        );
         // It has given back all that it took.
         assert_eq!(held(&one).await, 1);
         reader.check().unwrap();
@@ -94,7 +98,7 @@ async fn eight_hold_it_shared_and_a_ninth_waits() {
     }
     let ninth = world.observer(9);
     let error = index(&ninth).try_shared().await.unwrap_err();
-    assert!(error.to_string().starts_with("all 8 shared slots of `x` are held: "), "{error}");
+    assert!(error.to_string().starts_with("all 8 shared permits of `x` are held: "), "{error}");
     assert_eq!(index(&ninth).shared_within(SECOND * 5).await.unwrap_err().kind(), ErrorKind::Held);
     let waiting = tokio::spawn(async move { index(&ninth).shared().await.unwrap() });
     guards.pop().unwrap().release().await.unwrap();
@@ -260,7 +264,7 @@ async fn a_plain_lock_does_not_see_who_holds_it_shared_already() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gate_lost_while_waiting_for_slots_is_acquired_again() {
+async fn a_gate_lost_while_waiting_for_permits_is_acquired_again() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let reader = index(&one).shared().await.unwrap();
@@ -354,7 +358,7 @@ async fn an_exclusive_hold_cannot_rest_or_become_a_ticket() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(!error.help().is_empty());
     let guard = index(&client).exclusive().await.unwrap();
-    assert_eq!(guard.rest(SECOND * 600).await.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(guard.release_with_cooldown(SECOND * 600).await.unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(held(&client).await, 0);
     let ticket = index(&client).for_ticket().shared().await.unwrap().into_ticket().await.unwrap();
     assert_eq!(index(&client).try_exclusive().await.unwrap_err().kind(), ErrorKind::Held);

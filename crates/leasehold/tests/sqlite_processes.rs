@@ -16,7 +16,7 @@ const FOLDER: &str = "LEASEHOLD_TEST_FOLDER";
 const TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// When a test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 20;
@@ -66,7 +66,7 @@ async fn role() {
 /// Adds to a number in a file, in the way that loses additions unless one process at a time does it.
 async fn count(locker: &Locker, file: &Path) {
     for _ in 0..ROUNDS {
-        let guard = locker.lock("counter").ttl(TTL).acquire_within(PATIENCE).await.unwrap();
+        let guard = locker.lock("counter").ttl(TTL).acquire_within(STORE_TIMEOUT).await.unwrap();
         let number: u32 = fs::read_to_string(file).unwrap().parse().unwrap();
         tokio::task::yield_now().await;
         fs::write(file, (number + 1).to_string()).unwrap();
@@ -147,7 +147,7 @@ async fn a_killed_holders_lock_is_granted_before_its_lease_ends() {
     let locker = Locker::open(&url(folder.path())).await.unwrap();
     let lock = locker.lock("held");
     assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
-    let waiting = lock.acquire_within(PATIENCE);
+    let waiting = lock.acquire_within(STORE_TIMEOUT);
     let (guard, ()) = tokio::join!(waiting, async { holder.0.kill().unwrap() });
     let guard = guard.unwrap();
     assert!(guard.token().unwrap().get() > token);
@@ -167,7 +167,7 @@ fn killed_processes_leave_no_second_holder_and_no_stuck_lock() {
         // The others get on, although the one that was killed may have held the lock for a day more.
         let (before, start_of_wait) = (length(), SystemClock.now());
         while length() < before + 400 {
-            assert!(SystemClock.now().longest_since(start_of_wait) < PATIENCE, "the lock is stuck");
+            assert!(SystemClock.now().longest_since(start_of_wait) < STORE_TIMEOUT, "the lock is stuck");
             std::thread::yield_now();
         }
         let worker = &mut workers[kill % 3];

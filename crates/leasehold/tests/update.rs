@@ -39,7 +39,7 @@ impl World {
 
     /// Writes without leasehold, whatever there is.
     async fn overwrite(&self, text: &'static str) {
-        let version = self.0.stat(KEY).await.unwrap().map(|stat| stat.version);
+        let version = self.0.head(KEY).await.unwrap().map(|head| head.version);
         let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         assert!(matches!(self.0.write(KEY, expect, text.into()).await.unwrap(), Write::Committed(_)));
     }
@@ -186,7 +186,7 @@ async fn an_unknown_create_is_not_repeated_after_anothers_create() {
     let world = World::new();
     let network = world.network();
     let adding = add_under_way(&network, "a", Outcome::AppliedLost).await;
-    let version = world.0.stat(KEY).await.unwrap().unwrap().version;
+    let version = world.0.head(KEY).await.unwrap().unwrap().version;
     world.0.delete(KEY, &version).await.unwrap();
     add(&*world.0, "b").await.unwrap();
     network.deliver().await;
@@ -255,7 +255,7 @@ async fn a_deleted_object_is_created_anew_unless_a_write_is_unknown() {
     let world = World::new();
     let network = world.network();
     add(&network, "a").await.unwrap();
-    let version = world.0.stat(KEY).await.unwrap().unwrap().version;
+    let version = world.0.head(KEY).await.unwrap().unwrap().version;
     network.next_write(Outcome::Stalled);
     network.reset_counts();
     let adding = tokio::spawn({
@@ -268,7 +268,7 @@ async fn a_deleted_object_is_created_anew_unless_a_write_is_unknown() {
     adding.await.unwrap().unwrap();
     assert_eq!(world.text().await, "b ");
 
-    let version = world.0.stat(KEY).await.unwrap().unwrap().version;
+    let version = world.0.head(KEY).await.unwrap().unwrap().version;
     let adding = add_under_way(&network, "c", Outcome::HeldBack).await;
     world.0.delete(KEY, &version).await.unwrap();
     network.deliver_all().await;
@@ -304,7 +304,7 @@ async fn an_update_gives_up_after_its_attempts_and_after_its_time() {
     let meddled = async |object: Object| {
         object
             .update(async |content| {
-                let number = world.0.stat(KEY).await.unwrap().map_or(0, |stat| stat.size);
+                let number = world.0.head(KEY).await.unwrap().map_or(0, |head| head.size);
                 world.0.env().sleep(Duration::from_secs(3_600)).await; // the closure's time does not count
                 world.overwrite(if number == 2 { "yyy" } else { "zz" }).await;
                 Ok::<_, Error>(Some(with(content, "b")))

@@ -13,7 +13,8 @@ use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
 use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
 
-const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A register with the pace of one behind a network.
@@ -24,8 +25,8 @@ impl Layer for Paced {
     fn inner(&self) -> &dyn Register {
         &self.0
     }
-    fn traits(&self) -> RegisterCapabilities {
-        RegisterCapabilities { pace: PACE, ..self.0.traits() }
+    fn capabilities(&self) -> RegisterCapabilities {
+        RegisterCapabilities { poll_interval: POLL_INTERVAL, ..self.0.capabilities() }
     }
 }
 
@@ -69,14 +70,14 @@ async fn a_long_wait_costs_few_reads_beyond_one_per_longest_pause() {
         let counts = waiter.network.counts();
         assert_eq!(counts.writes, 0, "a waiter reads");
         // A lease that can lapse within the longest pause is looked at when it can.
-        let longest = PACE.max.min(Ttl::new(ttl).unwrap().contender_span() * 2 / 3);
+        let longest = POLL_INTERVAL.max.min(Ttl::new(ttl).unwrap().contender_span() * 2 / 3);
         let most = 60.0 / longest.as_secs_f64() * 1.1 + 12.0;
         assert!((30..=most as usize).contains(&counts.reads), "{} reads for a ttl of {ttl:?}", counts.reads);
         guard.check().unwrap();
         let released = waiter.env.now();
         guard.release().await.unwrap();
         drop(waiting.await.unwrap().unwrap());
-        assert!(waiter.env.now().longest_since(released) <= PACE.max);
+        assert!(waiter.env.now().longest_since(released) <= POLL_INTERVAL.max);
     }
 }
 
@@ -96,7 +97,10 @@ async fn a_waiter_follows_a_short_hold_soon_whenever_it_came() {
             drop(waiting.await.unwrap().unwrap());
             let late = waiter.env.now().longest_since(released);
             // Half of the time that it was held, which may be nearly twice `hold`.
-            assert!(late <= hold.max(PACE.min) + Duration::from_millis(2), "{late:?} after {hold:?}");
+            assert!(
+                late <= hold.max(POLL_INTERVAL.min) + Duration::from_millis(2),
+                "{late:?} after {hold:?}"
+            );
         }
     }
 }
@@ -117,7 +121,7 @@ async fn few_of_sixteen_waiters_write_when_a_dead_lease_lapses() {
     }
     let guard = waiting.join_next().await.unwrap().unwrap();
     let after = waiters[0].env.now().longest_since(began);
-    let soon = contender_span()..contender_span() + PACE.min;
+    let soon = contender_span()..contender_span() + POLL_INTERVAL.min;
     assert!(soon.contains(&after), "{after:?}");
     waiters[0].env.sleep(SECOND).await;
     let writes: usize = waiters.iter().map(|waiter| waiter.network.counts().writes).sum();

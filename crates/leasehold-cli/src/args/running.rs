@@ -127,7 +127,7 @@ pub(crate) struct ElectArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "The first process to acquire LOCK runs the command. If the command succeeds, LOCK has a cooldown \
-until the period is over (state `resting`). Processes that start in this time print that the command already ran, and \
+until the period is over (state `cooldown`). Processes that start in this time print that the command already ran, and \
 exit with 0. If the command fails, LOCK is free at once; if its machine crashes, LOCK is free after --ttl. Another \
 process can then run the command in the same period. Processes that start while the command runs wait for its result.
 

@@ -53,7 +53,7 @@ impl Job {
         let left = guard.remaining();
         let ended = async {
             match (cooldown, completion) {
-                (Some(period), _) => guard.rest(period).await,
+                (Some(period), _) => guard.release_with_cooldown(period).await,
                 (None, Completion::KeepHeld) => renew_ticket(guard, &locker).await,
                 (None, _) => guard.release().await,
             }
@@ -81,7 +81,7 @@ impl Job {
             }
         };
         self.report.released = Some(ours && !matches!(completion, Completion::KeepHeld));
-        self.report.rests = cooldown.map(|_| ours);
+        self.report.cooldown = cooldown.map(|_| ours);
         unrecorded
     }
 

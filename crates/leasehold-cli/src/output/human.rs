@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use leasehold::lease::{End, State, printable};
-use leasehold::{AlreadyRan, Election, Held, Holder, Leader, LockName, Status, Token};
+use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Status, Token};
 
 use crate::exit::Failure;
 
@@ -21,7 +21,7 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 }
 
 /// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
-pub(crate) fn waiting(name: &str, held: &Held) -> String {
+pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
     if let Some(age) = held.held_for {
         let _ = write!(text, ", held {}", span(age));
@@ -60,14 +60,14 @@ pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
 }
 
 /// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
-pub(crate) fn holder(held: &Held) -> String {
+pub(crate) fn holder(held: &HolderInfo) -> String {
     let mut held = held.clone();
     held.token = None;
     held.to_string()
 }
 
 /// `alice@ci-7 (pid 4121)`.
-pub(crate) fn short_holder(held: &Held) -> String {
+pub(crate) fn short_holder(held: &HolderInfo) -> String {
     match &held.holder {
         None => holder(held),
         Some(holder) if holder.pid == 0 => Holder { note: None, ..holder.clone() }.to_string(),
@@ -151,13 +151,13 @@ pub(crate) fn history(status: &Status) -> String {
 pub(crate) fn state(state: &State) -> &'static str {
     match state {
         State::Free => "free",
-        State::Held(held) if held.resting => "resting",
+        State::Held(held) if held.in_cooldown => "cooldown",
         State::Held(_) => "held",
         State::Lapsed(_) => "lapsed",
     }
 }
 
-pub(crate) fn holder_of(state: &State) -> Option<&Held> {
+pub(crate) fn holder_of(state: &State) -> Option<&HolderInfo> {
     match state {
         State::Free => None,
         State::Held(held) | State::Lapsed(held) => Some(held),
@@ -257,7 +257,7 @@ mod tests {
             note: Some("make deploy".into()),
             value: None,
         };
-        let mut held = Held::default();
+        let mut held = HolderInfo::default();
         held.holder = Some(holder);
         held.token = Token::new(1_763_654_400_000_041);
         held.held_for = Some(Duration::from_secs(192));

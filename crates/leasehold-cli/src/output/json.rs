@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Held, Leader, LockName, Status};
+use leasehold::{HolderInfo, Leader, LockName, Status};
 use serde_json::{Map, Value, json};
 
 use super::human;
@@ -16,7 +16,7 @@ pub(crate) fn error(failure: &Failure) -> Value {
 }
 
 /// `{"type":"waiting","lock",...}`
-pub(crate) fn waiting(name: &LockName, held: &Held) -> Value {
+pub(crate) fn waiting(name: &LockName, held: &HolderInfo) -> Value {
     let mut object = object("waiting", name);
     add_holder(&mut object, held);
     Value::Object(object)
@@ -79,7 +79,7 @@ pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
     Map::from_iter([("type".to_owned(), kind.into()), ("lock".to_owned(), name.as_str().into())])
 }
 
-fn add_holder(object: &mut Map<String, Value>, held: &Held) {
+fn add_holder(object: &mut Map<String, Value>, held: &HolderInfo) {
     object.insert("holder".into(), json!(held.holder));
     object.insert("token".into(), json!(held.token));
     object.insert("held_ms".into(), json!(held.held_for.map(ms)));

@@ -60,13 +60,16 @@ fn a_failure_may_be_tried_again_unless_failures_count() {
     assert_eq!(Outcome::of(waiting.wait_with_output().unwrap()).expect(0).stdout, "mine\n");
     let ran = report(&sandbox);
     assert_eq!(
-        (&ran["outcome"], &ran["rests"], &ran["released"]),
+        (&ran["outcome"], &ran["cooldown"], &ran["released"]),
         (&"exited".into(), &true.into(), &true.into())
     );
     assert!(ran["already_ran"].is_null());
 
     sandbox.run_script("once y --per 1h --count-failures --report out.json", "exit 3").expect(3);
-    assert_eq!((&report(&sandbox)["outcome"], &report(&sandbox)["rests"]), (&"exited".into(), &true.into()));
+    assert_eq!(
+        (&report(&sandbox)["outcome"], &report(&sandbox)["cooldown"]),
+        (&"exited".into(), &true.into())
+    );
     sandbox.run("once y --per 1h --report out.json -- echo never").expect(0);
     let earlier = report(&sandbox);
     assert_eq!((&earlier["outcome"], &earlier["exit_code"]), (&"already_ran".into(), &0.into()));
@@ -135,7 +138,7 @@ fn an_unrecorded_success_exits_125() {
     assert!(ended.stderr.contains("help: the command may run again within its period"), "{ended:?}");
     let report = report(&sandbox);
     assert_eq!((&report["outcome"], &report["exit_code"]), (&"not_told".into(), &125.into()), "{report}");
-    assert_eq!((&report["command_exit_code"], &report["rests"]), (&0.into(), &false.into()), "{report}");
+    assert_eq!((&report["command_exit_code"], &report["cooldown"]), (&0.into(), &false.into()), "{report}");
     sandbox.run("once -w 60s x --per 1h -- echo ran").expect(0);
 }
 
@@ -148,7 +151,7 @@ fn a_lost_lock_exits_122_and_is_not_counted_as_a_run() {
     );
     sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
     holder.end().expect(122);
-    assert_eq!((&report(&sandbox)["outcome"], &report(&sandbox)["rests"]), (&"lost".into(), &Value::Null));
+    assert_eq!((&report(&sandbox)["outcome"], &report(&sandbox)["cooldown"]), (&"lost".into(), &Value::Null));
     assert_eq!(sandbox.run("once x --per 1h -- echo ran").expect(0).stdout, "ran\n");
 }
 

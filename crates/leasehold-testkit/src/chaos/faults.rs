@@ -14,7 +14,7 @@ use super::plan::{Fault, Kind};
 use super::resource::Resource;
 
 /// How long a fault that is meant for a holder waits for one: longer than a dead one is in the way. Then it meets anybody.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a successor goes on holding the lock when the old holder is back.
 const AFTERMATH: Duration = Duration::from_millis(300);
@@ -120,7 +120,7 @@ impl World {
         let read = async {
             seen.wait_for(|seen| seen.reads > reads).await.ok().and_then(|seen| seen.holder.clone())
         };
-        let holder = timeout(&SystemClock, PATIENCE, read).await.flatten();
+        let holder = timeout(&SystemClock, STORE_TIMEOUT, read).await.flatten();
         let home = |who: &String| self.berths.iter().position(|berth| berth.is_home_of(who));
         holder.as_ref().and_then(home)
     }

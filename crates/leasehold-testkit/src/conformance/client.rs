@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::clock::{Deadline, timeout};
 use leasehold::env::Env;
 use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl};
-use leasehold::{ErrorKind, Guard, Held, Holder, LockName, Loss, LossReason, Status, Token};
+use leasehold::{ErrorKind, Guard, Holder, HolderInfo, LockName, Loss, LossReason, Status, Token};
 
 use super::Harness;
 
@@ -46,7 +46,7 @@ impl Client {
     pub(super) fn claim(&self, name: &LockName, ttl: Duration) -> Claim {
         let mut claim = Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone());
         // A server that is slow, on a busy machine, is no fault of the store's client.
-        claim.patience = self.limit / 2;
+        claim.store_timeout = self.limit / 2;
         claim
     }
 
@@ -77,7 +77,7 @@ impl Client {
     }
 
     /// A try that must be refused because somebody has it.
-    pub(super) async fn refused(&self, name: &LockName) -> Held {
+    pub(super) async fn refused(&self, name: &LockName) -> HolderInfo {
         match self.attempt(&self.claim(name, LONG)).await {
             AcquireOutcome::Held(held) => held,
             other => panic!("`{name}` is held, and yet {other:?}"),
@@ -128,8 +128,8 @@ impl Client {
         self.release_with(grant, None).await
     }
 
-    pub(super) async fn release_with(&self, grant: &mut Grant, rest: Option<Duration>) -> Released {
-        self.within("release", self.store.release(grant, rest)).await.unwrap()
+    pub(super) async fn release_with(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Released {
+        self.within("release", self.store.release(grant, cooldown)).await.unwrap()
     }
 
     pub(super) async fn evict(&self, name: &LockName, token: Token) -> Evicted {

@@ -1,6 +1,6 @@
 //! Who is granted a lock, and what others are told.
 
-use leasehold::Held;
+use leasehold::HolderInfo;
 use leasehold::lease::Released;
 
 use super::Harness;
@@ -24,10 +24,10 @@ pub async fn a_second_claimant_is_told_who_holds_it(harness: &dyn Harness) {
     let lock = name("lock");
     let mut grant = one.granted(&lock, LONG).await;
     for client in [&one, &two] {
-        let held: Held = client.refused(&lock).await;
+        let held: HolderInfo = client.refused(&lock).await;
         assert_eq!(held.holder.as_ref(), Some(one.who()));
         assert_eq!(held.token, Some(grant.token));
-        assert!(!held.resting && held.foreign.is_none(), "{held:?}");
+        assert!(!held.in_cooldown && held.foreign.is_none(), "{held:?}");
     }
     one.renewed(&mut grant).await;
 }

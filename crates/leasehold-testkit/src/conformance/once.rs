@@ -22,10 +22,10 @@ async fn job(harness: &dyn Harness, who: &str, period: Duration) -> (Client, Onc
     (client, lock.once_per(period))
 }
 
-/// Where locks cannot rest, a job is refused before it runs. Says whether that is so here.
+/// Where locks have no cooldown, a job is refused before it runs. Returns whether that is so here.
 async fn is_refused(harness: &dyn Harness) -> bool {
     let (client, once) = job(harness, "one", LONG).await;
-    if client.store.capabilities().rests {
+    if client.store.capabilities().cooldowns {
         return false;
     }
     let refused = once.run(async |_| -> Result<(), ()> { panic!("it must not run") }).await;

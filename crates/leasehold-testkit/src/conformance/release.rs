@@ -57,29 +57,29 @@ pub async fn release_after_the_record_was_deleted_is_already_lost(harness: &dyn 
     one.granted(&lock, LONG).await;
 }
 
-/// A lock released with a rest is granted to nobody before the rest is over, not even to the one who released it.
+/// A lock released with a cooldown is granted to nobody before the rest is over, not even to the one who released it.
 pub async fn a_resting_lock_is_not_granted_before_its_time(harness: &dyn Harness) {
-    let rest = harness.ttl();
+    let cooldown = harness.ttl();
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let mut grant = one.granted(&lock, LONG).await;
     let start = one.env().now();
-    if !one.store.capabilities().rests {
-        let refusal = one.store.release(&mut grant, Some(rest)).await.unwrap_err();
+    if !one.store.capabilities().cooldowns {
+        let refusal = one.store.release(&mut grant, Some(cooldown)).await.unwrap_err();
         assert_eq!(refusal.fault().kind, ErrorKind::Unsupported);
         return;
     }
-    assert_eq!(one.release_with(&mut grant, Some(rest)).await, Released::Released);
+    assert_eq!(one.release_with(&mut grant, Some(cooldown)).await, Released::Released);
     for client in [&one, &two] {
         let held = client.refused(&lock).await;
-        assert!(held.resting, "{held:?}");
+        assert!(held.in_cooldown, "{held:?}");
     }
     let state = two.inspect(&lock).await.state;
-    assert!(matches!(&state, State::Held(held) if held.resting), "{state:?}");
+    assert!(matches!(&state, State::Held(held) if held.in_cooldown), "{state:?}");
     let mut next = two.wait(&lock, LONG).await;
     let rested = two.env().now().longest_since(start);
-    let least: Duration = rest.mul_f64(1.0 - RATE_ERROR);
-    assert!(rested >= least, "granted after {rested:?} of a rest of {rest:?}");
+    let least: Duration = cooldown.mul_f64(1.0 - RATE_ERROR);
+    assert!(rested >= least, "granted after {rested:?} of a rest of {cooldown:?}");
     assert!(next.token > grant.token);
     two.renewed(&mut next).await;
 }

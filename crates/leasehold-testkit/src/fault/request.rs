@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use leasehold::error::StoreError;
-use leasehold::register::{Body, Deleted, Precondition, Register, Stat, Version, VersionedValue, Write};
+use leasehold::register::{Body, Deleted, Head, Precondition, Register, Version, VersionedValue, Write};
 use tokio::sync::oneshot;
 
 use super::Kind;
@@ -10,7 +10,7 @@ use super::Kind;
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Read(String),
-    Stat(String),
+    Head(String),
     Write(String, Option<Version>, Body),
     Delete(String, Version),
 }
@@ -18,7 +18,7 @@ pub(super) enum Request {
 #[derive(Debug)]
 pub(super) enum Answer {
     VersionedValue(Option<VersionedValue>),
-    Stat(Option<Stat>),
+    Head(Option<Head>),
     Write(Write),
     Deleted(Deleted),
 }
@@ -28,7 +28,7 @@ pub(super) type Reply = Result<Answer, StoreError>;
 impl Request {
     pub(super) fn kind(&self) -> Kind {
         match self {
-            Self::Read(..) | Self::Stat(..) => Kind::Read,
+            Self::Read(..) | Self::Head(..) => Kind::Read,
             Self::Write(..) => Kind::Write,
             Self::Delete(..) => Kind::Delete,
         }
@@ -36,21 +36,21 @@ impl Request {
 
     pub(super) fn key(&self) -> &str {
         match self {
-            Self::Read(key) | Self::Stat(key) | Self::Write(key, ..) | Self::Delete(key, _) => key,
+            Self::Read(key) | Self::Head(key) | Self::Write(key, ..) | Self::Delete(key, _) => key,
         }
     }
 
     pub(super) fn value(&self) -> Option<&Bytes> {
         match self {
             Self::Write(_, _, body) => Some(&body.bytes),
-            Self::Read(_) | Self::Stat(_) | Self::Delete(..) => None,
+            Self::Read(_) | Self::Head(_) | Self::Delete(..) => None,
         }
     }
 
     pub(super) async fn apply(&self, register: &dyn Register) -> Reply {
         match self {
             Self::Read(key) => register.read(key).await.map(Answer::VersionedValue),
-            Self::Stat(key) => register.stat(key).await.map(Answer::Stat),
+            Self::Head(key) => register.head(key).await.map(Answer::Head),
             Self::Write(key, expect, body) => {
                 let expect = expect.as_ref().map_or(Precondition::Absent, Precondition::Version);
                 register.write(key, expect, body.clone()).await.map(Answer::Write)

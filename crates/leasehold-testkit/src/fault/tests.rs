@@ -72,9 +72,9 @@ impl Register for MapRegister {
         &self.env
     }
 
-    fn traits(&self) -> RegisterCapabilities {
-        let pace = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
-        RegisterCapabilities { store: "map", trusted: true, generations: true, metadata: None, pace }
+    fn capabilities(&self) -> RegisterCapabilities {
+        let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
+        RegisterCapabilities { store: "map", trusted: true, generations: true, metadata: None, poll_interval }
     }
 }
 

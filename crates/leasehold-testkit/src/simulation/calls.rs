@@ -13,7 +13,7 @@ use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
 use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Grant, Held, LeaseStore, Renewal, Token, Watch, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, Grant, HolderInfo, LeaseStore, Renewal, Token, Watch, attempt_limit,
 };
 use leasehold::{Evicted, LockName, Released, Status};
 
@@ -22,7 +22,7 @@ use super::network::Network;
 use crate::fault::{Chaos, Outcome};
 
 /// How long the operations without a patience of their own put up with a store that does not answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The store as one process reaches it, with the checker looking on.
 #[derive(Debug)]
@@ -205,7 +205,7 @@ fn committed(checker: &Checker, grant: &Grant, note: Option<&str>, now: Duration
 impl LeaseStore for Calls {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let (store, checker, clock) = (self.store.clone(), self.checker.clone(), self.clock.clone());
-        let (claim, patience) = (claim.clone(), claim.patience);
+        let (claim, patience) = (claim.clone(), claim.store_timeout);
         let id = claim.id.to_string();
         let (note, ttl_ms) = (claim.holder.note.as_deref(), claim.ttl.as_millis());
         let write = Write { token: 0, grant: &id, nonce: "", ttl_ms, newborn: false, note, value: None };
@@ -251,12 +251,12 @@ impl LeaseStore for Calls {
         Ok(renewal)
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         let (store, copied) = (self.store.clone(), copy(grant));
         grant.memo = Some(Box::new(()));
-        self.carry(PATIENCE, move || {
+        self.carry(STORE_TIMEOUT, move || {
             let (store, mut grant) = (store.clone(), copy(&copied));
-            async move { store.release(&mut grant, rest).await }.boxed()
+            async move { store.release(&mut grant, cooldown).await }.boxed()
         })
         .await
     }
@@ -284,7 +284,7 @@ impl LeaseStore for Calls {
 
 #[async_trait]
 impl Watch for Calls {
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let changed = self.store.changed(name, seen).await;
         self.env.sleep(Duration::ZERO).await;
         changed

@@ -31,7 +31,7 @@ impl Client {
             0 => drop(guard),
             1 if self.plan().has(Fault::Crashes) => self.crash(guard),
             _ => {
-                if let Ok(Released::Released) = guard.rest(period).await {
+                if let Ok(Released::Released) = guard.release_with_cooldown(period).await {
                     self.world.checker.rests((granted + period).saturating_sub(passed_for_us_alone));
                 }
             }

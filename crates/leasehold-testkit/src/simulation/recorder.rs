@@ -12,7 +12,7 @@ use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::PollInterval;
 use leasehold::register::{
-    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use leasehold::stores::memory::MemoryRegister;
 use serde::Deserialize;
@@ -127,9 +127,9 @@ impl Register for Recorder {
         self.inner.read(key).await
     }
 
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
         self.count();
-        self.inner.stat(key).await
+        self.inner.head(key).await
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -162,9 +162,9 @@ impl Register for Recorder {
         self.inner.env()
     }
 
-    fn traits(&self) -> RegisterCapabilities {
+    fn capabilities(&self) -> RegisterCapabilities {
         // Of a store behind a network: with the memory's own, a history would be polls and little else.
-        let pace = PollInterval { min: Duration::from_millis(50), max: LONGEST_POLL };
-        RegisterCapabilities { pace, ..self.inner.traits() }
+        let poll_interval = PollInterval { min: Duration::from_millis(50), max: LONGEST_POLL };
+        RegisterCapabilities { poll_interval, ..self.inner.capabilities() }
     }
 }

@@ -16,7 +16,7 @@ use leasehold::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Id, LeaseStore, PastGrant, PollInterval,
     Released, Renewal, State, Ttl, Watch, deadline,
 };
-use leasehold::{Held, Holder, LockName, Loss, LossReason, Status, Token};
+use leasehold::{Holder, HolderInfo, LockName, Loss, LossReason, Status, Token};
 use leasehold_testkit::conformance::Harness;
 use tokio::sync::Notify;
 
@@ -97,7 +97,7 @@ struct Row {
     token: u64,
     live: Option<Live>,
     rested_from: Option<Moment>,
-    rest: Duration,
+    cooldown: Duration,
     history: Vec<PastGrant>,
 }
 
@@ -174,9 +174,9 @@ impl Store {
     }
 
     /// Who or what keeps `row` from being granted now.
-    fn held(&self, row: &Row, contender: Option<Ttl>) -> Option<Held> {
+    fn held(&self, row: &Row, contender: Option<Ttl>) -> Option<HolderInfo> {
         let now = self.0.env.now();
-        let mut held = Held::default();
+        let mut held = HolderInfo::default();
         if let Some(live) = row.live.as_ref().filter(|live| !self.lapsed(live, contender)) {
             if !self.is(Flaw::NobodyKnowsTheHolder) {
                 held.holder = Some(live.holder.clone());
@@ -185,8 +185,8 @@ impl Store {
             return Some(held);
         }
         let left =
-            row.rest.checked_sub(now.shortest_since(row.rested_from?)).filter(|left| !left.is_zero())?;
-        held.resting = true;
+            row.cooldown.checked_sub(now.shortest_since(row.rested_from?)).filter(|left| !left.is_zero())?;
+        held.in_cooldown = true;
         held.token = Token::new(row.token);
         held.lapses_within = Some(left);
         held.last_holder = row.history.first().map(|past| past.holder.clone());
@@ -310,7 +310,7 @@ impl LeaseStore for Store {
         Ok(Renewal::Renewed)
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         let now = self.0.env.now();
         let mut rows = self.rows();
         if self.is(Flaw::ReleaseBringsBackTheRecord) {
@@ -328,12 +328,12 @@ impl LeaseStore for Store {
         {
             self.end(row, &live, End::Released);
             if self.is(Flaw::LockDelayAfterRelease) {
-                (row.rested_from, row.rest) = (Some(now), live.lock_delay);
+                (row.rested_from, row.cooldown) = (Some(now), live.lock_delay);
             }
         }
-        if let Some(rest) = rest.filter(|_| !self.is(Flaw::RestIgnored)) {
-            let rest = if self.is(Flaw::RestForgotten) { rest / 2 } else { rest };
-            (row.rested_from, row.rest) = (Some(now), rest);
+        if let Some(cooldown) = cooldown.filter(|_| !self.is(Flaw::RestIgnored)) {
+            let cooldown = if self.is(Flaw::RestForgotten) { cooldown / 2 } else { cooldown };
+            (row.rested_from, row.cooldown) = (Some(now), cooldown);
         }
         if !self.is(Flaw::MissesRelease) {
             self.0.woken.notify_waiters();
@@ -373,7 +373,7 @@ impl LeaseStore for Store {
             (Some(held), Some(_)) if self.is(Flaw::InspectsLapseEarly) => State::Lapsed(held),
             (Some(held), _) => State::Held(held),
             (None, Some(live)) => {
-                let mut held = Held::default();
+                let mut held = HolderInfo::default();
                 (held.holder, held.token) = (Some(live.holder.clone()), Token::new(row.token));
                 State::Lapsed(held)
             }
@@ -394,8 +394,8 @@ impl LeaseStore for Store {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let pace = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
-        Capabilities::new("fake", pace)
+        let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
+        Capabilities::new("fake", poll_interval)
     }
 
     fn env(&self) -> &Env {
@@ -405,20 +405,20 @@ impl LeaseStore for Store {
 
 #[async_trait]
 impl Watch for Store {
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         if self.is(Flaw::MissesReleaseBeforeTheWait) {
             self.0.woken.notified().await;
         }
         loop {
             let woken = self.0.woken.notified();
             let row = self.rows().get(&self.key(name)).cloned().unwrap_or_default();
-            if self.held(&row, None).is_none_or(|held| held.resting && !seen.resting) {
+            if self.held(&row, None).is_none_or(|held| held.in_cooldown && !seen.in_cooldown) {
                 return Ok(());
             }
             let left = match &row.live {
                 _ if self.is(Flaw::MissesLapse) => Duration::from_secs(1_000_000),
                 Some(live) => self.lapses_after(live, None),
-                None => row.rest,
+                None => row.cooldown,
             };
             timeout(&*self.0.env.clock, left.min(Duration::from_secs(1_000_000)), woken).await;
         }

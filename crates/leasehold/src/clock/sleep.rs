@@ -1,7 +1,7 @@
 //! Sleeping on a clock that counts through suspend, although timers stop while the machine is suspended.
 //!
 //! A sleep uses one timer for its whole length. The timer is wrong if the clock gets ahead of it: after a suspend,
-//! after a restore from a snapshot, or after a step of the wall clock. One monitor (*lookout*) for all sleepers of a
+//! after a restore from a snapshot, or after a step of the wall clock. One monitor for all sleepers of a
 //! runtime checks this twice a second. If the clock is ahead, it wakes the sleepers. Each reads the clock itself, and
 //! sleeps again if its time has not come. If each sleep checked the clock itself, ten thousand locks would wake up
 //! forty thousand times a second.
@@ -23,13 +23,13 @@ pub(super) const SLICE: Duration = Duration::from_millis(500);
 /// 0.05 %, must not wake them twice a second. A tenth of the smallest slack of a lease.
 const TOLERANCE_NS: i64 = 5_000_000;
 
-/// A clock whose sleepers are woken by lookouts.
+/// A clock whose sleepers are woken by monitors.
 pub(super) trait Watched: Clone + Send + Sync + 'static {
     /// The current time on both clocks.
     fn moment(&self) -> Moment;
 
-    /// The lookouts of this clock.
-    fn lookouts(&self) -> &Lookouts;
+    /// The monitors of this clock.
+    fn monitors(&self) -> &ClockJumpMonitors;
 }
 
 /// Completes when at least `duration` has passed on the clock that shows the longer time. Cancel safe.
@@ -44,13 +44,13 @@ pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
         }
         return;
     }
-    let Place(lookout) = &Place::take(clock);
+    let Place(monitor) = &Place::take(clock);
     loop {
         // Created before the clock is read, so that it notices every later jump.
-        let ahead = lookout.ahead.notified();
+        let ahead = monitor.ahead.notified();
         let now = clock.moment();
         let Some(left) = left(now) else { return };
-        lookout.note(now);
+        monitor.note(now);
         tokio::select! {
             biased;
             () = tokio::time::sleep(left) => {}
@@ -59,37 +59,37 @@ pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
     }
 }
 
-/// The lookouts of one clock: one for each runtime in which a task sleeps on it.
+/// The monitors of one clock: one for each runtime in which a task sleeps on it.
 #[derive(Debug, Default)]
-pub(super) struct Lookouts(Mutex<Vec<(Id, Arc<Lookout>)>>);
+pub(super) struct ClockJumpMonitors(Mutex<Vec<(Id, Arc<ClockJumpMonitor>)>>);
 
-impl Lookouts {
+impl ClockJumpMonitors {
     pub(super) const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
-    fn each(&self) -> MutexGuard<'_, Vec<(Id, Arc<Lookout>)>> {
+    fn each(&self) -> MutexGuard<'_, Vec<(Id, Arc<ClockJumpMonitor>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes `lookout` if it has no sleepers, and returns whether it did. The next sleeper gets a new one.
-    fn dismissed(&self, lookout: &Arc<Lookout>) -> bool {
+    /// Removes `monitor` if it has no sleepers, and returns whether it did. The next sleeper gets a new one.
+    fn dismissed(&self, monitor: &Arc<ClockJumpMonitor>) -> bool {
         let mut each = self.each();
-        let idle = lookout.sleepers.load(Ordering::Relaxed) == 0;
+        let idle = monitor.sleepers.load(Ordering::Relaxed) == 0;
         if idle {
-            each.retain(|(_, other)| !Arc::ptr_eq(other, lookout));
+            each.retain(|(_, other)| !Arc::ptr_eq(other, monitor));
         }
         idle
     }
 
-    fn remove(&self, lookout: &Arc<Lookout>) {
-        self.each().retain(|(_, other)| !Arc::ptr_eq(other, lookout));
+    fn remove(&self, monitor: &Arc<ClockJumpMonitor>) {
+        self.each().retain(|(_, other)| !Arc::ptr_eq(other, monitor));
     }
 }
 
 #[derive(Debug)]
-struct Lookout {
-    /// Incremented under the lock of [`Lookouts`].
+struct ClockJumpMonitor {
+    /// Incremented under the lock of [`ClockJumpMonitors`].
     sleepers: AtomicUsize,
     /// Wakes the sleepers when the clock has got ahead of their timers.
     ahead: Notify,
@@ -107,7 +107,7 @@ struct Lead {
     wall_ns: i64,
 }
 
-impl Lookout {
+impl ClockJumpMonitor {
     #[allow(clippy::disallowed_methods, reason = "this is the place")]
     fn new(now: Moment) -> Self {
         Self {
@@ -151,23 +151,23 @@ impl Lookout {
     }
 }
 
-/// The registration of a sleeper with the lookout of its runtime.
-struct Place(Arc<Lookout>);
+/// The registration of a sleeper with the monitor of its runtime.
+struct Place(Arc<ClockJumpMonitor>);
 
 impl Place {
     fn take(clock: &impl Watched) -> Self {
         let runtime = Handle::current();
-        let mut each = clock.lookouts().each();
-        let on_duty = each.iter().find(|(id, _)| *id == runtime.id()).map(|(_, lookout)| lookout.clone());
-        let lookout = on_duty.clone().unwrap_or_else(|| Arc::new(Lookout::new(clock.moment())));
-        lookout.sleepers.fetch_add(1, Ordering::Relaxed);
+        let mut each = clock.monitors().each();
+        let on_duty = each.iter().find(|(id, _)| *id == runtime.id()).map(|(_, monitor)| monitor.clone());
+        let monitor = on_duty.clone().unwrap_or_else(|| Arc::new(ClockJumpMonitor::new(clock.moment())));
+        monitor.sleepers.fetch_add(1, Ordering::Relaxed);
         if on_duty.is_none() {
-            each.push((runtime.id(), lookout.clone()));
+            each.push((runtime.id(), monitor.clone()));
             // Release the lock first: if the runtime is shutting down, `spawn` drops the duty, which takes the lock.
             drop(each);
-            runtime.spawn(Duty { clock: clock.clone(), lookout: lookout.clone() }.keep());
+            runtime.spawn(Duty { clock: clock.clone(), monitor: monitor.clone() }.keep());
         }
-        Self(lookout)
+        Self(monitor)
     }
 }
 
@@ -177,10 +177,10 @@ impl Drop for Place {
     }
 }
 
-/// The task of a lookout. Runs for as long as there are sleepers and the runtime runs.
+/// The task of a monitor. Runs for as long as there are sleepers and the runtime runs.
 struct Duty<C: Watched> {
     clock: C,
-    lookout: Arc<Lookout>,
+    monitor: Arc<ClockJumpMonitor>,
 }
 
 impl<C: Watched> Duty<C> {
@@ -188,17 +188,17 @@ impl<C: Watched> Duty<C> {
     async fn keep(self) {
         loop {
             tokio::time::sleep(SLICE).await;
-            if self.clock.lookouts().dismissed(&self.lookout) {
+            if self.clock.monitors().dismissed(&self.monitor) {
                 return;
             }
-            self.lookout.look(self.clock.moment());
+            self.monitor.look(self.clock.moment());
         }
     }
 }
 
 impl<C: Watched> Drop for Duty<C> {
     fn drop(&mut self) {
-        self.clock.lookouts().remove(&self.lookout);
+        self.clock.monitors().remove(&self.monitor);
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lookout_ends_when_no_long_sleep_is_left() {
         let clock = Arc::new(TestClock::default());
-        let on_duty = || clock.0.lookouts.each().len();
+        let on_duty = || clock.0.monitors.each().len();
         clock.sleep(SLICE).await;
         assert_eq!(on_duty(), 0, "short sleeps need none");
         let sleepers: Vec<_> = (0..10).map(|_| sleeper(&clock, SECOND * 60)).collect();
@@ -330,15 +330,15 @@ mod tests {
         second.block_on(async {
             let sleeper = sleeper(&clock, SECOND * 60);
             tokio::task::yield_now().await;
-            assert_eq!(clock.0.lookouts.each().len(), 2);
+            assert_eq!(clock.0.monitors.each().len(), 2);
             clock.suspend(SECOND * 3_600);
             let woken = clock.now();
             sleeper.await.unwrap();
             assert!(clock.now().longest_since(woken) <= SLICE);
         });
         drop(second);
-        assert_eq!(clock.0.lookouts.each().len(), 1);
+        assert_eq!(clock.0.monitors.each().len(), 1);
         drop(first);
-        assert_eq!(clock.0.lookouts.each().len(), 0);
+        assert_eq!(clock.0.monitors.each().len(), 0);
     }
 }

@@ -13,8 +13,8 @@ use crate::env::Env;
 use crate::error::Fault;
 use crate::error::StoreError;
 use crate::lease::{
-    AcquireOutcome as Answer, Capabilities, Claim, Evicted, Grant, Held, Released, Renewal, State, Status,
-    StoreOptions, Token, Watch,
+    AcquireOutcome as Answer, Capabilities, Claim, Evicted, Grant, HolderInfo, Released, Renewal, State,
+    Status, StoreOptions, Token, Watch,
 };
 use crate::locker::Locker;
 use crate::protocol::RegisterLeases;
@@ -134,7 +134,7 @@ impl LeaseStore for Bad {
         self.good.renew(grant).await
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         match self.wrong {
             Wrong::KeepsWhatIsReleased => Ok(Released::Released),
             Wrong::ReleasesForOthers => {
@@ -144,8 +144,8 @@ impl LeaseStore for Bad {
                 Ok(Released::Released)
             }
             // This is what a lost answer to a delete looks like.
-            Wrong::CallsAllReleased => self.good.release(grant, rest).await.map(|_| Released::Released),
-            _ => self.good.release(grant, rest).await,
+            Wrong::CallsAllReleased => self.good.release(grant, cooldown).await.map(|_| Released::Released),
+            _ => self.good.release(grant, cooldown).await,
         }
     }
 
@@ -188,7 +188,7 @@ impl LeaseStore for Bad {
 
 #[async_trait]
 impl Watch for Bad {
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         self.good.changed(name, seen).await
     }
 }

@@ -1,7 +1,7 @@
 //! Names of locks, and texts that others wrote.
 
 use super::{assert_readable, assert_readable_error};
-use crate::lease::{Held, Holder, printable as shown};
+use crate::lease::{Holder, HolderInfo, printable as shown};
 use crate::stores::fuzzing::assert_is_kept_by_objects;
 use crate::types::LockName;
 
@@ -42,5 +42,5 @@ pub fn printable(data: &[u8]) {
     let holder = Holder { name, host, pid, note: Some(part()), value: Some(part()) };
     assert_readable(&holder.to_string());
     assert!(holder.to_string().chars().count() < 300, "{holder}");
-    assert_readable(&Held { holder: Some(holder), ..Held::default() }.to_string());
+    assert_readable(&HolderInfo { holder: Some(holder), ..HolderInfo::default() }.to_string());
 }

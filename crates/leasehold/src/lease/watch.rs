@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Claim, Grant, Held};
+use super::{Claim, Grant, HolderInfo};
 use crate::error::StoreError;
 use crate::types::{LockName, Status};
 
@@ -15,14 +15,14 @@ pub trait Watch: Send + Sync {
     ///
     /// # Errors
     /// The store did not answer for a while.
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError>;
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError>;
 
     /// Completes when `claim`, which was refused with `seen`, may be granted. By default, completes when
     /// [`changed`](Self::changed) does.
     ///
     /// # Errors
     /// The store did not answer for a while.
-    async fn turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         self.changed(&claim.name, seen).await
     }
 

@@ -13,7 +13,7 @@ use crate::lease::Token;
 use crate::register::probe::trust::within;
 use crate::register::probe::{LIMIT, probe_metadata};
 use crate::register::{
-    Body, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Stat, Write, probe,
+    Body, Head, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Write, probe,
 };
 use crate::retry::RetryBudget;
 
@@ -82,12 +82,12 @@ pub(crate) struct Changed {
 
 /// Checks that `register` enforces its preconditions, and that it keeps metadata if it says so.
 pub(crate) async fn trust(register: &dyn Register) -> Result<(), StoreError> {
-    if register.traits().trusted {
+    if register.capabilities().trusted {
         return Ok(());
     }
     let checks = async {
         probe(register).await?;
-        if register.traits().metadata.is_some() { probe_metadata(register).await } else { Ok(()) }
+        if register.capabilities().metadata.is_some() { probe_metadata(register).await } else { Ok(()) }
     };
     within(register.env(), LIMIT, checks).await
 }
@@ -107,14 +107,14 @@ impl<'a> Change<'a> {
         let env = self.register.env();
         let mut driver = Driver {
             change: self,
-            traits: self.register.traits(),
-            effort: RetryBudget::new(env, self.limits.within, self.limits.within),
+            capabilities: self.register.capabilities(),
+            budget: RetryBudget::new(env, self.limits.within, self.limits.within),
             nonces: Vec::new(),
             size: None,
         };
         self.check_content_type()?;
-        if self.token.is_some() && driver.traits.metadata.is_none() {
-            return Err(no_metadata(&driver.traits).into());
+        if self.token.is_some() && driver.capabilities.metadata.is_none() {
+            return Err(no_metadata(&driver.capabilities).into());
         }
         let mut seen = driver.look(self.look).await.map_err(|error| self.failed(error))?;
         for attempts in 1..=self.limits.attempts.max(1) {
@@ -122,7 +122,7 @@ impl<'a> Change<'a> {
             let began = env.now();
             let made = make(seen.content.clone()).await?;
             let took = env.now().longest_since(began);
-            driver.effort.extend(took);
+            driver.budget.extend(took);
             let Some(bytes) = made.filter(|bytes| !self.is_in_vain(&seen, bytes)) else {
                 return Ok(Changed { content: seen.content, written: false, attempts });
             };
@@ -215,8 +215,8 @@ struct Seen {
 
 struct Driver<'a> {
     change: Change<'a>,
-    traits: RegisterCapabilities,
-    effort: RetryBudget<'a>,
+    capabilities: RegisterCapabilities,
+    budget: RetryBudget<'a>,
     /// The nonces of all writes so far.
     nonces: Vec<Nonce>,
     /// The size of the object in bytes when it was last read; `None` before the first read.
@@ -237,14 +237,14 @@ impl Driver<'_> {
             let sent = !self.is_stale(looked);
             if sent {
                 let write = change.register.write(change.key, expect, body.clone());
-                match self.effort.request_within(limit, write).await {
+                match self.budget.request_within(limit, write).await {
                     Ok(Write::Committed(version)) => {
                         self.check_version(&seen.sight, &version)?;
                         return Ok(None);
                     }
                     Ok(Write::Conflict) => {}
                     Err(error @ StoreError::NotApplied(_)) => {
-                        let paused = self.effort.pause_after(error).await;
+                        let paused = self.budget.pause_after(error).await;
                         paused.map_err(|error| self.gave_up(unknown, error))?;
                         continue;
                     }
@@ -259,7 +259,7 @@ impl Driver<'_> {
             let what = if sent { change.look } else { Look::Nothing };
             // A conflict alone does not show whether an earlier copy of the same write was applied.
             let now = self.look(what).await.map_err(|error| self.gave_up(unknown || sent, error))?;
-            match verdict(&seen.sight, &self.nonces, unknown, &now.sight, &self.traits) {
+            match verdict(&seen.sight, &self.nonces, unknown, &now.sight, &self.capabilities) {
                 Verdict::Applied => return Ok(None),
                 Verdict::Never if what == change.look => return Ok(Some(now)),
                 Verdict::Never => {
@@ -273,7 +273,7 @@ impl Driver<'_> {
                 Verdict::Again => {
                     looked = now.at;
                     let trouble = trouble.unwrap_or_else(refused_without_reason);
-                    let paused = self.effort.pause_after(trouble).await;
+                    let paused = self.budget.pause_after(trouble).await;
                     paused.map_err(|error| self.gave_up(unknown, error))?;
                 }
             }
@@ -291,13 +291,13 @@ impl Driver<'_> {
             )));
         }
         if let Some(version) = change.register.version_of(&bytes)
-            && !self.traits.generations
+            && !self.capabilities.generations
             && base.lets_through(change.token, &version)
         {
-            return Err(repeats(&self.traits, change.key));
+            return Err(repeats(&self.capabilities, change.key));
         }
         let nonce = Nonce::random(&change.register.env().random);
-        let mut metadata = base.followed_by(nonce, change.token, &self.traits)?;
+        let mut metadata = base.followed_by(nonce, change.token, &self.capabilities)?;
         self.nonces.push(nonce);
         if let Some(kind) = change.content_type {
             metadata.content_type = Some(kind.to_owned());
@@ -310,13 +310,13 @@ impl Driver<'_> {
     /// Whether the read at `looked` is too old for a fenced write.
     fn is_stale(&self, looked: Moment) -> bool {
         let age = self.change.register.env().now().longest_since(looked);
-        self.change.token.is_some() && !self.traits.generations && age > OLDEST_SIGHT
+        self.change.token.is_some() && !self.capabilities.generations && age > OLDEST_SIGHT
     }
 
     /// Fails if the store has given the object a version that would admit delayed writes with lower tokens.
     fn check_version(&self, base: &Sight, version: &crate::register::Version) -> Result<(), Error> {
-        if !self.traits.generations && base.lets_through(self.change.token, version) {
-            let error = repeats(&self.traits, self.change.key);
+        if !self.capabilities.generations && base.lets_through(self.change.token, version) {
+            let error = repeats(&self.capabilities, self.change.key);
             return Err(error.with_help("it was written all the same").after_maybe_applied());
         }
         Ok(())
@@ -328,7 +328,7 @@ impl Driver<'_> {
             // The total time limits the attempts. A read gets at least `REQUEST_LIMIT`, so that the outcome of a write
             // does not remain unknown because the time ran out before the read.
             let limit = match (what, self.size) {
-                (_, None) => self.effort.left().max(REQUEST_LIMIT),
+                (_, None) => self.budget.left().max(REQUEST_LIMIT),
                 (Look::Nothing, _) => REQUEST_LIMIT,
                 // It may have grown in the meantime.
                 (Look::Content, Some(size)) => request_limit(2 * size),
@@ -336,15 +336,15 @@ impl Driver<'_> {
             let at = register.env().now();
             let found = match what {
                 Look::Content => self
-                    .effort
+                    .budget
                     .request_within(limit, register.read(key))
                     .await
                     .map(|cell| cell.map(|cell| (cell.version, cell.metadata, Some(cell.value)))),
                 Look::Nothing => self
-                    .effort
-                    .request_within(limit, register.stat(key))
+                    .budget
+                    .request_within(limit, register.head(key))
                     .await
-                    .map(|stat| stat.map(|Stat { version, metadata, .. }| (version, metadata, None))),
+                    .map(|head| head.map(|Head { version, metadata, .. }| (version, metadata, None))),
             };
             match found {
                 Ok(None) => return Ok(Seen { sight: Sight::default(), content: None, at }),
@@ -353,7 +353,7 @@ impl Driver<'_> {
                     let sight = Sight::new(version, metadata).map_err(Fault::not_applied)?;
                     return Ok(Seen { sight, content, at });
                 }
-                Err(error) => self.effort.pause_after(error).await?,
+                Err(error) => self.budget.pause_after(error).await?,
             }
         }
     }
@@ -364,7 +364,7 @@ impl Driver<'_> {
         // The client that wrote may write again at once. A pause as long as an attempt lets that write pass.
         let bound = took.max(SHORTEST_TRY) * 2_u32.pow(conflicts.min(MOST_DOUBLINGS));
         let pause = bound.min(LONGEST_PAUSE).mul_f64(env.random.fraction());
-        if pause >= self.effort.left() {
+        if pause >= self.budget.left() {
             return Err(self.change.contended(format!("{:?}", self.change.limits.within)));
         }
         tracing::debug!(key = self.change.key, conflicts, ?pause, "changed by another; trying again");
@@ -386,19 +386,19 @@ fn refused_without_reason() -> StoreError {
     Fault::unavailable("the store says that the object has changed, and it has not").not_applied()
 }
 
-fn no_metadata(traits: &RegisterCapabilities) -> Error {
+fn no_metadata(capabilities: &RegisterCapabilities) -> Error {
     Error::unsupported(format!(
         "{} keeps no metadata beside an object, and a fence is kept there",
-        traits.store
+        capabilities.store
     ))
     .with_help("objects on s3:// and gs:// can be fenced")
 }
 
-fn repeats(traits: &RegisterCapabilities, key: &str) -> Error {
+fn repeats(capabilities: &RegisterCapabilities, key: &str) -> Error {
     Error::unsupported(format!(
         "{key:?} had this very content under a lower token, and {} tells contents apart, not writes: a delayed write with \
          that token would take it for the old one",
-        traits.store
+        capabilities.store
     ))
     .with_help("put something into the content that changes, such as the token")
 }

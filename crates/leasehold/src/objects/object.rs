@@ -197,7 +197,7 @@ impl Object {
     }
 
     async fn trust(&self) -> Result<(), Error> {
-        if self.register.traits().trusted {
+        if self.register.capabilities().trusted {
             return Ok(());
         }
         let register = self.register.clone();

@@ -134,13 +134,13 @@ impl Sight {
         &self,
         nonce: Nonce,
         token: Option<Token>,
-        traits: &RegisterCapabilities,
+        capabilities: &RegisterCapabilities,
     ) -> Result<Metadata, Fault> {
         let mut metadata = self.metadata.clone();
         for name in [LOG, TOKEN, SEEN] {
             metadata.user.remove(name);
         }
-        let Some(most) = traits.metadata else { return Ok(metadata) };
+        let Some(most) = capabilities.metadata else { return Ok(metadata) };
         let others = metadata.user.iter().map(|(name, value)| name.len() + value.len() + NAME_OVERHEAD);
         let others: usize = others.sum();
         let mut left = most.saturating_sub(others);
@@ -150,7 +150,7 @@ impl Sight {
             left = left.checked_sub(TOKEN.len() + NAME_OVERHEAD + token.len()).ok_or_else(full)?;
             metadata.user.insert(TOKEN.to_owned(), token);
         }
-        let seen = if traits.generations { Vec::new() } else { self.seen_before(token) };
+        let seen = if capabilities.generations { Vec::new() } else { self.seen_before(token) };
         if !seen.is_empty() {
             let least = entries(SEEN, left, 9, SEEN_LENGTH, LEAST_SEEN.min(seen.len())).ok_or_else(full)?;
             let text = joined(seen.iter().take(least));
@@ -214,7 +214,7 @@ pub(crate) fn verdict(
     own: &[Nonce],
     unknown: bool,
     now: &Sight,
-    traits: &RegisterCapabilities,
+    capabilities: &RegisterCapabilities,
 ) -> Verdict {
     if now.log.iter().any(|mark| own.contains(&mark.nonce)) {
         return Verdict::Applied;
@@ -227,7 +227,7 @@ pub(crate) fn verdict(
     }
     let over = Fingerprint::of(base.version.as_ref());
     let replaced = base.version.is_some() && now.log.iter().any(|mark| mark.over == over);
-    if replaced && traits.generations { Verdict::Never } else { Verdict::Untold }
+    if replaced && capabilities.generations { Verdict::Never } else { Verdict::Untold }
 }
 
 /// How many entries of `width` bytes fit into `left` bytes under `name`; `None` if fewer than `least`.
@@ -286,9 +286,15 @@ mod tests {
     use crate::golden::{assert_written, golden};
     use crate::lease::PollInterval;
 
-    fn traits(generations: bool) -> RegisterCapabilities {
-        let pace = PollInterval { min: Duration::ZERO, max: Duration::ZERO };
-        RegisterCapabilities { store: "test", trusted: true, generations, metadata: Some(2_048), pace }
+    fn capabilities(generations: bool) -> RegisterCapabilities {
+        let poll_interval = PollInterval { min: Duration::ZERO, max: Duration::ZERO };
+        RegisterCapabilities {
+            store: "test",
+            trusted: true,
+            generations,
+            metadata: Some(2_048),
+            poll_interval,
+        }
     }
 
     fn nonce(number: u64) -> Nonce {
@@ -314,12 +320,12 @@ mod tests {
         version: &str,
         generations: bool,
     ) -> Sight {
-        let metadata = base.followed_by(nonce(number), token, &traits(generations)).unwrap();
+        let metadata = base.followed_by(nonce(number), token, &capabilities(generations)).unwrap();
         Sight::new(Version::new(version), metadata).unwrap()
     }
 
     fn told(base: &Sight, unknown: bool, now: &Sight) -> Verdict {
-        verdict(base, &[nonce(1)], unknown, now, &traits(true))
+        verdict(base, &[nonce(1)], unknown, now, &capabilities(true))
     }
 
     #[test]
@@ -352,8 +358,8 @@ mod tests {
     fn rule_2_the_same_version_after_other_writes_is_a_change() {
         let base = after(&foreign("a"), 7, "b");
         let back = after(&after(&base, 8, "c"), 9, "b");
-        assert_eq!(verdict(&base, &[nonce(1)], true, &back, &traits(false)), Verdict::Untold);
-        assert_eq!(verdict(&base, &[nonce(1)], false, &back, &traits(false)), Verdict::Never);
+        assert_eq!(verdict(&base, &[nonce(1)], true, &back, &capabilities(false)), Verdict::Untold);
+        assert_eq!(verdict(&base, &[nonce(1)], false, &back, &capabilities(false)), Verdict::Never);
     }
 
     #[test]
@@ -369,7 +375,7 @@ mod tests {
         for base in [foreign("1"), after(&foreign("0"), 7, "1")] {
             let now = after(&after(&base, 8, "2"), 9, "3");
             assert_eq!(told(&base, true, &now), Verdict::Never);
-            let unsure = verdict(&base, &[nonce(1)], true, &now, &traits(false));
+            let unsure = verdict(&base, &[nonce(1)], true, &now, &capabilities(false));
             assert_eq!(unsure, Verdict::Untold, "where versions come back, it may have replaced it later");
         }
     }
@@ -407,7 +413,7 @@ mod tests {
             metadata.user.insert("o".into(), "x".repeat(others));
             let mut now = Sight::new(Version::new("0"), metadata).unwrap();
             for number in 1..100 {
-                let next = now.followed_by(nonce(number), Some(token(number)), &traits(false));
+                let next = now.followed_by(nonce(number), Some(token(number)), &capabilities(false));
                 let Ok(metadata) = next else {
                     let fault = next.unwrap_err();
                     assert!(others > 1_350 && fault.kind == ErrorKind::Unsupported, "{others}: {fault:?}");

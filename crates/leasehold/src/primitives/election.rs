@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use self::observer::{Observer, leader_of};
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::lease::{Held, Holder, Loss, Released, Token};
+use crate::lease::{Holder, HolderInfo, Loss, Released, Token};
 use crate::lock::{Lock, MAX_VALUE};
 use crate::locker::Locker;
 use crate::types::LockName;
@@ -117,7 +117,7 @@ impl Election {
 
     /// Calls `tell` each time a waiting campaign learns who leads. For progress displays and logs.
     #[must_use]
-    pub fn on_wait(self, tell: impl Fn(&Held) + Send + Sync + 'static) -> Self {
+    pub fn on_wait(self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         Self { lock: self.lock.on_wait(tell) }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{Held, Holder, Released, Token};
+use crate::lease::{Holder, HolderInfo, Released, Token};
 use crate::lock::Lock;
 
 /// A job that several machines start and that runs once per period. Made by [`Lock::once_per`].
@@ -41,7 +41,7 @@ use crate::lock::Lock;
 pub struct OncePer {
     lock: Lock,
     period: Duration,
-    rest_after_failure: bool,
+    cooldown_after_failure: bool,
 }
 
 /// The result of a job that runs once per period.
@@ -58,7 +58,7 @@ pub enum Once<T, E> {
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases its lock"]
 pub enum Due {
-    /// The job is due, and this process holds the lock. When the work is done, call [`Guard::rest`] with the period, or
+    /// The job is due, and this process holds the lock. When the work is done, call [`Guard::release_with_cooldown`] with the period, or
     /// [`Guard::release`] to allow another attempt.
     Now(Guard),
     /// The job is not due yet.
@@ -80,7 +80,7 @@ pub struct AlreadyRan {
 }
 
 impl AlreadyRan {
-    fn new(held: &Held) -> Self {
+    fn new(held: &HolderInfo) -> Self {
         Self {
             by: held.last_holder.clone(),
             token: held.token,
@@ -94,9 +94,9 @@ impl Lock {
     /// A job that runs once per `period`, from grant to grant. The period is greater than zero and at most
     /// [`OncePer::LONGEST`]. An invalid period is reported when the job is run.
     ///
-    /// Requires a store with cooldowns ([`Capabilities::rests`](crate::lease::Capabilities::rests)).
+    /// Requires a store with cooldowns ([`Capabilities::cooldowns`](crate::lease::Capabilities::cooldowns)).
     pub fn once_per(self, period: Duration) -> OncePer {
-        OncePer { lock: self, period, rest_after_failure: false }
+        OncePer { lock: self, period, cooldown_after_failure: false }
     }
 }
 
@@ -106,8 +106,8 @@ impl OncePer {
 
     /// Sets whether a run that fails counts too, so that the job is not tried again within its period. Off by default.
     #[must_use]
-    pub fn rest_after_failure(mut self, rests: bool) -> Self {
-        self.rest_after_failure = rests;
+    pub fn cooldown_after_failure(mut self, rests: bool) -> Self {
+        self.cooldown_after_failure = rests;
         self
     }
 
@@ -188,7 +188,7 @@ impl OncePer {
     /// let hourly = Locker::open("mem:").await?.lock("hourly").once_per(HOUR);
     /// if let Due::Now(guard) = hourly.acquire().await? {
     ///     guard.check()?; // ... the work ...
-    ///     guard.rest(HOUR).await?;
+    ///     guard.release_with_cooldown(HOUR).await?;
     /// }
     /// assert!(matches!(hourly.acquire().await?, Due::AlreadyRan(_)));
     /// # Ok::<_, leasehold::Error>(())
@@ -227,9 +227,9 @@ impl OncePer {
             .with_help("it is the shortest time from one run to the next, more than zero"));
         }
         let capabilities = self.lock.locker().capabilities();
-        if !capabilities.rests {
+        if !capabilities.cooldowns {
             let message = format!(
-                "locks in {} cannot rest, so nothing would tell that a job already ran",
+                "locks in {} have no cooldown, so nothing would tell that a job already ran",
                 capabilities.store
             );
             return Err(Error::unsupported(message)
@@ -256,7 +256,7 @@ impl OncePer {
         };
         // Work that ended after the deadline must not look protected.
         guard.check().map_err(|lost| lost.with_help(MAY_RUN_AGAIN))?;
-        if output.is_ok() || self.rest_after_failure {
+        if output.is_ok() || self.cooldown_after_failure {
             self.lay_to_rest(guard).await?;
         } else if let Err(error) = guard.release().await {
             tracing::warn!(%error, "the lock of a job that failed was not released");
@@ -266,7 +266,7 @@ impl OncePer {
 
     async fn lay_to_rest(&self, guard: Guard) -> Result<()> {
         let name = guard.name().clone();
-        let (kind, why) = match guard.rest(self.period).await {
+        let (kind, why) = match guard.release_with_cooldown(self.period).await {
             Ok(Released::Released) => return Ok(()),
             Ok(Released::AlreadyLost) => (ErrorKind::Lost, "the lock was lost before".to_owned()),
             Err(error) => (error.kind(), error.to_string()),
@@ -282,7 +282,7 @@ fn due(acquired: Result<Guard>) -> Result<Due> {
     match acquired {
         Ok(guard) => Ok(Due::Now(guard)),
         Err(error) => match error.holder() {
-            Some(held) if held.resting => Ok(Due::AlreadyRan(AlreadyRan::new(held))),
+            Some(held) if held.in_cooldown => Ok(Due::AlreadyRan(AlreadyRan::new(held))),
             _ => Err(error),
         },
     }

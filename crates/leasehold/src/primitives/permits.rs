@@ -1,7 +1,7 @@
 //! Permits: a set of locks, any one of which will do. Semaphores and shared holds are made of them.
 //!
 //! The locks alone provide safety. This module finds a free one with few requests, and waits for any of them: one
-//! contender for each process and each set of slots, which serves its tasks in the order of their arrival.
+//! contender for each process and each set of permits, which serves its tasks in the order of their arrival.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use futures_util::future::select_all;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{Held, LossReason, State};
+use crate::lease::{HolderInfo, LossReason, State};
 use crate::lock::Lock;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, Queue, Turn};
@@ -24,57 +24,57 @@ use crate::types::LockName;
 /// How many holders an error names at most.
 const MOST_NAMED: usize = 4;
 
-/// The slots `NAME/KIND-1` to `NAME/KIND-N`.
+/// The permits `NAME/KIND-1` to `NAME/KIND-N`.
 #[derive(Clone)]
 pub(crate) struct Permits {
-    /// The settings with which every slot is acquired.
+    /// The settings with which every permit is acquired.
     lock: Lock,
     name: LockName,
-    slots: Vec<LockName>,
-    /// The plural name of the slots, for people.
+    permits: Vec<LockName>,
+    /// The plural name of the permits, for people.
     plural: &'static str,
     /// Whether to wait for the lock `NAME` itself first.
     gated: bool,
 }
 
 impl Permits {
-    /// Makes `count` slots below the name of `lock`.
+    /// Makes `count` permits below the name of `lock`.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
     pub(crate) fn new(lock: &Lock, kind: &str, plural: &'static str, count: usize) -> Result<Self> {
         let name = lock.checked()?;
-        let slot = |number| LockName::new(format!("{name}/{kind}-{number}"));
-        let slots = (1..=count).map(slot).collect::<std::result::Result<Vec<_>, _>>()?;
-        Ok(Self { lock: lock.clone(), name, slots, plural, gated: false })
+        let permit = |number| LockName::new(format!("{name}/{kind}-{number}"));
+        let permits = (1..=count).map(permit).collect::<std::result::Result<Vec<_>, _>>()?;
+        Ok(Self { lock: lock.clone(), name, permits, plural, gated: false })
     }
 
-    /// The same slots behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder of
+    /// The same permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder of
     /// the gate priority and excludes no other process.
     pub(crate) fn gated(self) -> Self {
         Self { gated: true, ..self }
     }
 
-    /// The name of the lock, which prefixes the names of the slots.
+    /// The name of the lock, which prefixes the names of the permits.
     pub(crate) fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// The names of the slots.
+    /// The names of the permits.
     pub(crate) fn names(&self) -> &[LockName] {
-        &self.slots
+        &self.permits
     }
 
-    /// Acquires any slot, waiting for as long as it takes. Cancel safe.
+    /// Acquires any permit, waiting for as long as it takes. Cancel safe.
     pub(crate) async fn acquire(&self) -> Result<Guard> {
-        let (slots, entry) = (self.clone(), self.queue().enter(None));
-        task::run(async move { slots.acquire_seeing(entry, &Seen::default()).await }).await
+        let (permits, entry) = (self.clone(), self.queue().enter(None));
+        task::run(async move { permits.acquire_seeing(entry, &Seen::default()).await }).await
     }
 
-    /// Acquires any slot, if one is free. Cancel safe.
+    /// Acquires any permit, if one is free. Cancel safe.
     pub(crate) async fn try_acquire(&self) -> Result<Guard> {
-        let slots = self.clone();
-        task::run(async move { slots.try_in_turn().await }).await
+        let permits = self.clone();
+        task::run(async move { permits.try_in_turn().await }).await
     }
 
     async fn try_in_turn(&self) -> Result<Guard> {
@@ -90,25 +90,25 @@ impl Permits {
         } else if let Some(guard) = self.round(&seen).await? {
             return Ok(guard);
         }
-        Err(self.refused(&seen, Held::default()))
+        Err(self.refused(&seen, HolderInfo::default()))
     }
 
-    /// Acquires any slot, waiting for at most `limit`. Cancel safe.
+    /// Acquires any permit, waiting for at most `limit`. Cancel safe.
     pub(crate) async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
-        let (slots, entry) =
+        let (permits, entry) =
             (Self { lock: self.lock.with_own_trouble(), ..self.clone() }, self.queue().enter(None));
         task::run(async move {
-            let (seen, queue) = (Seen::default(), slots.queue());
-            let clock = slots.lock.locker().store().env().clock.clone();
+            let (seen, queue) = (Seen::default(), permits.queue());
+            let clock = permits.lock.locker().store().env().clock.clone();
             // Kept alive until the queue was read: dropping it gives up the turn, and with it what is known of the
             // holder.
-            let mut acquisition = pin!(slots.acquire_seeing(entry, &seen));
+            let mut acquisition = pin!(permits.acquire_seeing(entry, &seen));
             match timeout(&*clock, limit, acquisition.as_mut()).await {
                 Some(outcome) => outcome,
-                // The queue knows a holder only if the gate or all slots were seen held.
+                // The queue knows a holder only if the gate or all permits were seen held.
                 None => match queue.seen() {
-                    Some(held) => Err(slots.refused(&seen, held)),
-                    None => Err(slots.lock.unanswered(&slots.name, limit)),
+                    Some(held) => Err(permits.refused(&seen, held)),
+                    None => Err(permits.lock.unanswered(&permits.name, limit)),
                 },
             }
         })
@@ -122,7 +122,7 @@ impl Permits {
         loop {
             match self.acquire_in_turn(&turn, seen, tried, &mut outage).await {
                 Ok(Some(guard)) => return Ok(guard),
-                // The gate may be held by now, and its holder then has all slots. Waiting for the gate alone is
+                // The gate may be held by now, and its holder then has all permits. Waiting for the gate alone is
                 // cheaper.
                 Ok(None) => {
                     tried = true;
@@ -147,9 +147,9 @@ impl Permits {
         self.round(seen).await
     }
 
-    /// The queue of this process for these slots. Another number of slots has another queue.
+    /// The queue of this process for these permits. Another number of permits has another queue.
     fn queue(&self) -> Arc<Queue<Hold>> {
-        self.lock.locker().places().of(self.slots.last().unwrap_or(&self.name))
+        self.lock.locker().places().of(self.permits.last().unwrap_or(&self.name))
     }
 
     /// Waits until the gate is free. Returns whether it was held.
@@ -177,13 +177,13 @@ impl Permits {
         Ok(waited)
     }
 
-    /// Tries each slot once. Starts with a random one, so that processes that start together do not all try the first
+    /// Tries each permit once. Starts with a random one, so that processes that start together do not all try the first
     /// one.
     async fn round(&self, seen: &Seen) -> Result<Option<Guard>> {
-        let count = self.slots.len();
+        let count = self.permits.len();
         let start = (self.lock.locker().store().env().random.fraction() * count as f64) as usize;
-        for slot in self.slots.iter().cycle().skip(start).take(count) {
-            match seen.free(slot, self.lock.renamed(slot).try_acquire().await)? {
+        for permit in self.permits.iter().cycle().skip(start).take(count) {
+            match seen.free(permit, self.lock.renamed(permit).try_acquire().await)? {
                 Some(guard) => return Ok(Some(guard)),
                 None => continue,
             }
@@ -191,23 +191,23 @@ impl Permits {
         Ok(None)
     }
 
-    /// Waits for all slots at once. A slot that is granted at the same moment as the first one is released when its
+    /// Waits for all permits at once. A permit that is granted at the same moment as the first one is released when its
     /// guard is dropped.
     async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
         turn.tell(seen.soonest().unwrap_or_default());
-        let waiting = self.slots.iter().map(|slot| {
-            let lock = seen.noting(slot, &self.lock);
+        let waiting = self.permits.iter().map(|permit| {
+            let lock = seen.noting(permit, &self.lock);
             Box::pin(async move { lock.acquire().await })
         });
         select_all(waiting).await.0
     }
 
-    /// The error if all slots are held: by the holders in `seen`, or, if that is empty, by `held` among others.
-    fn refused(&self, seen: &Seen, held: Held) -> Error {
+    /// The error if all permits are held: by the holders in `seen`, or, if that is empty, by `held` among others.
+    fn refused(&self, seen: &Seen, held: HolderInfo) -> Error {
         if let Some(held) = seen.of(&self.name) {
             return Error::held(&self.name, held);
         }
-        let message = match self.slots.len() {
+        let message = match self.permits.len() {
             1 => format!("the permit of `{}` is held", self.name),
             several => format!("all {several} {} of `{}` are held", self.plural, self.name),
         };
@@ -222,15 +222,15 @@ impl Permits {
 
 /// The holders that prevent one acquisition, as far as it knows. Clones share this.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen(Arc<Mutex<BTreeMap<LockName, Held>>>);
+pub(crate) struct Seen(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
 
 impl Seen {
-    fn known(&self) -> MutexGuard<'_, BTreeMap<LockName, Held>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<LockName, HolderInfo>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that `name` is held by `held`.
-    pub(crate) fn note(&self, name: &LockName, held: Held) {
+    pub(crate) fn note(&self, name: &LockName, held: HolderInfo) {
         self.known().insert(name.clone(), held);
     }
 
@@ -263,12 +263,12 @@ impl Seen {
     }
 
     /// The holder of `name`.
-    pub(crate) fn of(&self, name: &LockName) -> Option<Held> {
+    pub(crate) fn of(&self, name: &LockName) -> Option<HolderInfo> {
         self.known().get(name).cloned()
     }
 
     /// The holder whose lease can end first.
-    pub(crate) fn soonest(&self) -> Option<Held> {
+    pub(crate) fn soonest(&self) -> Option<HolderInfo> {
         let known = self.known();
         known.values().min_by_key(|held| held.lapses_within.unwrap_or(Duration::MAX)).cloned()
     }

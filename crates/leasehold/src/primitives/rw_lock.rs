@@ -8,7 +8,7 @@ use futures_util::future::{join_all, try_join_all};
 use crate::clock::timeout;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::lease::Held;
+use crate::lease::HolderInfo;
 use crate::lock::Lock;
 use crate::locker::Locker;
 use crate::primitives::permits::{Permits, Seen};
@@ -19,22 +19,22 @@ use crate::settings::settings;
 /// cheap to clone, and the settings for acquisitions.
 ///
 /// It consists of nine exclusive locks, so it is as safe as they are, on every store: the *gate*, which has its name,
-/// and eight *slots*. The slots of `index` are `index/shared-1` to `index/shared-8`.
+/// and eight *permits*. The permits of `index` are `index/shared-1` to `index/shared-8`.
 ///
-/// - A shared holder holds any one slot.
-/// - The exclusive holder holds the gate and all slots. If any of the nine locks is lost, the whole hold is lost. Its
+/// - A shared holder holds any one permit.
+/// - The exclusive holder holds the gate and all permits. If any of the nine locks is lost, the whole hold is lost. Its
 ///   [`Guard`] is valid only as long as its weakest part.
 ///
 /// # Do not combine the plain lock of the same name with shared holders
 ///
 /// [`Locker::lock`](crate::Locker::lock) with the same name acquires only the gate. It excludes exclusive holders, and
-/// later shared acquisitions wait for it. But **it does not wait for shared holders that already have a slot**. If some
+/// later shared acquisitions wait for it. But **it does not wait for shared holders that already have a permit**. If some
 /// users acquire shared holds, all others must use [`exclusive`](Self::exclusive).
 ///
 /// # Tokens
 ///
 /// The [token](Guard::token) of an exclusive hold is the gate's token. It rises from one exclusive (or plain) hold to
-/// the next. The token of a shared hold belongs to its slot. It rises from one hold of that slot to the next and cannot
+/// the next. The token of a shared hold belongs to its permit. It rises from one hold of that permit to the next and cannot
 /// be compared with any other token.
 ///
 /// # Waiting
@@ -43,8 +43,8 @@ use crate::settings::settings;
 /// the gate is held. So a continuous series of shared holders does not delay an exclusive acquisition, but a continuous
 /// series of exclusive acquisitions can starve shared ones. Exclusion does not depend on this read of the gate.
 ///
-/// A cycle of waiters is impossible. A shared holder waits for nothing while it holds a slot. An exclusive acquisition
-/// holds slots while it waits for others, but only one does so at a time: the one that holds the gate. While an
+/// A cycle of waiters is impossible. A shared holder waits for nothing while it holds a permit. An exclusive acquisition
+/// holds permits while it waits for others, but only one does so at a time: the one that holds the gate. While an
 /// acquisition waits for the gate, it holds nothing.
 ///
 /// There is no upgrade. A task that has a shared hold and asks for the exclusive one waits for itself. Release the
@@ -92,7 +92,7 @@ impl Locker {
 impl RwLock {
     /// The largest number of shared holders. Further ones wait.
     ///
-    /// This is not a setting, because all users must agree on it: an exclusive acquisition with fewer slots would not
+    /// This is not a setting, because all users must agree on it: an exclusive acquisition with fewer permits would not
     /// exclude all shared holders.
     pub const MAX_SHARED: usize = 8;
 
@@ -113,10 +113,10 @@ impl RwLock {
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name or the ttl is invalid.
     /// - Errors of the store.
     pub async fn shared(&self) -> Result<Guard> {
-        self.slots()?.acquire().await
+        self.permits()?.acquire().await
     }
 
-    /// Acquires a shared hold if there is no exclusive holder, no exclusive acquisition has the gate, and a slot is
+    /// Acquires a shared hold if there is no exclusive holder, no exclusive acquisition has the gate, and a permit is
     /// free.
     ///
     /// Cancel safe, as [`shared`](Self::shared).
@@ -124,7 +124,7 @@ impl RwLock {
     /// # Errors
     /// [`ErrorKind::Held`](crate::ErrorKind::Held) if it is not free; otherwise as [`shared`](Self::shared).
     pub async fn try_shared(&self) -> Result<Guard> {
-        self.slots()?.try_acquire().await
+        self.permits()?.try_acquire().await
     }
 
     /// Acquires a shared hold, waiting for at most `limit`.
@@ -136,7 +136,7 @@ impl RwLock {
     /// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): the store did not report a holder within `limit`.
     /// - Otherwise as [`shared`](Self::shared).
     pub async fn shared_within(&self, limit: Duration) -> Result<Guard> {
-        self.slots()?.acquire_within(limit).await
+        self.permits()?.acquire_within(limit).await
     }
 
     /// Acquires the exclusive hold, waiting for as long as it takes. Its guard cannot be handed on as a ticket.
@@ -168,11 +168,11 @@ impl RwLock {
     }
 
     async fn try_all(&self) -> Result<Guard> {
-        let (slots, seen) = (self.slots()?, Seen::default());
+        let (permits, seen) = (self.permits()?, Seen::default());
         let gate = self.lock.try_acquire().await?;
-        let tries = slots.names().iter().map(async |slot| {
-            let tried = self.lock.renamed(slot).try_acquire().await;
-            seen.free(slot, tried)
+        let tries = permits.names().iter().map(async |permit| {
+            let tried = self.lock.renamed(permit).try_acquire().await;
+            seen.free(permit, tried)
         });
         let (mut parts, mut refused) = (Vec::new(), None);
         for outcome in join_all(tries).await {
@@ -182,16 +182,16 @@ impl RwLock {
                 Err(error) => refused = Some(error),
             }
         }
-        let complete = parts.len() == slots.names().len();
+        let complete = parts.len() == permits.names().len();
         let whole = gate.bound_to(parts);
         if complete {
             whole.check()?;
             return Ok(whole);
         }
         if let Err(error) = whole.release().await {
-            tracing::debug!(lock = %slots.name(), %error, "the parts of a refused exclusive hold were not released; they lapse");
+            tracing::debug!(lock = %permits.name(), %error, "the parts of a refused exclusive hold were not released; they lapse");
         }
-        Err(refused.unwrap_or_else(|| self.refused(&slots, &seen)))
+        Err(refused.unwrap_or_else(|| self.refused(&permits, &seen)))
     }
 
     /// Acquires the exclusive hold, waiting for at most `limit`.
@@ -201,32 +201,32 @@ impl RwLock {
     /// # Errors
     /// As [`shared_within`](Self::shared_within).
     pub async fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
-        let (lock, slots) = (Self { lock: self.lock.with_own_trouble() }, self.slots()?);
+        let (lock, permits) = (Self { lock: self.lock.with_own_trouble() }, self.permits()?);
         task::run(async move {
             let seen = Seen::default();
             let clock = lock.lock.locker().store().env().clock.clone();
             match timeout(&*clock, limit, lock.exclusive_seeing(&seen)).await {
                 Some(outcome) => outcome,
-                None if seen.soonest().is_none() => Err(lock.lock.unanswered(slots.name(), limit)),
-                None => Err(lock.refused(&slots, &seen)),
+                None if seen.soonest().is_none() => Err(lock.lock.unanswered(permits.name(), limit)),
+                None => Err(lock.refused(&permits, &seen)),
             }
         })
         .await
     }
 
     async fn exclusive_seeing(&self, seen: &Seen) -> Result<Guard> {
-        let slots = self.slots()?;
+        let permits = self.permits()?;
         loop {
-            let gate = seen.noting(slots.name(), &self.lock).acquire().await?;
-            seen.forget(slots.name());
-            let all = try_join_all(slots.names().iter().map(async |slot| {
-                let part = seen.noting(slot, &self.lock).acquire().await?;
-                seen.forget(slot);
+            let gate = seen.noting(permits.name(), &self.lock).acquire().await?;
+            seen.forget(permits.name());
+            let all = try_join_all(permits.names().iter().map(async |permit| {
+                let part = seen.noting(permit, &self.lock).acquire().await?;
+                seen.forget(permit);
                 Ok::<_, Error>(part)
             }));
             let loss = tokio::select! {
                 biased;
-                // If the gate is lost, another process may hold it and wait for the slots that this one holds.
+                // If the gate is lost, another process may hold it and wait for the permits that this one holds.
                 loss = gate.lost() => loss,
                 parts = all => {
                     let whole = gate.bound_to(parts?);
@@ -244,16 +244,16 @@ impl RwLock {
     }
 
     /// The error if the lock is held, shared or exclusively.
-    fn refused(&self, slots: &Permits, seen: &Seen) -> Error {
-        let (name, held) = (slots.name(), seen.soonest().unwrap_or_default());
+    fn refused(&self, permits: &Permits, seen: &Seen) -> Error {
+        let (name, held) = (permits.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {
             Some(held) => Error::held(name, held),
             None => Error::held_as(format!("lock `{name}` is held shared: {}", seen.told()), held),
         }
     }
 
-    fn slots(&self) -> Result<Permits> {
-        Ok(Permits::new(&self.lock, "shared", "shared slots", Self::MAX_SHARED)?.gated())
+    fn permits(&self) -> Result<Permits> {
+        Ok(Permits::new(&self.lock, "shared", "shared permits", Self::MAX_SHARED)?.gated())
     }
 }
 

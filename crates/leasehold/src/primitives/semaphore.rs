@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::lease::Held;
+use crate::lease::HolderInfo;
 use crate::lock::Lock;
 use crate::locker::Locker;
 use crate::primitives::permits::Permits;
@@ -88,7 +88,7 @@ impl Semaphore {
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name, the ttl or the number of permits is invalid.
     /// - Errors of the store for any of the permits.
     pub async fn acquire(&self) -> Result<Guard> {
-        self.slots()?.acquire().await
+        self.permits()?.acquire().await
     }
 
     /// Acquires a permit if one is free now.
@@ -99,7 +99,7 @@ impl Semaphore {
     /// [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, or if a task of this process waits for one;
     /// otherwise as [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard> {
-        self.slots()?.try_acquire().await
+        self.permits()?.try_acquire().await
     }
 
     /// Acquires a permit, waiting for at most `limit`.
@@ -111,10 +111,10 @@ impl Semaphore {
     /// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): the store did not report a holder within `limit`.
     /// - Otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
-        self.slots()?.acquire_within(limit).await
+        self.permits()?.acquire_within(limit).await
     }
 
-    fn slots(&self) -> Result<Permits> {
+    fn permits(&self) -> Result<Permits> {
         if !(1..=Self::MAX_PERMITS).contains(&self.permits) {
             let (permits, most) = (self.permits, Self::MAX_PERMITS);
             return Err(Error::invalid(format!("a semaphore with {permits} permits"))

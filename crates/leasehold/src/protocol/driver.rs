@@ -21,7 +21,7 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Held, Id, LeaseStore, Loss, LossReason,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, HolderInfo, Id, LeaseStore, Loss, LossReason,
     Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch, attempt_limit, deadline,
 };
 use crate::register::{Register, Version};
@@ -32,7 +32,7 @@ use crate::runtime::task;
 use crate::types::LockName;
 
 /// How long the operations without a patience of their own put up with a store that does not answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Leases on any [`Register`]: one JSON object for each lock, granted, renewed and released by conditional writes.
 ///
@@ -140,7 +140,7 @@ impl RegisterLeases {
     /// never taken over.
     ///
     /// Grants carry fencing tokens only where the register's [versions are generations](crate::register::RegisterCapabilities::generations);
-    /// inspection tells of no grants that are over, and no lock can rest.
+    /// inspection tells of no grants that are over, and no lock can cooldown.
     pub fn by_existence(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self::on(Arc::new(ExistenceRecords::new(register)), options)
     }
@@ -160,7 +160,7 @@ impl RegisterLeases {
         Id::random(&self.records.env().random).at(self.now())
     }
 
-    fn effort(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
+    fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
         RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
     }
 
@@ -172,9 +172,9 @@ impl RegisterLeases {
     async fn lent<'a>(
         &'a self,
         grant: &'a mut Grant,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Result<Lent<'a>, (LossReason, &'a mut Grant)>, StoreError> {
-        Ok(match self.remembered(grant, effort).await? {
+        Ok(match self.remembered(grant, budget).await? {
             Ok(memo) => Ok(Lent { leases: self, grant, memo: Some(memo), is_over: false }),
             Err(reason) => Err((reason, grant)),
         })
@@ -184,7 +184,7 @@ impl RegisterLeases {
     async fn remembered(
         &self,
         grant: &mut Grant,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Result<Memo, LossReason>, StoreError> {
         if let Some(memo) = grant.memo.take() {
             match memo.downcast::<Memo>() {
@@ -196,7 +196,7 @@ impl RegisterLeases {
             }
         }
         self.records.trust().await?;
-        let sight = self.look(&grant.name, effort).await?;
+        let sight = self.look(&grant.name, budget).await?;
         Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.sighting {
@@ -213,7 +213,7 @@ impl RegisterLeases {
         &self,
         grant: &mut Grant,
         memo: &mut Memo,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Renewal, StoreError> {
         loop {
             let sent = self.now();
@@ -224,14 +224,14 @@ impl RegisterLeases {
             let record = rules::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Send::Over(Some((version, before)));
-            let landed = match self.send(&grant.name, over, &record, sent, attempts, effort).await? {
+            let landed = match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
                 Sent::Committed(record, version) => {
                     (memo.record, memo.version) = (*record, version);
                     memo.attempts.last().copied()
                 }
                 Sent::Again => None,
                 Sent::Unclear(brought) => {
-                    let sight = self.resolve(&grant.name, brought, effort).await?;
+                    let sight = self.resolve(&grant.name, brought, budget).await?;
                     let (known, found) = (memo.known(), sight.found.as_ref());
                     let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
                     let is_late = |sighting: &Observation| is_late_grant(&sighting.record, grant);
@@ -291,20 +291,21 @@ impl RegisterLeases {
         &self,
         grant: &Grant,
         memo: &mut Memo,
-        rest: Option<Duration>,
-        effort: &mut RetryBudget<'_>,
+        cooldown: Option<Duration>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         loop {
             let sent = self.now();
-            let mut record = rules::freed(&memo.record, End::Released, rest, self.store_time(), self.nonce());
+            let mut record =
+                rules::freed(&memo.record, End::Released, cooldown, self.store_time(), self.nonce());
             record.newborn &= !memo.confirmed;
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Send::Over(Some((version, before)));
-            match self.send(&grant.name, over, &record, sent, attempts, effort).await? {
+            match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
                 Sent::Committed(..) => return Ok(Released::Released),
                 Sent::Again => {}
                 Sent::Unclear(brought) => {
-                    let sight = self.resolve(&grant.name, brought, effort).await?;
+                    let sight = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
                         Freed::Landed => return Ok(Released::Released),
                         // A delete leaves nothing to know it by. Nobody else deletes what was ours until now.
@@ -344,7 +345,7 @@ impl LeaseStore for RegisterLeases {
         let mut outcome = self.contend(claim, &mut attempts).await;
         self.leave_no_ghosts(&claim.name, &attempts, &mut outcome);
         match outcome {
-            // Whatever ended the effort: what was sent earlier and never answered may still land, and what was created
+            // Whatever ended the budget: what was sent earlier and never answered may still land, and what was created
             // may lie there without its token.
             Err(StoreError::NotApplied(fault))
                 if attempts.iter().any(|sent| sent.unknown || sent.created) =>
@@ -361,34 +362,34 @@ impl LeaseStore for RegisterLeases {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
         // Not until the deadline: the keeper is to hear of trouble before that, and goes on at its own pace.
-        let mut effort = self.effort(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
-        let mut lent = match self.lent(grant, &mut effort).await? {
+        let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
+        let mut lent = match self.lent(grant, &mut budget).await? {
             Ok(lent) => lent,
             Err((reason, grant)) => return Ok(lost(grant, reason)),
         };
         let Some(memo) = &mut lent.memo else { return Err(not_its_own()) };
-        let outcome = self.renew_with(lent.grant, memo, &mut effort).await;
+        let outcome = self.renew_with(lent.grant, memo, &mut budget).await;
         // There will be no release, after which to look for late creates.
         lent.is_over = matches!(outcome, Ok(Renewal::Lost(_)));
         outcome
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
-        let mut effort = self.effort(PATIENCE, grant.ttl);
-        let Ok(mut lent) = self.lent(grant, &mut effort).await? else {
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        let mut budget = self.budget(STORE_TIMEOUT, grant.ttl);
+        let Ok(mut lent) = self.lent(grant, &mut budget).await? else {
             return Ok(Released::AlreadyLost);
         };
         lent.is_over = true;
         let Some(memo) = &mut lent.memo else { return Err(not_its_own()) };
-        self.release_with(lent.grant, memo, rest, &mut effort).await
+        self.release_with(lent.grant, memo, cooldown, &mut budget).await
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mut attempts: Vec<Attempt> = Vec::new();
         self.records.trust().await?;
         loop {
-            let Observation { record, version, .. } = match self.look(name, &mut effort).await? {
+            let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
                 Sight { sighting: Some(sighting), .. } => sighting,
                 Sight { found: None, .. } if self.may_have_deleted(&attempts) => return Ok(Evicted::Evicted),
                 Sight { found: None, .. } => return Ok(Evicted::Changed),
@@ -406,7 +407,7 @@ impl LeaseStore for RegisterLeases {
             let freed = rules::freed(&record, End::Evicted, None, self.store_time(), self.nonce());
             let over = Send::Over(Some((&version, &record)));
             if let Sent::Committed(..) =
-                self.send(name, over, &freed, sent, &mut attempts, &mut effort).await?
+                self.send(name, over, &freed, sent, &mut attempts, &mut budget).await?
             {
                 return Ok(Evicted::Evicted);
             }
@@ -414,7 +415,7 @@ impl LeaseStore for RegisterLeases {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        let sight = self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await?;
+        let sight = self.look(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
         let quiet = sight.quiet(sight.at);
         let state = rules::state(sight.found.as_ref(), quiet, self.store_time(), self.rules);
         let mut status = Status::new(name.clone(), state);
@@ -448,9 +449,9 @@ impl LeaseStore for RegisterLeases {
 
 #[async_trait]
 impl Watch for RegisterLeases {
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let env = self.records.env();
-        let mut pacing = Pacing::new(self.records.capabilities().pace, self.now());
+        let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
         let mut turns = self.turns(self.known.recall(name).as_ref());
         let mut held = seen.clone();
         loop {
@@ -460,7 +461,7 @@ impl Watch for RegisterLeases {
             let (sight, had_trouble) = self.poll(name).await?;
             let quiet = sight.quiet(sight.at);
             match rules::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
-                crate::lease::State::Held(still) if still.resting == seen.resting => held = still,
+                crate::lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
                 _ => return Ok(()),
             }
             pacing.looked(had_trouble);
@@ -472,7 +473,7 @@ impl Watch for RegisterLeases {
 #[async_trait]
 impl Diagnose for RegisterLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
-        match self.look(name, &mut self.effort(PATIENCE, Ttl::DEFAULT)).await? {
+        match self.look(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await? {
             Sight { found: None, .. } => Ok(true),
             Sight { sighting: Some(Observation { record, version, .. }), .. }
                 if record.state == RecordState::Free =>
@@ -506,9 +507,9 @@ impl RegisterLeases {
         let (leases, name) = (self.clone(), name.clone());
         let look = task::output_of(async move {
             let place = leases.polls.place(Deadline::new(leases.now(), Duration::ZERO)).await;
-            let mut effort = leases.effort(PATIENCE, Ttl::DEFAULT);
-            let sight = place.lent_to(leases.records.env(), leases.look(&name, &mut effort)).await;
-            sight.map(|sight| (sight, effort.had_trouble()))
+            let mut budget = leases.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+            let sight = place.lent_to(leases.records.env(), leases.look(&name, &mut budget)).await;
+            sight.map(|sight| (sight, budget.had_trouble()))
         });
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }
@@ -517,9 +518,9 @@ impl RegisterLeases {
     fn turns(&self, sighting: Option<&Observation>) -> Turns {
         match sighting.map(|sighting| &sighting.record) {
             Some(record) if record.state == RecordState::Held => {
-                let pace = self.records.capabilities().pace;
+                let poll_interval = self.records.capabilities().poll_interval;
                 let Record { holder, granted_at_us, history, .. } = record;
-                Turns::of(holder, *granted_at_us, history, self.store_time(), pace)
+                Turns::of(holder, *granted_at_us, history, self.store_time(), poll_interval)
             }
             _ => Turns::default(),
         }

@@ -54,9 +54,9 @@ fn comes_back(record: &Record) {
     let bytes = record.to_bytes().unwrap();
     assert_eq!(parse(&bytes).unwrap(), Content::Record(Box::new(record.clone())));
     assert_eq!(record.leasehold, FORMAT);
-    assert!(record.token.get() < Token::LIMIT && record.beat < Token::LIMIT);
+    assert!(record.token.get() < Token::LIMIT && record.heartbeat < Token::LIMIT);
     assert!(Ttl::from_millis(record.ttl_ms).is_ok());
-    assert!(record.state != RecordState::Resting || record.rest_ms.is_some());
+    assert!(record.state != RecordState::Cooldown || record.rest_ms.is_some());
     assert_readable(&record.holder.to_string());
 }
 
@@ -209,10 +209,10 @@ pub fn update_marks(data: &[u8]) {
 
 fn followed(sight: &Sight, token: Option<Token>, generations: bool, seed: u64) {
     const MOST: usize = 2_048;
-    let mut traits = MemoryRegister::new(Env::system()).traits();
-    (traits.generations, traits.metadata) = (generations, Some(MOST));
+    let mut capabilities = MemoryRegister::new(Env::system()).capabilities();
+    (capabilities.generations, capabilities.metadata) = (generations, Some(MOST));
     let nonce = Nonce::random(&Random::seeded(seed));
-    let metadata = match sight.followed_by(nonce, token, &traits) {
+    let metadata = match sight.followed_by(nonce, token, &capabilities) {
         Ok(metadata) => metadata,
         Err(fault) => {
             assert_eq!(fault.kind, ErrorKind::Unsupported);
@@ -227,7 +227,7 @@ fn followed(sight: &Sight, token: Option<Token>, generations: bool, seed: u64) {
     let next = Sight::new(Version::new("2"), metadata).unwrap();
     assert_eq!(next.token, token.or(sight.token));
     assert_eq!(
-        crate::objects::write_log::verdict(sight, &[nonce], true, &next, &traits),
+        crate::objects::write_log::verdict(sight, &[nonce], true, &next, &capabilities),
         crate::objects::write_log::Verdict::Applied
     );
     if let Some(token) = next.token {

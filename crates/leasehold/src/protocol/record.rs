@@ -24,8 +24,9 @@ pub(crate) struct Record {
     pub(crate) token: Token,
     /// The id of the claim that was granted last. It stays when the lock is free.
     pub(crate) grant: Id,
-    /// The number of renewals of `grant`. A lease is alive while (grant, beat) keeps changing.
-    pub(crate) beat: u64,
+    /// The number of renewals of `grant`. A lease is alive while (grant, heartbeat) keeps changing.
+    #[serde(rename = "beat")]
+    pub(crate) heartbeat: u64,
     /// Fresh in every write, so no two bodies, and no two ETags, are equal.
     pub(crate) nonce: Id,
     pub(crate) ttl_ms: u64,
@@ -58,7 +59,8 @@ pub(crate) struct Record {
 pub(crate) enum RecordState {
     Held,
     Free,
-    Resting,
+    #[serde(rename = "resting")]
+    Cooldown,
 }
 
 /// The content of a lock's key.
@@ -128,11 +130,11 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
         return Err(corrupt("there is no format 0".to_owned()));
     }
     let record = record.map_err(|error| corrupt(error.to_string()))?;
-    if record.state == RecordState::Resting && record.rest_ms.is_none() {
+    if record.state == RecordState::Cooldown && record.rest_ms.is_none() {
         return Err(corrupt("it rests, and does not say for how long".to_owned()));
     }
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
-    if record.beat >= Token::LIMIT {
+    if record.heartbeat >= Token::LIMIT {
         return Err(corrupt("no lease has been renewed so often".to_owned())); // And counting on would overflow.
     }
     Ok(Content::Record(Box::new(record)))
@@ -177,7 +179,7 @@ pub(crate) mod tests {
     const GOLDEN: &[(&str, RecordState)] = &[
         (include_str!("../../tests/records/1-held.json"), RecordState::Held),
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),
-        (include_str!("../../tests/records/1-resting.json"), RecordState::Resting),
+        (include_str!("../../tests/records/1-resting.json"), RecordState::Cooldown),
         (include_str!("../../tests/records/1-leading.json"), RecordState::Held),
     ];
 

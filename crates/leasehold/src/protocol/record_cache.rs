@@ -30,7 +30,7 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// How long (state, grant, token, beat) has been seen unchanged, on this contender's clock.
+    /// How long (state, grant, token, heartbeat) has been seen unchanged, on this contender's clock.
     ///
     /// The time counts from after the first answer (rule 1). It is summed piece by piece between the reads, and each
     /// piece is the shorter of the two clocks. If the wall clock is set back by an hour, this loses one piece and not
@@ -43,7 +43,7 @@ impl Observation {
     /// prolong the lease (rule 8). The token distinguishes two grants of one claim when another grant came between
     /// them.
     fn sign_of_life(&self) -> (RecordState, Id, Token, u64) {
-        (self.record.state, self.record.grant, self.record.token, self.record.beat)
+        (self.record.state, self.record.grant, self.record.token, self.record.heartbeat)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Claim, End, Held, Id, Loss, LossReason, PastGrant, State, Token};
+use crate::lease::{Claim, End, HolderInfo, Id, Loss, LossReason, PastGrant, State, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
 
 /// How this store lets the lease of a dead holder lapse.
@@ -28,7 +28,7 @@ impl Rules {
     /// observation only. A cooldown guards a period and no holder, so the `store_clock` option does not apply to it.
     /// Without the store's clock, a process that has just started would never see a cooldown end.
     fn clock(self, store: Option<StoreTime>, state: RecordState) -> Option<StoreTime> {
-        let may_decide = self.store_clock || state == RecordState::Resting;
+        let may_decide = self.store_clock || state == RecordState::Cooldown;
         store.filter(|store| may_decide && store.apart <= self.margin)
     }
 }
@@ -60,7 +60,7 @@ pub(super) enum Availability {
     Taken { lapses_within: Option<Duration> },
 }
 
-/// Decides whether `record` may be granted to another claim. Its (state, grant, beat) has been seen unchanged for
+/// Decides whether `record` may be granted to another claim. Its (state, grant, heartbeat) has been seen unchanged for
 /// `quiet`.
 pub(super) fn availability(
     record: &Record,
@@ -76,9 +76,9 @@ pub(super) fn availability(
             let span = record.ttl().contender_span() + record.lock_delay();
             (span, span.saturating_add(rules.margin))
         }
-        RecordState::Resting => {
-            let rest = Duration::from_millis(record.rest_ms.unwrap_or(0));
-            (rest.mul_f64(1.0 + RATE_ERROR), rest)
+        RecordState::Cooldown => {
+            let cooldown = Duration::from_millis(record.rest_ms.unwrap_or(0));
+            (cooldown.mul_f64(1.0 + RATE_ERROR), cooldown)
         }
     };
     let left_by_store = rules
@@ -103,7 +103,7 @@ pub(super) enum Claimed<'a> {
         floor_from_clock: bool,
     },
     /// Another claim holds the lock.
-    Taken(Held),
+    Taken(HolderInfo),
     /// Another claim holds the lock, and this claim may have held it in between without learning of it.
     Lost(Loss),
 }
@@ -262,9 +262,9 @@ pub(super) fn grant(
         if previous.state == RecordState::Held && previous.grant != claim.id {
             record.remember(past(previous, End::Lapsed, store));
         }
-        // The same claim again: contenders that saw the earlier (grant, beat) must see a change (rule 8).
+        // The same claim again: contenders that saw the earlier (grant, heartbeat) must see a change (rule 8).
         if previous.grant == claim.id {
-            record.beat = previous.beat + 1;
+            record.heartbeat = previous.heartbeat + 1;
         }
     }
     let upper = store.map(|store| store.hi_us);
@@ -293,7 +293,7 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
         state: RecordState::Held,
         token,
         grant: claim.id,
-        beat: 0,
+        heartbeat: 0,
         nonce,
         ttl_ms: claim.ttl.as_millis(),
         lock_delay_ms: u64::try_from(claim.lock_delay.as_millis()).unwrap_or(u64::MAX),
@@ -309,7 +309,7 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
 /// Returns the record that renews the grant of `previous`.
 pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) -> Record {
     Record {
-        beat: previous.beat + 1,
+        heartbeat: previous.heartbeat + 1,
         nonce,
         renewed_at_us: store.map(|store| store.hi_us),
         newborn: false,
@@ -317,19 +317,19 @@ pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) ->
     }
 }
 
-/// Returns the record that ends the grant of `previous`: free or resting. A release never deletes (rule 3).
+/// Returns the record that ends the grant of `previous`: free or in_cooldown. A release never deletes (rule 3).
 pub(super) fn freed(
     previous: &Record,
     end: End,
-    rest: Option<Duration>,
+    cooldown: Option<Duration>,
     store: Option<StoreTime>,
     nonce: Id,
 ) -> Record {
     let mut record = Record {
-        state: if rest.is_some() { RecordState::Resting } else { RecordState::Free },
+        state: if cooldown.is_some() { RecordState::Cooldown } else { RecordState::Free },
         nonce,
         renewed_at_us: store.map(|store| store.hi_us),
-        rest_ms: rest.map(|rest| u64::try_from(rest.as_millis()).unwrap_or(u64::MAX)),
+        rest_ms: cooldown.map(|cooldown| u64::try_from(cooldown.as_millis()).unwrap_or(u64::MAX)),
         holder: previous.holder.of_the_past(),
         ..previous.clone()
     };
@@ -355,18 +355,18 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
 }
 
 /// Describes a record that is not free, for people.
-pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> Held {
-    let resting = record.state == RecordState::Resting;
+pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> HolderInfo {
+    let in_cooldown = record.state == RecordState::Cooldown;
     // The record says when its cooldown began. It may not say when the grant was made, if that was the first request of
     // a process.
-    let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| resting));
-    Held {
-        holder: (!resting).then(|| record.holder.clone()),
+    let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| in_cooldown));
+    HolderInfo {
+        holder: (!in_cooldown).then(|| record.holder.clone()),
         token: Some(record.token),
         held_for: store.zip(from_us).map(|(store, from_us)| since_us(store.hi_us, from_us)),
         lapses_within,
-        resting,
-        last_holder: resting.then(|| record.holder.clone()),
+        in_cooldown,
+        last_holder: in_cooldown.then(|| record.holder.clone()),
         foreign: None,
     }
 }
@@ -383,15 +383,15 @@ pub(super) fn state(
         Some(Content::Foreign(what)) => State::Held(foreign(what)),
         Some(Content::Record(record)) if record.state == RecordState::Free => State::Free,
         Some(Content::Record(record)) => match availability(record, quiet, store, rules) {
-            Availability::Grantable if record.state == RecordState::Resting => State::Free,
+            Availability::Grantable if record.state == RecordState::Cooldown => State::Free,
             Availability::Grantable => State::Lapsed(held(record, store, Some(Duration::ZERO))),
             Availability::Taken { lapses_within } => State::Held(held(record, store, lapses_within)),
         },
     }
 }
 
-fn foreign(what: &str) -> Held {
-    Held { foreign: Some(what.to_owned()), ..Held::default() }
+fn foreign(what: &str) -> HolderInfo {
+    HolderInfo { foreign: Some(what.to_owned()), ..HolderInfo::default() }
 }
 
 fn since_us(now_us: u64, then_us: u64) -> Duration {

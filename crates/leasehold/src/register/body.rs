@@ -63,7 +63,7 @@ impl From<&'static str> for Body {
 
 /// What a register returns about a key without its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub struct Head {
     /// The version of the key, as the store identifies it.
     pub version: Version,
     /// The metadata of the bytes.

@@ -121,7 +121,7 @@ impl<'a> Patient<'a> {
         self.check("missing-key", "a write that expects a version is refused where nothing is", asked)?;
         let deletes = self.deletion(&first).await?;
         self.races().await;
-        if deletes && self.register.traits().metadata.is_some() {
+        if deletes && self.register.capabilities().metadata.is_some() {
             self.metadata().await;
         }
         Ok(())
@@ -138,11 +138,11 @@ impl<'a> Patient<'a> {
     /// Creates a key: another one after each answer that was lost, since that may be there.
     async fn created(&mut self) -> Result<(String, Write), StoreError> {
         let register = self.register;
-        let mut effort = RetryBudget::of_question(register.env());
+        let mut budget = RetryBudget::of_question(register.env());
         let mut key = self.another();
         loop {
             let error =
-                match effort.request(register.write(&key, Precondition::Absent, fresh(register))).await {
+                match budget.request(register.write(&key, Precondition::Absent, fresh(register))).await {
                     Ok(write) => return Ok((key, write)),
                     Err(error) => error,
                 };
@@ -150,7 +150,7 @@ impl<'a> Patient<'a> {
             if !unknown {
                 self.written.pop();
             }
-            effort.pause_after(error).await?;
+            budget.pause_after(error).await?;
             key = self.another();
         }
     }
@@ -158,12 +158,12 @@ impl<'a> Patient<'a> {
     /// What was written by a request whose answer was lost must not answer the next: another key each time.
     async fn version_of_nothing(&mut self, version: &Version) -> Result<(), StoreError> {
         let register = self.register;
-        let mut effort = RetryBudget::of_question(register.env());
+        let mut budget = RetryBudget::of_question(register.env());
         loop {
             let key = self.another();
-            match effort.request(refuses_version_of_nothing(register, &key, version)).await {
+            match budget.request(refuses_version_of_nothing(register, &key, version)).await {
                 Ok(()) => return Ok(()),
-                Err(error) => effort.pause_after(error).await?,
+                Err(error) => budget.pause_after(error).await?,
             }
         }
     }
@@ -328,7 +328,7 @@ impl<'a> Patient<'a> {
             return Ok(());
         }
         let (second, third, _) = self.replaced(Some(body)).await?;
-        let generations = self.register.traits().generations;
+        let generations = self.register.capabilities().generations;
         self.found.push(match third == second {
             false => Finding::passed(CHECK, "each write has a new version, also one of the same content"),
             true if generations => Finding::failed(CHECK, "a write of the same content has the same generation"),
@@ -344,12 +344,12 @@ impl<'a> Patient<'a> {
     /// written.
     async fn replaced(&self, body: Option<Body>) -> Step<(Version, Version, Body)> {
         const CHECK: &str = "current-version";
-        let mut effort = RetryBudget::of_question(self.register.env());
+        let mut budget = RetryBudget::of_question(self.register.env());
         loop {
             let current = self.current(CHECK, &self.key).await?;
             let body = body.clone().unwrap_or_else(|| fresh(self.register));
             let asked = self.register.write(&self.key, Precondition::Version(&current), body.clone());
-            match effort.request(asked).await {
+            match budget.request(asked).await {
                 Ok(Write::Committed(version)) => return Ok((current, version, body)),
                 Ok(Write::Conflict) if self.current(CHECK, &self.key).await? == current => {
                     let error = cause_of_conflict(self.register, &self.key, &current).await;
@@ -357,13 +357,13 @@ impl<'a> Patient<'a> {
                 }
                 // A write of ours came late.
                 Ok(Write::Conflict) => {
-                    effort.pause_after_conflict().await.map_err(|error| Finding::stopped(CHECK, &error))?;
+                    budget.pause_after_conflict().await.map_err(|error| Finding::stopped(CHECK, &error))?;
                 }
                 Err(error) if is_denied(&error) => {
                     return Err(Finding::of_error("permission-replace", CheckStatus::Failed, &error));
                 }
                 Err(error) => {
-                    effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
+                    budget.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
                 }
             }
         }

@@ -243,14 +243,14 @@ impl Register for Flawed {
         &self.env
     }
 
-    fn traits(&self) -> RegisterCapabilities {
-        let pace = PollInterval { min: Duration::ZERO, max: Duration::ZERO };
+    fn capabilities(&self) -> RegisterCapabilities {
+        let poll_interval = PollInterval { min: Duration::ZERO, max: Duration::ZERO };
         RegisterCapabilities {
             store: "flawed",
             trusted: false,
             generations: false,
             metadata: Some(2_048),
-            pace,
+            poll_interval,
         }
     }
 

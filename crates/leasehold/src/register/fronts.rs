@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 use super::{
-    Body, Deleted, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue, Write,
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examined, Finding};
@@ -179,8 +179,8 @@ impl Register for Fronts {
         self.next().read(key).await
     }
 
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        self.next().stat(key).await
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        self.next().head(key).await
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -215,10 +215,10 @@ impl Register for Fronts {
         self.first.env()
     }
 
-    fn traits(&self) -> RegisterCapabilities {
+    fn capabilities(&self) -> RegisterCapabilities {
         RegisterCapabilities {
-            trusted: self.asked.iter().all(|front| front.traits().trusted),
-            ..self.first.traits()
+            trusted: self.asked.iter().all(|front| front.capabilities().trusted),
+            ..self.first.capabilities()
         }
     }
 

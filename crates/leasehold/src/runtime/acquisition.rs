@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, Held, Id, LeaseStore, LossReason, State, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State, deadline};
 use crate::runtime::hand_off::Terms;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn};
@@ -28,16 +28,16 @@ pub(crate) enum Wait {
     No,
     Yes,
     /// Waits, but not for the end of a cooldown.
-    UntilItRests,
+    UntilCooldown,
 }
 
 impl Wait {
     /// Whether the acquisition ends because the lock is `held`.
-    fn is_over(self, held: &Held) -> bool {
+    fn is_over(self, held: &HolderInfo) -> bool {
         match self {
             Self::No => true,
             Self::Yes => false,
-            Self::UntilItRests => held.resting,
+            Self::UntilCooldown => held.in_cooldown,
         }
     }
 }
@@ -93,7 +93,7 @@ impl Acquisition {
             biased;
             () = reply.closed() => return,
             served = queue.served(entry, request.terms.as_ref(), request.on_wait.as_deref()) => served,
-            held = queue.rests(), if request.wait == Wait::UntilItRests => {
+            held = queue.rests(), if request.wait == Wait::UntilCooldown => {
                 let _ = reply.send(Err(Error::held(&request.claim.name, held)));
                 return;
             }
@@ -140,7 +140,7 @@ struct Contender {
 enum Next {
     Granted(Grant),
     /// Wait, then ask again.
-    Wait(Held),
+    Wait(HolderInfo),
     Again,
     /// The store did not answer, but may answer later.
     Trouble(Error),
@@ -149,8 +149,8 @@ enum Next {
 
 impl Contender {
     async fn contend(mut self) {
-        let pace = self.store.capabilities().pace;
-        self.turn.stay(|stay, _| stay.wanted(self.store.env().now(), pace, self.claim.ttl));
+        let poll_interval = self.store.capabilities().poll_interval;
+        self.turn.stay(|stay, _| stay.wanted(self.store.env().now(), poll_interval, self.claim.ttl));
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;
@@ -233,8 +233,8 @@ impl Contender {
         // One for this task, and one for each task to which the lock will be passed on.
         self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
         // A waiter limits the time of each request, so that it notices between them if the caller is gone.
-        let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_PATIENCE };
-        self.claim.patience = outage.left().min(slice);
+        let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_STORE_TIMEOUT };
+        self.claim.store_timeout = outage.left().min(slice);
         let sent = self.store.env().now();
         let verdict = self.store.try_acquire(&self.claim).await;
         let now = self.store.env().now();
@@ -295,14 +295,14 @@ impl Contender {
 
     /// If this process has to back off, leaves the lock to other processes for that time, or until another process has
     /// had it. Returns its holder, if it is held then. Breaks if the caller is gone.
-    async fn stay_away(&mut self) -> ControlFlow<Option<Next>, Option<Held>> {
-        let mut pause = self.store.capabilities().pace.min;
+    async fn stay_away(&mut self) -> ControlFlow<Option<Next>, Option<HolderInfo>> {
+        let mut pause = self.store.capabilities().poll_interval.min;
         loop {
             let backoff = self.backoff();
             if backoff.is_zero() {
                 return ControlFlow::Continue(None);
             }
-            self.turn.tell(Held { holder: Some(self.claim.holder.clone()), ..Held::default() });
+            self.turn.tell(HolderInfo { holder: Some(self.claim.holder.clone()), ..HolderInfo::default() });
             let env = self.store.env();
             let look = async {
                 env.sleep(env.random.jittered(pause, 0.1)).await;

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use crate::clock::{Deadline, Moment};
-use crate::lease::{Claim, Grant, Held, Holder, PollInterval, State, Status, Token, Ttl};
+use crate::lease::{Claim, Grant, Holder, HolderInfo, PollInterval, State, Status, Token, Ttl};
 
 /// The largest number of tokens of one grant.
 pub(crate) const MOST_TOKENS: u64 = 1_024;
@@ -154,7 +154,7 @@ impl CohortPolicy {
     }
 
     /// Records that another process holds the lock.
-    pub(crate) fn refused(&mut self, held: &Held) {
+    pub(crate) fn refused(&mut self, held: &HolderInfo) {
         self.let_in();
         if let Some(holder) = &held.holder
             && self.others.len() < MOST_OTHERS
@@ -185,8 +185,10 @@ impl CohortPolicy {
     }
 
     /// Whether the cohort period leaves time for another task.
-    pub(crate) fn goes_on(&self, now: Moment, pace: PollInterval, ttl: Ttl) -> bool {
-        let share = (pace.max / (1 + self.beside)).max(pace.min.mul_f64(SHORTEST)).min(pace.max);
+    pub(crate) fn goes_on(&self, now: Moment, poll_interval: PollInterval, ttl: Ttl) -> bool {
+        let share = (poll_interval.max / (1 + self.beside))
+            .max(poll_interval.min.mul_f64(SHORTEST))
+            .min(poll_interval.max);
         let limit = share.min(ttl.get() / PART_OF_TTL);
         self.began.is_some_and(|began| now.longest_since(began) < limit)
     }
@@ -203,12 +205,12 @@ impl CohortPolicy {
     }
 
     /// Records that the lock was released at the store. `awaited` says whether more tasks of this process wait for it.
-    pub(crate) fn released(&mut self, now: Moment, pace: PollInterval, ttl: Ttl, awaited: bool) {
+    pub(crate) fn released(&mut self, now: Moment, poll_interval: PollInterval, ttl: Ttl, awaited: bool) {
         if !awaited {
             self.left = Some(now);
-        } else if !self.goes_on(now, pace, ttl) {
-            let seldom = pace.max.mul_f64(ABSENCE);
-            self.leave(now, pace, Some(FIRST_ABSENCE * pace.min), seldom);
+        } else if !self.goes_on(now, poll_interval, ttl) {
+            let seldom = poll_interval.max.mul_f64(ABSENCE);
+            self.leave(now, poll_interval, Some(FIRST_ABSENCE * poll_interval.min), seldom);
         }
     }
 
@@ -222,26 +224,27 @@ impl CohortPolicy {
     ///
     /// A process that released the lock and asks for it again before another process could poll has not been away.
     /// Otherwise a process with a single task could keep all others out for as long as it continues.
-    pub(crate) fn wanted(&mut self, now: Moment, pace: PollInterval, ttl: Ttl) {
+    pub(crate) fn wanted(&mut self, now: Moment, poll_interval: PollInterval, ttl: Ttl) {
         let Some(left) = self.left.take() else { return };
-        if now.longest_since(left) >= pace.min {
+        if now.longest_since(left) >= poll_interval.min {
             self.began = None;
-        } else if !self.goes_on(now, pace, ttl) {
+        } else if !self.goes_on(now, poll_interval, ttl) {
             // A waiter polls again after about half the length of the hold.
             let hold = self.granted.map_or(Duration::ZERO, |granted| left.longest_since(granted));
-            let seldom = (FIRST_ABSENCE * pace.min).max(hold).min(pace.max.mul_f64(ABSENCE));
-            self.leave(now, pace, None, seldom);
+            let seldom =
+                (FIRST_ABSENCE * poll_interval.min).max(hold).min(poll_interval.max.mul_f64(ABSENCE));
+            self.leave(now, poll_interval, None, seldom);
         }
     }
 
     /// Ends a cohort period and determines the backoff. If other processes were seen lately, the backoff gives them
     /// time to poll. If none was ever seen, it is `first` after the first cohort periods. In all other cases it is
     /// `seldom` after one cohort period in [`ALONE`], and there is no backoff after the others.
-    fn leave(&mut self, now: Moment, pace: PollInterval, first: Option<Duration>, seldom: Duration) {
+    fn leave(&mut self, now: Moment, poll_interval: PollInterval, first: Option<Duration>, seldom: Duration) {
         self.began = None;
         self.alone = self.alone.saturating_add(1);
         let backoff = match self.alone {
-            ..=LATELY if self.met => Some(pace.max.mul_f64(ABSENCE)),
+            ..=LATELY if self.met => Some(poll_interval.max.mul_f64(ABSENCE)),
             ..=LATELY => first,
             alone => alone.is_multiple_of(ALONE).then_some(seldom),
         };
@@ -262,7 +265,8 @@ mod tests {
     use crate::random::Random;
     use crate::types::LockName;
 
-    const PACE: PollInterval = PollInterval { min: Duration::from_millis(250), max: Duration::from_secs(2) };
+    const POLL_INTERVAL: PollInterval =
+        PollInterval { min: Duration::from_millis(250), max: Duration::from_secs(2) };
 
     fn at(ms: u64) -> Moment {
         Moment::from_raw(ms * 1_000_000, ms as i64 * 1_000_000)
@@ -284,14 +288,14 @@ mod tests {
     fn a_release_to_a_store_that_keeps_a_line_ends_the_stay() {
         let mut policy = CohortPolicy::default();
         policy.granted(&grant(1, None), at(0));
-        assert!(policy.goes_on(at(1), PACE, Ttl::DEFAULT));
+        assert!(policy.goes_on(at(1), POLL_INTERVAL, Ttl::DEFAULT));
         policy.released_in_line();
-        assert!(!policy.goes_on(at(1), PACE, Ttl::DEFAULT));
+        assert!(!policy.goes_on(at(1), POLL_INTERVAL, Ttl::DEFAULT));
     }
 
     /// A lock that the process with this id holds.
-    fn held(pid: u32) -> Held {
-        Held { holder: Some(Holder { pid, ..Holder::this_process() }), ..Held::default() }
+    fn held(pid: u32) -> HolderInfo {
+        HolderInfo { holder: Some(Holder { pid, ..Holder::this_process() }), ..HolderInfo::default() }
     }
 
     fn tokens(token: u64, after: Option<u64>, others_follow: bool) -> Vec<u64> {
@@ -326,10 +330,10 @@ mod tests {
             let after = if others_between { token + 3 } else { token };
             token += 10;
             stay.granted(&grant(token, Some(after)), at(now));
-            while stay.goes_on(at(now), PACE, Ttl::DEFAULT) {
+            while stay.goes_on(at(now), POLL_INTERVAL, Ttl::DEFAULT) {
                 now += 100;
             }
-            stay.released(at(now), PACE, Ttl::DEFAULT, awaited);
+            stay.released(at(now), POLL_INTERVAL, Ttl::DEFAULT, awaited);
             let backoff = stay.backoff(at(now)).as_millis() as u64;
             absences.push(backoff);
             now += backoff + 10;
@@ -355,14 +359,14 @@ mod tests {
         let (mut now, mut token) = (0, 10);
         let mut absences = Vec::new();
         while now < 200_000 {
-            stay.wanted(at(now), PACE, Ttl::DEFAULT);
+            stay.wanted(at(now), POLL_INTERVAL, Ttl::DEFAULT);
             let backoff = stay.backoff(at(now)).as_millis() as u64;
             absences.extend(Some(backoff).filter(|backoff| *backoff > 0));
             now += backoff;
             let after = if others_between { token + 3 } else { token };
             token += 10;
             stay.granted(&grant(token, Some(after)), at(now));
-            stay.released(at(now + 100), PACE, Ttl::DEFAULT, false);
+            stay.released(at(now + 100), POLL_INTERVAL, Ttl::DEFAULT, false);
             now += 100 + gap_ms;
         }
         absences
@@ -387,26 +391,26 @@ mod tests {
         for (others, length_ms) in [(0, 1_000), (1, 1_000), (3, 625), (100, 625)] {
             let mut stay = CohortPolicy::default();
             stay.granted(&grant(10, Some(9)), at(0));
-            stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
+            stay.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
             // A process that is seen twice counts once.
             for pid in (0..others).chain(0..others) {
                 stay.refused(&held(pid));
             }
             stay.granted(&grant(12, Some(10)), at(5_000));
-            assert!(stay.goes_on(at(5_000 + length_ms - 1), PACE, Ttl::DEFAULT), "{others}");
-            assert!(!stay.goes_on(at(5_000 + length_ms), PACE, Ttl::DEFAULT), "{others}");
+            assert!(stay.goes_on(at(5_000 + length_ms - 1), POLL_INTERVAL, Ttl::DEFAULT), "{others}");
+            assert!(!stay.goes_on(at(5_000 + length_ms), POLL_INTERVAL, Ttl::DEFAULT), "{others}");
             if others == 0 {
-                stay.released(at(7_000), PACE, Ttl::DEFAULT, true);
+                stay.released(at(7_000), POLL_INTERVAL, Ttl::DEFAULT, true);
                 stay.granted(&grant(14, Some(12)), at(10_000));
-                assert!(stay.goes_on(at(11_999), PACE, Ttl::DEFAULT));
+                assert!(stay.goes_on(at(11_999), POLL_INTERVAL, Ttl::DEFAULT));
             }
         }
         // No other process was seen, but the record shows that one was granted the lock.
         let mut stay = CohortPolicy::default();
         stay.granted(&grant(10, Some(9)), at(0));
-        stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
+        stay.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
         stay.granted(&grant(20, Some(15)), at(5_000));
-        assert!(!stay.goes_on(at(6_000), PACE, Ttl::DEFAULT));
+        assert!(!stay.goes_on(at(6_000), POLL_INTERVAL, Ttl::DEFAULT));
     }
 
     #[test]
@@ -426,7 +430,7 @@ mod tests {
             let mut stay = CohortPolicy::default();
             stay.refused(&held(7));
             stay.granted(&grant(10, Some(9)), at(0));
-            stay.released(at(2_000), PACE, Ttl::DEFAULT, true);
+            stay.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
             assert_eq!(stay.backoff(at(2_000)), Duration::from_secs(3));
             assert_eq!(stay.saw(&seen), others, "{seen:?}");
             assert_eq!(stay.backoff(at(2_000)).is_zero(), others, "{seen:?}");
@@ -460,14 +464,14 @@ mod tests {
         for ms in [0, 200, 400, 600] {
             assert!(stay.backoff(at(ms)).is_zero());
             stay.granted(&grant(10 + ms, Some(9)), at(ms));
-            assert!(stay.goes_on(at(ms + 20), PACE, Ttl::DEFAULT));
-            stay.released(at(ms + 150), PACE, Ttl::DEFAULT, true);
+            assert!(stay.goes_on(at(ms + 20), POLL_INTERVAL, Ttl::DEFAULT));
+            stay.released(at(ms + 150), POLL_INTERVAL, Ttl::DEFAULT, true);
         }
         assert!(!stay.backoff(at(750)).is_zero());
         // With a short ttl, a cohort period is a fraction of the ttl.
         stay.granted(&grant(5_000, Some(4_000)), at(10_000));
-        assert!(!stay.goes_on(at(10_300), PACE, Ttl::from_millis(1_000).unwrap()));
+        assert!(!stay.goes_on(at(10_300), POLL_INTERVAL, Ttl::from_millis(1_000).unwrap()));
         stay.refused(&held(7));
-        assert!(!stay.goes_on(at(10_000), PACE, Ttl::DEFAULT));
+        assert!(!stay.goes_on(at(10_000), POLL_INTERVAL, Ttl::DEFAULT));
     }
 }

@@ -18,7 +18,7 @@ const OUTAGE: Duration = Duration::from_secs(5 * 60);
 /// How long to keep trying if the store does not answer: `wanted`, or a default that depends on whether the store has
 /// answered before.
 pub(crate) fn store_timeout(wanted: Option<Duration>, has_answered: bool) -> Duration {
-    wanted.unwrap_or(if has_answered { OUTAGE } else { Claim::DEFAULT_PATIENCE })
+    wanted.unwrap_or(if has_answered { OUTAGE } else { Claim::DEFAULT_STORE_TIMEOUT })
 }
 
 /// The time since the store last answered a waiter.
@@ -111,7 +111,7 @@ mod tests {
             [(Fault::unavailable("no answer"), true), (Fault::contended("it changed"), false)]
         {
             let mut outage = Outage::new(&opened, "x", None);
-            env.sleep(Claim::DEFAULT_PATIENCE).await;
+            env.sleep(Claim::DEFAULT_STORE_TIMEOUT).await;
             let outcome = outage.pause_after(fault.not_applied().into()).await;
             assert_eq!(outcome.is_err(), ends, "{outcome:?}");
         }

@@ -44,11 +44,11 @@ impl Turns {
         granted_us: Option<u64>,
         history: &[PastGrant],
         now: Option<StoreTime>,
-        pace: PollInterval,
+        poll_interval: PollInterval,
     ) -> Self {
         let (Some(granted_us), Some(now)) = (granted_us, now) else { return Self::default() };
         let doubt_us = now.hi_us.saturating_sub(now.lo_us);
-        let longest_gap_us = micros(2 * pace.max).saturating_add(doubt_us);
+        let longest_gap_us = micros(2 * poll_interval.max).saturating_add(doubt_us);
         let (mut from_us, mut turns, mut contenders) = (granted_us, 0, vec![holder]);
         for past in history {
             // After a gap without waiters, earlier holders do not count as waiting.
@@ -73,7 +73,7 @@ impl Turns {
 /// The pauses of one wait.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacing {
-    pace: PollInterval,
+    poll_interval: PollInterval,
     began: Moment,
     /// The grant that holds the lock, and since when this waiter has seen it. Renewals change neither.
     hold: (Option<Token>, Moment),
@@ -84,8 +84,8 @@ pub(crate) struct Pacing {
 
 impl Pacing {
     /// Starts a wait at `now`.
-    pub(crate) fn new(pace: PollInterval, now: Moment) -> Self {
-        Self { pace, began: now, hold: (None, now), before: Duration::ZERO, strain: 0 }
+    pub(crate) fn new(poll_interval: PollInterval, now: Moment) -> Self {
+        Self { poll_interval, began: now, hold: (None, now), before: Duration::ZERO, strain: 0 }
     }
 
     /// Records an answer of the store. `with_trouble` says that the store had refused requests before, or had not
@@ -107,7 +107,7 @@ impl Pacing {
         if self.hold.0 != token {
             self.hold = (token, now);
         }
-        let PollInterval { min, max } = self.pace;
+        let PollInterval { min, max } = self.poll_interval;
         let next = self.next(now, turns).min(max);
         let least = self.before.min(next).mul_f64(STEADY).max(min).min(max);
         let longest = next.max(min.mul_f64(1.25)).min(max);
@@ -122,13 +122,13 @@ impl Pacing {
 
     fn next(&self, now: Moment, turns: Turns) -> Duration {
         let age = turns.age.max(now.longest_since(self.hold.1)).as_secs_f64();
-        let turn = turns.typical.max(self.pace.min).as_secs_f64();
+        let turn = turns.typical.max(self.poll_interval.min).as_secs_f64();
         let contenders = f64::from(turns.contenders);
         let waited = now.longest_since(self.began).as_secs_f64();
         let turns_left = if turn > 0.0 { contenders - waited / turn } else { 0.0 };
         let expected = turn * turns_left.max(contenders / HASTE).max(1.0);
         let pause = PART * age.max(expected) * 2_f64.powi(self.strain);
-        Duration::try_from_secs_f64(pause).unwrap_or(self.pace.max).max(self.pace.min)
+        Duration::try_from_secs_f64(pause).unwrap_or(self.poll_interval.max).max(self.poll_interval.min)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
-use crate::lease::Held;
+use crate::lease::HolderInfo;
 use crate::runtime::hand_off::{CohortPolicy, Terms};
 use crate::types::LockName;
 
@@ -53,7 +53,7 @@ impl<T> Queues<T> {
 pub(crate) struct Queue<T> {
     line: Mutex<Line<T>>,
     /// The holder of the lock, as far as the task that has the turn knows.
-    seen: watch::Sender<Option<Held>>,
+    seen: watch::Sender<Option<HolderInfo>>,
 }
 
 #[derive(Debug)]
@@ -101,7 +101,7 @@ pub(crate) enum Served<T> {
 }
 
 /// Called with the holder of the lock while a task waits.
-pub(crate) type OnWait = dyn Fn(&Held) + Send + Sync;
+pub(crate) type OnWait = dyn Fn(&HolderInfo) + Send + Sync;
 
 impl<T> Queue<T> {
     fn line(&self) -> MutexGuard<'_, Line<T>> {
@@ -170,15 +170,15 @@ impl<T> Queue<T> {
     }
 
     /// Completes when the task that has the turn reports that the lock is in a cooldown. Cancel safe.
-    pub(crate) async fn rests(&self) -> Held {
+    pub(crate) async fn rests(&self) -> HolderInfo {
         let mut seen = self.seen.subscribe();
-        let resting = seen.wait_for(|held| held.as_ref().is_some_and(|held| held.resting)).await;
+        let in_cooldown = seen.wait_for(|held| held.as_ref().is_some_and(|held| held.in_cooldown)).await;
         // Never closed while this queue exists.
-        resting.map_or_else(|_| None, |held| held.clone()).unwrap_or_default()
+        in_cooldown.map_or_else(|_| None, |held| held.clone()).unwrap_or_default()
     }
 
     /// Waits for the turn, unless the task that has it reports a holder. Then returns that holder. Cancel safe.
-    pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn<T>, Held> {
+    pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn<T>, HolderInfo> {
         let mut seen = self.seen.subscribe();
         tokio::select! {
             biased;
@@ -193,7 +193,7 @@ impl<T> Queue<T> {
     }
 
     /// The holder of the lock, if a task of this process knows it.
-    pub(crate) fn seen(&self) -> Option<Held> {
+    pub(crate) fn seen(&self) -> Option<HolderInfo> {
         self.seen.borrow().clone()
     }
 
@@ -247,7 +247,7 @@ pub(crate) struct Turn<T> {
 
 impl<T> Turn<T> {
     /// Reports the holder of the lock to the waiting tasks of this process.
-    pub(crate) fn tell(&self, held: Held) {
+    pub(crate) fn tell(&self, held: HolderInfo) {
         if let Some(queue) = &self.queue {
             queue.seen.send_replace(Some(held));
         }

@@ -37,7 +37,7 @@ const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
     /// Release the lock with a cooldown that ends this long after the grant.
-    Rest(Duration, oneshot::Sender<Result<Released>>),
+    Cooldown(Duration, oneshot::Sender<Result<Released>>),
     /// Return a ticket, together with a sender by which the caller confirms that it has the ticket.
     HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
@@ -198,7 +198,7 @@ impl Renewer {
     /// Carries out the guard's command. `None` means that the guard was dropped.
     async fn serve(mut self: Box<Self>, asked: Option<Command>) {
         let reply = match asked {
-            Some(Command::Rest(period, reply)) => return self.rest(period, reply).await,
+            Some(Command::Cooldown(period, reply)) => return self.cooldown(period, reply).await,
             Some(Command::HandOn(reply)) => return self.hand_on(reply).await,
             Some(Command::Release(reply)) => Some(reply),
             None => None,
@@ -229,7 +229,7 @@ impl Renewer {
         let now = env.now();
         let since_sent = self.grant.ttl.holder_span().saturating_sub(self.grant.deadline.remaining(now));
         let since_asked = self.asked.map_or(Duration::MAX, |asked| now.longest_since(asked));
-        if since_sent.min(since_asked) <= store.capabilities().pace.min {
+        if since_sent.min(since_asked) <= store.capabilities().poll_interval.min {
             return false;
         }
         let asked =
@@ -374,14 +374,14 @@ impl Renewer {
 
     /// Reports only the final result to the caller, because no other process knows of the cooldown until the store has
     /// recorded it. Retries until the lease has lapsed.
-    async fn rest(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
+    async fn cooldown(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
         let mut pause = FIRST_RELEASE_PAUSE;
         let outcome = loop {
             // Subtract the time since the grant. Measured short, so that the cooldown is not too short if this clock
             // runs fast.
             let passed = self.lease.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
-            let rest = Some(period.saturating_sub(passed)).filter(|rest| !rest.is_zero());
-            match self.try_release(rest).await {
+            let cooldown = Some(period.saturating_sub(passed)).filter(|cooldown| !cooldown.is_zero());
+            match self.try_release(cooldown).await {
                 Ok(released) => break Ok(released),
                 Err(error) if !self.pause_release(&mut pause).await => {
                     break Err(error.with_help("the lock may be granted again before its time"));
@@ -393,11 +393,11 @@ impl Renewer {
         let _ = reply.send(outcome);
     }
 
-    async fn try_release(&mut self, rest: Option<Duration>) -> Result<Released> {
+    async fn try_release(&mut self, cooldown: Option<Duration>) -> Result<Released> {
         // After the end of the lease, a release changes nothing for others, so it gets no longer than one request.
         let env = self.lease.env.clone();
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
-        let release = self.opened.store.release(&mut self.grant, rest);
+        let release = self.opened.store.release(&mut self.grant, cooldown);
         let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
             Err(Fault::unavailable(format!("no answer to the release within {limit:.1?}")).maybe_applied())
         });

@@ -5,7 +5,7 @@ pub(super) mod config;
 mod credentials;
 pub(super) mod http;
 pub(super) mod requests;
-pub(super) mod trouble;
+pub(super) mod sign_in;
 pub(super) mod watch;
 #[cfg(test)]
 pub(super) mod wire;

@@ -52,7 +52,8 @@ use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// A read costs $0.125 per million and takes about 5 ms, so a waiter costs cents a month at either interval.
-const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(1) };
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(1) };
 
 /// The key of the item with the examination of a server that is not Amazon's. It is not a lock's name.
 const PROBE: &str = ".leasehold-probe";
@@ -227,7 +228,7 @@ impl Records for DynamoDb {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("DynamoDB", PACE)
+        Capabilities::new("DynamoDB", POLL_INTERVAL)
     }
 }
 

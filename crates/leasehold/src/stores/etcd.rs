@@ -42,17 +42,18 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, PollInterval, Released, Renewal,
-    State, Status, StoreOptions, Swept, Token, Watch,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, PollInterval, Released,
+    Renewal, State, Status, StoreOptions, Swept, Token, Watch,
 };
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// etcd notifies waiters. They also poll, in case a watch stalls without an error.
-const PACE: PollInterval = PollInterval { min: Duration::from_secs(15), max: Duration::from_secs(15) };
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_secs(15), max: Duration::from_secs(15) };
 
 /// The time limit of operations that have no limit from their caller.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens leases on the cluster and below the prefix that `url` names:
 /// `etcd://user:password@host:2379,host2:2379/prefix/?tls=on|off&ca=FILE&cert=FILE&key=FILE`. All options:
@@ -131,11 +132,11 @@ impl LeaseStore for EtcdStore {
         .await?
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
-        let rest = rest.filter(|rest| !rest.is_zero());
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        let cooldown = cooldown.filter(|cooldown| !cooldown.is_zero());
         self.run_on(grant, move |leases, mut grant| async move {
-            let mut effort = leases.effort(PATIENCE, grant.ttl);
-            let released = leases.give_up(&mut grant, rest, &mut effort).await;
+            let mut budget = leases.budget(STORE_TIMEOUT, grant.ttl);
+            let released = leases.give_up(&mut grant, cooldown, &mut budget).await;
             (grant, released)
         })
         .await?
@@ -189,7 +190,7 @@ impl LeaseStore for EtcdStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::new("etcd", PACE);
+        let mut capabilities = Capabilities::new("etcd", POLL_INTERVAL);
         capabilities.fifo = true;
         capabilities.watches = true;
         capabilities.history = false;
@@ -203,12 +204,12 @@ impl LeaseStore for EtcdStore {
 
 #[async_trait]
 impl Watch for EtcdStore {
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let (name, seen) = (name.clone(), seen.clone());
         self.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
     }
 
-    async fn turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let (claim, seen) = (claim.clone(), seen.clone());
         self.run(|leases| async move { leases.until_turn(&claim, &seen).await }).await?
     }

@@ -27,9 +27,10 @@ use reqwest::{Response, StatusCode};
 use self::config::Location;
 use self::connect::REQUEST_LIMIT;
 use self::credentials::{Credentials, Identity, Impersonated};
-use self::errors::{Meaning, Operation, Place, Trouble, meaning};
+use self::errors::{Place, is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
-use super::objects::{Contents, Keys, Page, listing, request_limit};
+use super::answer::Trouble;
+use super::objects::{Contents, Keys, Meaning, Operation, Page, listing, request_limit};
 use crate::clock::{self, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -37,14 +38,15 @@ use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, LeaseStore, PollInterval, StoreOptions};
 use crate::register::probe::probe_deletes;
 use crate::register::{
-    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue,
+    Body, Deleted, Head, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue,
     Write,
 };
 use crate::url::StoreUrl;
 
 /// Reads of one object are not limited as writes are, and cost $0.0004 per 1,000. But GCS accepts about one write a
 /// second for an object, so a lock changes hands every two seconds at best, and more frequent reads find nothing new.
-const PACE: PollInterval = PollInterval { min: Duration::from_millis(500), max: Duration::from_secs(2) };
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(500), max: Duration::from_secs(2) };
 
 /// GCS accepts about one write a second for one object, and short bursts. A write that is refused for that is retried
 /// after about the same time. Otherwise the retries themselves would keep the object busy.
@@ -139,8 +141,8 @@ impl Register for GcsRegister {
         }
     }
 
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
-        self.stat_of(&self.keys.object(key)).await
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        self.head_of(&self.keys.object(key)).await
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -195,14 +197,14 @@ impl Register for GcsRegister {
         format!("{}/{}", self.place.endpoint, self.place.bucket)
     }
 
-    fn traits(&self) -> RegisterCapabilities {
+    fn capabilities(&self) -> RegisterCapabilities {
         RegisterCapabilities {
             store: "GCS",
             trusted: self.place.is_trusted(),
             generations: true,
             // Of a record only the content is read, because its metadata costs another request.
             metadata: (self.contents == Contents::Objects).then_some(METADATA_BYTES),
-            pace: PACE,
+            poll_interval: POLL_INTERVAL,
         }
     }
 }
@@ -230,14 +232,14 @@ impl GcsRegister {
         }
     }
 
-    async fn stat_of(&self, object: &str) -> Result<Option<Stat>, StoreError> {
-        match self.ask(Operation::Read, object, wire::stat(&self.place, object)).await {
+    async fn head_of(&self, object: &str) -> Result<Option<Head>, StoreError> {
+        match self.ask(Operation::Read, object, wire::head(&self.place, object)).await {
             Ok((_, body)) => {
                 let resource: Resource =
                     serde_json::from_slice(&body).map_err(|_| no_resource(object).not_applied())?;
                 let version = self.version(resource.generation.as_deref()).map_err(Fault::not_applied)?;
                 let size = resource.size.as_ref().and_then(|size| size.parse().ok()).unwrap_or(0);
-                Ok(Some(Stat { version, metadata: resource.into_metadata(), size }))
+                Ok(Some(Head { version, metadata: resource.into_metadata(), size }))
             }
             Err(Meaning::Absent) => Ok(None),
             Err(other) => Err(failed(other)),
@@ -248,10 +250,10 @@ impl GcsRegister {
     /// If the object was written between them, or a cache returned an old content, the content is requested again with
     /// the generation of the metadata.
     async fn whole(&self, object: &str) -> Result<Option<VersionedValue>, StoreError> {
-        let (content, stat) = join(self.content_of(object, None), self.stat_of(object)).await;
-        let (mut content, mut stat) = (content?, stat?);
+        let (content, head) = join(self.content_of(object, None), self.head_of(object)).await;
+        let (mut content, mut head) = (content?, head?);
         for _ in 1..MOST_READS {
-            let Some(Stat { version, metadata, size }) = stat else { return Ok(None) };
+            let Some(Head { version, metadata, size }) = head else { return Ok(None) };
             if content.as_ref().is_none_or(|cell| cell.version != version) {
                 content = self.content_of(object, Some(version.as_str())).await?;
             }
@@ -261,7 +263,7 @@ impl GcsRegister {
                     return Ok(Some(VersionedValue { metadata, ..cell }));
                 }
                 // That generation was already deleted.
-                _ => stat = self.stat_of(object).await?,
+                _ => head = self.head_of(object).await?,
             }
             content = None;
         }
@@ -318,9 +320,13 @@ impl GcsRegister {
                 return Ok(response);
             }
             let mut answer = wire::refusal(response).await;
-            self.tell_time(date, answer.reason.as_deref());
-            answer.pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
-            Err(explain(Trouble::Answered { answer, signed_before }))
+            answer.signed_before = signed_before;
+            self.tell_time(date, answer.code.as_deref());
+            if is_throttled(&answer) {
+                let pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
+                answer.retry_after.get_or_insert(pause);
+            }
+            Err(explain(Trouble::Answered(answer)))
         };
         let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
         let sent = self.env.now();

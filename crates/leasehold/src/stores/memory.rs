@@ -136,14 +136,14 @@ impl Register for MemoryRegister {
         &self.env
     }
 
-    fn traits(&self) -> RegisterCapabilities {
-        let pace = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(20) };
+    fn capabilities(&self) -> RegisterCapabilities {
+        let poll_interval = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(20) };
         RegisterCapabilities {
             store: "memory",
             trusted: true,
             generations: !self.by_content,
             metadata: Some(METADATA_BYTES),
-            pace,
+            poll_interval,
         }
     }
 }

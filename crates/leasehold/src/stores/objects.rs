@@ -29,6 +29,65 @@ pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
     least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
 }
 
+/// The operation that was requested of an object store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Read,
+    /// Reads the metadata only.
+    Head,
+    /// A write that expects no object.
+    Create,
+    /// A write that expects a version.
+    Replace,
+    Delete,
+    List,
+}
+
+impl Operation {
+    /// Whether the request can have an effect.
+    pub(super) fn changes(self) -> bool {
+        matches!(self, Self::Create | Self::Replace | Self::Delete)
+    }
+
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            Self::Read | Self::Head => "read",
+            Self::Create | Self::Replace => "write",
+            Self::Delete => "delete",
+            Self::List => "list",
+        }
+    }
+}
+
+/// The meaning of an answer of an object store other than success.
+#[derive(Debug)]
+pub(super) enum Meaning {
+    /// There is no object at that key.
+    Absent,
+    /// The precondition does not hold.
+    Conflict,
+    Failed(StoreError),
+}
+
+#[cfg(test)]
+impl Meaning {
+    /// `absent`, `conflict`, or `not`/`maybe` applied with the kind of the fault.
+    pub(super) fn short(&self) -> String {
+        match self {
+            Self::Absent => "absent".into(),
+            Self::Conflict => "conflict".into(),
+            Self::Failed(error) => super::answer::tests::short(error),
+        }
+    }
+
+    pub(super) fn fault(self) -> Fault {
+        match self {
+            Self::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// The kind of contents that a register was opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {

@@ -28,14 +28,14 @@ use futures_util::stream::BoxStream;
 
 use self::addresses::{Addresses, Lookup};
 use self::config::Location;
-use self::errors::{Meaning, Operation, Place, meaning};
+use self::errors::{Place, meaning};
 use self::settings::Settings;
 use super::aws::access::{Access, checked_endpoint};
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::http;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::objects::{Contents, Keys, Page, listing, request_limit};
+use super::objects::{Contents, Keys, Meaning, Operation, Page, listing, request_limit};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -44,14 +44,15 @@ use crate::lease::{LeaseStore, PollInterval, StoreOptions};
 use crate::register::probe::evidence::RACERS;
 use crate::register::probe::probe_deletes;
 use crate::register::{
-    Body, Deleted, FrontEnds, Precondition, Register, RegisterCapabilities, Stat, Version, VersionedValue,
+    Body, Deleted, FrontEnds, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue,
     Write,
 };
 use crate::url::StoreUrl;
 
 /// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on
 /// the bill; beyond two seconds a waiter would save cents a day and make people wait.
-const PACE: PollInterval = PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 
 /// All names and values of `x-amz-meta-*` together.
 const METADATA_BYTES: usize = 2_048;
@@ -172,13 +173,13 @@ impl Register for S3Register {
         }
     }
 
-    async fn stat(&self, key: &str) -> Result<Option<Stat>, StoreError> {
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
         let object = self.keys.object(key);
         let watch = self.requests.watch();
         let request = self.head_object(&object);
         let result = request.customize().interceptor(watch.clone()).send().await;
-        match self.settle(Operation::Stat, &object, &watch, result) {
-            Ok(output) => bodies::stat(&object, output).map(Some),
+        match self.settle(Operation::Head, &object, &watch, result) {
+            Ok(output) => bodies::head(&object, output).map(Some),
             Err(Meaning::Absent) => Ok(None),
             Err(other) => Err(failed(other)),
         }
@@ -276,13 +277,13 @@ impl Register for S3Register {
         Ok(FrontEnds { answering, more, silent })
     }
 
-    fn traits(&self) -> RegisterCapabilities {
+    fn capabilities(&self) -> RegisterCapabilities {
         RegisterCapabilities {
             store: "S3",
             trusted: self.place.is_trusted(),
             generations: false,
             metadata: Some(METADATA_BYTES),
-            pace: PACE,
+            poll_interval: POLL_INTERVAL,
         }
     }
 }

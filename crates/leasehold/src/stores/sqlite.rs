@@ -4,7 +4,6 @@
 //! reboot confuses a lease: a lease of an earlier boot has lapsed. If the process of a holder ends, its lease ends at
 //! once, as with flock(1). `docs/stores/sqlite.md` has the layout, the permissions and the limits.
 
-mod beats;
 mod database;
 mod examine;
 mod fault;
@@ -14,6 +13,7 @@ mod file_system;
 pub(crate) mod fuzzing;
 #[cfg(test)]
 mod golden_tests;
+mod heartbeats;
 mod identity;
 mod location;
 mod machine;
@@ -33,9 +33,9 @@ use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use rusqlite::Connection;
 use tokio::task::spawn_blocking;
 
-use self::beats::Beats;
 use self::database::{Changed, Database, Durability, transact};
 use self::fault::Trouble;
+use self::heartbeats::Heartbeats;
 use self::location::Location;
 use self::machine::Machine;
 use self::queue::Purpose;
@@ -46,18 +46,19 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, Loss, LossReason, PollInterval,
-    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch, deadline,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, Loss, LossReason,
+    PollInterval, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch, deadline,
 };
 use crate::runtime::pacing::{Pacing, Turns};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// A poll is one indexed read of a local file.
-const PACE: PollInterval = PollInterval { min: Duration::from_millis(2), max: Duration::from_millis(50) };
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(2), max: Duration::from_millis(50) };
 
 /// The time limit of operations on a busy file that have no limit from their caller.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The number of names that are read at a time.
 const PAGE: u32 = 256;
@@ -86,7 +87,7 @@ pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dy
 struct SqliteLeases {
     database: Database,
     machine: Arc<Machine>,
-    beats: Arc<Beats>,
+    heartbeats: Arc<Heartbeats>,
     env: Env,
 }
 
@@ -99,7 +100,7 @@ impl SqliteLeases {
         let store = Self {
             database: Database::new(location),
             machine: Arc::new(machine),
-            beats: Arc::default(),
+            heartbeats: Arc::default(),
             env,
         };
         let opened = store.touch().await;
@@ -112,7 +113,7 @@ impl SqliteLeases {
 
     /// Opens the file, and creates it if it is missing.
     async fn touch(&self) -> Result<(), StoreError> {
-        self.database.run(&self.env, PATIENCE, Purpose::Read, |_| Ok(())).await
+        self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, |_| Ok(())).await
     }
 
     /// Reads one lock.
@@ -126,7 +127,7 @@ impl SqliteLeases {
             let record = record::load(connection, &name)?;
             Ok(view(record, &machine, env.now()))
         };
-        self.database.run(&self.env, PATIENCE, purpose, work).await
+        self.database.run(&self.env, STORE_TIMEOUT, purpose, work).await
     }
 
     /// Changes one lock. `step` returns the answer and, if the row changes, the new row.
@@ -165,7 +166,7 @@ impl SqliteLeases {
             }
             ((), record.filter(|_| died))
         };
-        self.change(name, PATIENCE, Purpose::Write, Durability::System, step).await
+        self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 
     /// Returns `grant`, unless its deadline passed before it arrived. Then the grant is released.
@@ -187,9 +188,10 @@ impl SqliteLeases {
 impl LeaseStore for SqliteLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
-        let beats = Arc::clone(&self.beats);
-        let work = move |connection: &mut Connection| acquire(connection, &owned, &machine, &beats, &env);
-        match self.database.run(&self.env, claim.patience, Purpose::Write, work).await? {
+        let heartbeats = Arc::clone(&self.heartbeats);
+        let work =
+            move |connection: &mut Connection| acquire(connection, &owned, &machine, &heartbeats, &env);
+        match self.database.run(&self.env, claim.store_timeout, Purpose::Write, work).await? {
             AcquireOutcome::Granted(grant) => self.in_time(grant).await,
             verdict => Ok(verdict),
         }
@@ -201,7 +203,7 @@ impl LeaseStore for SqliteLeases {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
         let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
-        let (valid, beats) = (grant.deadline, Arc::clone(&self.beats));
+        let (valid, heartbeats) = (grant.deadline, Arc::clone(&self.heartbeats));
         let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
             record.as_mut(),
             id,
@@ -211,13 +213,13 @@ impl LeaseStore for SqliteLeases {
                 let reason = LossReason::Expired { last_error: None };
                 (Err(Loss::new(name.clone(), token, reason)), None)
             }
-            Some(hold) if beats.is_foreign(id, hold.renewed_ns) => {
+            Some(hold) if heartbeats.is_foreign(id, hold.renewed_ns) => {
                 (Err(Loss::new(name.clone(), token, LossReason::RenewedElsewhere)), None)
             }
             Some(hold) => {
                 let found_ns = hold.renewed_ns;
                 rules::renew(hold, machine, now);
-                beats.renew(id, found_ns, hold.renewed_ns);
+                heartbeats.renew(id, found_ns, hold.renewed_ns);
                 (Ok((hold.ttl, now)), record)
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
@@ -226,7 +228,7 @@ impl LeaseStore for SqliteLeases {
             match self.change(&grant.name, left, Purpose::Renew, Durability::System, step).await {
                 Ok(Ok(renewed)) => renewed,
                 Ok(Err(loss)) => {
-                    self.beats.end(id);
+                    self.heartbeats.end(id);
                     return Ok(Renewal::Lost(loss));
                 }
                 // The request waited for the file for longer than the lease lasted.
@@ -246,18 +248,18 @@ impl LeaseStore for SqliteLeases {
         Ok(Renewal::Renewed)
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         let id = grant.id;
         let asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
-        let beats = Arc::clone(&self.beats);
+        let heartbeats = Arc::clone(&self.heartbeats);
         let is_a_copys = move |mut record: Option<Record>| {
             let hold = rules::hold_of(record.as_mut(), id);
-            hold.is_some_and(|hold| beats.is_foreign(id, hold.renewed_ns))
+            hold.is_some_and(|hold| heartbeats.is_foreign(id, hold.renewed_ns))
         };
         let step = move |record: Option<Record>, machine: &Machine, now: Moment| match rules::release(
             record.as_ref(),
             id,
-            rest,
+            cooldown,
             machine,
             now,
         ) {
@@ -268,20 +270,20 @@ impl LeaseStore for SqliteLeases {
         };
         // If a release is lost, the lease still ends with the boot. If a cooldown is lost, a job could run twice in its
         // period.
-        let durability = if rest.is_some() { Durability::Disk } else { Durability::System };
-        let released = self.change(&grant.name, PATIENCE, Purpose::Release, durability, step).await?;
-        self.beats.end(id);
+        let durability = if cooldown.is_some() { Durability::Disk } else { Durability::System };
+        let released = self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, durability, step).await?;
+        self.heartbeats.end(id);
         Ok(released)
     }
 
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
-        let beats = self.beats.clone();
+        let heartbeats = self.heartbeats.clone();
         let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
             record.as_mut(),
             id,
         ) {
-            Some(hold) if beats.is_foreign(id, hold.renewed_ns) => {
+            Some(hold) if heartbeats.is_foreign(id, hold.renewed_ns) => {
                 (Err(Loss::new(name.clone(), token, LossReason::RenewedElsewhere)), None)
             }
             Some(hold) => {
@@ -290,21 +292,22 @@ impl LeaseStore for SqliteLeases {
             }
             None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
         };
-        let detached = self.change(&grant.name, PATIENCE, Purpose::Release, Durability::System, step).await?;
+        let detached =
+            self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await?;
         // From now on any process with the ticket may renew the grant.
-        self.beats.end(id);
+        self.heartbeats.end(id);
         detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
     }
 
     async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
         let pids = pids.to_vec();
         let step = move |record, machine: &Machine, _| ((), rules::add_processes(record, &pids, machine));
-        self.change(name, PATIENCE, Purpose::Release, Durability::System, step).await
+        self.change(name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, now);
-        self.change(name, PATIENCE, Purpose::Write, Durability::System, step).await
+        self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
@@ -323,7 +326,7 @@ impl LeaseStore for SqliteLeases {
                 let work = move |connection: &mut Connection| {
                     record::names(connection, &prefix, after.as_deref(), PAGE)
                 };
-                let names = self.database.run(&self.env, PATIENCE, Purpose::Read, work).await?;
+                let names = self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, work).await?;
                 let more = names.len() == PAGE as usize;
                 let next = if more { Some(names.last().cloned()) } else { None };
                 Ok(Some((names, next)))
@@ -350,7 +353,7 @@ impl LeaseStore for SqliteLeases {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::new("SQLite", PACE);
+        let mut capabilities = Capabilities::new("SQLite", POLL_INTERVAL);
         capabilities.sees_dead_processes = self.machine.me.is_some();
         capabilities
     }
@@ -362,15 +365,15 @@ impl LeaseStore for SqliteLeases {
 
 #[async_trait]
 impl Watch for SqliteLeases {
-    async fn changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
-        let (token, resting) = (seen.token, seen.resting);
-        let mut pacing = Pacing::new(PACE, self.env.now());
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        let (token, in_cooldown) = (seen.token, seen.in_cooldown);
+        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
         loop {
             let look = move |record: Option<Record>, machine: &Machine, now: Moment| {
-                let same =
-                    record.filter(|record| Some(record.token) == token && record.is_resting() == resting);
+                let same = record
+                    .filter(|record| Some(record.token) == token && record.is_in_cooldown() == in_cooldown);
                 same.map_or((Standing::Free, Turns::default()), |record| {
-                    (rules::standing(&record, machine, now), rules::turns(&record, now, PACE))
+                    (rules::standing(&record, machine, now), rules::turns(&record, now, POLL_INTERVAL))
                 })
             };
             match self.read(name, Purpose::Poll, look).await? {
@@ -401,7 +404,7 @@ fn acquire(
     connection: &mut Connection,
     claim: &Claim,
     machine: &Machine,
-    beats: &Beats,
+    heartbeats: &Heartbeats,
     env: &Env,
 ) -> Result<AcquireOutcome, Trouble> {
     for durability in [Durability::System, Durability::Disk] {
@@ -418,7 +421,7 @@ fn acquire(
                     Ok((Some(AcquireOutcome::Held(held)), Some(Changed)))
                 }
                 Decision::Again(record) => {
-                    beats.begin(claim.id, rules::nanos(now.since_boot()));
+                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
                     record::store(transaction, &claim.name, &record)?;
                     Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
                 }
@@ -431,7 +434,7 @@ fn acquire(
                     }
                     counter.store(transaction)?;
                     let record = rules::granted(claim, token, history, machine, now);
-                    beats.begin(claim.id, rules::nanos(now.since_boot()));
+                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
                     record::store(transaction, &claim.name, &record)?;
                     Ok((Some(granted(claim, token, after, now)), Some(Changed)))
                 }

@@ -95,7 +95,7 @@ pub fn printable(text: &str, most: usize) -> String {
 /// A lock that is held, or in a cooldown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Held {
+pub struct HolderInfo {
     /// The holder; `None` if it is unknown (a foreign object, a lock in a cooldown, a lock that another task of this process
     /// is acquiring).
     pub holder: Option<Holder>,
@@ -107,7 +107,7 @@ pub struct Held {
     pub lapses_within: Option<Duration>,
     /// Whether the lock is in a cooldown: released, but not to be granted yet
     /// ([`LeaseStore::release`](crate::lease::LeaseStore::release) with `rest`).
-    pub resting: bool,
+    pub in_cooldown: bool,
     /// For a lock in a cooldown: the previous holder. [`held_for`](Self::held_for) then counts from its grant or, if
     /// the store does not know that, from the release.
     pub last_holder: Option<Holder>,
@@ -115,7 +115,7 @@ pub struct Held {
     pub foreign: Option<String>,
 }
 
-impl Held {
+impl HolderInfo {
     /// Whether the lock is held by a ticket, which does not depend on a process: see
     /// [`Lock::for_ticket`](crate::Lock::for_ticket).
     pub fn is_by_ticket(&self) -> bool {
@@ -123,12 +123,12 @@ impl Held {
     }
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.holder, &self.foreign) {
             (Some(holder), _) => holder.fmt(f)?,
             (None, Some(foreign)) => write!(f, "an unknown holder ({foreign})")?,
-            (None, None) if self.resting => f.write_str("no process; the lock is in its cooldown")?,
+            (None, None) if self.in_cooldown => f.write_str("no process; the lock is in its cooldown")?,
             (None, None) => f.write_str("an unknown holder")?,
         }
         match self.token {
@@ -164,10 +164,10 @@ impl Status {
 pub enum State {
     /// The lock can be acquired.
     Free,
-    /// The lock is held, or in a cooldown ([`Held::resting`]).
-    Held(Held),
+    /// The lock is held, or in a cooldown ([`HolderInfo::in_cooldown`]).
+    Held(HolderInfo),
     /// The lease has lapsed by the store's clock. The next contender takes the lock over.
-    Lapsed(Held),
+    Lapsed(HolderInfo),
 }
 
 /// A grant that has ended.
@@ -232,7 +232,7 @@ pub enum LossReason {
     /// The lease lapsed, and another process took over.
     TakenOver {
         /// The new holder.
-        by: Held,
+        by: HolderInfo,
     },
     /// Another process ended the grant: by an eviction, or by a release with its ticket.
     Ended,

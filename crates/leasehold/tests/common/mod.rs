@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::clock::TestClock;
 use leasehold::env::Env;
-use leasehold::lease::{AcquireOutcome, Claim, Grant, Held, LeaseStore, Renewal, StoreOptions, Ttl};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Renewal, StoreOptions, Ttl};
 use leasehold::register::{Precondition, Register};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{Holder, LockName, Loss, RegisterLeases, State};
@@ -96,7 +96,7 @@ impl Client {
         granted(self.leases.try_acquire(&self.claim()).await.unwrap())
     }
 
-    pub(crate) async fn held(&self) -> Held {
+    pub(crate) async fn held(&self) -> HolderInfo {
         match self.leases.try_acquire(&self.claim()).await.unwrap() {
             AcquireOutcome::Held(held) => held,
             other => panic!("not held: {other:?}"),

@@ -22,7 +22,7 @@ const CALLS: &str = "grpc_server_started_total";
 const MESSAGES: &str = "grpc_server_msg_received_total";
 
 /// How often a cluster is asked for something that takes its time, and the pause between: a minute at least.
-const PATIENCE: usize = 300;
+const STORE_TIMEOUT: usize = 300;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The calls that are streams of requests.
@@ -152,7 +152,7 @@ impl Cluster {
     /// # Panics
     /// When there is none for a minute.
     pub async fn leader(&self) -> usize {
-        for _ in 0..PATIENCE {
+        for _ in 0..STORE_TIMEOUT {
             for (n, member) in self.members.iter().enumerate() {
                 if member.process.is_some() && self.leader_by(n).await == Some(true) {
                     return n;
@@ -165,7 +165,7 @@ impl Cluster {
 
     /// Waits until member `n` answers clients, and knows who leads.
     async fn until_it_serves(&mut self, n: usize) {
-        for _ in 0..PATIENCE {
+        for _ in 0..STORE_TIMEOUT {
             if self.leader_by(n).await.is_some() {
                 return;
             }

@@ -81,10 +81,10 @@ impl Observer {
 
     /// After a change, the pause is short, because another change may follow. Then it doubles.
     fn after(&self, seen: Status, changed: bool) -> Wait {
-        let pace = self.store.capabilities().pace;
+        let poll_interval = self.store.capabilities().poll_interval;
         let pause = match &self.wait {
-            Wait::Change { pause, .. } if !changed => (*pause * 2).min(pace.max),
-            _ => pace.min,
+            Wait::Change { pause, .. } if !changed => (*pause * 2).min(poll_interval.max),
+            _ => poll_interval.min,
         };
         Wait::Change { seen: Box::new(seen), pause }
     }
@@ -150,7 +150,7 @@ pub(super) fn leader_of(state: State, capabilities: &Capabilities) -> Option<Lea
     let State::Held(held) = state else { return None };
     // First in the queue, but it does not know yet that it is its turn.
     let waits = capabilities.tokens && held.token.is_none() && held.foreign.is_none();
-    if held.resting || waits {
+    if held.in_cooldown || waits {
         return None;
     }
     let mut holder = held.holder;

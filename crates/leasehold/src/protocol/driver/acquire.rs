@@ -37,26 +37,26 @@ impl RegisterLeases {
         claim: &Claim,
         attempts: &mut Vec<Attempt>,
     ) -> Result<AcquireOutcome, StoreError> {
-        let mut effort = self.effort(claim.patience, claim.ttl).noting(&claim.trouble);
-        let mut next = self.first_step(claim, attempts, &mut effort).await?;
+        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
+        let mut next = self.first_step(claim, attempts, &mut budget).await?;
         let mut latest: Option<Id> = None;
         loop {
             let mut sight = match next {
                 Next::Done(grant) => return Ok(AcquireOutcome::Granted(grant)),
                 Next::Late(loss) => return Ok(AcquireOutcome::Lost(loss)),
                 Next::Judge(sight) => sight,
-                Next::Look => Box::new(self.look(&claim.name, &mut effort).await?),
+                Next::Look => Box::new(self.look(&claim.name, &mut budget).await?),
             };
             // A waiter continues as long as other clients write in between, because then the store answers.
             if let Some(Observation { record, .. }) = sight.sighting.as_ref().filter(|_| claim.waits)
                 && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
-                effort.progressed();
+                budget.progressed();
             }
             let (store, quiet) = (self.store_time(), sight.quiet(self.now()));
             next = match rules::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
                 Claimed::Taken(held) => {
-                    self.stamp(&claim.name, sight.sighting.as_ref(), &effort).await;
+                    self.stamp(&claim.name, sight.sighting.as_ref(), &budget).await;
                     return Ok(AcquireOutcome::Held(held));
                 }
                 Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
@@ -67,9 +67,9 @@ impl RegisterLeases {
                     None => Next::Look,
                 },
                 Claimed::Grantable { over, floor_from_clock } => {
-                    self.trust(&mut effort).await?;
+                    self.trust(&mut budget).await?;
                     let floor_us = match floor_from_clock {
-                        true => self.floor(&claim.name, over.is_none(), store, &mut effort).await?,
+                        true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
                         false => None,
                     };
                     let sent = self.now();
@@ -78,7 +78,7 @@ impl RegisterLeases {
                     let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
                     let version = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
                     let over = Send::Over(version.as_ref().zip(over));
-                    let written = self.send(&claim.name, over, &record, sent, attempts, &mut effort).await?;
+                    let written = self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
                     if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {
                         attempt.after = after;
                     }
@@ -93,10 +93,10 @@ impl RegisterLeases {
 
     /// Waits until the store is known to honour preconditions. This may take an examination, which does not count
     /// against the time limit.
-    async fn trust(&self, effort: &mut RetryBudget<'_>) -> Result<(), StoreError> {
+    async fn trust(&self, budget: &mut RetryBudget<'_>) -> Result<(), StoreError> {
         let began = self.now();
         self.records.trust().await?;
-        effort.extend(self.now().longest_since(began));
+        budget.extend(self.now().longest_since(began));
         Ok(())
     }
 
@@ -123,7 +123,7 @@ impl RegisterLeases {
         &self,
         claim: &Claim,
         attempts: &mut Vec<Attempt>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Next, StoreError> {
         let now = self.now();
         match self.known.recall(&claim.name) {
@@ -141,10 +141,10 @@ impl RegisterLeases {
                 Ok(Next::Look)
             }
             None if self.records.claims() => {
-                self.trust(effort).await?;
+                self.trust(budget).await?;
                 let sent = self.now();
                 let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
-                let sent = self.send(&claim.name, Send::Unseen, &record, sent, attempts, effort).await?;
+                let sent = self.send(&claim.name, Send::Unseen, &record, sent, attempts, budget).await?;
                 Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Look))
             }
             None => Ok(Next::Look),
@@ -153,13 +153,13 @@ impl RegisterLeases {
 
     /// Stamps a lease that does not say when it was renewed. Processes that only try can then see it lapse by the
     /// store's clock.
-    async fn stamp(&self, name: &LockName, sighting: Option<&Observation>, effort: &RetryBudget<'_>) {
+    async fn stamp(&self, name: &LockName, sighting: Option<&Observation>, budget: &RetryBudget<'_>) {
         let Some((sighting, store)) = sighting.zip(self.store_time()) else { return };
         if !self.rules.store_clock || sighting.record.renewed_at_us.is_some() {
             return;
         }
         let stamp = self.records.stamp(name, &sighting.version, store.hi_us);
-        if let Err(error) = effort.request(stamp).await {
+        if let Err(error) = budget.request(stamp).await {
             tracing::debug!(lock = %name, %error, "when the lock was seen could not be noted");
         }
     }
@@ -244,7 +244,7 @@ impl RegisterLeases {
         name: &LockName,
         creates: bool,
         since: Option<StoreTime>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Option<u64>, StoreError> {
         if !self.records.counts_tokens() {
             return Ok(Some(0));
@@ -253,7 +253,7 @@ impl RegisterLeases {
             // This token is never reported: see `committed`.
             return Ok(since.map(|store| store.lo_us));
         }
-        self.wait_for_floor(name, since, effort).await
+        self.wait_for_floor(name, since, budget).await
     }
 
     /// Waits until the store's clock certainly reads later than it could at `since`, which is now, and returns that
@@ -262,7 +262,7 @@ impl RegisterLeases {
         &self,
         name: &LockName,
         since: Option<StoreTime>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Option<u64>, StoreError> {
         let Some(mut since) = since else { return Ok(None) };
         for _ in 0..FLOOR_TRIES {
@@ -270,20 +270,20 @@ impl RegisterLeases {
             let floor_us = since.hi_us.saturating_add(1);
             let wait = rules::until_store_reads(floor_us, since);
             if wait <= LONGEST_FLOOR_WAIT {
-                self.pass(wait, effort).await;
+                self.pass(wait, budget).await;
                 return Ok(Some(floor_us));
             }
             // This is more than a `Date` explains: the answer is old, or a clock was set. A new answer gives the time
             // anew.
-            effort.request(self.records.read(name)).await?;
+            budget.request(self.records.read(name)).await?;
             let Some(now) = self.store_time() else { return Ok(None) };
             since = now;
         }
         Err(Fault::unavailable("the store's time cannot be told: a clock is being set").not_applied())
     }
 
-    /// Lets `wait` pass on both clocks. The time does not count against the limit of `effort`.
-    async fn pass(&self, wait: Duration, effort: &mut RetryBudget<'_>) {
+    /// Lets `wait` pass on both clocks. The time does not count against the limit of `budget`.
+    async fn pass(&self, wait: Duration, budget: &mut RetryBudget<'_>) {
         let began = self.now();
         let (mut passed, mut last) = (Duration::ZERO, began);
         // Piece by piece: a wall clock that is set back costs one piece.
@@ -293,6 +293,6 @@ impl RegisterLeases {
             passed += now.shortest_since(last);
             last = now;
         }
-        effort.extend(last.longest_since(began));
+        budget.extend(last.longest_since(began));
     }
 }

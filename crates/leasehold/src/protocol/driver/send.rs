@@ -16,12 +16,12 @@ impl RegisterLeases {
     pub(super) async fn look(
         &self,
         name: &LockName,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Sight, StoreError> {
         loop {
-            match effort.request(self.records.read(name)).await {
+            match budget.request(self.records.read(name)).await {
                 Ok(found) => return Ok(self.seen(name, found)),
-                Err(error) => effort.pause_after(error).await?,
+                Err(error) => budget.pause_after(error).await?,
             }
         }
     }
@@ -49,11 +49,11 @@ impl RegisterLeases {
         &self,
         name: &LockName,
         brought: Option<Box<Sight>>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Sight, StoreError> {
         match brought {
             Some(sight) => Ok(*sight),
-            None => self.look(name, effort).await,
+            None => self.look(name, budget).await,
         }
     }
 
@@ -68,7 +68,7 @@ impl RegisterLeases {
         record: &Record,
         sent: Moment,
         attempts: &mut Vec<Attempt>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Sent, StoreError> {
         let nonce = record.nonce;
         // If the store assigns tokens, the token of this attempt is not known yet. It counts as lower than any, because
@@ -84,9 +84,9 @@ impl RegisterLeases {
                 let expect =
                     there.map_or(Precondition::Absent, |(version, _)| Precondition::Version(version));
                 let before = there.map(|(_, before)| before);
-                effort.request(self.records.write(name, expect, before, record)).await
+                budget.request(self.records.write(name, expect, before, record)).await
             }
-            Send::Unseen => effort.request(self.records.claim(name, record)).await,
+            Send::Unseen => budget.request(self.records.claim(name, record)).await,
         };
         match answer {
             Ok(Written::Committed { record, version }) => {
@@ -102,11 +102,11 @@ impl RegisterLeases {
                     Refusal::Absent => Some(Box::new(self.seen(name, None))),
                     Refusal::Found(found) => Some(Box::new(self.seen(name, Some(found)))),
                 };
-                effort.pause_after_conflict().await?;
+                budget.pause_after_conflict().await?;
                 Ok(Sent::Unclear(brought))
             }
             Err(error @ StoreError::MaybeApplied(_)) => {
-                effort.pause_after(error).await?;
+                budget.pause_after(error).await?;
                 Ok(Sent::Unclear(None))
             }
             Err(error @ StoreError::NotApplied(_)) => {
@@ -116,7 +116,7 @@ impl RegisterLeases {
                     // The attempt stays listed: another copy of this request may have been applied.
                     known_fate(attempts);
                 }
-                effort.pause_after(error).await?;
+                budget.pause_after(error).await?;
                 Ok(Sent::Again)
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PATIENCE, RegisterLeases, Sight};
+use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
@@ -25,11 +25,11 @@ impl RegisterLeases {
                 .not_applied());
         }
         self.records.trust().await?;
-        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         // Whether a delete was sent and not answered.
         let mut unknown = false;
         loop {
-            let Sight { found, sighting, .. } = self.look(name, &mut effort).await?;
+            let Sight { found, sighting, .. } = self.look(name, &mut budget).await?;
             let Some(Observation { record, version, .. }) = sighting else {
                 return Ok(if unknown && found.is_none() { Swept::Deleted } else { Swept::Kept });
             };
@@ -39,16 +39,16 @@ impl RegisterLeases {
             if dry_run {
                 return Ok(Swept::Deleted);
             }
-            match effort.request(self.records.sweep(name, &version)).await {
+            match budget.request(self.records.sweep(name, &version)).await {
                 Ok(true) => {
                     self.known.forget(name);
                     return Ok(Swept::Deleted);
                 }
-                Ok(false) if unknown => effort.pause_after_conflict().await?,
+                Ok(false) if unknown => budget.pause_after_conflict().await?,
                 Ok(false) => return Ok(Swept::Kept),
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    effort.pause_after(error).await?;
+                    budget.pause_after(error).await?;
                 }
             }
         }
@@ -60,7 +60,7 @@ fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
     let rest_ms = match record.state {
         RecordState::Held => return None,
         RecordState::Free => 0,
-        RecordState::Resting => record.rest_ms?,
+        RecordState::Cooldown => record.rest_ms?,
     };
     let free_from_us = record.renewed_at_us?.saturating_add(rest_ms.saturating_mul(1_000));
     let now_us = store?.lo_us;
@@ -85,7 +85,7 @@ mod tests {
         record.renewed_at_us = Some(now - 5_000_000);
         assert_eq!(free_for(&record, now), Some(Duration::from_secs(5)));
         assert_eq!(free_for(&record, now - 6_000_000), None, "not from before the release");
-        record.state = RecordState::Resting;
+        record.state = RecordState::Cooldown;
         record.rest_ms = Some(2_000);
         assert_eq!(free_for(&record, now), Some(Duration::from_secs(3)));
         record.rest_ms = Some(6_000);

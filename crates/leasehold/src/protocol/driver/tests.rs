@@ -61,7 +61,7 @@ fn a_delete_without_an_answer_may_have_been_made() {
 }
 
 async fn sighting(leases: &RegisterLeases) -> Option<Observation> {
-    leases.look(&name(), &mut leases.effort(PATIENCE, Ttl::DEFAULT)).await.unwrap().sighting
+    leases.look(&name(), &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await.unwrap().sighting
 }
 
 #[tokio::test(start_paused = true)]
@@ -73,8 +73,8 @@ async fn who_waits_is_told_how_long_a_lock_has_been_held() {
     clock.suspend(Duration::from_secs(9));
     let seen = sighting(&leases).await.unwrap();
     let Record { holder, granted_at_us, history, .. } = &seen.record;
-    let pace = leases.capabilities().pace;
-    let expected = Turns::of(holder, *granted_at_us, history, leases.store_time(), pace);
+    let poll_interval = leases.capabilities().poll_interval;
+    let expected = Turns::of(holder, *granted_at_us, history, leases.store_time(), poll_interval);
     assert_ne!(expected, Turns::default());
     assert_eq!(leases.turns(Some(&seen)), expected);
     leases.release(&mut grant, None).await.unwrap();

@@ -40,7 +40,7 @@ impl Register for Careless {
     fn env(&self) -> &Env {
         self.0.env()
     }
-    fn traits(&self) -> RegisterCapabilities {
-        RegisterCapabilities { trusted: false, ..self.0.traits() }
+    fn capabilities(&self) -> RegisterCapabilities {
+        RegisterCapabilities { trusted: false, ..self.0.capabilities() }
     }
 }

@@ -10,7 +10,7 @@
 //! - A late create expects that there is no object, and may find none. Its claim has ended, so no process acts on the
 //!   object that it leaves. Its sender looks for the object for a while and deletes it (`leases/late_creates.rs`).
 //!   Otherwise the object lapses.
-//! - Only the contents of the record distinguish the second grant of a claim from the first. So the beats of each
+//! - Only the contents of the record distinguish the second grant of a claim from the first. So the heartbeats of each
 //!   object start at a random number (rule 8).
 
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl ExistenceRecords {
 
     /// Whether the version of an object can be the token of the grant that created it.
     fn has_tokens(&self) -> bool {
-        self.register.traits().generations
+        self.register.capabilities().generations
     }
 
     /// A number that identifies a grant on a store without tokens. It is random because nothing else distinguishes two
@@ -96,7 +96,7 @@ impl ExistenceRecords {
 
     async fn create(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let mut record = stored(record);
-        record.beat = u64::from(self.register.env().random.bits() as u32);
+        record.heartbeat = u64::from(self.register.env().random.bits() as u32);
         record.token = match self.has_tokens() {
             // Not known yet: it is the generation of the object itself.
             true => Token::default(),
@@ -193,11 +193,11 @@ impl Records for ExistenceRecords {
             (RecordState::Free, Some(known)) => self.delete(name, &known.version, record).await,
             // Never requested: a missing object is a free lock.
             (RecordState::Free, None) => Ok(Written::Conflict(Refusal::Absent)),
-            (RecordState::Resting, _) => Err(Fault::new(
+            (RecordState::Cooldown, _) => Err(Fault::new(
                 ErrorKind::Unsupported,
-                "a lock that is an object (protocol=existence) cannot rest: released, it is not there",
+                "a lock that is an object (protocol=existence) has no cooldown, because its release deletes the object",
             )
-            .with_help("release it without a rest, or use the default protocol")
+            .with_help("release it without a cooldown, or use the default protocol")
             .not_applied()),
         }
     }
@@ -224,7 +224,7 @@ impl Records for ExistenceRecords {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.traits().trusted {
+        if self.register.capabilities().trusted {
             return Ok(());
         }
         let register = self.register.clone();
@@ -247,11 +247,11 @@ impl Records for ExistenceRecords {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let traits = self.register.traits();
-        let mut capabilities = Capabilities::new(traits.store, traits.pace);
-        capabilities.tokens = traits.generations;
+        let register = self.register.capabilities();
+        let mut capabilities = Capabilities::new(register.store, register.poll_interval);
+        capabilities.tokens = register.generations;
         capabilities.history = false;
-        capabilities.rests = false;
+        capabilities.cooldowns = false;
         capabilities
     }
 }

@@ -86,7 +86,7 @@ impl Records for JsonRecords {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.traits().trusted {
+        if self.register.capabilities().trusted {
             return Ok(());
         }
         let register = self.register.clone();
@@ -103,8 +103,8 @@ impl Records for JsonRecords {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let traits = self.register.traits();
-        Capabilities::new(traits.store, traits.pace)
+        let capabilities = self.register.capabilities();
+        Capabilities::new(capabilities.store, capabilities.poll_interval)
     }
 }
 

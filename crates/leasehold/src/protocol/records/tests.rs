@@ -14,7 +14,7 @@ use crate::clock::{Clock, StoreClock, StoreTime, TestClock};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, Holder, Id, LeaseStore, PollInterval,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Holder, HolderInfo, Id, LeaseStore, PollInterval,
     Released, Renewal, StoreOptions, Ttl, Watch,
 };
 use crate::protocol::RegisterLeases;
@@ -277,7 +277,7 @@ async fn granted(client: &RegisterLeases) -> Grant {
     }
 }
 
-async fn held(client: &RegisterLeases) -> Held {
+async fn held(client: &RegisterLeases) -> HolderInfo {
     match attempt(client).await {
         AcquireOutcome::Held(held) => held,
         other => panic!("{other:?}"),

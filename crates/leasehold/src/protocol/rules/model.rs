@@ -152,13 +152,13 @@ fn founds() -> Vec<Option<model::Record>> {
     for bits in 0..32_u8 {
         for token in 0..3 {
             for nonce in 1..4 {
-                for beat in 0..2 {
+                for heartbeat in 0..2 {
                     let bit = |i: u8| bits & (1 << i) != 0;
                     all.push(Some(model::Record {
                         held: bit(0),
                         token,
                         grant: if bit(1) { OURS } else { OTHERS },
-                        beat,
+                        heartbeat,
                         nonce,
                         newborn: bit(2),
                         stamp: 0,
@@ -241,7 +241,7 @@ fn content(found: model::Record) -> Content {
 
 fn record(found: model::Record) -> Record {
     let mut record = blank(&claim(found.grant), token(found.token), id(found.nonce));
-    record.beat = u64::from(found.beat);
+    record.heartbeat = u64::from(found.heartbeat);
     record.newborn = found.newborn;
     for grant in [OURS, OTHERS].into_iter().filter(|grant| found.remembers(*grant)) {
         let before = blank(&claim(grant), token(0), id(0));
@@ -259,7 +259,7 @@ fn back(record: &Record) -> model::Record {
         held: record.state == RecordState::Held,
         token: u8::try_from(record.token.get()).unwrap(),
         grant: number(record.grant),
-        beat: u8::try_from(record.beat).unwrap(),
+        heartbeat: u8::try_from(record.heartbeat).unwrap(),
         nonce: number(record.nonce),
         newborn: record.newborn,
         stamp: 0,

@@ -111,13 +111,13 @@ fn a_release_landed_if_the_record_or_its_history_says_so() {
 
 #[test]
 fn a_resting_lock_has_a_last_holder_and_is_free_afterwards() {
-    let rest = Duration::from_secs(60);
-    let resting = freed(&held_record(), End::Released, Some(rest), Some(store()), id(3));
-    let content = Content::Record(Box::new(resting.clone()));
+    let cooldown = Duration::from_secs(60);
+    let in_cooldown = freed(&held_record(), End::Released, Some(cooldown), Some(store()), id(3));
+    let content = Content::Record(Box::new(in_cooldown.clone()));
     let State::Held(told) = state(Some(&content), Duration::ZERO, Some(store()), RULES) else {
         panic!("it rests");
     };
-    assert!(told.resting && told.holder.is_none());
+    assert!(told.in_cooldown && told.holder.is_none());
     assert_eq!(told.last_holder.unwrap().pid, std::process::id());
     let over = StoreTime::between(NOW_US + 61_000_000, NOW_US + 61_000_000);
     assert!(matches!(state(Some(&content), Duration::ZERO, Some(over), RULES), State::Free));
@@ -130,7 +130,7 @@ fn a_lock_of_a_dead_holder_is_reported_as_lapsed() {
     let State::Held(told) = state(Some(&content), Duration::ZERO, Some(store()), RULES) else {
         panic!("it is held");
     };
-    assert!(!told.resting && told.last_holder.is_none());
+    assert!(!told.in_cooldown && told.last_holder.is_none());
     assert_eq!(told.holder, Some(held.holder));
     assert_eq!(told.held_for, Some(Duration::ZERO));
     let quiet = Ttl::DEFAULT.contender_span();
@@ -152,6 +152,6 @@ fn without_a_grant_time_the_length_of_a_hold_is_unknown() {
     let unknown = Record { granted_at_us: None, ..held_record() };
     assert_eq!(held_since(&unknown), None);
     // A cooldown begins with the write that records it.
-    let resting = Record { state: RecordState::Resting, ..unknown };
-    assert_eq!(held_since(&resting), Some(Duration::ZERO));
+    let in_cooldown = Record { state: RecordState::Cooldown, ..unknown };
+    assert_eq!(held_since(&in_cooldown), Some(Duration::ZERO));
 }

@@ -15,10 +15,10 @@ impl Patient<'_> {
         const IGNORED: &str = "this store ignores the precondition of deletes (If-Match on DeleteObject)";
         let (register, key) = (self.register, self.key.clone());
         let current = self.current(CHECK, &key).await?;
-        let mut effort = RetryBudget::of_question(register.env());
+        let mut budget = RetryBudget::of_question(register.env());
         let mut unknown = false;
         let deleted = loop {
-            match effort.request(register.delete_unexamined(&key, stale)).await {
+            match budget.request(register.delete_unexamined(&key, stale)).await {
                 // It may be the lost one that deleted it.
                 Ok(Deleted::Conflict) if unknown => {
                     match retry(register.env(), || register.read(&key)).await {
@@ -30,7 +30,7 @@ impl Patient<'_> {
                 Ok(deleted) => break Ok(deleted),
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    if let Err(error) = effort.pause_after(error).await {
+                    if let Err(error) = budget.pause_after(error).await {
                         break Err(error);
                     }
                 }
@@ -69,13 +69,13 @@ impl Patient<'_> {
     /// In a versioned bucket a delete leaves a marker, which counts as nothing.
     async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
         const CHECK: &str = "delete-marker";
-        let mut effort = RetryBudget::of_question(self.register.env());
+        let mut budget = RetryBudget::of_question(self.register.env());
         let mut key = self.key.clone();
         let trouble = loop {
             match trouble_with_deleted(self.register, &key, &current).await {
                 Ok(trouble) => break trouble,
                 Err(error) => {
-                    effort.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
+                    budget.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
                 }
             }
             // What became of a lost write is not known: all of it again, elsewhere.

@@ -86,7 +86,7 @@ impl Patient<'_> {
 
     /// Records what was found at `front`, so that processes use the store, or do not, until the doctor comes again.
     pub(super) async fn record(&mut self, front: &dyn Register) {
-        if front.traits().trusted {
+        if front.capabilities().trusted {
             return;
         }
         let unsafe_ = self

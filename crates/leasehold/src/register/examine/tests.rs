@@ -256,8 +256,8 @@ impl Register for Front {
     fn env(&self) -> &Env {
         self.store.env()
     }
-    fn traits(&self) -> RegisterCapabilities {
-        self.store.traits()
+    fn capabilities(&self) -> RegisterCapabilities {
+        self.store.capabilities()
     }
     fn place(&self) -> String {
         self.endpoint.clone()

@@ -92,7 +92,7 @@ pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result
     // Either outcome will do: the object was created, or it exists already.
     let body = Body { bytes: Bytes::from_static(b"{}"), metadata: metadata.clone() };
     register.write(key, Precondition::Absent, body).await?;
-    match register.stat(key).await? {
+    match register.head(key).await? {
         Some(found) if found.metadata.user == metadata.user => Ok(()),
         Some(_) => Err(Fault::new(
             ErrorKind::Unsupported,

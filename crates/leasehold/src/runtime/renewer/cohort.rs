@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 
 use super::Hold;
 use crate::clock::Moment;
-use crate::lease::{Capabilities, Grant, Held, Holder, Token};
+use crate::lease::{Capabilities, Grant, Holder, HolderInfo, Token};
 use crate::runtime::hand_off::{Terms, Tokens};
 use crate::runtime::queue::{Served, Turn};
 
@@ -37,7 +37,10 @@ impl CohortGrant {
     pub(crate) fn has_successor(&self, grant: &Grant, now: Moment, capabilities: &Capabilities) -> bool {
         let Some((terms, tokens)) = self.terms.as_ref().zip(self.tokens.as_ref()) else { return false };
         let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
-            && self.turn.stay(|stay, _| stay.goes_on(now, capabilities.pace, grant.ttl)).unwrap_or_default();
+            && self
+                .turn
+                .stay(|stay, _| stay.goes_on(now, capabilities.poll_interval, grant.ttl))
+                .unwrap_or_default();
         in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
     }
 
@@ -68,17 +71,17 @@ impl CohortGrant {
             if capabilities.fifo {
                 stay.released_in_line();
             } else {
-                stay.released(now, capabilities.pace, grant.ttl, awaited);
+                stay.released(now, capabilities.poll_interval, grant.ttl, awaited);
             }
         });
     }
 
     fn tell(&self, grant: &Grant, token: Token) {
-        self.turn.tell(Held {
+        self.turn.tell(HolderInfo {
             holder: Some(self.holder.clone()),
             token: Some(token),
             lapses_within: Some(grant.ttl.get()),
-            ..Held::default()
+            ..HolderInfo::default()
         });
     }
 }

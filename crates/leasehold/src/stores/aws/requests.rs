@@ -10,10 +10,10 @@ use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_runtime_api::http::Response;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 
-use super::trouble::{Answer, Trouble, is_untrusted};
 use super::watch::{Reached, Watch, date_us};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
+use crate::stores::answer::{Answer, Trouble, is_untrusted};
 
 /// The clock difference from which on it counts as the cause. Signatures are valid for 5 to 15 minutes, depending on
 /// the service.
@@ -119,6 +119,7 @@ where
         region: header("x-amz-bucket-region").map(str::to_owned),
         clock_is_off: date_us(response.headers())
             .is_some_and(|us| Duration::from_micros(us.abs_diff(now.wall_us())) > SIGNATURES_LAST),
+        ..Answer::default()
     }
 }
 

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
+use crate::stores::answer::{Answer, Asked, Trouble};
+use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
 
 /// The operation that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,11 +91,10 @@ pub(super) enum Meaning {
 
 /// Returns the meaning of `trouble` for `operation` on the item `key` (empty for the whole table).
 pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place };
-    let answer = match trouble.answer(&case, &place.endpoint()) {
+    let case = Case { operation, key, place, endpoint: place.endpoint() };
+    let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
-        Err(Unanswered::NotSent(fault)) => return case.refused(fault),
-        Err(Unanswered::MaybeSent(fault)) => return case.unknown(fault),
+        Err(error) => return Meaning::Failed(error),
     };
     match (operation, answer.code.as_deref()) {
         (Operation::Write | Operation::Delete, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
@@ -108,6 +108,7 @@ struct Case<'a> {
     operation: Operation,
     key: &'a str,
     place: &'a Place,
+    endpoint: String,
 }
 
 impl fmt::Display for Case<'_> {
@@ -125,7 +126,11 @@ impl Case<'_> {
 
     /// The request may have had its effect, if it can have one.
     fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(if self.operation.changes() { fault.maybe_applied() } else { fault.not_applied() })
+        Meaning::Failed(self.asked().unknown(fault))
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
     }
 
     fn answered(&self, answer: &Answer) -> Meaning {
@@ -155,7 +160,7 @@ impl Case<'_> {
                 self.refused(self.skewed(answer))
             }
             (401 | 403, _) | (400, "AccessDeniedException") => self.refused(self.denied(answer)),
-            (400, _) if answer.credentials_help().is_some() => self.refused(self.denied(answer)),
+            (400, _) if credentials_help(answer).is_some() => self.refused(self.denied(answer)),
             (400, "ValidationException") => self.refused(self.invalid(answer)),
             (400, "ItemCollectionSizeLimitExceededException") => self.refused(self.too_large(answer)),
             _ => self.refused(self.unexpected(answer)),
@@ -163,7 +168,7 @@ impl Case<'_> {
     }
 
     fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        answer.fault(kind, self, &self.place.endpoint())
+        self.asked().fault(kind, answer)
     }
 
     fn busy(&self, answer: &Answer) -> Fault {
@@ -180,7 +185,7 @@ impl Case<'_> {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no table {table:?} at {}, or it is being made: check name, region and account, or make it \
              (leasehold init, or ?create=true in the store URL)",
-            self.place.endpoint()
+            self.endpoint
         ))
     }
 
@@ -193,7 +198,7 @@ impl Case<'_> {
 
     fn denied(&self, answer: &Answer) -> Fault {
         let fault = self.fault(ErrorKind::Denied, answer);
-        match answer.credentials_help() {
+        match credentials_help(answer) {
             Some(help) => fault.with_help(help),
             None => fault.with_help(format!(
                 "allow {} on {}; with a key of your own, kms:Decrypt on it",
@@ -219,23 +224,22 @@ impl Case<'_> {
     fn not_implemented(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unsupported, answer).with_help(format!(
             "{} does not implement a request that leasehold needs; conditional UpdateItem, GetItem and Scan are",
-            self.place.endpoint()
+            self.endpoint
         ))
     }
 
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "DynamoDB does not answer so: check that {} is a DynamoDB endpoint",
-            self.place.endpoint()
+            self.endpoint
         ))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::stores::answer::tests::{answered, short as error_in_short};
 
     fn place() -> Place {
         Place { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
@@ -245,19 +249,13 @@ mod tests {
         meaning(operation, "p/x", &place(), trouble)
     }
 
-    fn answered(status: u16, code: &str) -> Trouble {
-        let code = (!code.is_empty()).then(|| code.to_owned());
-        Trouble::Answered(Answer { status, code, ..Answer::default() })
-    }
-
     /// The part before the first space says whether the request was applied, the rest is the kind of the fault.
     fn short(meaning: &Meaning) -> String {
         match meaning {
             Meaning::Conflict => "conflict".into(),
             Meaning::NoTable => "no table".into(),
             Meaning::TableExists => "table exists".into(),
-            Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
-            Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+            Meaning::Failed(error) => error_in_short(error),
         }
     }
 
@@ -341,25 +339,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn without_an_answer_it_matters_whether_the_request_was_sent() {
-        let detail = || "x".to_owned();
-        for (trouble, read, write) in [
-            (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
-            (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
-            (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
-            (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
-            (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
-        ] {
-            for operation in [Operation::Read, Operation::List, Operation::DescribeTable] {
-                assert_eq!(short(&means(operation, trouble.clone())), read, "{trouble:?}");
-            }
-            for operation in [Operation::Write, Operation::CreateTable] {
-                assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
-            }
-        }
-    }
-
     fn fault(operation: Operation, trouble: Trouble) -> Fault {
         match means(operation, trouble) {
             Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
@@ -409,32 +388,5 @@ mod tests {
         };
         let meaning = means(Operation::Write, Trouble::Answered(answer));
         assert_eq!(short(&meaning), "not unavailable");
-    }
-
-    /// Amazon's message continues with the request that should have been signed, including all of its headers.
-    #[test]
-    fn a_refused_signature_does_not_tell_the_session_token() {
-        let message = "The signature does not match.\n\nThe Canonical String for this request should have been\n\
-                       'POST\n/\n\nx-amz-security-token:hunter2\n'";
-        let answer = Answer {
-            status: 400,
-            code: Some("InvalidSignatureException".into()),
-            message: Some(message.into()),
-            ..Answer::default()
-        };
-        let fault = fault(Operation::Write, Trouble::Answered(answer));
-        assert!(fault.message.ends_with("The signature does not match."), "{}", fault.message);
-    }
-
-    #[test]
-    fn throttling_may_name_its_pause() {
-        let wait = Some(Duration::from_secs(7));
-        let answer = Answer {
-            status: 400,
-            code: Some("ThrottlingException".into()),
-            retry_after: wait,
-            ..Answer::default()
-        };
-        assert_eq!(fault(Operation::Write, Trouble::Answered(answer)).retry_after, wait);
     }
 }

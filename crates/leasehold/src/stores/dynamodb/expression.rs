@@ -255,21 +255,21 @@ mod tests {
     fn what_a_grant_has_written_is_not_sent_again() {
         let before = record();
         let nonce = another();
-        let renewed = Record { beat: before.beat + 1, nonce, ..before.clone() };
+        let renewed = Record { heartbeat: before.heartbeat + 1, nonce, ..before.clone() };
         let holder = Holder { note: Some("another".to_owned()), ..before.holder.clone() };
-        let resting = Record { state: RecordState::Resting, rest_ms: Some(9_000), ..renewed.clone() };
+        let in_cooldown = Record { state: RecordState::Cooldown, rest_ms: Some(9_000), ..renewed.clone() };
         let ours = item::version_of(&before);
         let all = ["ownerName", "leaseDuration", "holder", "fencingToken"];
         for (version, seen, record, sent) in [
             (&ours, Some(&before), renewed.clone(), &[][..]),
             (&ours, Some(&before), Record { holder, ..renewed.clone() }, &["ownerName", "holder"]),
             (&ours, Some(&before), Record { lock_delay_ms: 7, ..renewed.clone() }, &["leaseDuration"]),
-            (&ours, Some(&before), resting.clone(), &["leaseDuration"]),
-            (&item::version_of(&resting), Some(&resting), renewed.clone(), &["leaseDuration"]),
+            (&ours, Some(&before), in_cooldown.clone(), &["leaseDuration"]),
+            (&item::version_of(&in_cooldown), Some(&in_cooldown), renewed.clone(), &["leaseDuration"]),
             (
-                &item::version_of(&resting),
-                Some(&resting),
-                Record { rest_ms: Some(9_001), ..resting.clone() },
+                &item::version_of(&in_cooldown),
+                Some(&in_cooldown),
+                Record { rest_ms: Some(9_001), ..in_cooldown.clone() },
                 &["leaseDuration"],
             ),
             (

@@ -37,7 +37,7 @@ pub fn dynamodb_item(data: &[u8]) {
                 Content::Foreign(what) => assert_readable(&what),
                 Content::Record(record) => {
                     assert!(record.state != RecordState::Free || item.contains_key(item::RELEASED));
-                    assert!(Ttl::from_millis(record.ttl_ms).is_ok() && record.beat < Token::LIMIT);
+                    assert!(Ttl::from_millis(record.ttl_ms).is_ok() && record.heartbeat < Token::LIMIT);
                     assert_readable(&record.holder.to_string());
                     if record.newborn && item::version_of(&record) != found.version {
                         anothers(&item, &record);
@@ -52,7 +52,7 @@ pub fn dynamodb_item(data: &[u8]) {
 
 fn anothers(item: &Item, record: &Record) {
     assert!(record.newborn, "its token is not trusted");
-    assert_ne!(record.state, RecordState::Resting);
+    assert_ne!(record.state, RecordState::Cooldown);
     let version = item[item::VERSION].as_s().unwrap();
     let repeated = |ours: &AttributeValue| ours.as_m().ok()?.get("version")?.as_s().ok().cloned();
     assert_ne!(item.get(item::OURS).and_then(repeated).as_ref(), Some(version), "ours, and not read as such");

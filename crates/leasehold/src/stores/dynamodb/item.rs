@@ -93,7 +93,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         leasehold: format,
         state: match (item.contains_key(RELEASED), rest_ms) {
             (true, _) => RecordState::Free,
-            (false, Some(_)) => RecordState::Resting,
+            (false, Some(_)) => RecordState::Cooldown,
             (false, None) => RecordState::Held,
         },
         token: number(item, TOKEN).and_then(Token::new).ok_or_else(|| corrupt(TOKEN))?,
@@ -101,7 +101,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
             .and_then(|id| id.parse().ok())
             .ok_or_else(|| corrupt("leasehold.grant"))?,
         // Counting on would overflow.
-        beat: number(ours, "beat")
+        heartbeat: number(ours, "beat")
             .filter(|&beat| beat < Token::LIMIT)
             .ok_or_else(|| corrupt("leasehold.beat"))?,
         nonce: from_uuid(version).ok_or_else(|| corrupt(VERSION))?,
@@ -139,7 +139,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         token: number(item, TOKEN).and_then(Token::new).unwrap_or_default(),
         // Each of its heartbeats looks like a grant of its own: a sign of life.
         grant: id,
-        beat: 0,
+        heartbeat: 0,
         nonce: id,
         ttl_ms: ttl.as_millis(),
         // What is longer than any ttl of ours; and since it is their lease all the same, clock rates count here too.
@@ -184,7 +184,7 @@ fn seen(item: &Item, version: &str) -> Option<u64> {
 pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     let lease_ms = match record.state {
         // Others wait until they have seen no change for the leaseDuration, and know neither delays nor rests.
-        RecordState::Resting => record.rest_ms.unwrap_or(0),
+        RecordState::Cooldown => record.rest_ms.unwrap_or(0),
         RecordState::Held | RecordState::Free => record.ttl_ms.saturating_add(record.lock_delay_ms),
     };
     let Holder { name, host, pid, .. } = &record.holder;
@@ -207,12 +207,12 @@ fn ours(record: &Record) -> Item {
         ("format", n(record.leasehold)),
         ("version", s(uuid(record.nonce))),
         ("grant", s(record.grant.to_string())),
-        ("beat", n(record.beat)),
+        ("beat", n(record.heartbeat)),
         ("ttl", n(record.ttl_ms)),
     ];
     let optional = [
         ("lockDelay", (record.lock_delay_ms != 0).then(|| n(record.lock_delay_ms))),
-        ("rest", record.rest_ms.filter(|_| record.state == RecordState::Resting).map(n)),
+        ("rest", record.rest_ms.filter(|_| record.state == RecordState::Cooldown).map(n)),
         ("grantedAt", record.granted_at_us.map(n)),
         ("newborn", record.newborn.then_some(AttributeValue::Bool(true))),
     ];
@@ -249,7 +249,8 @@ pub(super) fn fitted(record: &Record, key: &str, dialect: Dialect) -> (Record, A
 
 /// Whether attribute `name` of `record` lies there already, when `before` does, by the same grant.
 pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
-    let lease = |record: &Record| (record.state == RecordState::Resting, record.ttl_ms, record.lock_delay_ms);
+    let lease =
+        |record: &Record| (record.state == RecordState::Cooldown, record.ttl_ms, record.lock_delay_ms);
     match name {
         OWNER | HOLDER => before.holder == record.holder,
         LEASE => lease(before) == lease(record) && before.rest_ms == record.rest_ms,

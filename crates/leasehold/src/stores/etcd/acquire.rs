@@ -13,7 +13,7 @@ use super::session::{Kept, Session, limited};
 use super::value::{self, Standing, Value, whole_seconds};
 use super::wire::{TxnRequest, TxnResponse};
 use crate::error::{Fault, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, Held};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo};
 use crate::retry::RetryBudget;
 
 /// The parameters of the requests for one claim.
@@ -32,7 +32,7 @@ struct Contender<'a> {
 enum Outcome {
     /// Granted in this revision.
     Granted(i64),
-    Held(Held),
+    Held(HolderInfo),
     /// The lease had ended.
     NoLease,
 }
@@ -45,10 +45,10 @@ impl Contender<'_> {
 
 impl EtcdLeases {
     pub(super) async fn acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
-        let mut effort = self.effort(claim.patience, claim.ttl);
+        let mut budget = self.budget(claim.store_timeout, claim.ttl);
         loop {
             let key = self.keys.of_claim(&claim.name, claim.id);
-            let (session, kept) = self.session_for(claim, &key, &mut effort).await?;
+            let (session, kept) = self.session_for(claim, &key, &mut budget).await?;
             let mut contender = Contender {
                 claim,
                 session: &session,
@@ -59,7 +59,7 @@ impl EtcdLeases {
                 unknown: false,
             };
             session.expect(claim.id, &contender.key, self.env.now());
-            let outcome = self.contend(&mut contender, &mut effort).await;
+            let outcome = self.contend(&mut contender, &mut budget).await;
             let in_line = session.place(claim.id).is_some();
             if contender.unknown {
                 session.doubt(claim.id);
@@ -82,18 +82,18 @@ impl EtcdLeases {
             });
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
-                Outcome::Held(held) if held.resting => {
+                Outcome::Held(held) if held.in_cooldown => {
                     // The first in the queue now. It may be another claim, which is just as good.
-                    let first = self.first(&claim.name, &mut effort).await.ok().and_then(|(first, _)| first);
+                    let first = self.first(&claim.name, &mut budget).await.ok().and_then(|(first, _)| first);
                     return Ok(AcquireOutcome::Held(match first {
-                        Some(first) => self.shown(&first, &effort).await,
+                        Some(first) => self.shown(&first, &budget).await,
                         None => held,
                     }));
                 }
                 Outcome::Held(held) => return Ok(AcquireOutcome::Held(held)),
                 Outcome::NoLease => {
                     session.end();
-                    effort.pause_after(ended_early()).await?;
+                    budget.pause_after(ended_early()).await?;
                 }
             }
         }
@@ -103,7 +103,7 @@ impl EtcdLeases {
     async fn contend(
         &self,
         contender: &mut Contender<'_>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Outcome, StoreError> {
         let (claim, session) = (contender.claim, contender.session);
         loop {
@@ -113,7 +113,7 @@ impl EtcdLeases {
                     requests::confirm(&contender.line, contender.own(), place.create, place.revision)
                 }
             };
-            let answer = match self.write(&request, contender, effort).await? {
+            let answer = match self.write(&request, contender, budget).await? {
                 Some(Ok(answer)) => answer,
                 Some(Err(())) => return Ok(Outcome::NoLease),
                 None => continue,
@@ -121,19 +121,19 @@ impl EtcdLeases {
             match rules::step(&self.keys, claim, answer)? {
                 Step::Granted(revision) => return Ok(granted_in(session, claim, revision)),
                 Step::Held(held, place) => {
-                    self.stand_or_leave(contender, place, effort).await?;
+                    self.stand_or_leave(contender, place, budget).await?;
                     return Ok(Outcome::Held(held));
                 }
                 Step::Confirm(place) => session.put(claim.id, place),
                 Step::Again => {
                     session.unput(claim.id);
-                    effort.pause_after_conflict().await?;
+                    budget.pause_after_conflict().await?;
                 }
                 Step::Crowded(place) => {
-                    if let Some(outcome) = self.contend_in_crowd(contender, place, effort).await? {
+                    if let Some(outcome) = self.contend_in_crowd(contender, place, budget).await? {
                         return Ok(outcome);
                     }
-                    effort.pause_after_conflict().await?;
+                    budget.pause_after_conflict().await?;
                 }
             }
         }
@@ -146,14 +146,14 @@ impl EtcdLeases {
         &self,
         contender: &mut Contender<'_>,
         place: Option<Place>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Option<Outcome>, StoreError> {
         let (claim, session) = (contender.claim, contender.session);
         let place = match place {
             Some(place) => place,
             None => {
                 let request = requests::stand(contender.own());
-                match self.write(&request, contender, effort).await? {
+                match self.write(&request, contender, budget).await? {
                     Some(Ok(answer)) if answer.succeeded => {
                         let revision = answer.header.unwrap_or_default().revision;
                         Place { create: revision, revision, before: None }
@@ -164,11 +164,11 @@ impl EtcdLeases {
             }
         };
         session.put(claim.id, place.clone());
-        let before = self.line_until(&claim.name, place.create - 1, effort).await?;
+        let before = self.line_until(&claim.name, place.create - 1, budget).await?;
         let (Some(first), Some(last)) = (before.first(), before.last()) else {
             let request =
                 requests::confirm_alone(&contender.line, contender.own(), place.create, place.revision);
-            return Ok(match self.write(&request, contender, effort).await? {
+            return Ok(match self.write(&request, contender, budget).await? {
                 Some(Ok(answer)) if answer.succeeded => {
                     Some(granted_in(session, claim, answer.header.unwrap_or_default().revision))
                 }
@@ -176,9 +176,9 @@ impl EtcdLeases {
                 Some(Ok(_)) | None => None,
             });
         };
-        let (Some(first), revision) = self.key(&first.key, effort).await? else { return Ok(None) };
+        let (Some(first), revision) = self.key(&first.key, budget).await? else { return Ok(None) };
         let place = Place { before: Some((last.key.clone(), place.revision.min(revision))), ..place };
-        self.stand_or_leave(contender, Some(place), effort).await?;
+        self.stand_or_leave(contender, Some(place), budget).await?;
         Ok(Some(Outcome::Held(value::held(&first))))
     }
 
@@ -187,14 +187,14 @@ impl EtcdLeases {
         &self,
         contender: &Contender<'_>,
         place: Option<Place>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
         let (claim, session) = (contender.claim, contender.session);
         match place {
             Some(place) if claim.waits => session.put(claim.id, place),
             Some(place) => {
                 session.put(claim.id, place);
-                self.withdraw(session, claim.id, &contender.key, effort).await?;
+                self.withdraw(session, claim.id, &contender.key, budget).await?;
             }
             None => session.unput(claim.id),
         }
@@ -207,40 +207,40 @@ impl EtcdLeases {
         &self,
         request: &TxnRequest,
         contender: &mut Contender<'_>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Option<Result<TxnResponse, ()>>, StoreError> {
-        match limited(effort, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
+        match limited(budget, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
             Ok(answer) => Ok(Some(Ok(answer))),
             Err(Trouble::NoLease) => Ok(Some(Err(()))),
             Err(trouble) => {
                 let error = trouble.into_error();
                 contender.unknown |= matches!(error, StoreError::MaybeApplied(_));
-                effort.pause_after(error).await?;
+                budget.pause_after(error).await?;
                 Ok(None)
             }
         }
     }
 
-    /// Returns a lease that is live and will be for a while, and the beat that confirms it.
+    /// Returns a lease that is live and will be for a while, and the heartbeat that confirms it.
     async fn session_for(
         &self,
         claim: &Claim,
         key: &[u8],
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<(Arc<Session>, Kept), StoreError> {
         loop {
             let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
             let session = known.unwrap_or_else(|| self.session_like(claim));
-            // Added before the beat, so that the beat reads this claim's key, which any user with access to the lock
+            // Added before the heartbeat, so that the heartbeat reads this claim's key, which any user with access to the lock
             // may read.
             session.expect(claim.id, key, self.env.now());
-            match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, effort).await {
+            match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, budget).await {
                 Ok(Ok(kept)) => return Ok((session, kept)),
                 Ok(Err(_)) => {
                     self.claims().remove(&claim.id);
-                    effort.pause_after(ended_early()).await?;
+                    budget.pause_after(ended_early()).await?;
                 }
-                Err(error) => effort.pause_after(error).await.inspect_err(|_| {
+                Err(error) => budget.pause_after(error).await.inspect_err(|_| {
                     if session.place(claim.id).is_none() {
                         session.forget(claim.id);
                     }
@@ -286,15 +286,15 @@ impl EtcdLeases {
     pub(super) async fn grant_lease(
         &self,
         seconds: i64,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<(i64, Kept), StoreError> {
         let (lease, sent) = (self.fresh_lease(), self.env.now());
         loop {
-            let granted = match limited(effort, Effect::Writes, self.client.grant(lease, seconds)).await {
+            let granted = match limited(budget, Effect::Writes, self.client.grant(lease, seconds)).await {
                 Ok(answer) => answer.ttl,
                 Err(Trouble::LeaseExists) => seconds,
                 Err(trouble) => {
-                    effort.pause_after(trouble.into_error()).await?;
+                    budget.pause_after(trouble.into_error()).await?;
                     continue;
                 }
             };
@@ -311,7 +311,7 @@ impl EtcdLeases {
         kept: Kept,
         revision: i64,
     ) -> Result<AcquireOutcome, StoreError> {
-        // By the beat that was known when the key was written: a later beat may not have read the key.
+        // By the heartbeat that was known when the key was written: a later heartbeat may not have read the key.
         let mut grant = Grant {
             // The queue covers all processes, so there is no local hand-off.
             after: None,
@@ -325,8 +325,8 @@ impl EtcdLeases {
         if !grant.deadline.passed(self.env.now()) {
             return Ok(AcquireOutcome::Granted(grant));
         }
-        let mut effort = self.effort(super::PATIENCE, claim.ttl);
-        match self.give_up(&mut grant, None, &mut effort).await {
+        let mut budget = self.budget(super::STORE_TIMEOUT, claim.ttl);
+        match self.give_up(&mut grant, None, &mut budget).await {
             Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::PATIENCE;
+use super::STORE_TIMEOUT;
 use super::errors::{Effect, Trouble};
 use super::keys::Keyspace;
 use super::leases::EtcdLeases;
@@ -70,12 +70,12 @@ impl EtcdLeases {
     }
 
     async fn may_read(&self) -> Result<(), StoreError> {
-        let effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let Keyspace { key, end } = self.keys.of_locks("");
         let page = requests::page(key, end, 1, 0);
         let ask = || async {
             let page = page.clone();
-            limited(&effort, Effect::None, self.client.range(page))
+            limited(&budget, Effect::None, self.client.range(page))
                 .await
                 .map(|_| ())
                 .map_err(Trouble::into_error)
@@ -98,9 +98,9 @@ impl EtcdLeases {
 
     /// Sends a request that may be repeated without further effect.
     async fn asked_to(&self, request: &TxnRequest) -> Result<(), StoreError> {
-        let effort = self.effort(2 * PATIENCE, Ttl::DEFAULT);
+        let budget = self.budget(2 * STORE_TIMEOUT, Ttl::DEFAULT);
         let ask = || async {
-            limited(&effort, Effect::Writes, self.client.txn(Effect::Writes, request))
+            limited(&budget, Effect::Writes, self.client.txn(Effect::Writes, request))
                 .await
                 .map(|_| ())
                 .map_err(Trouble::into_error)

@@ -83,12 +83,12 @@ impl EtcdLeases {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
         // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
-        let mut effort = self.effort(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
+        let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut memo = match Self::memo(grant).cloned() {
             Some(memo) => memo,
-            None => match self.look_up(grant, &mut effort).await? {
+            None => match self.look_up(grant, &mut budget).await? {
                 Some(memo) => memo,
-                None => return Ok(Renewal::Lost(self.loss_of(grant, &mut effort).await)),
+                None => return Ok(Renewal::Lost(self.loss_of(grant, &mut budget).await)),
             },
         };
         let key = self.keys.of_claim(&grant.name, grant.id);
@@ -97,11 +97,11 @@ impl EtcdLeases {
                 return Ok(lost(grant, LossReason::Expired { last_error: None }));
             }
             let most = grant.ttl.get() / 6;
-            let kept = match memo.session.keep(&self.client, &self.env, memo.known, most, &effort).await {
+            let kept = match memo.session.keep(&self.client, &self.env, memo.known, most, &budget).await {
                 Ok(Ok(kept)) => kept,
-                Ok(Err(_)) => return Ok(self.lose(grant, &memo, &mut effort).await),
+                Ok(Err(_)) => return Ok(self.lose(grant, &memo, &mut budget).await),
                 Err(error) => {
-                    effort.pause_after(error).await?;
+                    budget.pause_after(error).await?;
                     continue;
                 }
             };
@@ -110,20 +110,20 @@ impl EtcdLeases {
                 return Ok(prolonged(grant, kept, memo, self.env.now()));
             }
             // The key is not as it should be. It may have been moved to another lease, or it was read too late.
-            match self.look_up(grant, &mut effort).await? {
-                None => return Ok(self.lose(grant, &memo, &mut effort).await),
+            match self.look_up(grant, &mut budget).await? {
+                None => return Ok(self.lose(grant, &memo, &mut budget).await),
                 Some(found) if found.session.lease == memo.session.lease => {}
                 Some(found) => memo = found,
             }
-            effort.pause_after_conflict().await?;
+            budget.pause_after_conflict().await?;
         }
     }
 
     /// Finds the key of a grant, and the lease that it is on. `None` if it does not exist or no longer belongs to that
     /// grant.
-    async fn look_up(&self, grant: &Grant, effort: &mut RetryBudget<'_>) -> Result<Option<Memo>, StoreError> {
+    async fn look_up(&self, grant: &Grant, budget: &mut RetryBudget<'_>) -> Result<Option<Memo>, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
-        let (Some(kv), _) = self.key(&key, effort).await? else { return Ok(None) };
+        let (Some(kv), _) = self.key(&key, budget).await? else { return Ok(None) };
         let value = rules::own_value(grant.id, &kv)?;
         if value.state != Standing::Granted || value::token(&kv, &value) != Some(grant.token) {
             return Ok(None);
@@ -137,15 +137,15 @@ impl EtcdLeases {
         Ok(Some(Memo::of(session, None, value)))
     }
 
-    async fn lose(&self, grant: &Grant, memo: &Memo, effort: &mut RetryBudget<'_>) -> Renewal {
+    async fn lose(&self, grant: &Grant, memo: &Memo, budget: &mut RetryBudget<'_>) -> Renewal {
         self.forget(memo, grant.id);
-        Renewal::Lost(self.loss_of(grant, effort).await)
+        Renewal::Lost(self.loss_of(grant, budget).await)
     }
 
     /// Returns how a grant was lost, if it is certain that it was.
-    async fn loss_of(&self, grant: &Grant, effort: &mut RetryBudget<'_>) -> Loss {
+    async fn loss_of(&self, grant: &Grant, budget: &mut RetryBudget<'_>) -> Loss {
         let line = self.keys.line(&grant.name);
-        match self.read(requests::post_mortem(&self.keys.mark(grant.id), &line), effort).await {
+        match self.read(requests::post_mortem(&self.keys.mark(grant.id), &line), budget).await {
             Ok(answer) => rules::loss(&self.keys, &grant.name, grant.token, answer),
             Err(error) => {
                 let reason = LossReason::Expired { last_error: Some(error.to_string()) };
@@ -163,16 +163,16 @@ impl EtcdLeases {
     pub(super) async fn give_up(
         &self,
         grant: &mut Grant,
-        rest: Option<Duration>,
-        effort: &mut RetryBudget<'_>,
+        cooldown: Option<Duration>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         let mut memo = Self::memo(grant).cloned();
         if let Some(over) = memo.as_ref().and_then(|memo| memo.over) {
             return Ok(over);
         }
-        let outcome = match rest {
-            None => self.remove(grant, &mut memo, effort).await,
-            Some(rest) => self.lay_to_rest(grant, &mut memo, rest, effort).await,
+        let outcome = match cooldown {
+            None => self.remove(grant, &mut memo, budget).await,
+            Some(cooldown) => self.start_cooldown(grant, &mut memo, cooldown, budget).await,
         };
         if let Ok(released) = outcome {
             let standing = memo.as_ref().map(|memo| memo.session.clone());
@@ -194,7 +194,7 @@ impl EtcdLeases {
         &self,
         grant: &Grant,
         memo: &mut Option<Memo>,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
         let session = memo.as_ref().map(|memo| memo.session.clone());
@@ -206,9 +206,9 @@ impl EtcdLeases {
         let mut unsure = memo.as_ref().is_some_and(|memo| memo.unsure);
         loop {
             let Some(known) = revision else {
-                let (Some(kv), _) = self.key(&key, effort).await? else { return Ok(gone(unsure)) };
+                let (Some(kv), _) = self.key(&key, budget).await? else { return Ok(gone(unsure)) };
                 let value = rules::own_value(grant.id, &kv)?;
-                if value.state == Standing::Resting {
+                if value.state == Standing::Cooldown {
                     return Ok(gone(unsure));
                 }
                 // The process that holds this grant, or waits for it, learns of its end only from the mark.
@@ -218,11 +218,11 @@ impl EtcdLeases {
             };
             let marked = mark.as_ref().map(|(key, lease)| (key.as_slice(), *lease));
             let request = requests::end(&key, known, marked);
-            match self.write_once(&request, &mut unsure, effort).await {
+            match self.write_once(&request, &mut unsure, budget).await {
                 Ok(Some(Written::Done(_))) => return Ok(Released::Released),
                 Ok(Some(Written::Absent)) => return Ok(gone(unsure)),
                 Ok(Some(Written::Found(_) | Written::NoLease)) => {
-                    effort.pause_after_conflict().await?;
+                    budget.pause_after_conflict().await?;
                     revision = None;
                 }
                 Ok(None) => revision = None,
@@ -238,20 +238,20 @@ impl EtcdLeases {
 
     /// Ends a grant and keeps its key, on a lease that lasts as long as the cooldown. For other clients the lock is
     /// held.
-    async fn lay_to_rest(
+    async fn start_cooldown(
         &self,
         grant: &Grant,
         memo: &mut Option<Memo>,
-        rest: Duration,
-        effort: &mut RetryBudget<'_>,
+        cooldown: Duration,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Released, StoreError> {
         if memo.is_none() {
-            *memo = self.look_up(grant, effort).await?;
+            *memo = self.look_up(grant, budget).await?;
         }
         let Some(memo) = memo else { return Ok(Released::AlreadyLost) };
-        let (lease, _) = self.grant_lease(whole_seconds(rest), effort).await?;
-        let value = Value::clone(&memo.value).resting(grant.token, rest);
-        Ok(match self.move_to(grant, memo, &value, lease, effort).await? {
+        let (lease, _) = self.grant_lease(whole_seconds(cooldown), budget).await?;
+        let value = Value::clone(&memo.value).in_cooldown(grant.token, cooldown);
+        Ok(match self.move_to(grant, memo, &value, lease, budget).await? {
             Some(_) => Released::Released,
             None => gone(memo.unsure),
         })
@@ -264,14 +264,14 @@ impl EtcdLeases {
         memo: &mut Memo,
         value: &Value,
         lease: i64,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Option<i64>, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
         let value = value.to_bytes()?;
         let mut revision = memo.session.place(grant.id).map(|place| place.revision);
         loop {
             let Some(known) = revision else {
-                match self.key(&key, effort).await?.0 {
+                match self.key(&key, budget).await?.0 {
                     None => return Ok(None),
                     Some(kv) if kv.lease == lease => return Ok(Some(kv.mod_revision)),
                     Some(kv) => {
@@ -282,12 +282,12 @@ impl EtcdLeases {
                 }
             };
             let request = requests::rewrite(&key, known, &value, lease);
-            match self.write_once(&request, &mut memo.unsure, effort).await? {
+            match self.write_once(&request, &mut memo.unsure, budget).await? {
                 Some(Written::Done(revision)) => return Ok(Some(revision)),
                 Some(Written::Absent) => return Ok(None),
                 Some(Written::Found(kv)) if kv.lease == lease => return Ok(Some(kv.mod_revision)),
                 Some(Written::Found(_)) => {
-                    effort.pause_after_conflict().await?;
+                    budget.pause_after_conflict().await?;
                     revision = None;
                 }
                 None => revision = None,
@@ -303,13 +303,13 @@ impl EtcdLeases {
         let Some(mut memo) = Self::memo(grant).cloned().filter(|memo| memo.session.shared) else {
             return Ok(());
         };
-        let mut effort = self.effort(super::PATIENCE, grant.ttl);
+        let mut budget = self.budget(super::STORE_TIMEOUT, grant.ttl);
         let seconds = memo.session.seconds;
-        let (lease, kept) = self.grant_lease(seconds, &mut effort).await?;
+        let (lease, kept) = self.grant_lease(seconds, &mut budget).await?;
         let value = Value::clone(&memo.value).with_token(grant.token);
-        let Some(revision) = self.move_to(grant, &mut memo, &value, lease, &mut effort).await? else {
+        let Some(revision) = self.move_to(grant, &mut memo, &value, lease, &mut budget).await? else {
             self.forget(&memo, grant.id);
-            let loss = self.loss_of(grant, &mut effort).await;
+            let loss = self.loss_of(grant, &mut budget).await;
             return Err(Fault::new(ErrorKind::Lost, loss.to_string()).not_applied());
         };
         let session = Arc::new(Session::granted(lease, seconds, grant.ttl, kept));
@@ -327,15 +327,15 @@ impl EtcdLeases {
         session: &Session,
         id: Id,
         key: &[u8],
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
         let mut unsure = false;
         while let Some(place) = session.place(id) {
             let request = requests::end(key, place.revision, None);
-            match self.write_once(&request, &mut unsure, effort).await? {
+            match self.write_once(&request, &mut unsure, budget).await? {
                 Some(Written::Found(kv)) => {
                     session.put(id, Place { revision: kv.mod_revision, ..place });
-                    effort.pause_after_conflict().await?;
+                    budget.pause_after_conflict().await?;
                 }
                 Some(Written::Done(_) | Written::Absent | Written::NoLease) => session.unput(id),
                 None => {}
@@ -349,9 +349,9 @@ impl EtcdLeases {
         &self,
         request: &TxnRequest,
         unsure: &mut bool,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Option<Written>, StoreError> {
-        match limited(effort, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
+        match limited(budget, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
             Ok(answer) if answer.succeeded => {
                 Ok(Some(Written::Done(answer.header.unwrap_or_default().revision)))
             }
@@ -363,7 +363,7 @@ impl EtcdLeases {
             Err(trouble) => {
                 let error = trouble.into_error();
                 *unsure |= matches!(error, StoreError::MaybeApplied(_));
-                effort.pause_after(error).await?;
+                budget.pause_after(error).await?;
                 Ok(None)
             }
         }

@@ -11,10 +11,10 @@ use super::session::{Session, limited};
 use super::value::{self, Who};
 use super::watch::Watcher;
 use super::wire::{KeyValue, TxnRequest, TxnResponse};
-use super::{PATIENCE, requests};
+use super::{STORE_TIMEOUT, requests};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Evicted, Held, Id, State, Status, Token, Ttl, attempt_limit};
+use crate::lease::{Evicted, HolderInfo, Id, State, Status, Token, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
@@ -41,7 +41,7 @@ impl EtcdLeases {
         Self { client, keys: Keys::new(prefix), env, watcher, sessions, claims }
     }
 
-    pub(super) fn effort(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
+    pub(super) fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
         RetryBudget::new(&self.env, limit, attempt_limit(ttl))
     }
 
@@ -57,12 +57,12 @@ impl EtcdLeases {
     pub(super) async fn read(
         &self,
         request: TxnRequest,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<TxnResponse, StoreError> {
         loop {
-            match limited(effort, Effect::None, self.client.txn(Effect::None, &request)).await {
+            match limited(budget, Effect::None, self.client.txn(Effect::None, &request)).await {
                 Ok(answer) => return Ok(answer),
-                Err(trouble) => effort.pause_after(trouble.into_error()).await?,
+                Err(trouble) => budget.pause_after(trouble.into_error()).await?,
             }
         }
     }
@@ -71,15 +71,15 @@ impl EtcdLeases {
     pub(super) async fn key(
         &self,
         key: &[u8],
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<(Option<KeyValue>, i64), StoreError> {
         loop {
-            match limited(effort, Effect::None, self.client.range(requests::exactly(key))).await {
+            match limited(budget, Effect::None, self.client.range(requests::exactly(key))).await {
                 Ok(answer) => {
                     let revision = answer.header.unwrap_or_default().revision;
                     return Ok((answer.kvs.into_iter().next(), revision));
                 }
-                Err(trouble) => effort.pause_after(trouble.into_error()).await?,
+                Err(trouble) => budget.pause_after(trouble.into_error()).await?,
             }
         }
     }
@@ -88,15 +88,15 @@ impl EtcdLeases {
     pub(super) async fn first(
         &self,
         name: &LockName,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<(Option<KeyValue>, i64), StoreError> {
         let line = self.keys.line(name);
         loop {
-            let answer = match limited(effort, Effect::None, self.client.range(requests::first(&line))).await
+            let answer = match limited(budget, Effect::None, self.client.range(requests::first(&line))).await
             {
                 Ok(answer) => answer,
                 Err(trouble) => {
-                    effort.pause_after(trouble.into_error()).await?;
+                    budget.pause_after(trouble.into_error()).await?;
                     continue;
                 }
             };
@@ -105,11 +105,11 @@ impl EtcdLeases {
                 None => return Ok((None, revision)),
                 Some(first) if self.keys.is_in_line(name, &first.key) => return Ok((Some(first), revision)),
                 // Keys of other locks are before it.
-                Some(_) => match self.line_until(name, 0, effort).await?.into_iter().next() {
+                Some(_) => match self.line_until(name, 0, budget).await?.into_iter().next() {
                     None => return Ok((None, revision)),
                     Some(first) => {
                         // It may have been deleted by now. Then another key is the first.
-                        if let (Some(first), revision) = self.key(&first.key, effort).await? {
+                        if let (Some(first), revision) = self.key(&first.key, budget).await? {
                             return Ok((Some(first), revision));
                         }
                     }
@@ -119,10 +119,10 @@ impl EtcdLeases {
     }
 
     /// Describes the first claim of the queue. For a cooldown, also how much of it is left, unless that cannot be read.
-    pub(super) async fn shown(&self, first: &KeyValue, effort: &RetryBudget<'_>) -> Held {
+    pub(super) async fn shown(&self, first: &KeyValue, budget: &RetryBudget<'_>) -> HolderInfo {
         let mut held = value::held(first);
-        if held.resting
-            && let Ok(answer) = limited(effort, Effect::None, self.client.time_to_live(first.lease)).await
+        if held.in_cooldown
+            && let Ok(answer) = limited(budget, Effect::None, self.client.time_to_live(first.lease)).await
             && let Ok(seconds) = u64::try_from(answer.ttl)
         {
             let left = Duration::from_secs(seconds + 1);
@@ -138,16 +138,16 @@ impl EtcdLeases {
         &self,
         name: &LockName,
         create: i64,
-        effort: &mut RetryBudget<'_>,
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Vec<KeyValue>, StoreError> {
         let line = self.keys.line(name);
         let (mut from, mut found) = (line.key, Vec::new());
         loop {
             let request = requests::page(from.clone(), line.end.clone(), PAGE, create);
-            let answer = match limited(effort, Effect::None, self.client.range(request)).await {
+            let answer = match limited(budget, Effect::None, self.client.range(request)).await {
                 Ok(answer) => answer,
                 Err(trouble) => {
-                    effort.pause_after(trouble.into_error()).await?;
+                    budget.pause_after(trouble.into_error()).await?;
                     continue;
                 }
             };
@@ -169,26 +169,26 @@ impl EtcdLeases {
         from: Vec<u8>,
         end: Vec<u8>,
     ) -> Result<(Vec<LockName>, Option<Vec<u8>>), StoreError> {
-        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         loop {
             let request = requests::page(from.clone(), end.clone(), PAGE, 0);
-            match limited(&effort, Effect::None, self.client.range(request)).await {
+            match limited(&budget, Effect::None, self.client.range(request)).await {
                 Ok(answer) => {
                     let next = answer.kvs.last().filter(|_| answer.more).map(|kv| keys::after(&kv.key));
                     let names = answer.kvs.iter().filter_map(|kv| self.keys.lock_of(&kv.key));
                     return Ok((names.filter(|name| name.as_str().starts_with(prefix)).collect(), next));
                 }
-                Err(trouble) => effort.pause_after(trouble.into_error()).await?,
+                Err(trouble) => budget.pause_after(trouble.into_error()).await?,
             }
         }
     }
 
     pub(super) async fn end_grant(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         // The key of a delete of unknown effect. If it no longer exists, the delete was applied.
         let mut asked: Option<Vec<u8>> = None;
         loop {
-            let first = self.first(name, &mut effort).await?.0;
+            let first = self.first(name, &mut budget).await?.0;
             let gone = |first: &KeyValue| asked.as_ref().is_some_and(|asked| *asked != first.key);
             let Some(first) = first.filter(|first| !gone(first)) else {
                 return Ok(if asked.is_some() { Evicted::Evicted } else { Evicted::Changed });
@@ -200,27 +200,27 @@ impl EtcdLeases {
             let mark = self.keys.mark(value.claim);
             let mark = Some((mark.as_slice(), first.lease)).filter(|_| first.lease != 0);
             let request = requests::end(&first.key, first.mod_revision, mark);
-            match limited(&effort, Effect::Writes, self.client.txn(Effect::Writes, &request)).await {
+            match limited(&budget, Effect::Writes, self.client.txn(Effect::Writes, &request)).await {
                 Ok(answer) if answer.succeeded => return Ok(Evicted::Evicted),
                 // The key was written again or deleted meanwhile, or its lease has ended.
-                Ok(_) | Err(Trouble::NoLease) => effort.pause_after_conflict().await?,
+                Ok(_) | Err(Trouble::NoLease) => budget.pause_after_conflict().await?,
                 Err(trouble) => {
                     let error = trouble.into_error();
                     if matches!(error, StoreError::MaybeApplied(_)) {
                         asked = Some(first.key);
                     }
-                    effort.pause_after(error).await?;
+                    budget.pause_after(error).await?;
                 }
             }
         }
     }
 
     pub(super) async fn status(&self, name: &LockName) -> Result<Status, StoreError> {
-        let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
-        let Some(first) = self.first(name, &mut effort).await?.0 else {
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let Some(first) = self.first(name, &mut budget).await?.0 else {
             return Ok(Status::new(name.clone(), State::Free));
         };
-        let held = self.shown(&first, &effort).await;
+        let held = self.shown(&first, &budget).await;
         let token = held.token;
         let mut status = Status::new(name.clone(), State::Held(held));
         status.token = token;

@@ -4,7 +4,7 @@ use super::keys::Keys;
 use super::value::{self, Standing, Value, Who};
 use super::wire::{Answer, KeyValue, ResponseOp, TxnResponse};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Claim, Held, Id, Loss, LossReason, Token};
+use crate::lease::{Claim, HolderInfo, Id, Loss, LossReason, Token};
 use crate::types::LockName;
 
 /// A claim's place in line.
@@ -26,7 +26,7 @@ pub(super) enum Step {
     /// It is our turn, or may be: confirm it.
     Confirm(Place),
     /// Somebody is before us; with our place if we are in line.
-    Held(Held, Option<Place>),
+    Held(HolderInfo, Option<Place>),
     /// Keys of other locks stand in the way of seeing who is before us; with our place if we are in line.
     Crowded(Option<Place>),
     /// We are not in line any more, or what was there has gone: ask again.
@@ -47,7 +47,7 @@ pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<St
         matches!(answers.next(), Some(ResponseOp { answer: Some(Answer::Txn(txn)) }) if txn.succeeded);
     let place = match own {
         Some(own) => match own_standing(claim.id, &own)? {
-            Standing::Resting => return Ok(Step::Held(value::held(&own), None)),
+            Standing::Cooldown => return Ok(Step::Held(value::held(&own), None)),
             Standing::Waiting | Standing::Granted => {
                 Some(Place { create: own.create_revision, revision: own.mod_revision, before: None })
             }
@@ -118,7 +118,7 @@ pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnRespon
     let first = next_key(&mut answers).filter(|first| keys.is_in_line(name, &first.key));
     let reason = match first.map(|first| value::held(&first)) {
         _ if mark.is_some() => LossReason::Ended,
-        Some(held) if !held.resting => LossReason::TakenOver { by: held },
+        Some(held) if !held.in_cooldown => LossReason::TakenOver { by: held },
         Some(_) | None => LossReason::Deleted,
     };
     Loss::new(name.clone(), token, reason)
@@ -254,7 +254,7 @@ mod tests {
 
     fn resting() -> KeyValue {
         let value =
-            Value::of(&claim(), Standing::Granted).resting(token_of(5).unwrap(), Duration::from_secs(60));
+            Value::of(&claim(), Standing::Granted).in_cooldown(token_of(5).unwrap(), Duration::from_secs(60));
         KeyValue { value: value.to_bytes().unwrap(), ..own(5, Standing::Granted) }
     }
 
@@ -264,7 +264,7 @@ mod tests {
         let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
             panic!()
         };
-        assert!(held.resting);
+        assert!(held.in_cooldown);
     }
 
     #[test]

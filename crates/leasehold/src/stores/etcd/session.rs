@@ -1,6 +1,6 @@
 //! An etcd lease, kept alive once for all the claims that use it.
 //!
-//! The validity of a grant follows from one *beat*: a keep-alive, and after it a linearizable read of the claims' keys.
+//! The validity of a grant follows from one *heartbeat*: a keep-alive, and after it a linearizable read of the claims' keys.
 //! The deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must also be
 //! answered in the same raft term, which shows that the leader that answered the keep-alive was really the leader. A
 //! leader that was replaced and does not know it continues to prolong leases, while its successor lets them expire.
@@ -23,7 +23,7 @@ use crate::error::{Fault, StoreError};
 use crate::lease::{Id, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
 
-/// The maximum number of unused keys that are deleted after one beat.
+/// The maximum number of unused keys that are deleted after one heartbeat.
 const MOST_SWEPT: usize = 16;
 
 /// The minimum time for which a request that was given up is looked for, however short the lease. A member that was
@@ -50,19 +50,19 @@ pub(super) struct Session {
 struct State {
     /// Whether the lease must first be requested from etcd.
     wanted: bool,
-    /// The last confirmed beat, and its number.
+    /// The last confirmed heartbeat, and its number.
     kept: Option<(u64, Kept)>,
     gone: bool,
     places: HashMap<Id, Entry>,
-    /// The number of beats that were begun.
+    /// The number of heartbeats that were begun.
     begun: u64,
-    /// The latest beat that failed, and its error.
+    /// The latest heartbeat that failed, and its error.
     failed: Option<(u64, StoreError)>,
-    /// The beat that is under way. The channel is closed when it ends.
+    /// The heartbeat that is under way. The channel is closed when it ends.
     running: Option<watch::Receiver<()>>,
 }
 
-/// A confirmed beat.
+/// A confirmed heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     /// Taken before the keep-alive was sent.
@@ -89,7 +89,7 @@ struct Entry {
 pub(super) struct Gone;
 
 impl Session {
-    /// Creates a lease that the first beat requests from etcd.
+    /// Creates a lease that the first heartbeat requests from etcd.
     pub(super) fn wanted(lease: i64, seconds: i64, ttl: Ttl, shared: bool) -> Self {
         Self::new(lease, seconds, ttl, shared, State { wanted: true, ..State::default() })
     }
@@ -112,7 +112,7 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last confirmed beat.
+    /// The last confirmed heartbeat.
     pub(super) fn kept(&self) -> Option<Kept> {
         self.state().kept.map(|(_, kept)| kept)
     }
@@ -199,17 +199,17 @@ impl Session {
         self.state().places.values().all(|entry| entry.doubtful && entry.place.is_none())
     }
 
-    /// Returns a confirmed beat that was sent after `known` and is no older than `most`, or that began after this call.
-    /// Concurrent callers share one beat, and its failure. Waits for as long as `effort` has left.
+    /// Returns a confirmed heartbeat that was sent after `known` and is no older than `most`, or that began after this call.
+    /// Concurrent callers share one heartbeat, and its failure. Waits for as long as `budget` has left.
     ///
-    /// Cancel safe: the beat runs in a separate task.
+    /// Cancel safe: the heartbeat runs in a separate task.
     pub(super) async fn keep(
         self: &Arc<Self>,
         client: &Arc<Client>,
         env: &Env,
         known: Option<Moment>,
         most: Duration,
-        effort: &RetryBudget<'_>,
+        budget: &RetryBudget<'_>,
     ) -> Result<Result<Kept, Gone>, StoreError> {
         let asked = self.state().begun;
         loop {
@@ -238,13 +238,13 @@ impl Session {
                 let _ = running.changed().await;
                 Ok(())
             };
-            effort.request_within(effort.left(), ended).await.map_err(|error| match error {
+            budget.request_within(budget.left(), ended).await.map_err(|error| match error {
                 StoreError::MaybeApplied(fault) | StoreError::NotApplied(fault) => fault.not_applied(),
             })?;
         }
     }
 
-    /// Starts a beat in a task that depends on no caller.
+    /// Starts a heartbeat in a task that depends on no caller.
     fn begin(self: &Arc<Self>, state: &mut State, client: &Arc<Client>, env: &Env) -> watch::Receiver<()> {
         let (ends, running) = watch::channel(());
         state.begun += 1;
@@ -255,7 +255,7 @@ impl Session {
             let beaten = if wanted {
                 session.ask_for_it(&client, &env).await
             } else {
-                session.beat(&client, &env).await
+                session.heartbeat(&client, &env).await
             };
             session.note(number, beaten);
             drop(ends);
@@ -283,12 +283,12 @@ impl Session {
         }
     }
 
-    /// The time limit of a beat. After it the lease is over anyway.
-    fn effort<'a>(&self, env: &'a Env) -> RetryBudget<'a> {
+    /// The time limit of a heartbeat. After it the lease is over anyway.
+    fn budget<'a>(&self, env: &'a Env) -> RetryBudget<'a> {
         RetryBudget::new(env, self.lasts(), attempt_limit(self.ttl))
     }
 
-    /// How long the lease lasts without a beat.
+    /// How long the lease lasts without a heartbeat.
     pub(super) fn lasts(&self) -> Duration {
         Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0))
     }
@@ -296,19 +296,19 @@ impl Session {
     async fn ask_for_it(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
         let sent = env.now();
         let request = client.grant(self.lease, self.seconds);
-        let answer = limited(&self.effort(env), Effect::Writes, request).await?;
+        let answer = limited(&self.budget(env), Effect::Writes, request).await?;
         Ok(Kept { sent, ttl: Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) })
     }
 
-    async fn beat(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
-        let (effort, sent) = (&self.effort(env), env.now());
-        let answer = limited(effort, Effect::None, client.keep_alive(self.lease)).await?;
+    async fn heartbeat(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
+        let (budget, sent) = (&self.budget(env), env.now());
+        let answer = limited(budget, Effect::None, client.keep_alive(self.lease)).await?;
         let seconds = u64::try_from(answer.ttl).unwrap_or(0);
         if seconds == 0 {
             return Err(Trouble::NoLease);
         }
         let term = answer.header.unwrap_or_default().raft_term;
-        let looks = stream::iter(self.batches()).map(|batch| self.look(client, effort, term, batch));
+        let looks = stream::iter(self.batches()).map(|batch| self.look(client, budget, term, batch));
         looks.buffer_unordered(LOOKS_AT_ONCE).try_collect::<Vec<()>>().await?;
         Ok(Kept { sent, ttl: Duration::from_secs(seconds) })
     }
@@ -331,7 +331,7 @@ impl Session {
     async fn look(
         &self,
         client: &Client,
-        effort: &RetryBudget<'_>,
+        budget: &RetryBudget<'_>,
         term: u64,
         batch: Vec<Seen>,
     ) -> Result<(), Trouble> {
@@ -342,7 +342,7 @@ impl Session {
         } else {
             requests::check(batch.iter().map(|seen| (seen.key.as_slice(), seen.revision)))
         };
-        let answer = limited(effort, Effect::None, client.txn(Effect::None, &request)).await?;
+        let answer = limited(budget, Effect::None, client.txn(Effect::None, &request)).await?;
         in_term(&answer, term)?;
         if !answer.succeeded && !batch.is_empty() {
             self.take_in(batch, answer);
@@ -372,11 +372,11 @@ impl Session {
     /// Deletes the keys of claims that were not used for as long as a lease lasts. The other claims would otherwise
     /// keep these keys alive for ever.
     async fn sweep(&self, client: &Client, env: &Env) {
-        let effort = &self.effort(env);
+        let budget = &self.budget(env);
         for (id, key, revision) in self.stale(env.now()) {
             tracing::debug!("a claim that nobody asks about any more is withdrawn");
             let request = requests::end(&key, revision, None);
-            let answer = limited(effort, Effect::Writes, client.txn(Effect::Writes, &request)).await;
+            let answer = limited(budget, Effect::Writes, client.txn(Effect::Writes, &request)).await;
             if answer.is_ok_and(|answer| answer.succeeded) {
                 self.unput(id);
             }
@@ -419,11 +419,11 @@ struct Seen {
 
 /// Awaits one request for as long as a request may take.
 pub(super) async fn limited<T>(
-    effort: &RetryBudget<'_>,
+    budget: &RetryBudget<'_>,
     effect: Effect,
     request: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Trouble> {
-    match effort.request(async { Ok(request.await) }).await {
+    match budget.request(async { Ok(request.await) }).await {
         Ok(answer) => answer,
         Err(StoreError::MaybeApplied(fault)) if effect == Effect::None => {
             Err(Trouble::Failed(fault.not_applied()))

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::KeyValue;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Claim, Held, Holder, Id, Token, Ttl};
+use crate::lease::{Claim, Holder, HolderInfo, Id, Token, Ttl};
 
 /// The format that this version writes, and the newest one that it reads.
 const FORMAT: u64 = 1;
@@ -26,7 +26,7 @@ pub(super) struct Value {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) lock_delay_ms: u64,
     pub(super) holder: Holder,
-    /// In state `resting`: the length of the cooldown.
+    /// In state `in_cooldown`: the length of the cooldown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) rest_ms: Option<u64>,
 }
@@ -40,7 +40,8 @@ pub(super) enum Standing {
     /// Its holder has the lock.
     Granted,
     /// Released with a cooldown, during which the lock cannot be granted.
-    Resting,
+    #[serde(rename = "resting")]
+    Cooldown,
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -67,11 +68,11 @@ impl Value {
         self
     }
 
-    /// The value of a grant that was released with `token` and a cooldown of `rest`.
-    pub(super) fn resting(mut self, token: Token, rest: Duration) -> Self {
-        self.state = Standing::Resting;
+    /// The value of a grant that was released with `token` and a cooldown of `cooldown`.
+    pub(super) fn in_cooldown(mut self, token: Token, cooldown: Duration) -> Self {
+        self.state = Standing::Cooldown;
         self.token = Some(token);
-        self.rest_ms = Some(millis(rest));
+        self.rest_ms = Some(millis(cooldown));
         self
     }
 
@@ -95,7 +96,7 @@ impl Value {
 
     /// Whether the value has everything that a value of leasehold always has.
     fn is_whole(&self) -> bool {
-        let rests = self.state != Standing::Resting || self.rest_ms.is_some();
+        let rests = self.state != Standing::Cooldown || self.rest_ms.is_some();
         self.leasehold != 0 && self.ttl().is_some() && rests
     }
 
@@ -152,22 +153,22 @@ fn shown(key: &[u8]) -> String {
 pub(super) fn token(kv: &KeyValue, value: &Value) -> Option<Token> {
     match value.state {
         Standing::Waiting => None,
-        Standing::Granted | Standing::Resting => {
+        Standing::Granted | Standing::Cooldown => {
             value.token.or_else(|| u64::try_from(kv.mod_revision).ok().and_then(Token::new))
         }
     }
 }
 
 /// Describes the first claim of the queue.
-pub(super) fn held(kv: &KeyValue) -> Held {
-    let mut held = Held::default();
+pub(super) fn held(kv: &KeyValue) -> HolderInfo {
+    let mut held = HolderInfo::default();
     match read(kv) {
         Who::Foreign(what) => held.foreign = Some(what),
         Who::Ours(value) => {
             held.token = token(kv, &value);
             held.lapses_within = Some(value.lasts());
-            held.resting = value.state == Standing::Resting;
-            if held.resting {
+            held.in_cooldown = value.state == Standing::Cooldown;
+            if held.in_cooldown {
                 held.last_holder = Some(value.holder.of_the_past());
             } else {
                 held.holder = Some(value.holder);
@@ -221,11 +222,11 @@ mod tests {
             rest_ms: None,
         };
         let waiting = Value { state: Standing::Waiting, ..granted.clone() };
-        let resting = granted.clone().resting(Token::new(41).unwrap(), Duration::from_secs(60));
+        let in_cooldown = granted.clone().in_cooldown(Token::new(41).unwrap(), Duration::from_secs(60));
         for (name, value) in [
             ("1-etcd-granted.json", granted),
             ("1-etcd-waiting.json", waiting),
-            ("1-etcd-resting.json", resting),
+            ("1-etcd-resting.json", in_cooldown),
         ] {
             assert_written(name, std::str::from_utf8(&value.to_bytes().unwrap()).unwrap());
             assert_eq!(read(&kv(&golden(name))), Who::Ours(Box::new(value)));
@@ -271,9 +272,9 @@ mod tests {
         assert_eq!(waiting.lease_seconds(), 4, "3.001 s, rounded up");
         let granted = Value::of(&claim, Standing::Granted).with_token(Token::new(3).unwrap());
         assert_eq!(token(&kv(""), &granted), Token::new(3), "what is written rules");
-        let resting = granted.resting(Token::new(3).unwrap(), Duration::from_secs(60));
-        let shown = held(&kv(std::str::from_utf8(&resting.to_bytes().unwrap()).unwrap()));
-        assert!(shown.resting && shown.holder.is_none(), "{shown:?}");
+        let in_cooldown = granted.in_cooldown(Token::new(3).unwrap(), Duration::from_secs(60));
+        let shown = held(&kv(std::str::from_utf8(&in_cooldown.to_bytes().unwrap()).unwrap()));
+        assert!(shown.in_cooldown && shown.holder.is_none(), "{shown:?}");
         assert_eq!(shown.lapses_within, Some(Duration::from_secs(60)));
         assert_eq!(shown.last_holder, Some(Holder::default()));
     }

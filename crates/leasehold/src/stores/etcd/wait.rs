@@ -9,9 +9,9 @@ use super::session::Session;
 use super::value;
 use super::watch::{Fired, Watch};
 use super::wire::KeyValue;
-use super::{EtcdStore, PACE, PATIENCE};
+use super::{EtcdStore, POLL_INTERVAL, STORE_TIMEOUT};
 use crate::error::StoreError;
-use crate::lease::{Claim, Grant, Held, State, Status, Ttl, attempt_limit};
+use crate::lease::{Claim, Grant, HolderInfo, State, Status, Ttl, attempt_limit};
 use crate::types::LockName;
 
 /// The pause after a watch broke, so that reads do not come in a storm.
@@ -22,7 +22,7 @@ const SHORT_HOLD: Duration = Duration::from_secs(1);
 
 impl EtcdLeases {
     /// Waits until the key just before the claim's own is deleted, and keeps the claim's place in the queue meanwhile.
-    pub(super) async fn until_turn(&self, claim: &Claim, seen: &Held) -> Result<(), StoreError> {
+    pub(super) async fn until_turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let session = self.claims().get(&claim.id).cloned();
         let Some((session, place)) = session.and_then(|session| {
             let place = session.place(claim.id)?;
@@ -37,7 +37,7 @@ impl EtcdLeases {
                 self.calm(fired).await;
             }
             kept = self.stay(claim, &session) => return kept,
-            () = self.env.sleep(self.env.random.jittered(PACE.max, 0.25)) => {}
+            () = self.env.sleep(self.env.random.jittered(POLL_INTERVAL.max, 0.25)) => {}
         }
         Ok(())
     }
@@ -62,8 +62,8 @@ impl EtcdLeases {
         loop {
             session.expect(claim.id, &key, self.env.now());
             self.env.sleep(self.env.random.jittered(ttl / 3, 0.1)).await;
-            let effort = self.effort(2 * attempt_limit(claim.ttl), claim.ttl);
-            match session.keep(&self.client, &self.env, None, ttl / 6, &effort).await {
+            let budget = self.budget(2 * attempt_limit(claim.ttl), claim.ttl);
+            match session.keep(&self.client, &self.env, None, ttl / 6, &budget).await {
                 Ok(Ok(_)) if session.place(claim.id).is_some() => {}
                 Ok(_) => return Ok(()),
                 Err(error) if error.is_transient() => {}
@@ -73,18 +73,18 @@ impl EtcdLeases {
     }
 
     /// Waits until the lock is free, has another holder than was `seen`, or begins or ends a cooldown.
-    pub(super) async fn until_changed(&self, name: &LockName, seen: &Held) -> Result<(), StoreError> {
+    pub(super) async fn until_changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         loop {
-            let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
-            let (Some(first), revision) = self.first(name, &mut effort).await? else { return Ok(()) };
+            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+            let (Some(first), revision) = self.first(name, &mut budget).await? else { return Ok(()) };
             let held = value::held(&first);
-            if held.token != seen.token || held.resting != seen.resting {
+            if held.token != seen.token || held.in_cooldown != seen.in_cooldown {
                 return Ok(());
             }
             tokio::select! {
                 // The holder writes its key when the cooldown begins, and seldom otherwise.
                 fired = self.watcher.touched(&first.key, revision + 1) => self.calm(fired).await,
-                () = self.env.sleep(self.env.random.jittered(PACE.max, 0.25)) => {}
+                () = self.env.sleep(self.env.random.jittered(POLL_INTERVAL.max, 0.25)) => {}
             }
         }
     }
@@ -92,8 +92,8 @@ impl EtcdLeases {
     /// Waits until the first claim of the queue is another one than when `seen` was read, or has been granted the lock.
     pub(super) async fn until_holder_changed(&self, name: &LockName, seen: &Status) {
         loop {
-            let mut effort = self.effort(PATIENCE, Ttl::DEFAULT);
-            let revision = match self.first(name, &mut effort).await {
+            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+            let revision = match self.first(name, &mut budget).await {
                 Ok((first, _)) if !is_still(first.as_ref(), &seen.state) => return,
                 Ok((_, revision)) => revision,
                 Err(error) => {
@@ -142,7 +142,7 @@ impl EtcdStore {
             // etcd may have compacted the revisions after that one.
             let (key, ttl) = (key.clone(), grant.ttl);
             let look = self.run(|leases| async move {
-                let found = leases.key(&key, &mut leases.effort(PATIENCE, ttl)).await;
+                let found = leases.key(&key, &mut leases.budget(STORE_TIMEOUT, ttl)).await;
                 found.map(|(found, revision)| (found.is_some(), revision))
             });
             match look.await.and_then(|found| found) {
@@ -183,7 +183,7 @@ fn is_still(first: Option<&KeyValue>, seen: &State) -> bool {
     match (first.map(value::held), seen) {
         (None, State::Free) => true,
         (Some(held), State::Held(seen)) => {
-            Held { held_for: seen.held_for, lapses_within: seen.lapses_within, ..held } == *seen
+            HolderInfo { held_for: seen.held_for, lapses_within: seen.lapses_within, ..held } == *seen
         }
         _ => false,
     }
@@ -209,7 +209,7 @@ mod tests {
             value: value.to_bytes().unwrap(),
             lease: 7,
         };
-        let rest = granted.clone().resting(Token::new(5).unwrap(), Duration::from_secs(60));
+        let rest = granted.clone().in_cooldown(Token::new(5).unwrap(), Duration::from_secs(60));
         let (first, resting) = (key(granted, 5), key(rest, 9));
         let mut left = value::held(&resting);
         left.held_for = Some(Duration::from_secs(40));

@@ -10,10 +10,11 @@ use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::errors::{Answer, Place, Trouble};
+use super::errors::Place;
 use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
+use crate::stores::answer::{Answer, Trouble};
 
 /// In a path or a query, everything but these characters is percent-encoded: an object's name is one segment, including
 /// its slashes.
@@ -46,7 +47,7 @@ impl Request {
 }
 
 /// Reads generation, size and metadata of an object.
-pub(super) fn stat(place: &Place, object: &str) -> Request {
+pub(super) fn head(place: &Place, object: &str) -> Request {
     let fields = "generation%2Csize%2CcontentType%2CcacheControl%2CcontentEncoding%2CcontentDisposition%2C\
                   contentLanguage%2Cmetadata";
     Request {
@@ -307,8 +308,8 @@ pub(super) async fn refusal(response: Response) -> Answer {
         .and_then(|text| text.to_str().ok()?.trim().parse().ok())
         .map(Duration::from_secs);
     let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
-    let (reason, message) = explanation(&text);
-    Answer { status, reason, message, retry_after, ..Answer::default() }
+    let (code, message) = explanation(&text);
+    Answer { status, code, message, retry_after, ..Answer::default() }
 }
 
 /// Parses reason and message in an error's body: GCS's JSON, or plain text, which downloads return.

@@ -347,7 +347,7 @@ async fn careless() -> Server {
 async fn a_store_ignoring_conditions_is_refused_and_no_lock_deleted() {
     let server = careless().await;
     let register = register(&server);
-    assert!(!register.traits().trusted);
+    assert!(!register.capabilities().trusted);
     for _ in 0..2 {
         let error = probe(&register).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");

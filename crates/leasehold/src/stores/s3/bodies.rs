@@ -15,7 +15,7 @@ use super::super::objects::{Contents, request_limit};
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::register::{Metadata, Stat, Version, VersionedValue};
+use crate::register::{Head, Metadata, Version, VersionedValue};
 
 /// Reads the value in the response to a GET.
 pub(super) async fn cell(
@@ -53,7 +53,7 @@ pub(super) async fn cell(
 }
 
 /// Parses the response to a `HEAD`.
-pub(super) fn stat(object: &str, output: HeadObjectOutput) -> Result<Stat, StoreError> {
+pub(super) fn head(object: &str, output: HeadObjectOutput) -> Result<Head, StoreError> {
     let version = version(output.e_tag()).map_err(Fault::not_applied)?;
     let size = output.content_length().and_then(|length| u64::try_from(length).ok()).unwrap_or(0);
     let metadata = metadata(
@@ -68,7 +68,7 @@ pub(super) fn stat(object: &str, output: HeadObjectOutput) -> Result<Stat, Store
             missing: output.missing_meta,
         },
     )?;
-    Ok(Stat { version, metadata, size })
+    Ok(Head { version, metadata, size })
 }
 
 /// The headers that the responses of two operations share.

@@ -3,45 +3,17 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::aws::trouble::{Answer, Trouble, Unanswered};
+use crate::error::{ErrorKind, Fault};
+use crate::stores::answer::{Answer, Asked, Trouble};
+use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
+use crate::stores::objects::{Meaning, Operation};
 
-/// The operation that was requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
-    Read,
-    /// Reads the metadata only.
-    Stat,
-    /// A write that expects no object.
-    Create,
-    /// A write that expects a version.
-    Replace,
-    Delete,
-    List,
-}
-
-impl Operation {
-    /// Whether the request can have an effect.
-    fn changes(self) -> bool {
-        matches!(self, Self::Create | Self::Replace | Self::Delete)
-    }
-
-    fn verb(self) -> &'static str {
-        match self {
-            Self::Read | Self::Stat => "read",
-            Self::Create | Self::Replace => "write",
-            Self::Delete => "delete",
-            Self::List => "list",
-        }
-    }
-
-    fn permission(self) -> &'static str {
-        match self {
-            Self::Read | Self::Stat => "s3:GetObject",
-            Self::Create | Self::Replace => "s3:PutObject",
-            Self::Delete => "s3:DeleteObject",
-            Self::List => "s3:ListBucket",
-        }
+fn permission(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read | Operation::Head => "s3:GetObject",
+        Operation::Create | Operation::Replace => "s3:PutObject",
+        Operation::Delete => "s3:DeleteObject",
+        Operation::List => "s3:ListBucket",
     }
 }
 
@@ -111,29 +83,18 @@ impl Place {
     }
 }
 
-/// The meaning of a response.
-#[derive(Debug)]
-pub(super) enum Meaning {
-    /// There is no object at that key.
-    Absent,
-    /// The precondition does not hold.
-    Conflict,
-    Failed(StoreError),
-}
-
 /// Returns the meaning of `trouble` for `operation` on object `key`.
 pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place };
-    let answer = match trouble.answer(&case, &place.endpoint()) {
+    let case = Case { operation, key, place, endpoint: place.endpoint() };
+    let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
-        Err(Unanswered::NotSent(fault)) => return case.refused(fault),
-        Err(Unanswered::MaybeSent(fault)) => return case.unknown(fault),
+        Err(error) => return Meaning::Failed(error),
     };
     match (operation, answer.status, answer.code.as_deref()) {
         (Operation::Read, 404, Some("NoSuchKey")) => Meaning::Absent,
         // A response to HEAD has no body, and so no error code. The bucket may be what is missing. The write will show
         // that.
-        (Operation::Stat, 404, _) => Meaning::Absent,
+        (Operation::Head, 404, _) => Meaning::Absent,
         (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
         _ => case.answered(&answer),
@@ -144,6 +105,7 @@ struct Case<'a> {
     operation: Operation,
     key: &'a str,
     place: &'a Place,
+    endpoint: String,
 }
 
 impl fmt::Display for Case<'_> {
@@ -160,7 +122,11 @@ impl Case<'_> {
 
     /// The request may have had its effect, if it can have one.
     fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(if self.operation.changes() { fault.maybe_applied() } else { fault.not_applied() })
+        Meaning::Failed(self.asked().unknown(fault))
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
     }
 
     fn answered(&self, answer: &Answer) -> Meaning {
@@ -203,7 +169,7 @@ impl Case<'_> {
     }
 
     fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        answer.fault(kind, self, &self.place.endpoint())
+        self.asked().fault(kind, answer)
     }
 
     fn busy(&self, answer: &Answer) -> Fault {
@@ -212,7 +178,7 @@ impl Case<'_> {
 
     fn not_implemented(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unsupported, answer).with_help(match self.operation {
-            Operation::Read | Operation::Stat | Operation::List => "this store does not implement a request that leasehold needs",
+            Operation::Read | Operation::Head | Operation::List => "this store does not implement a request that leasehold needs",
             Operation::Create | Operation::Replace => {
                 "this store does not implement conditional writes (If-None-Match and If-Match on PutObject); locks \
                  need them: use Amazon S3 or a store that has them"
@@ -250,7 +216,7 @@ impl Case<'_> {
         let bucket = &self.place.bucket;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no bucket {bucket:?} at {}: check the store URL, or create it (aws s3 mb s3://{bucket})",
-            self.place.endpoint()
+            self.endpoint
         ))
     }
 
@@ -275,7 +241,7 @@ impl Case<'_> {
 
     fn denied(&self, answer: &Answer) -> Fault {
         let fault = self.fault(ErrorKind::Denied, answer);
-        if let Some(help) = answer.credentials_help() {
+        if let Some(help) = credentials_help(answer) {
             return fault.with_help(help);
         }
         if self.place.is_directory() {
@@ -284,11 +250,11 @@ impl Case<'_> {
         let (bucket, object) = (self.place.arn(), self.place.arn_of(self.key));
         match self.operation {
             Operation::List => fault.with_help(format!("allow s3:ListBucket on {bucket}")),
-            Operation::Read | Operation::Stat => fault.with_help(format!(
+            Operation::Read | Operation::Head => fault.with_help(format!(
                 "allow s3:GetObject on {object}, and s3:ListBucket on {bucket}: without the latter S3 answers 403 also for \
                  an object that does not exist yet",
             )),
-            _ => fault.with_help(format!("allow {} on {object}", self.operation.permission())),
+            _ => fault.with_help(format!("allow {} on {object}", permission(self.operation))),
         }
     }
 
@@ -305,10 +271,8 @@ impl Case<'_> {
     }
 
     fn unexpected(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "S3 does not answer so: check that {} is an S3 endpoint",
-            self.place.endpoint()
-        ))
+        self.fault(ErrorKind::Invalid, answer)
+            .with_help(format!("S3 does not answer so: check that {} is an S3 endpoint", self.endpoint))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 use crate::register::{Deleted, Register, Version};
 use crate::retry::retry;
-use crate::stores::aws::trouble::Trouble;
+use crate::stores::answer::Trouble;
 use crate::stores::aws::watch::Watch;
 
 impl S3Register {

@@ -348,7 +348,7 @@ async fn careless() -> Server {
 async fn a_store_ignoring_conditions_is_refused_and_no_lock_deleted() {
     let server = careless().await;
     let register = server.register();
-    assert!(!register.traits().trusted);
+    assert!(!register.capabilities().trusted);
     for _ in 0..2 {
         let error = probe(&register).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
@@ -401,10 +401,10 @@ async fn an_objects_metadata_goes_both_ways() {
         assert!(put.has(&line.to_lowercase()), "{line}: {put:?}");
     }
     let head = answer("200 OK", &format!("{headers}x-amz-missing-meta: 1\r\n"), "");
-    let error = Server::always(head).await.register().stat("x").await.unwrap_err();
+    let error = Server::always(head).await.register().head("x").await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "what cannot be read would be lost");
     let gone = Server::always(answer("404 Not Found", "", "")).await;
-    assert_eq!(gone.register().stat("x").await.unwrap(), None);
+    assert_eq!(gone.register().head("x").await.unwrap(), None);
     assert_eq!(register.version_of(b"").unwrap().as_str(), "\"d41d8cd98f00b204e9800998ecf8427e\"");
 }
 

@@ -9,7 +9,7 @@ use super::database::{Changed, Durability, transact};
 use super::fault::Trouble;
 use super::location::Location;
 use super::queue::Purpose;
-use super::{PATIENCE, SqliteLeases};
+use super::{STORE_TIMEOUT, SqliteLeases};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;
 use crate::types::LockName;
@@ -30,7 +30,7 @@ impl SqliteLeases {
         check: &'static str,
         ask: impl Fn(&mut Connection) -> Result<Finding, Trouble> + Clone + Send + 'static,
     ) -> Finding {
-        match self.database.run(&self.env, PATIENCE, Purpose::Read, ask).await {
+        match self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, ask).await {
             Ok(finding) => finding,
             Err(error) => Finding::of_error(check, CheckStatus::Failed, &error),
         }
@@ -50,7 +50,7 @@ impl SqliteLeases {
                 Ok((left == 0, Some(Changed)))
             })
         };
-        self.database.run(&self.env, PATIENCE, Purpose::Write, work).await
+        self.database.run(&self.env, STORE_TIMEOUT, Purpose::Write, work).await
     }
 }
 

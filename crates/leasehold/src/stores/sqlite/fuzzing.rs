@@ -73,7 +73,7 @@ fn judged(file: &Connection, data: &[u8]) {
     let state: String = file.query_row("SELECT state FROM lock", (), |row| row.get(0)).unwrap();
     let read = match &record.state {
         State::Free => "free",
-        State::Resting(_) => "resting",
+        State::Cooldown(_) => "resting",
         State::Held(hold) => {
             assert!(hold.ttl.get() >= Ttl::MIN);
             assert_readable(&hold.holder.to_string());

@@ -6,7 +6,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row};
 
 use super::machine::{Other, Process};
-use super::record::{Counter, Hold, Record, Rest, State, load, store};
+use super::record::{Cooldown, Counter, Hold, Record, State, load, store};
 use super::schema;
 use crate::golden::{assert_written, golden, golden_record};
 use crate::lease::Ttl;
@@ -34,7 +34,8 @@ fn rows() -> Vec<(LockName, Record)> {
         }),
     };
     let died = Hold { died_ns: Some(86_411_000_000_000), ..hold.clone() };
-    let rest = Rest { boot: BOOT.to_owned(), until_ns: 86_500_000_000_000, until_us: 1_763_654_500_000_000 };
+    let cooldown =
+        Cooldown { boot: BOOT.to_owned(), until_ns: 86_500_000_000_000, until_us: 1_763_654_500_000_000 };
     let row = |name: &str, state: State| {
         let record = Record { token: held.token, history: held.history.clone(), state };
         (LockName::new(name).unwrap(), record)
@@ -43,7 +44,7 @@ fn rows() -> Vec<(LockName, Record)> {
         row("died", State::Held(Box::new(died))),
         row("free", State::Free),
         row("held", State::Held(Box::new(hold))),
-        row("resting", State::Resting(rest)),
+        row("resting", State::Cooldown(cooldown)),
     ]
 }
 

@@ -23,21 +23,21 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn is_resting(&self) -> bool {
-        matches!(self.state, State::Resting(_))
+    pub(super) fn is_in_cooldown(&self) -> bool {
+        matches!(self.state, State::Cooldown(_))
     }
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum State {
     Free,
-    Resting(Rest),
+    Cooldown(Cooldown),
     Held(Box<Hold>),
 }
 
 /// The end of a cooldown, until which the lock is not granted.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Rest {
+pub(super) struct Cooldown {
     pub(super) boot: String,
     pub(super) until_ns: u64,
     pub(super) until_us: u64,
@@ -97,9 +97,9 @@ pub(super) fn names(
 
 /// Writes the row of `name`.
 pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -> Result<(), Trouble> {
-    let (hold, rest) = match &record.state {
+    let (hold, cooldown) = match &record.state {
         State::Free => (None, None),
-        State::Resting(rest) => (None, Some(rest)),
+        State::Cooldown(cooldown) => (None, Some(cooldown)),
         State::Held(hold) => (Some(hold), None),
     };
     let mut statement = connection.prepare_cached(
@@ -111,9 +111,9 @@ pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -
     statement.execute(
         named_params! {
             ":name": name.as_str(),
-            ":state": match record.state { State::Free => "free", State::Resting(_) => "resting", State::Held(_) => "held" },
+            ":state": match record.state { State::Free => "free", State::Cooldown(_) => "resting", State::Held(_) => "held" },
             ":token": signed(record.token.get()),
-            ":boot": hold.map(|hold| &hold.boot).or(rest.map(|rest| &rest.boot)),
+            ":boot": hold.map(|hold| &hold.boot).or(cooldown.map(|cooldown| &cooldown.boot)),
             ":grant": hold.map(|hold| hold.grant.to_string()),
             ":holder": hold.map(|hold| json(&hold.holder)).transpose()?,
             ":ttl_ms": hold.map(|hold| signed(hold.ttl.as_millis())),
@@ -123,8 +123,8 @@ pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -
             ":renewed_ns": hold.map(|hold| signed(hold.renewed_ns)),
             ":died_ns": hold.and_then(|hold| hold.died_ns).map(signed),
             ":process": hold.and_then(|hold| hold.process.as_ref()).map(json).transpose()?,
-            ":rest_ns": rest.map(|rest| signed(rest.until_ns)),
-            ":rest_us": rest.map(|rest| signed(rest.until_us)),
+            ":rest_ns": cooldown.map(|cooldown| signed(cooldown.until_ns)),
+            ":rest_us": cooldown.map(|cooldown| signed(cooldown.until_us)),
             ":history": json(&record.history)?,
         },
     )?;
@@ -173,7 +173,7 @@ fn parse(row: &Row<'_>) -> Result<Record, Trouble> {
     let token = Token::new(token).ok_or_else(|| Trouble::Garbled(format!("{token} is not a token")))?;
     let state = match row.get::<_, String>("state")?.as_str() {
         "free" => State::Free,
-        "resting" => State::Resting(Rest {
+        "resting" => State::Cooldown(Cooldown {
             boot: row.get("boot")?,
             until_ns: unsigned(row, "rest_ns")?,
             until_us: unsigned(row, "rest_us")?,

@@ -7,11 +7,12 @@
 use std::time::Duration;
 
 use super::machine::Machine;
-use super::record::{Counter, Hold, Record, Rest, State};
+use super::record::{Cooldown, Counter, Hold, Record, State};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{
-    self, Claim, End, Evicted, Held, Id, Loss, LossReason, PastGrant, PollInterval, Released, Status, Token,
+    self, Claim, End, Evicted, HolderInfo, Id, Loss, LossReason, PastGrant, PollInterval, Released, Status,
+    Token,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing::Turns;
@@ -40,7 +41,7 @@ pub(super) enum Standing {
 pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Standing {
     match &record.state {
         State::Free => Standing::Free,
-        State::Resting(rest) => match rest_left(record, rest, machine, now) {
+        State::Cooldown(cooldown) => match cooldown_left(record, cooldown, machine, now) {
             Duration::ZERO => Standing::Free,
             left => Standing::Taken(left),
         },
@@ -83,18 +84,18 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
     }
 }
 
-/// By the boot clock within a boot; by the wall clock of this machine across boots, since a rest outlives a reboot and
+/// By the boot clock within a boot; by the wall clock of this machine across boots, since a cooldown outlives a reboot and
 /// guards nothing but a period. Not longer than it was to be, counted from this boot: that wall clock may have been years
 /// ahead when it began.
-fn rest_left(record: &Record, rest: &Rest, machine: &Machine, now: Moment) -> Duration {
-    if rest.boot == machine.boot {
-        return Duration::from_nanos(rest.until_ns).saturating_sub(now.since_boot());
+fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
+    if cooldown.boot == machine.boot {
+        return Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
     }
-    let left = Duration::from_micros(rest.until_us.saturating_sub(now.wall_us()));
+    let left = Duration::from_micros(cooldown.until_us.saturating_sub(now.wall_us()));
     let past = record.history.iter().find(|past| past.token == record.token);
     match past.and_then(|past| past.until_us) {
         Some(began_us) => {
-            let whole = Duration::from_micros(rest.until_us.saturating_sub(began_us));
+            let whole = Duration::from_micros(cooldown.until_us.saturating_sub(began_us));
             left.min(whole.saturating_sub(now.since_boot()))
         }
         None => left,
@@ -109,7 +110,7 @@ pub(super) enum Decision {
     /// It was granted before and still stands: the row, prolonged.
     Again(Record),
     /// Somebody has it; with the row when there is something to write down about it.
-    Held(Held, Option<Record>),
+    Held(HolderInfo, Option<Record>),
     /// It was granted before, and has ended since.
     Lost(Loss),
 }
@@ -265,22 +266,22 @@ pub(super) fn loss(
     Loss::new(name.clone(), token, reason)
 }
 
-/// Ends `grant` by its holder's wish; the lock rests for `rest`.
+/// Ends `grant` by its holder's wish; the lock rests for `cooldown`.
 pub(super) fn release(
     record: Option<&Record>,
     grant: Id,
-    rest: Option<Duration>,
+    cooldown: Option<Duration>,
     machine: &Machine,
     now: Moment,
 ) -> Option<Record> {
     let mut record = record?.clone();
     hold_of(Some(&mut record), grant)?;
     end(&mut record, End::Released, Some(now.wall_us()));
-    if let Some(rest) = rest.filter(|rest| !rest.is_zero()) {
-        record.state = State::Resting(Rest {
+    if let Some(cooldown) = cooldown.filter(|cooldown| !cooldown.is_zero()) {
+        record.state = State::Cooldown(Cooldown {
             boot: machine.boot.clone(),
-            until_ns: nanos(now.since_boot()).saturating_add(nanos(rest)),
-            until_us: now.wall_us().saturating_add(micros(rest)),
+            until_ns: nanos(now.since_boot()).saturating_add(nanos(cooldown)),
+            until_us: now.wall_us().saturating_add(micros(cooldown)),
         });
     }
     Some(record)
@@ -339,13 +340,13 @@ pub(super) fn status(name: LockName, record: Option<Record>, machine: &Machine, 
 }
 
 /// What to show of whoever has the lock.
-fn held(record: &Record, machine: &Machine, now: Moment) -> Held {
-    let mut held = Held { token: Some(record.token), ..Held::default() };
+fn held(record: &Record, machine: &Machine, now: Moment) -> HolderInfo {
+    let mut held = HolderInfo { token: Some(record.token), ..HolderInfo::default() };
     held.lapses_within = Some(match standing(record, machine, now) {
         Standing::Taken(left) => left,
         Standing::JustDied => match &record.state {
             State::Held(hold) => hold.lock_delay,
-            State::Free | State::Resting(_) => Duration::ZERO,
+            State::Free | State::Cooldown(_) => Duration::ZERO,
         },
         Standing::Free | Standing::Lapsed(_) => Duration::ZERO,
     });
@@ -358,8 +359,8 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> Held {
                 Duration::from_micros(now.wall_us().saturating_sub(hold.granted_us))
             });
         }
-        State::Resting(_) | State::Free => {
-            held.resting = true;
+        State::Cooldown(_) | State::Free => {
+            held.in_cooldown = true;
             if let Some(past) = record.history.iter().find(|past| past.token == record.token) {
                 held.last_holder = Some(past.holder.clone());
                 held.held_for =
@@ -371,13 +372,13 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> Held {
 }
 
 /// What the row tells those who wait.
-pub(super) fn turns(record: &Record, now: Moment, pace: PollInterval) -> Turns {
+pub(super) fn turns(record: &Record, now: Moment, poll_interval: PollInterval) -> Turns {
     match &record.state {
         State::Held(hold) => {
             let clock = Some(StoreTime::exactly(now.wall_us()));
-            Turns::of(&hold.holder, Some(hold.granted_us), &record.history, clock, pace)
+            Turns::of(&hold.holder, Some(hold.granted_us), &record.history, clock, poll_interval)
         }
-        State::Resting(_) | State::Free => Turns::default(),
+        State::Cooldown(_) | State::Free => Turns::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use super::database::{Changed, Durability, transact};
 use super::machine::Machine;
 use super::queue::Purpose;
 use super::record::{Record, State};
-use super::{PATIENCE, SqliteLeases, record, rules};
+use super::{STORE_TIMEOUT, SqliteLeases, record, rules};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Swept;
@@ -37,7 +37,7 @@ impl SqliteLeases {
                 Ok((Swept::Deleted, Some(Changed)))
             })
         };
-        self.database.run(&self.env, PATIENCE, Purpose::Write, work).await
+        self.database.run(&self.env, STORE_TIMEOUT, Purpose::Write, work).await
     }
 }
 
@@ -46,10 +46,10 @@ fn free_for(record: &Record, machine: &Machine, now: Moment) -> Option<Duration>
     let free_from_us = match &record.state {
         State::Held(_) => return None,
         State::Free => record.history.first()?.until_us?,
-        State::Resting(rest) if rules::standing(record, machine, now) == rules::Standing::Free => {
-            rest.until_us
+        State::Cooldown(cooldown) if rules::standing(record, machine, now) == rules::Standing::Free => {
+            cooldown.until_us
         }
-        State::Resting(_) => return None,
+        State::Cooldown(_) => return None,
     };
     now.wall_us().checked_sub(free_from_us).map(Duration::from_micros)
 }

@@ -95,7 +95,7 @@ async fn grant(store: &SqliteLeases) -> Grant {
     }
 }
 
-async fn held(store: &SqliteLeases) -> Held {
+async fn held(store: &SqliteLeases) -> HolderInfo {
     match verdict(store).await {
         AcquireOutcome::Held(held) => held,
         other => panic!("not held: {other:?}"),
@@ -130,7 +130,7 @@ impl Gate {
                 let _ = opened.recv();
                 Ok(())
             };
-            store.database.run(&store.env, PATIENCE, Purpose::Read, work).await
+            store.database.run(&store.env, STORE_TIMEOUT, Purpose::Read, work).await
         });
         begun.await.unwrap();
         Self { _open: open }
@@ -211,7 +211,7 @@ async fn a_waiter_wakes_at_the_lapse_and_not_before() {
 async fn capabilities_are_what_the_store_does() {
     let site = Site::new();
     let capabilities = site.open().await.capabilities();
-    assert!(capabilities.tokens && capabilities.rests && !capabilities.fifo && !capabilities.watches);
+    assert!(capabilities.tokens && capabilities.cooldowns && !capabilities.fifo && !capabilities.watches);
     assert_eq!(capabilities.sees_dead_processes, cfg!(target_os = "linux"));
 }
 

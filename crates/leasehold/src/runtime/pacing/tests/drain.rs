@@ -77,7 +77,7 @@ fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
             events.push(Reverse((came, Event::Answer(waiter, None))));
             let clock_error = DOUBT.mul_f64(random.fraction());
             let doubled = Duration::from_millis(250);
-            Waiter { pacing: Pacing::new(PACE, at(came)), doubled, clock_error }
+            Waiter { pacing: Pacing::new(POLL_INTERVAL, at(came)), doubled, clock_error }
         })
         .collect();
     while told.idle.len() < waiters {
@@ -104,15 +104,20 @@ fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
                 let pause = match policy {
                     Policy::Doubling => {
                         let pause = random.jittered(*doubled, 0.25);
-                        *doubled = (*doubled * 2).min(PACE.max);
+                        *doubled = (*doubled * 2).min(POLL_INTERVAL.max);
                         pause
                     }
                     Policy::Pacing => {
                         let hi_us = upper_us(now, *clock_error);
                         let lo_us = hi_us.saturating_sub(micros(DOUBT));
                         let clock = Some(StoreTime::between(lo_us, hi_us));
-                        let turns =
-                            Turns::of(&lock.holder, Some(lock.granted_us), &lock.history, clock, PACE);
+                        let turns = Turns::of(
+                            &lock.holder,
+                            Some(lock.granted_us),
+                            &lock.history,
+                            clock,
+                            POLL_INTERVAL,
+                        );
                         pacing.pause(at(now), Token::new(lock.version as u64), turns, None, &random)
                     }
                 };
@@ -128,7 +133,7 @@ fn drain(policy: Policy, waiters: usize, hold: Duration, seed: u64) -> Told {
             }
             Event::Write(waiter, _) => {
                 all[waiter].doubled = Duration::from_millis(250);
-                all[waiter].pacing = Pacing::new(PACE, at(now));
+                all[waiter].pacing = Pacing::new(POLL_INTERVAL, at(now));
                 // The write is refused and the record read again. The next wait starts with that read.
                 events.push(Reverse((now + ROUND_TRIP, Event::Read(waiter))));
             }

@@ -79,7 +79,7 @@ fn our_item_has_what_the_java_and_go_clients_require() {
     assert_eq!(text(&free, RELEASED), Some("1"));
 
     let resting = Record { rest_ms: Some(90_000), ..golden(GOLDEN[2]) };
-    assert_eq!(resting.state, RecordState::Resting);
+    assert_eq!(resting.state, RecordState::Cooldown);
     let resting = item(&resting);
     assert!(!resting.contains_key(RELEASED), "they would take it at once");
     assert_eq!(text(&resting, LEASE), Some("90000"), "they wait for as long as it rests");

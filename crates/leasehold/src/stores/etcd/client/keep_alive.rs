@@ -1,4 +1,4 @@
-//! The stream of keep-alives. It stays open from one beat to the next, for all leases of a client.
+//! The stream of keep-alives. It stays open from one heartbeat to the next, for all leases of a client.
 //!
 //! A keep-alive has the stream to itself until it is answered, so at most one is under way on it. A keep-alive that is
 //! given up closes the stream. So a late answer is never taken for the answer to a later request, from which no

@@ -1,4 +1,4 @@
-//! When keys are swept, and what a beat confirms.
+//! When keys are swept, and what a heartbeat confirms.
 
 use super::super::wire::ResponseHeader;
 use super::*;

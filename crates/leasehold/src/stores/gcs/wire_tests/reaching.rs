@@ -30,7 +30,7 @@ async fn every_request_names_who_pays_and_every_upload_its_key() {
     register.write("x", Precondition::Absent, value().into()).await.unwrap();
     register.write("x", Precondition::Version(&v1()), value().into()).await.unwrap();
     register.read("x").await.unwrap();
-    register.stat("x").await.unwrap();
+    register.head("x").await.unwrap();
     register.delete("x", &v1()).await.unwrap();
     register.list("").try_collect::<Vec<_>>().await.unwrap();
     drop(register.examine().await);

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::stores::answer::tests::answered;
 
 fn place() -> Place {
     Place { endpoint: Some("http://here:9".into()), ..amazons("bkt") }
@@ -84,21 +85,6 @@ fn means(operation: Operation, trouble: Trouble) -> Meaning {
     meaning(operation, "p/x.lock", &place(), trouble)
 }
 
-fn answered(status: u16, code: &str) -> Trouble {
-    let code = (!code.is_empty()).then(|| code.to_owned());
-    Trouble::Answered(Answer { status, code, ..Answer::default() })
-}
-
-/// `absent`, `conflict`, or `not`/`maybe` with the kind of the fault.
-fn short(meaning: &Meaning) -> String {
-    match meaning {
-        Meaning::Absent => "absent".into(),
-        Meaning::Conflict => "conflict".into(),
-        Meaning::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
-        Meaning::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
-    }
-}
-
 #[test]
 fn every_answer_has_its_meaning_for_every_operation() {
     use Operation::{Create, Delete, List, Read, Replace};
@@ -150,33 +136,13 @@ fn every_answer_has_its_meaning_for_every_operation() {
     for (status, code, expected) in rows {
         for (operation, expected) in [Read, Create, Replace, Delete, List].into_iter().zip(expected) {
             let meaning = means(operation, answered(*status, code));
-            assert_eq!(short(&meaning), *expected, "{status} {code} {operation:?}");
-        }
-    }
-}
-
-#[test]
-fn without_an_answer_it_matters_whether_the_request_was_sent() {
-    let detail = || "x".to_owned();
-    for (trouble, read, write) in [
-        (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
-        (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
-        (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
-        (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
-        (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
-    ] {
-        assert_eq!(short(&means(Operation::Read, trouble.clone())), read, "{trouble:?}");
-        for operation in [Operation::Create, Operation::Replace, Operation::Delete] {
-            assert_eq!(short(&means(operation, trouble.clone())), write, "{trouble:?}");
+            assert_eq!(meaning.short(), *expected, "{status} {code} {operation:?}");
         }
     }
 }
 
 fn fault(operation: Operation, trouble: Trouble) -> Fault {
-    match means(operation, trouble) {
-        Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
-        other => panic!("{other:?}"),
-    }
+    means(operation, trouble).fault()
 }
 
 #[test]
@@ -233,15 +199,4 @@ fn a_wrong_region_names_the_right_one_and_throttling_its_pause() {
     let answer =
         Answer { status: 503, code: Some("SlowDown".into()), retry_after: wait, ..Answer::default() };
     assert_eq!(fault(Operation::Create, Trouble::Answered(answer)).retry_after, wait);
-}
-
-#[test]
-fn the_stores_own_words_are_shown_on_one_line_and_cut() {
-    let answer = Answer {
-        status: 418,
-        message: Some(format!("a\n\u{1b}[31m{}", "x".repeat(999))),
-        ..Answer::default()
-    };
-    let message = fault(Operation::Read, Trouble::Answered(answer)).message;
-    assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
 }

@@ -36,12 +36,12 @@ async fn good() -> Server {
     .await
 }
 
-/// Returns the requests for a write, a read, a stat, a delete and a listing.
+/// Returns the requests for a write, a read, a head, a delete and a listing.
 async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
     register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
     register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     register.read("x.lock").await.unwrap();
-    register.stat("x.lock").await.unwrap();
+    register.head("x.lock").await.unwrap();
     register.delete("x.lock", &v1()).await.unwrap();
     register.list("").try_collect::<Vec<_>>().await.unwrap();
     server.requests()
@@ -183,7 +183,7 @@ async fn a_directory_bucket_is_listed_by_whole_folders() {
         ("", "oth", "", &["other.lock"]),
     ] {
         let register = opened(&format!("s3://bkt--euw1-az1--x-s3{url}"), Some(&server.url), true);
-        assert!(!register.traits().trusted);
+        assert!(!register.capabilities().trusted);
         assert_eq!(register.list(prefix).try_collect::<Vec<_>>().await.unwrap(), found, "{url} {prefix}");
         let requests = server.requests();
         let [.., list] = &requests[..] else { panic!() };

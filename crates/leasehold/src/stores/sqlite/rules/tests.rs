@@ -115,12 +115,12 @@ fn a_hold_of_another_boot_is_as_old_as_the_wall_clock_says() {
 
 #[test]
 fn a_resting_lock_names_the_holder_who_let_it_rest() {
-    let rest = Rest { boot: machine().boot, until_ns: u64::MAX, until_us: u64::MAX };
+    let cooldown = Cooldown { boot: machine().boot, until_ns: u64::MAX, until_us: u64::MAX };
     let grant = claim().id;
     let history = vec![past(TOKEN + 1, grant, End::Released), past(TOKEN, grant, End::Lapsed)];
     for (token, named) in [(TOKEN + 1, Some("holder of 42")), (TOKEN, Some("holder of 41")), (7, None)] {
         let token = Token::new(token).unwrap();
-        let record = Record { token, history: history.clone(), state: State::Resting(rest.clone()) };
+        let record = Record { token, history: history.clone(), state: State::Cooldown(cooldown.clone()) };
         let held = held(&record, &machine(), Moment::from_raw(0, 50_000_000_000));
         assert_eq!(held.last_holder.map(|holder| holder.name).as_deref(), named);
         assert_eq!(held.held_for, named.map(|_| Duration::from_secs(40)));
@@ -148,13 +148,18 @@ fn a_loss_to_somebody_who_has_released_since_is_told() {
 
 #[test]
 fn who_waits_is_told_how_long_a_lock_has_been_held() {
-    let pace = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(10) };
+    let poll_interval = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(10) };
     let mut record = held_since(Moment::from_raw(0, 10_000_000_000));
     let now = Moment::from_raw(0, 19_000_000_000);
-    let expected =
-        Turns::of(&claim().holder, Some(10_000_000), &[], Some(StoreTime::exactly(19_000_000)), pace);
+    let expected = Turns::of(
+        &claim().holder,
+        Some(10_000_000),
+        &[],
+        Some(StoreTime::exactly(19_000_000)),
+        poll_interval,
+    );
     assert_ne!(expected, Turns::default());
-    assert_eq!(turns(&record, now, pace), expected);
+    assert_eq!(turns(&record, now, poll_interval), expected);
     record.state = State::Free;
-    assert_eq!(turns(&record, now, pace), Turns::default());
+    assert_eq!(turns(&record, now, poll_interval), Turns::default());
 }

@@ -149,7 +149,7 @@ async fn without_permission_to_write_the_error_says_so() {
     let site = Site::new();
     let store = site.open().await;
     let refuse = |connection: &mut Connection| Ok(connection.pragma_update(None, "query_only", "ON")?);
-    store.database.run(&store.env, PATIENCE, Purpose::Read, refuse).await.unwrap();
+    store.database.run(&store.env, STORE_TIMEOUT, Purpose::Read, refuse).await.unwrap();
     let error = store.try_acquire(&claim(&store)).await.unwrap_err();
     assert!(
         matches!(&error, StoreError::NotApplied(fault) if fault.kind == ErrorKind::Denied && fault.help.is_some()),
@@ -169,7 +169,7 @@ async fn a_full_disk_is_reported_and_grants_nothing() {
         let pages: i64 = connection.pragma_query_value(None, "page_count", |row| row.get(0))?;
         Ok(connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?)
     };
-    store.database.run(&store.env, PATIENCE, Purpose::Read, fill).await.unwrap();
+    store.database.run(&store.env, STORE_TIMEOUT, Purpose::Read, fill).await.unwrap();
     let mut large = claim(&store);
     large.holder.note = Some("x".repeat(100_000));
     let error = store.try_acquire(&large).await.unwrap_err();
@@ -189,11 +189,11 @@ async fn a_busy_file_is_waited_for_and_given_up_if_it_stays_busy() {
     let mut other = rusqlite::Connection::open(site.path()).unwrap();
     let writer = other.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
     let mut claim = claim(&store);
-    claim.patience = Duration::from_millis(150);
+    claim.store_timeout = Duration::from_millis(150);
     let error = store.try_acquire(&claim).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unavailable, "{error}");
     assert_eq!(store.inspect(&name()).await.unwrap().state, State::Free, "reading goes on");
-    claim.patience = PATIENCE;
+    claim.store_timeout = STORE_TIMEOUT;
     let (verdict, ()) = tokio::join!(store.try_acquire(&claim), async {
         tokio::task::yield_now().await;
         writer.rollback().unwrap();

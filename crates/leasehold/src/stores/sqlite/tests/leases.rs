@@ -137,7 +137,7 @@ async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
     // Two for the request, one for each try to grant it, one for the grant that was made. Its release is quick.
     let slow_looks = AtomicU32::new(5);
     store.env.clock = Arc::new(SlowMachine { clock: TestClock::default(), slow_looks });
-    let claim = Claim { patience: Duration::from_secs(86_400), ..claim(&store) };
+    let claim = Claim { store_timeout: Duration::from_secs(86_400), ..claim(&store) };
     let verdict = store.try_acquire(&claim).await.unwrap();
     assert!(matches!(verdict, AcquireOutcome::Lost(_)), "{verdict:?}");
     assert_eq!(site.open().await.inspect(&name()).await.unwrap().state, State::Free);

@@ -97,7 +97,7 @@ async fn served(store: &Arc<SqliteLeases>, purposes: impl IntoIterator<Item = Pu
                 order.lock().unwrap().push(purpose);
                 Ok(())
             };
-            store.database.run(&store.env, PATIENCE, purpose, work).await.unwrap();
+            store.database.run(&store.env, STORE_TIMEOUT, purpose, work).await.unwrap();
         }));
         tokio::task::yield_now().await;
     }
@@ -140,12 +140,12 @@ async fn a_request_in_a_file_that_hangs_ends_with_its_limit() {
     // A gate that lets the clock advance, like a disk that hangs.
     let other = narrow_runtime();
     let gate = Gate::close_in(&store, other.handle()).await;
-    let patient = Claim { patience: Duration::from_secs(3), ..named(&store, "other") };
+    let patient = Claim { store_timeout: Duration::from_secs(3), ..named(&store, "other") };
     let (start, error) = (store.env.now(), store.try_acquire(&patient).await.unwrap_err());
     assert!(matches!(&error, StoreError::NotApplied(_)), "it has not begun: {error:?}");
     let waited = store.env.now().longest_since(start);
     assert!(
-        (patient.patience..patient.patience + Duration::from_millis(300)).contains(&waited),
+        (patient.store_timeout..patient.store_timeout + Duration::from_millis(300)).contains(&waited),
         "{waited:?}"
     );
     assert!(matches!(lost_by(&store, &mut first).await, LossReason::Expired { .. }));
@@ -193,7 +193,7 @@ async fn work_that_has_begun_is_finished_without_its_caller() {
                     Ok(((), Some(Changed)))
                 })
             };
-            store.database.run(&store.env, PATIENCE, Purpose::Write, work).await
+            store.database.run(&store.env, STORE_TIMEOUT, Purpose::Write, work).await
         }
     });
     begun.await.unwrap();
@@ -227,7 +227,7 @@ async fn work_that_panics_fails_alone() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let work = |_: &mut Connection| -> Result<(), Trouble> { panic!("on purpose") };
-    let error = store.database.run(&store.env, PATIENCE, Purpose::Write, work).await.unwrap_err();
+    let error = store.database.run(&store.env, STORE_TIMEOUT, Purpose::Write, work).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unavailable);
     grant(&store).await;
 }
@@ -255,7 +255,7 @@ async fn an_idle_runtime_serves_no_requests_of_others() {
     let theirs = narrow_runtime();
     let gate = Gate::close_in(&store, theirs.handle()).await;
     let work = |_: &mut Connection| Ok(std::thread::current().name().map(str::to_owned));
-    let mut ours = Box::pin(store.database.run(&store.env, PATIENCE, Purpose::Read, work));
+    let mut ours = Box::pin(store.database.run(&store.env, STORE_TIMEOUT, Purpose::Read, work));
     assert!(poll_in(&tokio::runtime::Handle::current(), &mut ours).is_pending());
     drop(gate);
     // Served, but not by a thread that the other runtime would have to wait for when it ends.

@@ -171,7 +171,7 @@ async fn a_rest_lasts_as_long_as_asked_even_across_a_reboot() {
     store.release(&mut first, Some(Duration::from_secs(100))).await.unwrap();
     site.clock.suspend(Duration::from_secs(40));
     let resting = held(&store).await;
-    assert!(resting.resting && resting.holder.is_none());
+    assert!(resting.in_cooldown && resting.holder.is_none());
     assert_eq!((resting.token, resting.lapses_within), (Some(first.token), Some(Duration::from_secs(60))));
     site.reboot();
     let store = site.open().await;

@@ -11,9 +11,9 @@ use crate::lease::Id;
 
 /// For each grant without a ticket, the latest times that were written. The last one may not have been committed.
 #[derive(Debug, Default)]
-pub(super) struct Beats(Mutex<HashMap<Id, Vec<u64>>>);
+pub(super) struct Heartbeats(Mutex<HashMap<Id, Vec<u64>>>);
 
-impl Beats {
+impl Heartbeats {
     fn each(&self) -> MutexGuard<'_, HashMap<Id, Vec<u64>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -48,15 +48,15 @@ mod tests {
 
     #[test]
     fn only_a_time_of_another_is_foreign() {
-        let (beats, grant) = (Beats::default(), Id::random(&Random::seeded(1)));
-        assert!(!beats.is_foreign(grant, 7), "of a ticket nothing is known");
-        beats.begin(grant, 10);
-        beats.renew(grant, 10, 20);
+        let (heartbeats, grant) = (Heartbeats::default(), Id::random(&Random::seeded(1)));
+        assert!(!heartbeats.is_foreign(grant, 7), "of a ticket nothing is known");
+        heartbeats.begin(grant, 10);
+        heartbeats.renew(grant, 10, 20);
         // The commit may have failed or not.
-        assert!(!beats.is_foreign(grant, 10) && !beats.is_foreign(grant, 20));
-        beats.renew(grant, 20, 30);
-        assert!(beats.is_foreign(grant, 10) && beats.is_foreign(grant, 25));
-        beats.end(grant);
-        assert!(!beats.is_foreign(grant, 25));
+        assert!(!heartbeats.is_foreign(grant, 10) && !heartbeats.is_foreign(grant, 20));
+        heartbeats.renew(grant, 20, 30);
+        assert!(heartbeats.is_foreign(grant, 10) && heartbeats.is_foreign(grant, 25));
+        heartbeats.end(grant);
+        assert!(!heartbeats.is_foreign(grant, 25));
     }
 }

@@ -1,0 +1,31 @@
+//! What to do if Amazon's credentials are missing or refused.
+
+use crate::stores::answer::{Answer, SignIn};
+
+pub(in crate::stores) const SIGN_IN: SignIn = SignIn {
+    missing: "set AWS_PROFILE (or ?profile= in the store URL), or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or sign in \
+              (aws sso login), or give this machine a role",
+    refresh: "sign in again if the session is over (for example: aws sso login)",
+};
+
+/// Returns what to do if the credentials are refused. `None` if they are good and a permission is missing.
+pub(in crate::stores) fn credentials_help(answer: &Answer) -> Option<&'static str> {
+    Some(match answer.code.as_deref()? {
+        "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => {
+            "the session's credentials have expired: sign in again (for example: aws sso login)"
+        }
+        "InvalidAccessKeyId"
+        | "InvalidToken"
+        | "InvalidClientTokenId"
+        | "UnrecognizedClientException"
+        | "MissingAuthenticationTokenException" => {
+            "the store does not know these credentials: check AWS_PROFILE, AWS_ACCESS_KEY_ID and \
+             AWS_SESSION_TOKEN, and that they belong to this endpoint"
+        }
+        "SignatureDoesNotMatch" | "InvalidSignatureException" | "IncompleteSignatureException" => {
+            "the secret key does not fit the access key, or a proxy changes requests: check \
+             AWS_SECRET_ACCESS_KEY"
+        }
+        _ => return None,
+    })
+}
