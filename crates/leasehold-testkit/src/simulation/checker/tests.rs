@@ -121,7 +121,7 @@ fn i5_a_grant_that_is_passed_on_keeps_its_deadline() {
 }
 
 #[test]
-fn i6_what_was_lost_is_given_to_nobody() {
+fn i6_a_lost_grant_is_given_to_no_other_task() {
     let checker = two_grants();
     checker.given("x", 6, "b");
     checker.lost("x", 5);
