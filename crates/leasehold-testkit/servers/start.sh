@@ -30,7 +30,7 @@ stop_servers() {
     [[ -z $scratch ]] || rm -rf "$scratch"
 }
 
-# Any credentials will do for the others, and these are MinIO's. Nobody else's are to be used.
+# The other servers accept any credentials, so these are MinIO's. No real credentials may be used.
 set_credentials() {
     unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
     unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST "${!PG@}"
