@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn who_still_waits_at_the_end_has_waited() {
+    fn a_wait_that_has_not_ended_counts() {
         let events =
             [event(0, 0, [0, 1_000_000, 1_500_000, 2_000_000]), event(1, 0, [0, 3_000_000, 0, 3_100_000])];
         let fairness = Fairness::of(&events, 2, 2, 0, 10_000_000);

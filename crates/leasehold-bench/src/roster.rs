@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_installed_is_told_of() {
+    fn a_client_that_is_not_installed_is_reported() {
         for one in CONTENDERS.iter().filter(|one| one.name == "etcd-rust") {
             if let Err(why) = one.command() {
                 assert!(why.contains("LEASEHOLD_BENCH_PEER_ETCD_RUST"), "{why}");

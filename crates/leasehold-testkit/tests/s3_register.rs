@@ -30,7 +30,7 @@ cases! {
     of_many_creates_exactly_one_wins
     of_many_replacements_of_one_version_exactly_one_wins
     a_counter_by_compare_and_set_is_exact
-    a_missing_key_is_a_conflict_for_whoever_expects_a_version
+    a_missing_key_conflicts_with_an_expected_version
     strange_names_come_back_as_they_were
     a_listing_of_more_than_a_page_is_complete
     the_stores_clock_is_known_from_any_answer
@@ -157,7 +157,7 @@ async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
     assert_eq!(register.read("n.lock").await.unwrap().unwrap().value, body("40"));
 }
 
-async fn a_missing_key_is_a_conflict_for_whoever_expects_a_version(register: S3Register) {
+async fn a_missing_key_conflicts_with_an_expected_version(register: S3Register) {
     let version = put(&register, "x.lock", Precondition::Absent, "1").await.unwrap();
     assert_eq!(put(&register, "gone.lock", Precondition::Version(&version), "2").await, None);
     assert_eq!(register.read("gone.lock").await.unwrap(), None, "the refused write left nothing behind");

@@ -51,7 +51,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
     let at_most = |metric: &Metric, most: f64| value(metric).map(|value| (value, value <= most));
     let times =
         |role, metric: &Metric, least: f64| against(role, metric).map(|times| (times, times >= least));
-    let nobody_starves = verdict("no task starves", at_most(&STARVED, 0.0), " starved");
+    let none_starves = verdict("no task starves", at_most(&STARVED, 0.0), " starved");
     match scenario {
         Scenario::Uncontended => {
             // No lock can be faster than the conditional calls. Calls without conditions are not a lock.
@@ -79,9 +79,9 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
                 " times fewer",
             ),
             verdict("20 times the plain loop's locks", times(Role::Peer, &OPS, 20.0), " times"),
-            nobody_starves,
+            none_starves,
         ],
-        Scenario::Tasks => [nobody_starves, None, None],
+        Scenario::Tasks => [none_starves, None, None],
         Scenario::Processes => [
             verdict("a 5th of any peer's requests", times(Role::Peer, &REQUESTS, 5.0), " times fewer"),
             None,

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_given_a_number_of_ours_later_is_not_killed() {
+    fn a_process_with_a_reused_id_is_not_killed() {
         let ours = process(OURS, ROOT, OURS, 3);
         let strangers = vec![
             ours,
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_with_the_number_of_the_command_is_not_killed() {
+    fn a_process_with_the_reused_id_of_the_command_is_not_killed() {
         let (stranger, follower) = (process(LEADER, 1, LEADER, 9), process(OURS - 1, 1, LEADER, 9));
         let mut replaced = tree();
         replaced.forget_replaced_leader(&[stranger, follower]);

@@ -46,7 +46,7 @@ flaws! {
     RefusesItsOwnClaim,
     AsksAndActsApart,
     TakesOverByAskingAndActingApart,
-    NobodyKnowsTheHolder,
+    HolderIsUnknown,
     OneLockForAll,
     CaseDoesNotMatter,
     NamesEndAtPercent,
@@ -178,7 +178,7 @@ impl Store {
         let now = self.0.env.now();
         let mut held = Held::default();
         if let Some(live) = row.live.as_ref().filter(|live| !self.lapsed(live, contender)) {
-            if !self.is(Flaw::NobodyKnowsTheHolder) {
+            if !self.is(Flaw::HolderIsUnknown) {
                 held.holder = Some(live.holder.clone());
                 held.token = Token::new(row.token);
             }
