@@ -357,8 +357,8 @@ async fn a_create_that_comes_after_a_loss_is_found_and_deleted() {
     assert_eq!(world.object().await, None);
 }
 
-/// Where grants have numbers instead of tokens, a number must mean one of them: `break` ends the grant that has it. The
-/// store's time does not make them differ: a `Date` is true to a second, and writes come microseconds after it.
+/// Without tokens, grants have numbers. A number must identify one grant, because `break` ends the grant with that
+/// number. The store's time is not enough: a `Date` is exact to a second, and writes are microseconds apart.
 #[tokio::test(start_paused = true)]
 async fn without_generations_each_grant_has_a_number_of_its_own() {
     let world = World::by_existence();

@@ -74,8 +74,8 @@ impl Trouble {
     }
 }
 
-/// Whether a connection failed because nobody vouches for the server's certificate: rustls' words for it. The second is that of
-/// another authority of the same name.
+/// Whether a connection failed because the server's certificate is not trusted, by rustls' error names. The second one
+/// is used for another authority of the same name.
 pub(in crate::stores) fn is_untrusted(detail: &str) -> bool {
     ["UnknownIssuer", "BadSignature"].iter().any(|word| detail.contains(word))
 }

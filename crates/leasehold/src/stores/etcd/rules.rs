@@ -84,7 +84,7 @@ fn behind(
     }
 }
 
-/// What our own key says. Nobody else has reason to write there.
+/// What our own key says. No other client has reason to write there.
 pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, StoreError> {
     Ok(own_value(claim, own)?.state)
 }
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(told(Some(mark), Some(foreign(9))), LossReason::Ended);
         assert!(matches!(told(None, Some(foreign(9))), LossReason::TakenOver { .. }));
         assert_eq!(told(None, Some(key("p/a/b/1", 9, Vec::new()))), LossReason::Deleted);
-        assert_eq!(told(None, Some(resting())), LossReason::Deleted, "nobody has taken over what rests");
+        assert_eq!(told(None, Some(resting())), LossReason::Deleted, "a resting lock was not taken over");
         assert_eq!(told(None, None), LossReason::Deleted);
     }
 }
