@@ -50,7 +50,7 @@ async fn a_user_needs_the_documented_role_and_logs_in_again() {
     for (login, prefix, help) in [
         ("", "tests", "etcd://user:password@"),
         ("deploy:hunter2@", "tests", "password"),
-        ("nobody:hunter2@", "tests", "password"),
+        ("unknown:hunter2@", "tests", "password"),
         ("deploy:p%40ss%2Fword@", "others", "grant-permission"),
     ] {
         let locker = Locker::open(&url(login, prefix)).await.unwrap();
