@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn wrong_arguments_are_named() {
         for (wrong, says) in [
             (&["x"][..], "`x`"),
             (&["--rounds"], "`--rounds` needs a value"),

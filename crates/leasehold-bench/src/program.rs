@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_is_told_when_to_begin_and_says_what_it_did() {
+    async fn a_program_starts_on_request_and_reports_events() {
         let mut program = shell("echo ready; read go; echo E 0 1 2 3 4; echo done; cat >&2");
         program.says("ready", LIMIT).await.unwrap();
         program.tell("go").await.unwrap();

@@ -233,7 +233,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_again() {
+    fn stored_results_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("below/results.json");
         assert_eq!(Results::load(&file), Ok(Results::default()));

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_is_measured_wherever_something_is() {
+    fn ours_is_measured_on_every_store() {
         for scenario in Scenario::ALL {
             for store in scenario.stores() {
                 let all = Contender::of(*scenario, store);

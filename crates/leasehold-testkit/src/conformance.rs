@@ -140,7 +140,7 @@ macro_rules! cases {
 
 cases! {
     a_free_lock_is_granted_and_granted_again_after_its_release
-    a_second_claimant_is_told_who_holds_it
+    a_second_claimant_sees_the_holder
     locks_of_different_names_are_independent
     one_claim_tried_twice_is_granted_to_itself
     a_grant_is_for_at_most_its_ttl
@@ -163,9 +163,9 @@ cases! {
     a_resting_lock_is_not_granted_before_its_time
     eviction_frees_at_once
     eviction_with_another_token_changes_nothing
-    inspection_tells_free_held_and_history
-    inspection_tells_a_lapsed_lease_and_not_too_early
-    history_tells_how_grants_ended
+    inspection_shows_free_held_and_history
+    inspection_shows_a_lapsed_lease_and_not_too_early
+    history_shows_how_grants_ended
     names_with_odd_characters_are_listed_as_they_are
     names_that_look_alike_are_different_locks
     listing_goes_by_prefix
@@ -184,7 +184,7 @@ cases! {
     an_acquisition_given_up_leaves_nothing_behind
     with_holds_the_lock_while_its_body_runs
     frozen_futures_delay_no_other_lock
-    a_holder_is_told_that_it_was_evicted
+    a_holder_learns_that_it_was_evicted
     a_guard_keeps_its_lease_alive
     a_ticket_hands_a_lock_on
     no_more_permits_are_held_at_once_than_exist
@@ -197,7 +197,7 @@ cases! {
     one_candidate_leads_and_another_follows_when_it_resigns
     an_observer_sees_each_leader_and_each_vacancy
     an_observer_sees_a_leader_that_follows_at_once
-    what_a_leader_advertises_survives_its_renewals
+    the_value_of_a_leader_survives_its_renewals
     no_leader_is_reported_once_its_lease_has_ended
     one_of_many_runs_a_job_and_the_others_learn_that_it_ran
     a_job_that_failed_is_run_by_another_in_the_same_period

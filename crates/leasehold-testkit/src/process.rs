@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_is_listened_to_and_told_to_end() {
+    async fn a_program_prints_lines_and_ends_when_its_input_does() {
         let mut process = Process::start("sh", ["-c", "echo granted; cat; echo released; exit 3"]);
         process.says("granted").await;
         process.end_input();

@@ -86,7 +86,7 @@ async fn a_lease_without_locks_is_reused_by_a_user_with_few_rights() {
 /// The watch stream was opened with a login that has expired since. etcd refuses new watches on it without naming the
 /// watch.
 #[tokio::test]
-async fn a_waiter_is_told_when_its_watch_is_refused() {
+async fn a_waiter_notices_that_its_watch_is_refused() {
     let (cluster, url) = with_users(&["--auth-token-ttl", "1"]).await;
     let (one, two) = (Locker::open(&url).await.unwrap(), Locker::open(&url).await.unwrap());
     // Opens the watch stream.

@@ -242,7 +242,7 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
 /// An observer is woken by a watch. A change costs three reads, whenever it comes. Ten changes arrive in less time
 /// than it would take to poll for them.
 #[tokio::test]
-async fn an_observer_hears_of_each_change_at_once() {
+async fn an_observer_sees_each_change_at_once() {
     let mut counted = Counted::start().await;
     let url = counted.cluster.url();
     let (here, there) = (Locker::open(&url).await.unwrap(), Locker::open(&url).await.unwrap());

@@ -45,13 +45,13 @@ macro_rules! cases {
 }
 
 cases! {
-    ours_waits_for_theirs_and_succeeds_it_when_it_was_killed
-    theirs_waits_for_ours_and_succeeds_it_when_it_died
+    ours_waits_for_theirs_and_takes_over_when_it_is_killed
+    theirs_waits_for_ours_and_takes_over_when_it_dies
     a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise
     four_of_ours_and_four_of_theirs_count_exactly
 }
 
-async fn ours_waits_for_theirs_and_succeeds_it_when_it_was_killed(table: &Table) {
+async fn ours_waits_for_theirs_and_takes_over_when_it_is_killed(table: &Table) {
     let before = table.grant(TTL).await;
     table.release(before.1).await;
     let mut theirs = table.peer("hold", TTL, &[]);
@@ -77,7 +77,7 @@ async fn ours_waits_for_theirs_and_succeeds_it_when_it_was_killed(table: &Table)
     ours.kill().await;
 }
 
-async fn theirs_waits_for_ours_and_succeeds_it_when_it_died(table: &Table) {
+async fn theirs_waits_for_ours_and_takes_over_when_it_dies(table: &Table) {
     let (token, (locker, mut grant)) = table.grant(TTL).await;
     let attempt = table.peer("try", TTL, &[]);
     assert_eq!(attempt.end().await, (vec!["held".to_owned()], Some(1)));

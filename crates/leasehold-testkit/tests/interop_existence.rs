@@ -88,7 +88,7 @@ impl Plain {
 }
 
 #[tokio::test]
-async fn theirs_holds_and_ours_waits_until_they_delete() {
+async fn we_wait_until_a_plain_client_deletes_its_lock() {
     for plain in stores() {
         plain.acquire("deploy/prod").await;
         let proxy = Proxy::start(plain.server.address()).await;
@@ -108,7 +108,7 @@ async fn theirs_holds_and_ours_waits_until_they_delete() {
 }
 
 #[tokio::test]
-async fn ours_holds_and_theirs_is_refused_until_we_release() {
+async fn a_plain_client_is_refused_until_we_release() {
     for plain in stores() {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("deploy/prod").acquire().await.unwrap();
@@ -123,7 +123,7 @@ async fn ours_holds_and_theirs_is_refused_until_we_release() {
 /// If a plain client deletes our object, we lose the lock. The next renewal reports that, and does not restore the
 /// object.
 #[tokio::test]
-async fn ours_is_deleted_by_them_and_we_are_told() {
+async fn we_learn_that_a_plain_client_deleted_our_lock() {
     for plain in stores() {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("x.lock").ttl(Duration::from_secs(2)).acquire().await.unwrap();

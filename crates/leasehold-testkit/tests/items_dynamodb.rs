@@ -27,7 +27,7 @@ macro_rules! cases {
 }
 
 cases! {
-    what_others_keep_in_an_item_stays_there
+    attributes_of_other_clients_stay_in_an_item
     a_token_that_another_client_brought_back_is_not_counted_on
     a_token_that_another_client_wiped_out_is_not_forgotten
     each_heartbeat_of_another_client_prolongs_its_lease
@@ -37,7 +37,7 @@ cases! {
     another_clients_lock_can_be_evicted
     a_record_that_was_released_by_hand_is_free
     a_duplicated_request_does_not_restore_a_lost_lock
-    a_missing_table_is_named_with_what_to_do
+    a_missing_table_is_named_with_help
     a_table_is_made_by_any_number_at_once
     a_key_of_another_name_is_found_out
     a_key_that_is_no_string_is_refused
@@ -129,7 +129,7 @@ fn lock() -> LockName {
     LockName::new("lock").unwrap()
 }
 
-async fn what_others_keep_in_an_item_stays_there(table: &Table) {
+async fn attributes_of_other_clients_stay_in_an_item(table: &Table) {
     let mut theirs = table.theirs(20_000);
     let kept =
         [("data", AttributeValue::B(Blob::new(*b"theirs"))), ("team", s("payments")), ("isReleased", s("1"))];
@@ -295,7 +295,7 @@ fn unused_name() -> String {
     format!("made-{}", Id::random(&Random::from_os()))
 }
 
-async fn a_missing_table_is_named_with_what_to_do(table: &Table) {
+async fn a_missing_table_is_named_with_help(table: &Table) {
     let name = unused_name();
     let locker = Locker::open(&elsewhere(table, &name)).await.unwrap();
     let error = locker.lock("lock").try_acquire().await.unwrap_err();

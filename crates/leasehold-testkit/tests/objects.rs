@@ -58,7 +58,7 @@ fn with(content: Option<bytes::Bytes>, word: &str) -> bytes::Bytes {
 }
 
 #[tokio::test]
-async fn what_others_say_about_an_object_comes_back_and_stays() {
+async fn metadata_of_other_clients_is_read_and_kept() {
     for server in SERVERS {
         let folder = server.fresh_url();
         let register = register(server, &folder).await;

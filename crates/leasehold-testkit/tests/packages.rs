@@ -41,7 +41,7 @@ fn unsafe_code_is_forbidden_everywhere() {
 }
 
 #[test]
-fn every_package_brings_its_licences_and_says_what_it_is() {
+fn every_package_has_its_licences_and_a_description() {
     for package in published() {
         for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
             let own = fs::read_to_string(package.join(licence)).unwrap();

@@ -21,7 +21,7 @@ async fn processes_count_exactly_also_amid_the_keys_of_other_locks() {
 
 /// A waiter that is killed loses its place in line with its lease. The waiters behind it continue.
 #[tokio::test]
-async fn a_killed_waiter_does_not_hold_up_those_behind_it() {
+async fn a_killed_waiter_does_not_block_the_waiters_behind_it() {
     let url = Server::ETCD.fresh_url();
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;

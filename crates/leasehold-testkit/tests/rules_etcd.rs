@@ -140,7 +140,7 @@ async fn a_place_in_line_that_was_lost_is_no_grant() {
 
 /// The same for a client that has not noticed its loss, with others behind it. They come first now.
 #[tokio::test]
-async fn a_place_that_was_lost_unheard_is_taken_again_at_the_end() {
+async fn a_place_that_was_lost_unnoticed_is_retaken_at_the_end() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let (lost, behind) = (two.waiting(), one.waiting());
@@ -158,7 +158,7 @@ async fn a_place_that_was_lost_unheard_is_taken_again_at_the_end() {
 /// The first in line confirms its turn with a write. Until then no client sees a token, and the token is that of the
 /// write.
 #[tokio::test]
-async fn a_turn_is_confirmed_by_a_write_that_everybody_sees() {
+async fn a_turn_is_confirmed_by_a_visible_write() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let claim = two.waiting();

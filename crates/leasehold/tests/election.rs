@@ -97,7 +97,7 @@ async fn an_observer_gets_the_current_leader_and_then_only_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_leader_is_gone_once_its_lease_lapses_and_not_before() {
+async fn a_dead_leader_is_reported_until_its_lease_lapses() {
     for by_store_clock in [false, true] {
         let world = World::new();
         let leader = world.observer(1);

@@ -68,7 +68,7 @@ async fn a_lock_is_held_while_its_object_exists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_leasehold_did_not_write_is_never_taken_over() {
+async fn foreign_objects_are_never_taken_over() {
     for content in ["", "1", "{}", "{\"ID\":\"terraform\"}", "{\"protocol\":\"existence\"}"] {
         let world = World::by_existence();
         let client = world.dated(1);
@@ -465,7 +465,7 @@ async fn the_two_protocols_leave_each_others_objects_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_this_protocol_cannot_do_it_refuses() {
+async fn operations_that_this_protocol_lacks_are_refused() {
     let world = World::by_existence();
     let one = world.observer(1);
     let capabilities = one.leases.capabilities();

@@ -191,7 +191,7 @@ async fn a_grant_that_came_too_late_is_acquired_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_hears_of_its_eviction_when_the_store_tells_of_it() {
+async fn a_holder_learns_of_its_eviction_from_a_watching_store() {
     let world = World::new();
     let client = world.observer(1);
     let store = Lining::on(&client);

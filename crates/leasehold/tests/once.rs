@@ -189,7 +189,7 @@ async fn a_failure_is_tried_again_within_the_period_unless_it_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_wait_is_told_who_runs_it() {
+async fn a_try_that_does_not_wait_names_the_runner() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let Due::Now(guard) = job(&client).acquire().await.unwrap() else { panic!("it never ran") };

@@ -59,7 +59,7 @@ async fn a_waiter_gives_up_after_its_patience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_gives_up_sooner_on_a_store_never_heard() {
+async fn a_waiter_gives_up_sooner_without_any_answer() {
     let world = World::new();
     let client = world.observer(1);
     client.network.disconnect();

@@ -675,7 +675,7 @@ async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_create_gets_a_token_above_those_granted_meanwhile() {
+async fn a_late_create_gets_a_token_above_all_granted_meanwhile() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));
     slow.network.next_write(Outcome::HeldBack);

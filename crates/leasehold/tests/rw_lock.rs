@@ -252,7 +252,7 @@ async fn exclusive_and_plain_holds_exclude_each_other_and_tokens_rise() {
 
 /// A documented limit.
 #[tokio::test(start_paused = true)]
-async fn a_plain_lock_does_not_see_who_holds_it_shared_already() {
+async fn a_plain_lock_does_not_see_current_shared_holders() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let _reader = index(&one).shared().await.unwrap();

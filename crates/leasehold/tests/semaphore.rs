@@ -199,7 +199,7 @@ async fn a_try_neither_overtakes_a_waiter_nor_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_says_how_many_permits_there_are_and_who_holds_them() {
+async fn a_refusal_names_the_number_of_permits_and_the_holders() {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
     let _held = all(&semaphore(&holder, 6).owner("alice").note("frames"), 6).await;

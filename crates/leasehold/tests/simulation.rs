@@ -196,7 +196,7 @@ fn i3_a_resource_that_does_not_check_tokens_is_found_out() {
 }
 
 #[test]
-fn a_violation_is_shrunk_to_what_it_takes() {
+fn a_violation_is_shrunk_to_the_faults_it_needs() {
     let plan = |seed| {
         let plan = Plan { rate_error: 0.3, ..Plan::from_seed(seed) };
         // Some kinds of fault exempt holders, so that a violation is harder to show.

@@ -25,7 +25,7 @@ async fn sweep(client: &Client) -> Swept {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_acquires_before_the_delete_lands_keeps_the_lock() {
+async fn a_grant_before_the_delete_lands_is_kept() {
     let world = World::new();
     let (user, sweeper, before) = old(&world).await;
     sweeper.network.next_delete(Outcome::Stalled);
@@ -41,7 +41,7 @@ async fn who_acquires_before_the_delete_lands_keeps_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_acquires_before_the_delete_is_sent_keeps_the_lock() {
+async fn a_grant_before_the_delete_is_sent_is_kept() {
     let world = World::new();
     let (user, sweeper, _) = old(&world).await;
     sweeper.network.next_read(Outcome::AnswerStalled);

@@ -114,7 +114,7 @@ async fn a_lost_answer_is_looked_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_applied_write_is_found_below_those_of_others() {
+async fn an_applied_write_is_found_below_later_writes() {
     for world in [World::new(), World::by_content()] {
         let network = world.network();
         add(&network, "a").await.unwrap();
@@ -277,7 +277,7 @@ async fn a_deleted_object_is_created_anew_unless_a_write_is_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_others_say_about_the_object_stays() {
+async fn metadata_of_other_clients_is_kept() {
     let world = World::new();
     let mut metadata = Metadata { content_type: Some("application/json".into()), ..Metadata::default() };
     metadata.user.insert("owner".into(), "ann".into());

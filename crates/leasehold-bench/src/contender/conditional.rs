@@ -73,7 +73,7 @@ mod tests {
 
     /// Otherwise the baseline would write less than a lock does.
     #[tokio::test]
-    async fn a_record_is_as_large_as_what_the_bare_calls_write() {
+    async fn a_record_is_as_large_as_the_baselines_writes() {
         use leasehold::lease::StoreOptions;
         use leasehold::register::Register;
         use leasehold::stores::memory::MemoryRegister;

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_and_memory_are_read_as_linux_tells_them() {
+    fn processor_time_and_memory_are_parsed() {
         let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99 0";
         assert_eq!(seconds_of_stat(stat), Some(2.0));
         assert_eq!(seconds_of_stat("7 (x) S 1"), None);

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_judged() {
+    fn targets_without_measurements_are_not_judged() {
         let rows = vec![row("leasehold", Role::Ours, "other", &[1.0])];
         for scenario in Scenario::ALL {
             assert_eq!(reached(&block(*scenario, "etcd", 0.0, rows.clone())), [] as [bool; 0]);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_is_said_to_be_unreadable() {
+    fn a_connection_without_http_counts_as_unreadable() {
         for wrong in [
             "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             "GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n",

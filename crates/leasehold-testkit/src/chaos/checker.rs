@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_after_one_another_is_no_violation() {
+    fn grants_that_may_be_sequential_are_no_violation() {
         // The second holder's check may have come after both of the first holder's: the intervals overlap.
         let told = Told::default().held("a", 1, 100, 200).about("granted", "b", 2, (100, 205)).about(
             "checked",
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_found() {
+    fn unreadable_lines_are_found() {
         let told = Told("{\"what\":\"granted\"}\nnonsense\n".to_owned());
         assert_eq!(told.broken(), [Rule::Readable, Rule::Readable]);
         // A check of a grant that does not exist.
@@ -536,14 +536,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_promised_is_only_observed() {
+    fn violations_that_are_not_promised_are_only_observed() {
         let run = Told::default().event("run", (0, 0), ",\"promises\":[]");
         let verdict = judge(&run.held("a", 0, 100, 300).held("b", 0, 150, 200).0);
         assert_eq!((verdict.broken.len(), verdict.observed.len()), (0, 1));
     }
 
     #[test]
-    fn what_is_no_history_is_found() {
+    fn a_file_that_is_no_history_is_found() {
         for text in ["", "nonsense\n", &Told::default().held("a", 1, 100, 200).0] {
             assert!(judge(text).broken.iter().any(|finding| finding.rule == Rule::Readable), "{text}");
         }

@@ -116,7 +116,7 @@ pub async fn an_observer_sees_a_leader_that_follows_at_once(harness: &dyn Harnes
 }
 
 /// A leader's value survives its renewals.
-pub async fn what_a_leader_advertises_survives_its_renewals(harness: &dyn Harness) {
+pub async fn the_value_of_a_leader_survives_its_renewals(harness: &dyn Harness) {
     let (one, first) = election(harness, "one").await;
     let (two, follower) = election(harness, "two").await;
     let leadership = campaign(&one, &first.ttl(harness.ttl())).await;

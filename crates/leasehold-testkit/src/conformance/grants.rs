@@ -19,7 +19,7 @@ pub async fn a_free_lock_is_granted_and_granted_again_after_its_release(harness:
 }
 
 /// A second claimant, on the same client or on another, is refused and sees the holder and the token.
-pub async fn a_second_claimant_is_told_who_holds_it(harness: &dyn Harness) {
+pub async fn a_second_claimant_sees_the_holder(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let mut grant = one.granted(&lock, LONG).await;

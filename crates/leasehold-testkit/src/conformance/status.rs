@@ -6,7 +6,7 @@ use super::Harness;
 use super::client::{Client, LONG, name};
 
 /// A lock that was never granted, is held, and is free again: holder, token, and past grants.
-pub async fn inspection_tells_free_held_and_history(harness: &dyn Harness) {
+pub async fn inspection_shows_free_held_and_history(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let status = two.inspect(&lock).await;
@@ -29,7 +29,7 @@ pub async fn inspection_tells_free_held_and_history(harness: &dyn Harness) {
 }
 
 /// A lapsed lease is shown as lapsed, but not while its holder may still believe in it.
-pub async fn inspection_tells_a_lapsed_lease_and_not_too_early(harness: &dyn Harness) {
+pub async fn inspection_shows_a_lapsed_lease_and_not_too_early(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let grant = one.granted(&lock, harness.ttl()).await;
@@ -53,7 +53,7 @@ pub async fn inspection_tells_a_lapsed_lease_and_not_too_early(harness: &dyn Har
 }
 
 /// The latest past grants, newest first, with how each of them ended.
-pub async fn history_tells_how_grants_ended(harness: &dyn Harness) {
+pub async fn history_shows_how_grants_ended(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let mut released = one.granted(&lock, LONG).await;

@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_is_read_back_from_what_is_printed() {
+    fn a_printed_plan_is_parsed_back() {
         for seed in 0..50 {
             let plan = Plan { workload: Workload::Semaphore(3), ..Plan::once_from_seed(seed) };
             assert_eq!(Plan::from_seed(seed + 1).with(&plan.to_string()), Ok(plan));

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_say_about_the_object_stays() {
+    fn metadata_of_other_clients_is_kept() {
         let mut metadata = Metadata { content_type: Some("text/plain".into()), ..Metadata::default() };
         metadata.user.insert("owner".into(), "ann".into());
         let base = Sight::new(Version::new("1"), metadata).unwrap();

@@ -90,7 +90,7 @@ async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
 
 /// A flaw that affects only updates, or only releases that delete, does not make a store unsafe for other uses.
 #[tokio::test(start_paused = true)]
-async fn what_is_not_needed_does_not_fail() {
+async fn flaws_that_do_not_matter_do_not_fail() {
     for flaw in
         [Flaw::IgnoresVersionOfDeletes, Flaw::DoublesDeletes(20), Flaw::DeniesDeletes, Flaw::DropsMetadata]
     {
@@ -101,7 +101,7 @@ async fn what_is_not_needed_does_not_fail() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_deleted_is_named() {
+async fn objects_that_cannot_be_deleted_are_named() {
     let store = store(Flaw::DeniesDeletes);
     let examined = examine(&store, false, &Examination::default()).await;
     let [of_races, other] = &examined.left[..] else { panic!("{:?}", examined.left) };
@@ -153,7 +153,7 @@ async fn races_without_answers_do_not_pass() {
 
 /// A process that uses the store relies on what the doctor found, until it finds something else.
 #[tokio::test(start_paused = true)]
-async fn what_the_doctor_found_decides_whether_a_store_is_used() {
+async fn the_doctors_verdict_decides_whether_a_store_is_used() {
     let store = store(Flaw::None);
     probe(&store).await.unwrap();
     for flaw in

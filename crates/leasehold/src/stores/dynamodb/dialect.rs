@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dialect_writes_it_reads() {
+    fn each_dialect_reads_what_it_writes() {
         for dialect in [Dialect::Java, Dialect::Go] {
             assert_eq!(Dialect::named(dialect.name()).unwrap(), dialect);
             for ms in [0, 500, 30_000, 86_400_000] {

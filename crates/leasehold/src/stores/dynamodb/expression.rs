@@ -255,7 +255,7 @@ mod tests {
 
     /// Renewals and the release of a grant leave most of the item unchanged.
     #[test]
-    fn what_a_grant_has_written_is_not_sent_again() {
+    fn unchanged_fields_of_a_grant_are_not_sent_again() {
         let before = record();
         let nonce = another();
         let renewed = Record { beat: before.beat + 1, nonce, ..before.clone() };
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_names_what_it_uses_and_nothing_else() {
+    fn an_expression_names_exactly_what_it_uses() {
         let stamp = stamp(&Version::new("v"), 7);
         assert_eq!(stamp.update.as_deref(), Some("SET #lastSeen = :lastSeen"));
         let mut names: Vec<_> = stamp.names.values().map(String::as_str).collect();

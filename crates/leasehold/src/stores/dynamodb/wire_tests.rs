@@ -147,7 +147,7 @@ async fn every_operation_is_one_request_with_the_documented_condition() {
 
 /// The history is half of an item, and most writes do not change it.
 #[tokio::test]
-async fn a_history_that_lies_there_already_is_not_sent_again() {
+async fn an_unchanged_history_is_not_sent_again() {
     let server = Server::always(ok(&json!({}))).await;
     let store = server.store();
     let before = record();
@@ -226,7 +226,7 @@ fn wire(value: &aws_sdk_dynamodb::types::AttributeValue) -> Value {
 }
 
 #[tokio::test]
-async fn a_conflict_brings_along_what_is_there() {
+async fn a_conflict_returns_the_stored_item() {
     let there = Server::always(conflict(&json!({"Item": java_item()}))).await;
     for result in [write(&there.store()).await, there.store().claim(&x(), &record()).await] {
         let Ok(Written::Conflict(Refusal::Found(found))) = result else { panic!("{result:?}") };

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_rest_holds_as_anybody_elses() {
+    fn our_own_rest_holds_like_any_other() {
         let resting = resting();
         let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
             panic!()
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_somebody_overwrote_is_no_grant() {
+    fn an_overwritten_key_is_no_grant() {
         for value in [Vec::new(), b"x".to_vec(), Value::of(&another(), Standing::Granted).to_bytes().unwrap()]
         {
             let kv = KeyValue { value, ..own(5, Standing::Granted) };

@@ -163,7 +163,7 @@ async fn every_flaw_is_refused_by_all_until_the_doctor_passes() {
 }
 
 #[tokio::test]
-async fn a_refusal_by_the_doctor_withdraws_what_was_found_before() {
+async fn a_refusal_by_the_doctor_replaces_an_earlier_verdict() {
     let table = Table::new(Flaw::None);
     let server = table.serve().await;
     server.store().trust().await.unwrap();

@@ -126,7 +126,7 @@ async fn a_name_without_several_reachable_addresses_has_no_fronts() {
 }
 
 #[tokio::test]
-async fn an_address_that_takes_no_connection_is_told_with_the_cause() {
+async fn an_address_without_a_connection_is_named_with_the_cause() {
     let servers = two_fronts().await;
     let ends = named(&servers[0], three).fronts().await.unwrap();
     assert_eq!((ends.answering.len(), ends.more), (2, 0));

@@ -114,7 +114,7 @@ fn a_hold_of_another_boot_is_as_old_as_the_wall_clock_says() {
 }
 
 #[test]
-fn a_resting_lock_names_the_holder_who_let_it_rest() {
+fn a_resting_lock_names_its_last_holder() {
     let rest = Rest { boot: machine().boot, until_ns: u64::MAX, until_us: u64::MAX };
     let grant = claim().id;
     let history = vec![past(TOKEN + 1, grant, End::Released), past(TOKEN, grant, End::Lapsed)];
@@ -128,7 +128,7 @@ fn a_resting_lock_names_the_holder_who_let_it_rest() {
 }
 
 #[test]
-fn a_loss_to_somebody_who_has_released_since_is_told() {
+fn a_loss_is_reported_if_the_next_holder_has_released() {
     let lost = claim().id;
     let told = |ended: Option<End>, state: State| {
         let past = ended.map(|end| past(TOKEN, lost, end));
@@ -147,7 +147,7 @@ fn a_loss_to_somebody_who_has_released_since_is_told() {
 }
 
 #[test]
-fn who_waits_is_told_how_long_a_lock_has_been_held() {
+fn waiters_learn_how_long_the_lock_has_been_held() {
     let pace = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(10) };
     let mut record = held_since(Moment::from_raw(0, 10_000_000_000));
     let now = Moment::from_raw(0, 19_000_000_000);

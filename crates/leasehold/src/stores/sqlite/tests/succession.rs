@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn what_was_granted_in_another_boot_has_lapsed() {
+async fn a_grant_of_another_boot_has_lapsed() {
     let mut site = Site::new();
     let mut before = grant(&site.open().await).await;
     site.reboot();
