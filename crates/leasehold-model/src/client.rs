@@ -294,7 +294,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Without a safeguard: the store reports the loss, and the grant is passed on all the same. The exemption after
+    /// Without a safeguard: the store reports the loss, but the grant is still passed on. The exemption after
     /// an operator's action no longer applies.
     fn passed_on_when_lost(&mut self, who: Who) -> bool {
         let client = *self.client(who);

@@ -63,7 +63,7 @@ pub enum Settled {
     /// The holder's grant, but not its write: a copy of the client renews it too, or a late create of the client
     /// landed.
     Foreign,
-    /// Another client's, but taken over all the same. Only without rule 7.
+    /// Another client's, but overwritten. Only without rule 7.
     Stolen,
     /// No longer the holder's.
     Gone,

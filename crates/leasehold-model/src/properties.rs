@@ -49,7 +49,7 @@ pub const ALL: [Property; 11] = [
     always(HELD_IS_TRUE, |_, world| !world.wrongs.held_denied),
     always(ONLY_THE_HOLDER_PROLONGS, |_, world| !world.wrongs.prolonged_by_others),
     always(ONE_COPY_RENEWS, |_, world| !world.wrongs.renewed_by_two),
-    sometimes("somebody believes", |model, world| believers(model, world).count() > 0),
+    sometimes("a user believes", |model, world| believers(model, world).count() > 0),
     sometimes("a successor believes beside a holder that was lost", |model, world| {
         let lost = world.clients.iter().any(|client| client.guard.is_some_and(|guard| guard.lost));
         lost && believers(model, world).count() > 0

@@ -61,8 +61,8 @@ impl fmt::Display for Action {
                 if *copy == Copy::None { Ok(()) } else { write!(f, ", and will again") }
             }
             Action::Evict => write!(f, "an operator evicts the holder"),
-            Action::Edit => write!(f, "somebody edits the record"),
-            Action::Delete => write!(f, "somebody deletes the record"),
+            Action::Edit => write!(f, "a person edits the record"),
+            Action::Delete => write!(f, "a person deletes the record"),
             Action::Clone(from, to) => write!(f, "client {from} is copied while it runs, to client {to}"),
         }
     }

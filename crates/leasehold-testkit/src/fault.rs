@@ -130,7 +130,7 @@ pub struct Sent {
 /// ([`every`](Self::every)), else what [`Chaos`] draws, else [`Outcome::Fine`]. A request that is delayed or stalled
 /// is in the network: it arrives whether or not its caller still waits.
 ///
-/// Clones share one network. To give each of several clients a network of its own, wrap the inner register once for each.
+/// Clones share one network. To give each client a separate network, wrap the inner register once for each.
 #[derive(Clone, Debug)]
 pub struct FaultyRegister {
     inner: Arc<dyn Register>,

@@ -166,8 +166,7 @@ async fn all_clients_wait_in_one_line() {
         shared.in_line(n + 2).await;
     }
     guard.release().await.unwrap();
-    within("everybody's turn", async { while tasks.join_next().await.map(Result::unwrap).is_some() {} })
-        .await;
+    within("all turns", async { while tasks.join_next().await.map(Result::unwrap).is_some() {} }).await;
     drop(told);
     let mut seen = Vec::new();
     while let Some(n) = order.recv().await {

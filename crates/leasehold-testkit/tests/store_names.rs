@@ -27,7 +27,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-cli/src/object.rs", "examples"),
     ("leasehold-cli/src/commands/help.rs", "help pages"),
     ("leasehold-testkit/src/chaos/naive.rs", "locks that are none, in a bucket and in a file"),
-    ("leasehold-testkit/src/simulation/world.rs", "the store with leases of its own that is simulated"),
+    ("leasehold-testkit/src/simulation/world.rs", "the simulated store with its own leases"),
     ("leasehold-bench/src/contender.rs", "the rivals that this program itself is"),
     ("leasehold-bench/src/contender/dynamodb.rs", "a rival"),
     ("leasehold-bench/src/contender/gcs.rs", "a rival"),

@@ -26,7 +26,7 @@ fn name(text: &str) -> LockName {
     LockName::new(text).unwrap()
 }
 
-/// Leases on a register of their own, and that register.
+/// Leases on a new register, and the register.
 fn leases() -> (RegisterLeases, Arc<MemoryRegister>) {
     let register = Arc::new(MemoryRegister::new(Env::system()));
     (RegisterLeases::new(register.clone(), StoreOptions::default()), register)

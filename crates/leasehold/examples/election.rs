@@ -108,7 +108,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Waits until another process than `before` leads, and so many follow it.
+    /// Waits until another process than `before` leads, and `followers` processes follow it.
     fn led_by_another_than(&mut self, before: Option<&str>, followers: usize) -> Result<String> {
         loop {
             if let Some(leader) = self.leader.clone().filter(|leader| before != Some(leader)) {

@@ -282,7 +282,7 @@ async fn each_leader_of_one_process_has_its_own_grant() {
     first.resign().await.unwrap();
     leads.recv().await.unwrap().resign().await.unwrap();
     let _leader = leads.recv().await.unwrap();
-    assert_eq!(client.network.counts().writes, 4, "each has a grant of its own, as observers have to see");
+    assert_eq!(client.network.counts().writes, 4, "each has a separate grant, which observers see");
 }
 
 /// Starts tasks of `client` that acquire the lock, hold it for a millisecond, and repeat. Returns how often they have

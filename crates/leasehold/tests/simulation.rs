@@ -1,6 +1,6 @@
 //! Thousands of histories of the real code, each from a seed. `LEASEHOLD_SEEDS=100000` runs more, `LEASEHOLD_SEED=7`
 //! replays one, and `LEASEHOLD_PLAN=machines=2,faults=crashes` changes the plan.
-#![allow(clippy::disallowed_methods, reason = "how long histories take is told, in real time")]
+#![allow(clippy::disallowed_methods, reason = "reports how long histories take, in real time")]
 
 use std::env::var;
 use std::time::{Duration, Instant};

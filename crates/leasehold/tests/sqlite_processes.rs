@@ -181,7 +181,7 @@ fn killed_processes_leave_no_second_holder_and_no_stuck_lock() {
     assert!(open <= KILLS + 3, "{open} lines were left open by {KILLS} kills");
     let grants: Vec<&str> = text.split('<').skip(1).collect();
     let closed = grants.iter().filter(|grant| grant.trim_end().ends_with('>')).count();
-    assert_eq!(closed + open, grants.len(), "somebody wrote between the two writes of another");
+    assert_eq!(closed + open, grants.len(), "a process wrote between the two writes of another");
     let tokens: Vec<u64> =
         grants.iter().map(|grant| grant.trim_end_matches(['>', '\n']).parse().unwrap()).collect();
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");

@@ -115,7 +115,7 @@ impl Tree {
     /// in the kernel.
     ///
     /// Once the root has ended, the descendants of the command have other parents. On a terminal, where the command
-    /// has no group of its own, only the mark distinguishes them from the user's other programs.
+    /// has no separate group, only the mark distinguishes them from the user's other programs.
     pub(super) fn kill_for_good(
         &self,
         mark: Option<&[u8]>,

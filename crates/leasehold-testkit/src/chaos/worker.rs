@@ -260,7 +260,7 @@ impl Worker {
         self.resource.write(&grant.lock, token, value + 1).await.expect("the resource answers").is_some()
     }
 
-    /// Records that the lock was lost. Then writes all the same, which a lock cannot prevent.
+    /// Records that the lock was lost. Then writes anyway, which a lock cannot prevent.
     async fn lost(&mut self, grant: &Grant) -> Use {
         // If this process was stopped for long, the resource may have refused it before the guard notices.
         if !grant.hold.check() {

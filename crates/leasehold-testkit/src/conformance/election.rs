@@ -9,7 +9,7 @@ use leasehold::{Election, Leader, Leadership, Locker, Result};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// The election, on a new client of its own.
+/// The election on a new client.
 async fn election(harness: &dyn Harness, who: &str) -> (Client, Election) {
     let client = Client::open(harness, who).await;
     let election = Locker::new(client.store.clone()).election("lock");
@@ -50,7 +50,7 @@ async fn assert_tells(
         if term == leads {
             return told;
         }
-        assert!(term < leads, "term {term:?} is told of who leads with {leads:?}");
+        assert!(term < leads, "term {term:?} was reported, above the leader's {leads:?}");
         told = next(client, changes).await;
     }
 }

@@ -102,7 +102,7 @@ impl Network for Script {
 }
 
 impl Calls {
-    /// Makes `call` never, once or twice, now or later. Answers within `limit` if it is to be answered at all.
+    /// Makes `call` never, once or twice, now or later. An answer comes within `limit` or not at all.
     async fn carry<T: Send + 'static>(
         &self,
         limit: Duration,

@@ -90,7 +90,7 @@ impl TestStore for DynamoDb {
         assert!(deleted.attributes.is_some(), "there is a record to delete");
     }
 
-    /// For a table of its own; `./test` does it for the shared table.
+    /// Only for the separate table of a case; `./test` does it for the shared table.
     async fn vouch_for(&self, url: &str) {
         if !url.contains(CREATE) {
             return;

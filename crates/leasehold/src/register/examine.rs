@@ -309,7 +309,7 @@ impl<'a> Patient<'a> {
         match retry(self.register.env(), || self.register.read(key)).await {
             Ok(Some(cell)) => Ok(cell.version),
             Ok(None) => Err(Finding::of_error(check, CheckStatus::Failed, &vanished(key)).with_help(
-                "somebody deletes objects below the prefix, or what is written is read late: try again",
+                "another client deletes objects below the prefix, or reads return old content: try again",
             )),
             Err(error) => Err(Finding::stopped(check, &error)),
         }

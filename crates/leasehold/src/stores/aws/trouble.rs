@@ -45,7 +45,7 @@ pub(in crate::stores) enum Unanswered {
 }
 
 impl Trouble {
-    /// Returns the response, or the meaning of a missing one for a request that was to do `what` at `endpoint`.
+    /// Returns the response, or the meaning of a missing one, for a request to do `what` at `endpoint`.
     pub(in crate::stores) fn answer(self, what: &dyn Display, endpoint: &str) -> Result<Answer, Unanswered> {
         Err(match self {
             Self::Answered(answer) => return Ok(answer),
@@ -81,7 +81,7 @@ pub(in crate::stores) fn is_untrusted(detail: &str) -> bool {
 }
 
 impl Answer {
-    /// Returns a fault of `kind` that quotes this response of `endpoint` to a request that was to do `what`.
+    /// Returns a fault of `kind` that quotes this response of `endpoint` to a request to do `what`.
     pub(in crate::stores) fn fault(&self, kind: ErrorKind, what: &dyn Display, endpoint: &str) -> Fault {
         let mut message = format!("{what}: {endpoint} answered {}", self.status);
         for part in [&self.code, &self.message].into_iter().flatten() {

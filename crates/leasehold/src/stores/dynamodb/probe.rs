@@ -96,7 +96,7 @@ impl DynamoDb {
         match self.update(PROBE, expression::impossible(never), ReturnValue::None).await? {
             Updated::Refused(_) => Ok(()),
             Updated::Done(_) => {
-                Err(self.unsafe_server("ignores conditions", "every lock would be granted to everybody"))
+                Err(self.unsafe_server("ignores conditions", "it would grant every lock to every client"))
             }
         }
     }

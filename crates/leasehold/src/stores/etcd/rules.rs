@@ -93,7 +93,7 @@ pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> 
     match value::read(own) {
         Who::Ours(value) if value.claim == claim => Ok(*value),
         Who::Ours(_) | Who::Foreign(_) => {
-            Err(Fault::new(ErrorKind::Corrupt, "somebody has overwritten our key in etcd")
+            Err(Fault::new(ErrorKind::Corrupt, "another client has overwritten our key in etcd")
                 .with_help("nothing but leasehold and other lock clients may write below a lock's name")
                 .not_applied())
         }

@@ -136,7 +136,7 @@ fn deleted_nothing(answer: Result<Deleted, StoreError>) -> Finding {
         Ok(Deleted::Conflict) => Finding::passed(CHECK, "a delete of a version of nothing is refused"),
         Ok(Deleted::Deleted) => {
             Finding::warning(CHECK, "a delete of a version of nothing is answered as if it had deleted something").with_help(
-                "locks are safe; with ?protocol=existence a release cannot tell that somebody else deleted the object",
+                "locks are safe; with ?protocol=existence a release does not notice that another client deleted the object",
             )
         }
         Err(error) if error.fault().kind == ErrorKind::Denied => {

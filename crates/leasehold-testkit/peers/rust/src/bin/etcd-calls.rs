@@ -61,14 +61,14 @@ impl Contender for Calls {
         let unlocked = Compare::create_revision(self.name.as_str(), CompareOp::Equal, 0).with_prefix();
         let put = TxnOp::put(key.as_str(), value, Some(PutOptions::new().with_lease(self.lease.id)));
         let answer = self.client.txn(Txn::new().when([unlocked]).and_then([put])).await?;
-        ensure!(answer.succeeded(), "somebody has a key below {}", self.name);
+        ensure!(answer.succeeded(), "another client has a key below {}", self.name);
         let revision = answer.header().context("the answer has no header")?.revision();
         let lost = self.lease.lost.clone();
         during(Box::new(move || lost.load(Ordering::Relaxed))).await;
         let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
         let delete = TxnOp::delete(key, None);
         let answer = self.client.txn(Txn::new().when([unchanged]).and_then([delete])).await?;
-        ensure!(answer.succeeded(), "somebody has changed the key");
+        ensure!(answer.succeeded(), "another client has changed the key");
         Ok(())
     }
 

@@ -186,5 +186,5 @@ async fn an_examination_without_an_answer_is_made_again() {
     let keys: Vec<_> =
         server.requests().iter().map(|seen| seen.json()["Key"]["key"]["S"].to_string()).collect();
     let races: HashSet<_> = keys.iter().filter(|key| key.contains("-race-")).collect();
-    assert_eq!(races.len(), ROUNDS + 1, "one round was made again, with a key of its own");
+    assert_eq!(races.len(), ROUNDS + 1, "one round was repeated with another key");
 }

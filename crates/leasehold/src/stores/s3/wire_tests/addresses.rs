@@ -96,7 +96,7 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
     }
 }
 
-/// The addresses that take no connection, as people are told of them.
+/// The addresses that accept no connection, as the doctor reports them.
 fn silent(ends: &FrontEnds) -> Vec<String> {
     ends.silent.iter().map(|(address, why)| format!("{address}: {why}")).collect()
 }

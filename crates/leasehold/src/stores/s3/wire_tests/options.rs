@@ -219,7 +219,7 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     assert!(server.requests().is_empty(), "nothing is sent to an untrusted server");
 }
 
-/// An examination has a client of its own for each address.
+/// An examination uses a separate client for each address.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn an_authority_of_a_file_is_trusted_at_each_address() {
