@@ -48,7 +48,7 @@ mod objects;
 mod packages;
 #[cfg(all(feature = "dynamodb", feature = "etcd"))]
 mod peers;
-#[cfg_attr(not(feature = "chaos"), allow(dead_code, unused_macros, reason = "there may be memory alone"))]
+#[cfg_attr(not(feature = "chaos"), allow(dead_code, unused_macros, reason = "memory may be the only store"))]
 mod processes;
 #[cfg(feature = "etcd")]
 mod processes_etcd;

@@ -284,7 +284,7 @@ impl<'a> Patient<'a> {
                 "listing below the prefix is allowed, and asking for what is not there is not: the permission to list must \
                  have no condition on the prefix",
             ),
-            (Ok(()), _) => Finding::passed(CHECK, "objects can be listed, and what is not there is told"),
+            (Ok(()), _) => Finding::passed(CHECK, "objects can be listed, and the store reports a missing object as missing"),
             (Err(error), Ok(())) => Finding::of_error(CHECK, CheckStatus::Warning, &error)
                 .with_help("locks work without it; `leasehold ls` does not"),
             (Err(error), Err(_)) => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(

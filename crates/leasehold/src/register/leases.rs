@@ -459,8 +459,8 @@ impl Watch for RegisterLeases {
         let mut held = seen.clone();
         loop {
             env.sleep(pacing.pause(self.now(), held.token, turns, held.lapses_within, &env.random)).await;
-            // Never by a write, even if the lease has lapsed by now: a renewal may have come since the last read, and only
-            // one of the waiters can be granted the lock.
+            // Poll with a read, even if the lease has lapsed by now: it may have been renewed since the last read, and
+            // only one of the waiters can be granted the lock.
             let (sight, had_trouble) = self.poll(name).await?;
             let quiet = sight.quiet(sight.at);
             match protocol::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {

@@ -84,7 +84,7 @@ impl DynamoDb {
             Err(_) => Ok(()),
         };
         if let Err(error) = noted {
-            tracing::debug!(%error, "what came of the examination could not be noted: the next process examines again");
+            tracing::debug!(%error, "the result of the examination could not be recorded: the next process examines again");
         }
         outcome
     }

@@ -197,7 +197,7 @@ fn extent(rule: &LifecycleRule, base: &str) -> Option<Extent> {
         .or(and.and_then(|and| and.object_size_less_than()));
     let others = more_than.is_some_and(|bytes| bytes >= LARGER_THAN_OURS)
         || less_than.is_some_and(|bytes| bytes <= SMALLER_THAN_OURS);
-    #[allow(deprecated, reason = "old rules have it there")]
+    #[allow(deprecated, reason = "older lifecycle rules set the prefix in this field")]
     let prefix = filter
         .and_then(|filter| filter.prefix())
         .or(and.and_then(|and| and.prefix()))
