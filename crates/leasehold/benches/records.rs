@@ -2,7 +2,7 @@
 //!
 //! What a record itself costs is the difference to `inspect/nothing`. One that is held with a full history is the longest
 //! that there is without a note.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark that cannot be run is to stop")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark that cannot run must stop")]
 
 use std::hint::black_box;
 use std::sync::Arc;

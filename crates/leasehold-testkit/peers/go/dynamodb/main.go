@@ -96,8 +96,8 @@ func (c client) Do(request *http.Request) (*http.Response, error) {
 	return c.BuildableClient.Do(request)
 }
 
-// process is what a contender of the benchmark has: one client, with its default settings but for the lease duration and the
-// time that it waits for a lock.
+// process is the client of a contender of the benchmark. Only its lease duration and the time that it waits for a lock
+// differ from the defaults.
 type process struct{ client *dynamolock.Client }
 
 func connect(options peers.Options) (peers.Client, error) {
