@@ -1,4 +1,4 @@
-//! The command has no library: what reads its configuration is taken in by its path.
+//! The command has no library, so the configuration parser is included by its path.
 #![no_main]
 #![allow(dead_code, reason = "the command uses the rest")]
 

@@ -1,5 +1,5 @@
-//! What takes locks: programs that all speak one protocol, so that each can be measured as the others are. Those in Rust
-//! are this program itself; the others are in the testkit's folder `peers`.
+//! The contenders: programs that acquire and release locks. All of them speak one protocol, so that they are measured
+//! in the same way. Those in Rust are this program itself; the others are in the testkit's folder `peers`.
 //!
 //! ```text
 //! PROGRAM contend --lock L --tasks N (--count C | --seconds S) --ttl-ms T --hold-us H  STORE-OPTIONS
@@ -7,16 +7,18 @@
 //! PROGRAM many    --lock PREFIX --locks N --ttl-ms T --seconds S                       STORE-OPTIONS
 //! ```
 //!
-//! Every program takes and releases another lock first, `L-warm`, so that its connections are open; then it says `ready`
+//! Every program first acquires and releases another lock, `L-warm`, to open its connections. Then it prints `ready`
 //! and waits for the line `go`.
 //!
-//! - `contend`: N tasks, each in a loop of acquire, hold for H microseconds, release: C times each, or until S seconds are
-//!   over; what is under way is finished, and a waiting acquisition is given up. At the end a line for each acquisition,
-//!   `E TASK ASKED GRANTED RELEASING RELEASED`, in microseconds on the wall clock, and `done`.
-//! - `hold`: acquires, says `granted WALLCLOCK_US`, and holds until its input ends.
-//! - `many`: acquires N locks, says `held`, holds them for S seconds, says `lost K` if K of them were lost, then `done`.
+//! - `contend`: N tasks, each in a loop of acquire, hold for H microseconds, release: C times each, or until S seconds
+//! are over. A cycle in progress is completed, but a waiting acquisition is given up. At the end prints a line for
+//! each acquisition, `E TASK ASKED GRANTED RELEASING RELEASED`, in microseconds on the wall clock, and `done`.
+//! - `hold`: acquires, prints `granted WALLCLOCK_US`, and holds the lock until its input ends.
+//! - `many`: acquires N locks, prints `held`, holds them for S seconds, prints `lost K` if K of them were lost, then
+//! `done`.
 //!
-//! An error goes to standard error, exit code 1. What a client cannot do: exit code 3, with a line that says so.
+//! An error is printed on standard error, with exit code 1. If the client does not support what is asked, the exit
+//! code is 3, with a line that says so.
 
 #[cfg(feature = "servers")]
 mod conditional;
@@ -39,13 +41,13 @@ use leasehold::clock::{Clock, SystemClock};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio_util::sync::CancellationToken;
 
-/// What the client is asked for that it cannot do.
+/// The exit code if the client does not support what is asked.
 const CANNOT: u8 = 3;
 
-/// So many locks are acquired at once by `many`.
+/// How many locks `many` acquires at once.
 const AT_ONCE: usize = 64;
 
-/// A client of locks.
+/// A lock client.
 pub(crate) trait Client: Send + Sync + 'static {
     type Held: Send + 'static;
 
@@ -54,11 +56,11 @@ pub(crate) trait Client: Send + Sync + 'static {
 
     fn release(&self, held: Self::Held) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Whether what was acquired is still held; `None` when the client does not know.
+    /// Whether an acquired lock is still held; `None` if the client does not know.
     fn still(&self, held: &Self::Held) -> Option<bool>;
 }
 
-/// The contenders that this program is.
+/// The contenders that are part of this program.
 #[cfg(feature = "servers")]
 pub(crate) const BUILT_IN: &[&str] = &[
     "ours",
@@ -73,7 +75,7 @@ pub(crate) const BUILT_IN: &[&str] = &[
 #[cfg(not(feature = "servers"))]
 pub(crate) const BUILT_IN: &[&str] = &["ours"];
 
-/// Is the contender that the first argument names.
+/// Runs the contender that the first argument names.
 pub(crate) async fn be(arguments: &[String]) -> ExitCode {
     let name = arguments.first().map(String::as_str).unwrap_or_default();
     let options = match Options::read(arguments.get(1..).unwrap_or_default()) {
@@ -154,12 +156,12 @@ async fn contend<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), St
         out.write_all(said.as_bytes()).await.map_err(|error| error.to_string())?;
         said.clear();
     }
-    // Or `done`, by another handle, could overtake what was written last.
+    // Otherwise `done`, on another handle, could be printed first.
     out.flush().await.map_err(|error| error.to_string())?;
     say("done").await
 }
 
-/// One task's acquisitions.
+/// Runs the acquisitions of one task.
 async fn cycle<C: Client>(
     client: &C,
     lock: &str,
@@ -225,7 +227,7 @@ async fn many<C: Client>(client: &Arc<C>, options: &Options) -> Result<ExitCode,
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens connections, says `ready`, and waits for `go`.
+/// Opens the connections, prints `ready`, and waits for `go`.
 async fn get_ready<C: Client>(client: &C, options: &Options) -> Result<BufReader<tokio::io::Stdin>, String> {
     let held = client.acquire(&format!("{}-warm", options.lock)).await?;
     client.release(held).await?;
@@ -249,9 +251,9 @@ fn now_us() -> u64 {
     SystemClock.now().wall_us()
 }
 
-// --- what it is told ------------------------------------------------------------------------------------------------
+// --- the arguments --------------------------------------------------------------------------------------------------
 
-/// A verb, and `--name value`.
+/// A verb, and options of the form `--name value`.
 pub(crate) struct Options {
     verb: String,
     lock: String,

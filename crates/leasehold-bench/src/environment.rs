@@ -1,4 +1,4 @@
-//! The servers that contenders are measured on: one for each store, on loopback, with fresh data.
+//! The servers on which contenders are measured: one for each store, on loopback, with new data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,24 +11,24 @@ use crate::roster::Place;
 use crate::scenario::Store;
 use crate::wire::proxy::{Proxy, Speaks};
 
-/// A store, ready to be used.
+/// A store that is ready to use.
 pub(crate) struct Environment {
     store: Store,
     folder: TempDir,
-    /// Killed when dropped.
+    /// Killed when this is dropped.
     server: Option<Box<dyn Measured>>,
 }
 
-/// One contender's way to a store, for one run.
+/// The connection of one contender to a store, for one run.
 pub(crate) struct Way<'a> {
     environment: &'a Environment,
-    /// Where there is a server.
+    /// `None` if the store has no server.
     proxy: Option<Proxy>,
     before: BTreeMap<String, u64>,
 }
 
 impl Environment {
-    /// Starts what `store` needs.
+    /// Starts the server of `store`, if it has one.
     pub(crate) async fn start(store: Store) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("leasehold-bench.").tempdir();
         let folder = folder.map_err(|error| format!("no temporary folder: {error}"))?;
@@ -39,12 +39,12 @@ impl Environment {
         Ok(Self { store, folder, server })
     }
 
-    /// A file of its own in the folder of the environment.
+    /// The path of a file in the environment's folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A way that is longer by `round_trip`.
+    /// A connection that adds `round_trip` to each request.
     pub(crate) async fn way(&self, round_trip: Duration) -> Result<Way<'_>, String> {
         let proxy = match &self.server {
             None => None,
@@ -61,7 +61,7 @@ impl Environment {
 }
 
 impl Way<'_> {
-    /// The server, and the address of the proxy before it.
+    /// The server, and the address of the proxy in front of it.
     fn server(&self) -> Option<(&dyn Measured, String)> {
         Some((self.environment.server.as_deref()?, self.address()))
     }
@@ -79,7 +79,7 @@ impl Way<'_> {
         self.proxy.as_ref().map_or_else(String::new, |proxy| proxy.address().to_string())
     }
 
-    /// The options that tell a contender where its server is.
+    /// The options with which a contender finds its server.
     pub(crate) fn options(&self, place: Place) -> Vec<String> {
         match place {
             Place::Url => vec!["--store".to_owned(), self.url()],
@@ -89,12 +89,12 @@ impl Way<'_> {
         }
     }
 
-    /// From now on requests count.
+    /// Starts counting requests.
     pub(crate) async fn begin_counting(&mut self) {
         self.before = self.all().await;
     }
 
-    /// The requests since then, by kind; `None` where there is nobody to ask.
+    /// The requests since then, by kind; `None` if nothing counts them.
     pub(crate) async fn requests(&self) -> Option<BTreeMap<String, u64>> {
         self.proxy.as_ref()?;
         let new = self.all().await.into_iter().map(|(kind, count)| {
@@ -104,12 +104,12 @@ impl Way<'_> {
         Some(new.filter(|(_, count)| *count > 0).collect())
     }
 
-    /// How many streams of keep-alives were ever opened, where there are such.
+    /// How many keep-alive streams were ever opened, if the store has them.
     pub(crate) async fn keep_alive_streams(&self) -> Option<u64> {
         self.environment.server.as_deref()?.keep_alive_streams().await
     }
 
-    /// All requests so far: of HTTP as the proxy counts them, of others by the server's own count of messages.
+    /// All requests so far: the proxy counts HTTP; for other protocols the server counts messages.
     async fn all(&self) -> BTreeMap<String, u64> {
         match &self.environment.server {
             Some(server) if !server.speaks_http() => server.messages().await,

@@ -1,5 +1,5 @@
-//! What a contender says it did, and what follows from that: rates, hand-offs, fairness, and whether two held the lock at
-//! once.
+//! The events that a contender reports, and what is computed from them: rates, hand-offs, fairness, and whether two
+//! held the lock at once.
 
 use crate::stats::{jain, percentile};
 
@@ -19,7 +19,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Of the line `E TASK ASKED GRANTED RELEASING RELEASED`.
+    /// Parses the line `E TASK ASKED GRANTED RELEASING RELEASED`.
     pub(crate) fn read(line: &str, process: u32) -> Option<Self> {
         let mut numbers = line.strip_prefix("E ")?.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
@@ -34,7 +34,7 @@ impl Event {
     }
 }
 
-/// When the part of a run that counts began and ended.
+/// When the measured part of a run began and ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) from: u64,
@@ -42,22 +42,21 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Releases in the window, for each second.
+    /// Releases per second in the window.
     pub(crate) fn rate(self, events: &[Event]) -> f64 {
         let inside = events.iter().filter(|event| (self.from..self.until).contains(&event.released)).count();
         inside as f64 * 1e6 / (self.until - self.from).max(1) as f64
     }
 }
 
-/// The times of whole cycles, from asking until released, that ended in the window: percentiles, in milliseconds.
+/// Percentiles of the cycles that ended in the window, from the request to the end of the release, in milliseconds.
 pub(crate) fn cycles_ms(events: &[Event], window: Window, percents: [f64; 2]) -> [Option<f64>; 2] {
     let inside = events.iter().filter(|event| (window.from..window.until).contains(&event.released));
     let mut times: Vec<f64> = inside.map(|event| ms(event.asked, event.released)).collect();
     percents.map(|percent| percentile(&mut times, percent))
 }
 
-/// How often two held the lock at the same time: one was granted it before another, who was granted it earlier, had
-/// begun to release it.
+/// How often two held the lock at the same time: one was granted it before an earlier holder had begun to release it.
 pub(crate) fn overlaps(events: &[Event]) -> u64 {
     let mut held: Vec<(u64, u64)> = events.iter().map(|event| (event.granted, event.releasing)).collect();
     held.sort_unstable();
@@ -69,13 +68,13 @@ pub(crate) fn overlaps(events: &[Event]) -> u64 {
     count
 }
 
-/// From the beginning of each release to the next grant, where that is one of another process; in milliseconds.
+/// The times from the beginning of each release to the next grant, if that is in another process, in milliseconds.
 pub(crate) fn hand_offs_ms(events: &[Event], window: Window) -> Vec<f64> {
     let mut sorted: Vec<&Event> = events.iter().collect();
     sorted.sort_unstable_by_key(|event| event.granted);
     let pairs = sorted.windows(2).filter(|pair| pair[0].process != pair[1].process);
     let inside = pairs.filter(|pair| (window.from..window.until).contains(&pair[1].granted));
-    // Two that overlap are counted elsewhere.
+    // Overlaps are counted by `overlaps`.
     inside.map(|pair| ms(pair[0].releasing, pair[1].granted)).collect()
 }
 
@@ -83,7 +82,7 @@ fn ms(from: u64, until: u64) -> f64 {
     until.saturating_sub(from) as f64 / 1e3
 }
 
-/// How evenly those who took part were served.
+/// How evenly the lock was shared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fairness {
     /// Jain's index over all tasks, and over all processes.
@@ -91,12 +90,12 @@ pub(crate) struct Fairness {
     pub(crate) processes: Option<f64>,
     /// Tasks that were granted nothing.
     pub(crate) starved: u64,
-    /// The longest that a task waited, also one that was still waiting at the end.
+    /// The longest wait of a task, including waits that had not ended.
     pub(crate) longest_wait_s: f64,
 }
 
 impl Fairness {
-    /// Of a run of `processes` with `tasks` each, that began at `begin` and ended at `end`.
+    /// Computes it for a run of `processes` with `tasks` each, from `begin` to `end`.
     pub(crate) fn of(events: &[Event], processes: u32, tasks: u32, begin: u64, end: u64) -> Self {
         let place = |(process, task): (u32, u32)| (process * tasks + task) as usize;
         let count = (processes * tasks) as usize;
@@ -145,7 +144,7 @@ mod tests {
         let one_after_the_other = [event(0, 0, [0, 10, 20, 25]), event(1, 0, [0, 20, 30, 35])];
         assert_eq!(overlaps(&one_after_the_other), 0);
         assert_eq!(overlaps(&[event(1, 0, [0, 19, 30, 35]), event(0, 0, [0, 10, 20, 25])]), 1);
-        // Both short ones lie within the long one, and the second is no neighbour of it.
+        // Both short holds lie within the long one, and the second of them does not follow it directly.
         let within =
             [event(0, 0, [0, 10, 100, 101]), event(1, 0, [0, 20, 30, 31]), event(2, 0, [0, 40, 50, 51])];
         assert_eq!(overlaps(&within), 2);
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn who_still_waits_at_the_end_has_waited() {
+    fn a_wait_that_has_not_ended_counts() {
         let events =
             [event(0, 0, [0, 1_000_000, 1_500_000, 2_000_000]), event(1, 0, [0, 3_000_000, 0, 3_100_000])];
         let fairness = Fairness::of(&events, 2, 2, 0, 10_000_000);

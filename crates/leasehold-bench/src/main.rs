@@ -1,14 +1,14 @@
-//! Measures leasehold beside other lock clients, on the same servers, in turn. `./bench --help` says how to run it: the
-//! script starts this program, which starts servers and contenders, itself again among them. docs/performance.md says
-//! what is measured, and what came out.
+//! Measures leasehold and other lock clients in turn, on the same servers. `./bench` starts this program; see `./bench
+//! --help`. It starts the servers and the contenders, and itself again as some of them. docs/performance.md has the
+//! method and the results.
 //!
-//! - [`scenario`], [`roster`], [`metrics`]: what is measured, of whom, on what.
-//! - [`measure`]: rounds, and what is done in each.
-//! - [`environment`]: servers; [`wire`]: the way to them, with its counting.
-//! - [`program`]: a contender that runs; [`contender`]: those that this program itself is.
-//! - [`events`], [`stats`]: from what they say to figures.
-//! - [`results`], [`report`]: what is kept and shown.
-//! - [`options`]: what the user asks for.
+//! - [`scenario`], [`roster`], [`metrics`]: the scenarios, the contenders and the metrics.
+//! - [`measure`]: the rounds, and the measurement in each round.
+//! - [`environment`]: the servers; [`wire`]: the proxy in front of them, which counts requests.
+//! - [`program`]: a running contender; [`contender`]: the contenders that are part of this program.
+//! - [`events`], [`stats`]: compute figures from reported events.
+//! - [`results`], [`report`]: the stored results, and how they are shown.
+//! - [`options`]: the command line.
 
 mod contender;
 mod environment;
@@ -54,7 +54,7 @@ async fn main() -> ExitCode {
         );
     }
     let done = async {
-        // What is running is killed as it is dropped.
+        // Everything that is running is killed when it is dropped.
         let (mut interrupt, mut terminate) =
             match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
                 (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
@@ -77,7 +77,7 @@ fn wrong(error: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Measures what was asked for, and reports it.
+/// Runs the selected measurements and reports them.
 async fn run(options: &Options) -> Result<ExitCode, String> {
     let file = Path::new(if options.write { report::document::FOLDER } else { "" });
     let file = if options.write { file.to_owned() } else { options.out.clone() }.join("results.json");
@@ -106,7 +106,7 @@ async fn run(options: &Options) -> Result<ExitCode, String> {
                     .await;
                 show(&block, scenario);
                 fine &= block.ours().is_some_and(|ours| ours.trouble.is_none() && ours.violations() == 0);
-                // At once: a run that is broken off has measured what it has measured.
+                // Saved after each block, so that an interrupted run keeps its results.
                 results.put(block);
                 results.save(&file)?;
             }

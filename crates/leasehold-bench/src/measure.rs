@@ -1,4 +1,4 @@
-//! Measures contenders: in rounds, each contender once in every round, so that what drifts meets all of them.
+//! Measures contenders in rounds, each contender once per round, so that drift affects all of them equally.
 
 mod command;
 mod contend;
@@ -17,10 +17,10 @@ use crate::results::{Block, Row, Sample};
 use crate::roster::Contender;
 use crate::scenario::{Scenario, Store};
 
-/// Java, 16 times on two processors, takes some seconds to start; a lock that others forgot takes its lease.
+/// Java, 16 times on two processors, takes some seconds to start, and a lock that was left held must lapse first.
 const READY: Duration = Duration::from_secs(120);
 
-/// How long a program that has finished may take for that.
+/// How long a program may take to exit.
 const END: Duration = Duration::from_secs(60);
 
 /// One scenario on one store, with one round trip.
@@ -33,7 +33,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Measures everybody, and tells of it on standard error.
+    /// Measures all contenders and prints the progress on standard error.
     pub(crate) async fn measure(&self) -> Block {
         let settings = self.settings();
         let all = Contender::of(self.scenario, self.store);
@@ -43,16 +43,16 @@ impl Run<'_> {
         };
         let all: Vec<&Contender> = all.iter().filter(asked).copied().collect();
         let mut rows: Vec<Row> = all.iter().map(|one| row(one)).collect();
-        // Nobody meets what an earlier measurement has left behind.
+        // A random number in the names of locks, so that no lock is left from an earlier measurement.
         let measurement = fastrand::u32(..);
         let rehearsals = self.scenario.rehearsals() as usize;
         for round in 0..rehearsals + self.options.rounds(self.scenario) as usize {
             for turn in 0..all.len() {
-                // Nobody always comes first.
+                // The first contender changes from round to round.
                 let n = (turn + round) % all.len();
                 let mut sample = None;
                 if rows[n].trouble.is_none() {
-                    // Another lock in each round: a program that ends may leave its last one held.
+                    // A new lock in each round: a program that ends may leave its last one held.
                     let lock = format!("{}-{round}", self.lock(all[n], measurement));
                     match self.one(all[n], &lock, round).await {
                         Ok(measured) => sample = Some(measured),
@@ -76,7 +76,7 @@ impl Run<'_> {
         }
     }
 
-    /// The lock that `contender` takes.
+    /// The name of the lock that `contender` uses.
     fn lock(&self, contender: &Contender, measurement: u32) -> String {
         format!("{}-{}-{measurement}", self.scenario.name(), contender.name).replace(' ', "-")
     }
@@ -86,8 +86,8 @@ impl Run<'_> {
         self.environment.way(round_trip).await.map_err(Trouble::Failed)
     }
 
-    /// Before each round: the very first grant of a lock may be slower than all others, and what is measured is
-    /// those.
+    /// Acquires the lock once before each round, because the very first grant of a lock may be slower than the
+    /// measured ones.
     async fn prepare(&self, contender: &Contender, lock: &str) -> Result<(), Trouble> {
         match self.scenario {
             Scenario::Uncontended | Scenario::Tasks | Scenario::Processes | Scenario::HandOff => {
@@ -111,7 +111,7 @@ impl Run<'_> {
         }
     }
 
-    /// With what contenders are run.
+    /// The settings of the contenders.
     fn settings(&self) -> BTreeMap<String, f64> {
         let mut settings =
             BTreeMap::from([("rounds".to_owned(), f64::from(self.options.rounds(self.scenario)))]);
@@ -159,7 +159,7 @@ fn row(contender: &Contender) -> Row {
     }
 }
 
-/// Starts `contender`, which does `verb`; it says `ready` later.
+/// Starts `contender` with `verb`. It prints `ready` later.
 fn start(
     contender: &Contender,
     way: &Way<'_>,

@@ -1,20 +1,20 @@
-//! What is measured of a contender in each scenario, in the order of the tables' columns.
+//! The metrics of each scenario, in the order of the tables' columns.
 
 use crate::scenario::Scenario;
 
-/// Something that is measured.
+/// A metric.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Metric {
-    /// In samples.
+    /// Its name in samples.
     pub(crate) name: &'static str,
-    /// In tables.
+    /// Its title in tables.
     pub(crate) title: &'static str,
     pub(crate) better: Better,
     /// Whether contenders are compared by it.
     pub(crate) compared: bool,
 }
 
-/// Which value is the better one.
+/// Which values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
     More,
@@ -53,7 +53,7 @@ pub(crate) const JAIN_PROCESSES: Metric = shown("jain_processes", "Jain's index,
 pub(crate) const LONGEST_WAIT: Metric = shown("longest_wait_s", "longest wait, s");
 
 impl Scenario {
-    /// What its table shows; the first one is drawn.
+    /// The columns of its table. The first one is plotted.
     pub(crate) fn metrics(self) -> &'static [Metric] {
         match self {
             Self::Uncontended => &[OPS, REQUESTS, CYCLE_P50, CYCLE_P99],

@@ -1,41 +1,41 @@
-//! What the user asks for.
+//! The command line of `./bench`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::scenario::{Scenario, Store};
 
-/// The command line of `./bench`.
+/// The arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
-    /// In the order in which they are run.
+    /// In the order in which they run.
     pub(crate) scenarios: Vec<Scenario>,
-    /// `None`: those that each scenario is meant for.
+    /// `None`: the default stores of each scenario.
     pub(crate) stores: Option<Vec<Store>>,
     /// Only contenders whose name contains one of these.
     pub(crate) only: Vec<String>,
-    /// How often each contender has its turn; `None`: as the scenario needs it.
+    /// How many times each contender is measured; `None`: the scenario's default.
     pub(crate) rounds: Option<u32>,
-    /// For how long each contender is measured, in each round; `None`: as the scenario needs it.
+    /// How long each contender is measured in each round; `None`: the scenario's default.
     pub(crate) seconds: Option<f64>,
-    /// The round trips that are added, in milliseconds; `None`: as the scenario is meant.
+    /// The round trips to add, in milliseconds; `None`: the scenario's default.
     pub(crate) round_trips_ms: Option<Vec<f64>>,
-    /// How many locks one process holds, in scenario f.
+    /// How many locks one process holds in scenario f.
     pub(crate) locks: u64,
-    /// The folder that the results are written to.
+    /// The folder for the results.
     pub(crate) out: PathBuf,
-    /// Whether docs/performance.md is brought up to date.
+    /// Whether to update docs/performance.md.
     pub(crate) write: bool,
-    /// Nothing is measured: what was is shown.
+    /// Measures nothing, and shows the existing results.
     pub(crate) report_only: bool,
-    /// As it was typed.
+    /// The arguments as typed.
     pub(crate) typed: Vec<String>,
 }
 
 const DEFAULT_OUT: &str = "target/bench";
 
 impl Options {
-    /// From arguments.
+    /// Parses the arguments.
     pub(crate) fn read(arguments: &[String]) -> Result<Self, String> {
         let mut options = Self {
             scenarios: Vec::new(),
@@ -95,7 +95,7 @@ impl Options {
         Ok(())
     }
 
-    /// What is to be run: each scenario on each of its stores, with each round trip.
+    /// The runs: each scenario on each of its stores, with each round trip.
     pub(crate) fn plan(&self) -> Vec<(Scenario, Store, f64)> {
         let mut runs: Vec<Scenario> =
             self.scenarios.iter().flat_map(|scenario| scenario.runs()).copied().collect();
@@ -122,14 +122,14 @@ impl Options {
         self.round_trips_ms.clone().unwrap_or_else(|| vec![0.0, 5.0, 50.0])
     }
 
-    /// How often each contender has its turn.
+    /// How many times each contender is measured.
     pub(crate) fn rounds(&self, scenario: Scenario) -> u32 {
-        // What counts there is counted over a long time already.
+        // One round of this scenario already measures for a long time.
         let usual = if scenario == Scenario::Many { 2 } else { 5 };
         self.rounds.unwrap_or(usual)
     }
 
-    /// For how long a contender is measured.
+    /// How long a contender is measured in a round.
     pub(crate) fn measured(&self, scenario: Scenario) -> Duration {
         let usual = match scenario {
             Scenario::Uncontended => 3.0,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn wrong_arguments_are_named() {
         for (wrong, says) in [
             (&["x"][..], "`x`"),
             (&["--rounds"], "`--rounds` needs a value"),

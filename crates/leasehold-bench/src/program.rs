@@ -1,4 +1,4 @@
-//! A contender that runs: a program of its own that is told when to begin and says what it did.
+//! A running contender: a program that starts on request and reports what it did.
 
 use std::fmt;
 use std::path::Path;
@@ -12,18 +12,18 @@ use tokio::task::JoinHandle;
 
 use crate::events::Event;
 
-/// How much of what it complains about is kept.
+/// How much of its error output is kept.
 const MOST_COMPLAINTS: usize = 64 << 10;
 
-/// With this exit code it says that the client cannot do what it is asked for.
+/// The exit code if the client does not support what is asked.
 const CANNOT: i32 = 3;
 
 /// Why a contender was not measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// The client is not made for it.
+    /// The client does not support it.
     Cannot(String),
-    /// It went wrong.
+    /// An error.
     Failed(String),
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// A running program. Killed when dropped.
+/// A running program. Killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
@@ -46,7 +46,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts `command`: a program and its first arguments.
+    /// Starts `command`, a program with its first arguments, and `more` arguments.
     pub(crate) fn start(command: &[String], more: &[String]) -> Result<Self, Trouble> {
         let no_program = || Trouble::Failed("its command line is empty".to_owned());
         let (program, first) = command.split_first().ok_or_else(no_program)?;
@@ -73,7 +73,7 @@ impl Program {
         self.child.id()
     }
 
-    /// What it says next.
+    /// Its next line.
     pub(crate) async fn line(&mut self, limit: Duration) -> Result<String, Trouble> {
         match timeout(&SystemClock, limit, self.lines.next_line()).await {
             Some(Ok(Some(line))) => Ok(line),
@@ -83,7 +83,7 @@ impl Program {
         }
     }
 
-    /// What follows `word` in what it says next.
+    /// Its next line, without `word` at the beginning.
     pub(crate) async fn says(&mut self, word: &str, limit: Duration) -> Result<String, Trouble> {
         let line = self.line(limit).await?;
         match line.strip_prefix(word) {
@@ -98,7 +98,7 @@ impl Program {
         told.map_err(|error| Trouble::Failed(format!("it does not listen: {error}")))
     }
 
-    /// What it did, up to `done`.
+    /// The events that it reports, up to `done`.
     pub(crate) async fn events(&mut self, process: u32, limit: Duration) -> Result<Vec<Event>, Trouble> {
         let mut events = Vec::new();
         loop {
@@ -113,16 +113,16 @@ impl Program {
         }
     }
 
-    /// `kill -9`.
+    /// Kills it with `kill -9`.
     pub(crate) async fn kill(&mut self) -> Result<(), Trouble> {
         self.child.kill().await.map_err(|error| Trouble::Failed(error.to_string()))
     }
 
-    /// Ends its input, and waits until it is gone.
+    /// Closes its input and waits until it has ended.
     pub(crate) async fn end(mut self, limit: Duration) -> Result<(), Trouble> {
         self.input = None;
         let ended = timeout(&SystemClock, limit, async {
-            // Or it waits for somebody to read what it says.
+            // Reads the rest of its output: a full pipe would block it.
             while let Ok(Some(_)) = self.lines.next_line().await {}
             self.child.wait().await
         });
@@ -146,13 +146,13 @@ impl Program {
     }
 }
 
-/// A program without the folder that it is in, which is nobody's business in a report.
+/// The name of a program without its folder, which does not belong in a report.
 pub(crate) fn called(program: impl AsRef<Path>) -> String {
     let program = program.as_ref();
     program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The end of what it complains about.
+/// The end of its error output.
 async fn last_words(mut errors: impl tokio::io::AsyncRead + Unpin) -> String {
     let (mut kept, mut read) = (Vec::new(), vec![0; 8 << 10]);
     while let Ok(count @ 1..) = errors.read(&mut read).await {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_is_told_when_to_begin_and_says_what_it_did() {
+    async fn a_program_starts_on_request_and_reports_events() {
         let mut program = shell("echo ready; read go; echo E 0 1 2 3 4; echo done; cat >&2");
         program.says("ready", LIMIT).await.unwrap();
         program.tell("go").await.unwrap();

@@ -1,4 +1,4 @@
-//! What was measured, for people: tables, plots, and docs/performance.md.
+//! Shows results to people: tables, plots, and docs/performance.md.
 
 pub(crate) mod chart;
 pub(crate) mod document;
@@ -12,12 +12,12 @@ use crate::scenario::Scenario;
 
 use self::table::{Table, number, spread};
 
-/// The blocks that a scenario's report is made of.
+/// The blocks in a scenario's report.
 pub(crate) fn blocks(results: &Results, scenario: Scenario) -> Vec<&Block> {
     scenario.runs().iter().flat_map(|run| results.of(*run)).collect()
 }
 
-/// One block's table.
+/// The table of a block.
 pub(crate) fn table(block: &Block, scenario: Scenario) -> Table {
     let metrics: Vec<&Metric> = scenario
         .metrics()
@@ -51,7 +51,7 @@ pub(crate) fn table(block: &Block, scenario: Scenario) -> Table {
     Table { head, rows }
 }
 
-/// Which requests, what went wrong.
+/// The requests by kind, and errors.
 fn notes(row: &Row) -> String {
     let mut notes = Vec::new();
     let (requests, all) = (row.requests(), row.requests().values().sum::<u64>());
@@ -76,7 +76,7 @@ fn notes(row: &Row) -> String {
     notes.join("; ")
 }
 
-/// With what a block was measured: `rounds 5, seconds 3`.
+/// The settings of a block: `rounds 5, seconds 3`.
 pub(crate) fn settings(block: &Block) -> String {
     let parts: Vec<String> =
         block.settings.iter().map(|(name, value)| format!("{name}: {}", number(*value))).collect();

@@ -1,4 +1,4 @@
-//! What was measured, as it is kept in a file: runs of one part replace that part and leave the others.
+//! The results, as stored in a file. A run replaces its own part of the file and keeps the others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,48 +10,48 @@ use crate::roster::Role;
 use crate::scenario::{Scenario, Store};
 use crate::stats::Spread;
 
-/// Everything that was measured.
+/// All results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) blocks: Vec<Block>,
 }
 
-/// One scenario on one store, with one round trip.
+/// The results of one scenario on one store, with one round trip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Block {
     /// The scenario's letter.
     pub(crate) scenario: String,
     pub(crate) store: String,
-    /// What the proxy adds.
+    /// The round trip that the proxy adds.
     pub(crate) rtt_ms: f64,
     /// When it was measured.
     pub(crate) date: String,
-    /// The command that did.
+    /// The command line.
     pub(crate) command: String,
     /// How many processors the machine has.
     pub(crate) processors: usize,
-    /// With what the contenders were run.
+    /// The settings of the contenders.
     pub(crate) settings: BTreeMap<String, f64>,
     pub(crate) rows: Vec<Row>,
 }
 
-/// One contender.
+/// The results of one contender.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) contender: String,
     pub(crate) title: String,
     /// [`Role::name`].
     pub(crate) role: String,
-    /// One for each round, `None` where it was not measured.
+    /// One for each round; `None` if it was not measured.
     pub(crate) samples: Vec<Option<Sample>>,
-    /// Why it was not, the first time.
+    /// The first reason why it was not measured.
     pub(crate) trouble: Option<String>,
 }
 
-/// One round of one contender.
+/// The results of one contender in one round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// By name; see [`metrics`](crate::metrics).
+    /// The values by name; see [`metrics`](crate::metrics).
     pub(crate) metrics: BTreeMap<String, f64>,
     /// Requests by kind.
     pub(crate) requests: BTreeMap<String, u64>,
@@ -60,7 +60,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Takes down `value`, if there is one.
+    /// Records `value`, if there is one.
     pub(crate) fn note(&mut self, metric: &str, value: Option<f64>) {
         if let Some(value) = value.filter(|value| value.is_finite()) {
             self.metrics.insert(metric.to_owned(), value);
@@ -85,12 +85,12 @@ impl Row {
         self.role == role.name()
     }
 
-    /// Over all rounds.
+    /// The spread over all rounds.
     pub(crate) fn spread(&self, metric: &str) -> Option<Spread> {
         Spread::of(self.samples.iter().flatten().filter_map(|sample| sample.metrics.get(metric).copied()))
     }
 
-    /// How many times as much as `other` it has, round by round: what the machine does in a round it does to both.
+    /// The ratio to `other`, round by round: conditions of the machine in a round affect both.
     pub(crate) fn times(&self, other: &Self, metric: &str) -> Option<Spread> {
         let rounds = self.samples.iter().zip(&other.samples);
         let ratios = rounds.filter_map(|(one, other)| {
@@ -123,7 +123,7 @@ impl Block {
         self.rows.iter().find(|row| row.is(Role::Ours))
     }
 
-    /// What the store is called, and how far away it was.
+    /// The store's title, and its distance.
     pub(crate) fn place(&self) -> String {
         let store = Store::called(&self.store).map_or(self.store.as_str(), |store| store.title());
         if self.rtt_ms == 0.0 { store.to_owned() } else { format!("{store}, {} ms away", self.rtt_ms) }
@@ -136,7 +136,7 @@ impl Block {
 }
 
 impl Results {
-    /// From `file`; nothing if there is none.
+    /// Reads `file`; empty if there is none.
     pub(crate) fn load(file: &Path) -> Result<Self, String> {
         match fs::read_to_string(file) {
             Ok(text) => {
@@ -165,7 +165,7 @@ impl Results {
     }
 }
 
-/// Writes a file, and the folders that it is in.
+/// Writes a file, and creates its folders.
 pub(crate) fn write(file: &Path, text: &str) -> Result<(), String> {
     let written = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(file, text));
     written.map_err(|error| format!("{}: {error}", file.display()))
@@ -175,7 +175,7 @@ pub(crate) fn write(file: &Path, text: &str) -> Result<(), String> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A contender whose rounds had these values.
+    /// A contender with these values, one for each round.
     pub(crate) fn row(contender: &str, role: Role, metric: &str, values: &[f64]) -> Row {
         let sample = |value: &f64| {
             let mut sample = Sample::default();
@@ -233,7 +233,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_again() {
+    fn stored_results_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("below/results.json");
         assert_eq!(Results::load(&file), Ok(Results::default()));

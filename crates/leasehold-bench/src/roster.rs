@@ -1,20 +1,20 @@
-//! Who is measured on which store.
+//! The contenders, and the stores on which each is measured.
 
 use crate::contender;
 use crate::scenario::{Scenario, Store};
 
-/// Somebody who takes locks, or does what is the limit of that.
+/// A lock client, or a baseline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contender {
-    /// In results and on the command line.
+    /// The name in results and on the command line.
     pub(crate) name: &'static str,
-    /// In tables.
+    /// The title in tables.
     pub(crate) title: &'static str,
-    /// The names of the stores that it works on; none: all.
+    /// The names of the stores that it works on; if empty, all.
     stores: &'static [&'static str],
     pub(crate) scenarios: &'static [Scenario],
     program: ProgramOf,
-    /// How it is told where its server is.
+    /// How it finds its server.
     pub(crate) place: Place,
     pub(crate) role: Role,
 }
@@ -25,11 +25,11 @@ enum ProgramOf {
     This(&'static str),
     /// A command line in an environment variable.
     Variable(&'static str),
-    /// A command that is measured whole.
+    /// A command that is measured as a whole.
     Whole,
 }
 
-/// How a contender is told where its server is.
+/// How a contender finds its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// By a store URL.
@@ -38,22 +38,22 @@ pub(crate) enum Place {
     Endpoint,
 }
 
-/// What a contender is for.
+/// The role of a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Ours,
-    /// Ours, without the clients of other stores, as it is built by default.
+    /// Ours, as built by default, without the clients of other stores.
     OursByDefault,
     Peer,
-    /// No lock: what the calls, or the command, take by themselves.
+    /// A baseline, not a lock: the calls or the command alone.
     Limit,
-    /// No lock, but the conditions and the bytes of one, without which it would be none: below that nobody gets.
+    /// A baseline, not a lock: calls with the conditions and the sizes that any lock needs. No lock can be faster.
     Conditional,
 }
 
 use Scenario::{HandOff, Many, Processes, Recovery, Run, Tasks, Uncontended};
 
-/// What every lock can be asked for.
+/// The scenarios that every lock supports.
 const LOCKS: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery];
 const LOCKS_AND_MANY: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Many];
 
@@ -74,7 +74,7 @@ const fn peer(
     }
 }
 
-/// What taking and releasing a lock comes down to, by the store's client alone.
+/// A baseline: the calls that acquiring and releasing a lock needs, by the store's client.
 const fn calls(
     role: Role,
     name: &'static str,
@@ -89,7 +89,7 @@ const fn command(name: &'static str, stores: &'static [&'static str], role: Role
     Contender { scenarios: &[Run], role, ..peer(name, name, stores, ProgramOf::Whole) }
 }
 
-/// Everybody.
+/// All contenders.
 pub(crate) const CONTENDERS: &[Contender] = &[
     Contender {
         place: Place::Url,
@@ -184,13 +184,13 @@ pub(crate) const CONTENDERS: &[Contender] = &[
 ];
 
 impl Contender {
-    /// Those who take part in `scenario` on `store`.
+    /// The contenders of `scenario` on `store`.
     pub(crate) fn of(scenario: Scenario, store: Store) -> Vec<&'static Self> {
         let takes_part = |one: &&Self| one.works_on(store) && one.scenarios.contains(&scenario);
         CONTENDERS.iter().filter(takes_part).collect()
     }
 
-    /// Whether it takes locks there.
+    /// Whether it supports this store.
     pub(crate) fn works_on(&self, store: Store) -> bool {
         self.stores.is_empty() || self.stores.contains(&store.name())
     }
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_is_measured_wherever_something_is() {
+    fn ours_is_measured_on_every_store() {
         for scenario in Scenario::ALL {
             for store in scenario.stores() {
                 let all = Contender::of(*scenario, store);
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// The verdict counts against it, wherever there is a server with other clients.
+    /// The verdict compares with these calls, on every server with other clients.
     #[test]
     fn calls_with_conditions_are_measured_beside_every_peer() {
         for store in Scenario::Uncontended.stores() {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_installed_is_told_of() {
+    fn a_client_that_is_not_installed_is_reported() {
         for one in CONTENDERS.iter().filter(|one| one.name == "etcd-rust") {
             if let Err(why) = one.command() {
                 assert!(why.contains("LEASEHOLD_BENCH_PEER_ETCD_RUST"), "{why}");

@@ -1,4 +1,4 @@
-//! What is measured, and on what.
+//! The scenarios, and the stores that they run on.
 
 use std::fmt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use leasehold_testkit::stores::{self, STORES};
 use leasehold_testkit::test_store::{Bench, TestStore};
 
-/// A question that is put to every contender.
+/// A question that is measured for every contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scenario {
     Uncontended,
@@ -16,7 +16,7 @@ pub(crate) enum Scenario {
     Recovery,
     Many,
     Run,
-    /// Has no run of its own: it is read off those of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
+    /// Has no run of its own: it is computed from those of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
     Fairness,
 }
 
@@ -32,7 +32,7 @@ impl Scenario {
         Self::Fairness,
     ];
 
-    /// How it is called for short.
+    /// Its letter on the command line.
     pub(crate) fn letter(self) -> &'static str {
         match self {
             Self::Uncontended => "a",
@@ -61,7 +61,7 @@ impl Scenario {
 
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Self::Uncontended => "One task takes and releases a lock that nobody else wants",
+            Self::Uncontended => "One task takes and releases an uncontended lock",
             Self::Tasks => "100 tasks of one process want one lock",
             Self::Processes => "16 processes with 8 tasks each want one lock",
             Self::HandOff => "From a release to the grant of another process",
@@ -72,23 +72,23 @@ impl Scenario {
         }
     }
 
-    /// On what it is measured unless the user says otherwise.
+    /// The stores that it runs on by default.
     pub(crate) fn stores(self) -> Vec<Store> {
         Store::all().filter(|store| store.bench().scenarios.contains(self.letter())).collect()
     }
 
-    /// Whether it matters how far away the server is.
+    /// Whether the distance of the server matters.
     pub(crate) fn has_distances(self) -> bool {
         matches!(self, Self::Uncontended | Self::Tasks | Self::Processes | Self::HandOff)
     }
 
-    /// How many rounds come first that do not count: a server that compiles what it does often (DynamoDB Local) gets faster
-    /// for minutes, and requests are all that is measured here.
+    /// How many rounds come first and do not count. A server with a just-in-time compiler (DynamoDB Local) gets faster
+    /// for minutes, and only requests are measured here.
     pub(crate) fn rehearsals(self) -> u32 {
         u32::from(self == Self::Uncontended)
     }
 
-    /// What has to be run for it.
+    /// The scenarios that must run for it.
     pub(crate) fn runs(self) -> &'static [Self] {
         match self {
             Self::Uncontended => &[Self::Uncontended],
@@ -102,7 +102,7 @@ impl Scenario {
         }
     }
 
-    /// The scenario of that letter or name.
+    /// The scenario with this letter or name.
     pub(crate) fn called(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|scenario| scenario.letter() == name || scenario.name() == name)
     }
@@ -114,7 +114,7 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// Where the locks lie: a store that the testkit knows.
+/// A store that the testkit knows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store(&'static dyn TestStore);
 
@@ -127,7 +127,7 @@ impl Store {
         self.0.name()
     }
 
-    /// The name, and the server that stands for it.
+    /// Its title: the store, and the server that stands in for it.
     pub(crate) fn title(self) -> &'static str {
         self.bench().title
     }
@@ -136,12 +136,12 @@ impl Store {
         self.0.bench()
     }
 
-    /// Whether requests go through the network.
+    /// Whether it has a server, so that requests go through the network.
     pub(crate) fn has_server(self) -> bool {
         self.bench().server.is_some()
     }
 
-    /// Where it has no server: the store URL of what it keeps in `folder`.
+    /// The store URL, with files in `folder`, of a store without a server.
     pub(crate) fn url_in(self, folder: &Path) -> String {
         self.0.fresh_url(&self.0.storages()[0], folder)
     }

@@ -1,5 +1,5 @@
-//! The way between a contender and its server: every contender goes through the same proxy, which makes it as long as it is
-//! told to and counts the requests.
+//! The connection between a contender and its server. Every contender uses the same proxy, which adds a round trip and
+//! counts requests.
 
 pub(crate) mod heads;
 pub(crate) mod proxy;

@@ -1,5 +1,5 @@
-//! The benchmark runs, and its report is complete. What it measures is for nobody to rely on here: figures come from a
-//! calm machine.
+//! Checks that the benchmark runs and that its report is complete. Does not check figures, which need an otherwise
+//! idle machine.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
 
 use std::path::Path;

@@ -228,7 +228,7 @@ fn fault_34_the_doctor_names_missing_permissions_on_s3() {
 /// Without permission to list, MinIO reports missing objects as missing: locks work, listings do not. (Amazon returns
 /// 403, and the check fails: tested without a server.)
 #[test]
-fn what_only_listings_and_clean_ups_need_is_a_warning_or_less() {
+fn permissions_that_locks_do_not_need_are_warnings_at_most() {
     let diagnosis = without("s3:ListBucket");
     diagnosis.passes();
     assert_eq!(diagnosis.checks("warning"), ["permission-list"]);

@@ -1,4 +1,5 @@
-//! What clients do: the driver of the protocol (`protocol/driver` and the keeper in the library), one step at a time.
+//! The steps of the clients: the protocol's driver (`protocol/driver` and the renewer in the library), one step at a
+//! time.
 
 use crate::coverage::Event;
 use crate::decide::{self, Claimed, Settled};
@@ -8,23 +9,23 @@ use crate::world::{
 };
 use crate::{LeaseModel, MARGIN, SKEW, Turn};
 
-/// Claims of different clients are numbered apart.
+/// The number of claims per client: claims of different clients have different numbers.
 pub(crate) const CLAIMS_EACH: Grant = 5;
 
 impl LeaseModel {
-    /// Whether `record` may be granted to `who`, who has seen no sign of life for `quiet`.
+    /// Whether `record` may be granted to `who`, who has seen it unchanged for `quiet`.
     pub(crate) fn may_be_granted(&self, who: Who, client: &Client, record: &Record, quiet: Age) -> bool {
         !record.held
             || client.rate.elapsed(quiet) >= self.contender_span()
             || self.lapsed_by_store_clock(who, client, record)
     }
 
-    /// Whether what `client` holds by `guard` may go to another task of its process.
+    /// Whether the grant that `client` holds with `guard` may be passed on to another task of its process.
     pub(crate) fn may_be_passed_on(&self, client: &Client, guard: &Guard) -> bool {
         let last =
             if self.safeguards.tokens_are_reserved { guard.top } else { guard.top + self.scope.hand_offs };
         let good = !guard.lost && self.belief(client).is_some();
-        guard.token < last && (good || !self.safeguards.lost_goes_to_nobody)
+        guard.token < last && (good || !self.safeguards.lost_is_not_passed_on)
     }
 
     fn lapsed_by_store_clock(&self, who: Who, client: &Client, record: &Record) -> bool {
@@ -35,7 +36,7 @@ impl LeaseModel {
             && i32::from(now - record.stamp) * TICK >= self.contender_span() + i32::from(margin) * TICK
     }
 
-    /// What the store's time is put down as in a record that is written now.
+    /// The store's time as it is stored in a record that is written now.
     fn stamp(&self, who: Who, client: &Client) -> i8 {
         let (lower, upper) = store_time(who, client);
         match self.scope.store_clock {
@@ -46,7 +47,7 @@ impl LeaseModel {
     }
 }
 
-/// Bounds on what the store's clock reads, in ticks from now. Its `Date` is true to a tick.
+/// Bounds on what the store's clock shows, in ticks from now. Its `Date` is exact to a tick.
 fn store_time(who: Who, client: &Client) -> (i8, i8) {
     let front_end = if who == 1 { SKEW } else { 0 };
     (front_end - client.grain, front_end - client.grain + 1)
@@ -75,7 +76,7 @@ impl Turn<'_> {
         client.task = Task::call(claim);
         let client = *client;
         match client.seen {
-            // The warm path: one write, and no read before it.
+            // The warm path: one write without a read.
             Some(Seen { record, quiet, .. })
                 if self.model.may_be_granted(who, &client, &record, quiet)
                     && record.grant != claim
@@ -87,7 +88,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Reads the record; how long that takes to get there matters only to those who count from when they asked.
+    /// Reads the record. The request's travel time matters only to contenders that count from when they asked.
     pub(crate) fn look_at_once(&mut self, who: Who) {
         self.look(who);
         if self.model.rules.contender_counts_from_the_answer {
@@ -108,7 +109,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Notes what was seen, and since when.
+    /// Remembers what was seen, and since when.
     fn see(&mut self, who: Who, found: Option<Record>, asked: Age) {
         let rules = self.model.rules;
         let client = self.client(who);
@@ -183,15 +184,15 @@ impl Turn<'_> {
         }
     }
 
-    /// The store's clock, as a number that tokens are taken from: it reads later than when any token was committed, and
-    /// later than at an earlier create of the same claim.
+    /// The store's clock, as a number from which tokens are taken: above all committed tokens, and above earlier
+    /// creates of the same claim.
     fn clock(&mut self, who: Who) -> Token {
         let created = self.client(who).attempts().iter().filter(|attempt| attempt.created);
         let latest = created.map(|attempt| attempt.token).max().unwrap_or(0);
         1 + self.world.highest.max(latest)
     }
 
-    /// The user may believe, unless the time is over already. Then the grant is given back.
+    /// The user may believe in the grant, unless its time is already over. Then the grant is returned.
     fn granted(&mut self, who: Who, claim: Grant, age: Age, first: Token, found: Option<Record>) {
         let Some(record) = found else { return };
         let memo = Memo::of(record, true);
@@ -231,7 +232,7 @@ impl Turn<'_> {
         let client = self.client(who);
         let Task::Acquire { claim, .. } = client.task else { return };
         client.given_up = Some(claim);
-        // What may have been granted is looked for, and given back.
+        // Reads whether a grant was committed, and returns it if so.
         let step = Step::Reading { asked: 0, answer: None };
         client.task = Task::Release { grant: claim, memo: None, attempts: Attempts::default(), step };
     }
@@ -270,7 +271,7 @@ impl Turn<'_> {
         let (rules, known) = (&self.model.rules, memo.version.nonce);
         let settled = decide::settle_renewal(rules, grant, known, client.attempts(), found.as_ref());
         let version = found.unwrap_or(memo.version);
-        // Its own claim's, but of another grant: a request of the same claim that came late.
+        // A record of the same claim but of another grant: a late request of the same claim.
         let other_token = version.grant == grant && version.token != memo.record.token;
         match settled {
             Settled::Landed(attempt) => {
@@ -293,12 +294,12 @@ impl Turn<'_> {
         }
     }
 
-    /// Without a safeguard: the store says that it is lost, and the next task gets it all the same. No operator is to blame
-    /// for that any more.
+    /// Without a safeguard: the store reports the loss, but the grant is still passed on. The exemption after
+    /// an operator's action no longer applies.
     fn passed_on_when_lost(&mut self, who: Who) -> bool {
         let client = *self.client(who);
         let next = client.guard.filter(|guard| self.model.may_be_passed_on(&client, guard));
-        if self.model.safeguards.lost_goes_to_nobody || next.is_none() {
+        if self.model.safeguards.lost_is_not_passed_on || next.is_none() {
             return false;
         }
         self.world.pardoned &= !next.map_or(0, |guard| 1 << guard.top);
@@ -312,7 +313,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The keeper's: whatever is on its way goes on.
+    /// The renewer passes the grant on. Requests in progress continue.
     pub(crate) fn pass_on(&mut self, who: Who) {
         let safeguards = self.model.safeguards;
         let client = *self.client(who);
@@ -322,7 +323,7 @@ impl Turn<'_> {
             self.count(Event::PassedOnUnsettled);
         }
         let token = before.token + 1;
-        // Not reserved: it may be anybody's.
+        // The token is not reserved, so another grant may have it.
         if token > before.top {
             self.world.wrongs.low_token_told |= token <= self.world.highest;
             self.world.highest = self.world.highest.max(token);
@@ -330,7 +331,7 @@ impl Turn<'_> {
         let age = if safeguards.deadline_is_the_grants { before.age } else { 0 };
         let client = self.client(who);
         client.guard = Some(Guard { token, age, lost: false, passed_on: true, ..before });
-        client.outlived = (!safeguards.dead_before_the_next).then_some(before);
+        client.outlived = (!safeguards.invalidated_before_the_next).then_some(before);
     }
 
     pub(crate) fn release(&mut self, who: Who) {
@@ -339,7 +340,7 @@ impl Turn<'_> {
         self.send_release(who, grant, memo, attempts);
     }
 
-    /// What the user holds ends first.
+    /// The user's belief ends first.
     fn send_release(&mut self, who: Who, grant: Grant, memo: Memo, mut attempts: Attempts) {
         let rules = self.model.rules;
         let nonce = self.nonce(grant);
@@ -357,13 +358,13 @@ impl Turn<'_> {
     }
 
     fn settle_release(&mut self, who: Who, grant: Grant, known: Option<Memo>, found: Option<Record>) {
-        // A withdrawn claim's token is not known: whatever has its id is meant.
+        // A withdrawn claim does not know its token, so it releases any record with its id.
         let Some(record) = found.filter(|_| decide::still_ours(grant, found.as_ref())) else {
             self.count(Event::ReleaseSettledByReading);
             self.see(who, found, 0);
             return self.done(who);
         };
-        // A copy has it by now.
+        // A copy has renewed it by now.
         let foreign = |memo: Memo| {
             let (rules, nonce) = (&self.model.rules, memo.version.nonce);
             let attempts = self.world.clients[usize::from(who)].attempts();
@@ -396,7 +397,7 @@ impl Turn<'_> {
 
 /// Requests and answers.
 impl Turn<'_> {
-    /// Sends a conditional write, which is listed before it leaves.
+    /// Sends a conditional write. The attempt is listed before it is sent.
     fn send(&mut self, who: Who, expect: Option<Record>, write: Option<Record>, nonce: Nonce, token: Token) {
         let created = expect.is_none();
         let attempt = Attempt { nonce, age: 0, token, first: token, created, unknown: true };
@@ -441,7 +442,7 @@ impl Turn<'_> {
         let age = if model.rules.holder_counts_from_before_the_send { latest.age } else { 0 };
         match self.client(who).task {
             Task::Idle => {}
-            // A create whose answer took so long may have a token that is not above all others any more.
+            // If the answer to a create was late, its token may no longer be above all others.
             Task::Acquire { .. }
                 if latest.created && latest.age > 0 && model.safeguards.late_creates_are_written_again =>
             {
@@ -486,7 +487,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Whatever was sent goes on without its sender.
+    /// The request continues without its sender.
     fn stop_waiting(&mut self, who: Who) {
         if !matches!(self.client(who).step(), Step::Writing { .. }) {
             return;
@@ -499,7 +500,7 @@ impl Turn<'_> {
     }
 
     fn nonce(&mut self, claim: Grant) -> Nonce {
-        // Without rule 2: the same for all writes of a claim, and not among the fresh ones.
+        // Without rule 2: one nonce for all writes of a claim, apart from the fresh ones.
         if self.model.rules.fresh_nonces { self.world.fresh_nonce() } else { 32 + claim }
     }
 

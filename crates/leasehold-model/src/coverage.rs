@@ -1,21 +1,21 @@
-//! What happened in the histories that were checked: a model in which nothing happens breaks no promise either.
+//! Counts what happened in the checked histories: a model in which nothing happens breaks no promise either.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Something that has to happen in some history, or the model says little.
+/// An event that must occur in some history, or the check proves little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A grant that was answered.
     Granted,
     /// A grant whose answer was lost, found by its nonce.
     GrantFoundByNonce,
-    /// A record of one's own that was not expected, adopted by a write (rule 5).
+    /// An unexpected record of the client's own claim, adopted by a write (rule 5).
     AdoptedByWrite,
-    /// A grant whose time was over when it was known.
+    /// A grant whose time was over when its answer arrived.
     GrantedTooLate,
     /// A create that was written once more.
     CreateWrittenAgain,
-    /// A lease that lapsed was granted to another, as its successor had observed.
+    /// A lapsed lease that was granted to another client, by observation.
     TakenOverByObservation,
     /// The same, by the store's clock alone.
     TakenOverByStoreClock,
@@ -27,27 +27,27 @@ pub enum Event {
     RenewedTooLate,
     /// A deadline that passed.
     Expired,
-    /// A holder that was told by the store that its lease is gone.
+    /// A holder that learned from the store that its lease is gone.
     Gone,
-    /// "Held" was said.
+    /// An acquirer answered "held".
     Held,
-    /// "Lost" was said instead of "held" (rule 10).
+    /// An acquirer answered "lost" instead of "held" (rule 10).
     LostInBetween,
     /// A release that was answered.
     Released,
-    /// A release that turned out to have landed, or to be needless, by a read.
+    /// A read showed that a release had landed or was not needed.
     ReleaseSettledByReading,
-    /// A write that nobody waited for any more had its effect.
+    /// A write was applied after its sender had stopped waiting.
     LateWriteApplied,
-    /// A write that nobody waited for any more can never have any.
+    /// A write whose sender had stopped waiting can no longer be applied.
     LateWriteRefused,
     /// A request arrived a second time.
     Doubled,
     /// A grant was passed on within its process.
     PassedOn,
-    /// The same, while a renewal was on its way or had not been settled.
+    /// The same, while a renewal was in progress or its outcome unknown.
     PassedOnUnsettled,
-    /// A deadline passed of whom a grant had been passed on to.
+    /// A guard that had been passed on reached its deadline.
     ExpiredWhenPassedOn,
     /// A client that holds the lock was copied.
     Copied,
@@ -57,7 +57,7 @@ pub enum Event {
 
 const EVENTS: usize = Event::RenewedByACopy as usize + 1;
 
-/// How often each event happened, once for each transition of the state space.
+/// How often each event occurred, counted once for each transition of the state space.
 #[derive(Debug, Default)]
 pub struct Coverage([AtomicU64; EVENTS]);
 
@@ -68,7 +68,7 @@ impl Clone for Coverage {
 }
 
 impl Coverage {
-    /// How often `event` happened.
+    /// How often `event` occurred.
     pub fn of(&self, event: Event) -> u64 {
         self.0[event as usize].load(Ordering::Relaxed)
     }

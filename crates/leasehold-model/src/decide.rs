@@ -1,28 +1,28 @@
-//! What a client makes of what it reads: the same decisions as `protocol/rules.rs` of the library, which are compared
-//! with these on all small inputs by a test over there.
+//! How a client interprets what it reads: the same decisions as in `protocol/rules.rs` of the library. A test there
+//! compares the two on all small inputs.
 
 use crate::rules::{Rules, Safeguards};
 use crate::world::{Attempt, Grant, Nonce, Record, Token};
 
-/// What an acquirer makes of what it read.
+/// An acquirer's interpretation of what it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
     /// One of its attempts landed.
     Ours(Attempt),
-    /// Write a grant over it.
+    /// It may write a grant over it.
     Grantable {
         /// Whether the token must come from the store's clock.
         floor_from_clock: bool,
     },
-    /// Its own, from an earlier call: believed at once. Only without rule 5.
+    /// Its own record from an earlier call, believed in at once. Only without rule 5.
     AdoptedByReading,
-    /// Another has it.
+    /// Another client has it.
     Taken,
-    /// Another has it, and the acquirer may have had it in between.
+    /// Another client has it, and the acquirer may have had it in between.
     Lost,
 }
 
-/// Judges what was read for `claim` after `attempts`; `lapsed`: a record that is held may be taken over.
+/// Interprets what was read for `claim` after `attempts`. `lapsed`: a held record may be taken over.
 pub fn judge(
     rules: &Rules,
     safeguards: &Safeguards,
@@ -53,23 +53,24 @@ pub fn judge(
     }
 }
 
-/// What a holder makes of what it read after a renewal that did not simply succeed.
+/// A holder's interpretation of what it read after a renewal without a clear success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// The attempt landed.
     Landed(Attempt),
-    /// Still ours, as some earlier write left it.
+    /// Still the holder's grant, in the state that an earlier write left.
     Earlier,
-    /// Of our grant, but no write of ours: a copy of the client renews it too, or a create of ours came late.
+    /// The holder's grant, but not its write: a copy of the client renews it too, or a late create of the client
+    /// landed.
     Foreign,
-    /// Not ours, but taken all the same. Only without rule 7.
+    /// Another client's, but overwritten. Only without rule 7.
     Stolen,
-    /// Ours no more.
+    /// No longer the holder's.
     Gone,
 }
 
-/// Judges what was read for the holder of `grant` after `attempts` to renew it, when `known` was the nonce of the record before
-/// them.
+/// Interprets what was read for the holder of `grant` after it sent `attempts` to renew it. `known` was the record's
+/// nonce before that.
 pub fn settle_renewal(
     rules: &Rules,
     grant: Grant,
@@ -88,13 +89,13 @@ pub fn settle_renewal(
     }
 }
 
-/// Whether a release has to be sent again, judged by what was read for the holder of `grant`.
+/// Whether a release must be sent again, according to what was read for the holder of `grant`.
 pub fn still_ours(grant: Grant, found: Option<&Record>) -> bool {
     found.is_some_and(|record| record.grant == grant && record.held)
 }
 
-/// The highest token that may have been used before a grant over `over`: those above it, up to the grant's own, belong to
-/// the grant. `None` where nothing tells; then it has its own only.
+/// The highest token that may have been used before a grant over `over`. The tokens above it, up to the grant's own,
+/// belong to the grant. `None` if unknown; the grant then has only its own token.
 pub fn highest_before(safeguards: &Safeguards, over: Option<&Record>) -> Option<Token> {
     match over {
         None if safeguards.a_create_has_one_token => None,
@@ -104,7 +105,7 @@ pub fn highest_before(safeguards: &Safeguards, over: Option<&Record>) -> Option<
     }
 }
 
-/// The record that grants `claim` over `over`, with a token that is not below `floor`, and room for `tokens` in all.
+/// The record that grants `claim` over `over`, with a token of at least `floor` and room for `tokens` tokens.
 pub fn grant(
     safeguards: &Safeguards,
     claim: Grant,
@@ -122,7 +123,7 @@ pub fn grant(
         held: true,
         token: over.map_or(0, |record| record.token + room).max(floor),
         grant: claim,
-        // Not to be taken for the earlier grant of the same claim.
+        // Distinguishes it from the earlier grant of the same claim.
         heartbeat: again.map_or(0, |record| record.heartbeat + 1),
         nonce,
         newborn: over.is_none(),
@@ -132,7 +133,7 @@ pub fn grant(
     }
 }
 
-/// The lowest token of the grant of `record` over `over`, if it has up to so many `more` than the record's.
+/// The lowest token of the grant of `record` over `over`, if it has up to `more` tokens besides the record's.
 pub fn first_token(safeguards: &Safeguards, over: Option<&Record>, record: &Record, more: u8) -> Token {
     let lowest = highest_before(safeguards, over).map_or(record.token, |before| before + 1);
     lowest.max(record.token.saturating_sub(more)).min(record.token)

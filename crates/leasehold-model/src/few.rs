@@ -1,6 +1,6 @@
-//! A short list that lies in the state itself: states are copied and hashed millions of times.
+//! A short list stored inline: states are copied and hashed millions of times.
 
-/// At most `N` items. Unused places hold the default, so that equal lists are equal.
+/// At most `N` items. Unused places hold the default value, so that equal lists are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Few<T, const N: usize> {
     items: [T; N],
@@ -19,12 +19,12 @@ impl<T: Copy + Default, const N: usize> Few<T, N> {
         &self.items[..usize::from(self.len)]
     }
 
-    /// The same, to be changed.
+    /// The items, mutable.
     pub fn all_mut(&mut self) -> &mut [T] {
         &mut self.items[..usize::from(self.len)]
     }
 
-    /// Adds an item at the end. A scope that needs more places than there are is a mistake, and stops the check.
+    /// Adds an item at the end. Panics if there is no place left: the scope is then too large.
     pub fn push(&mut self, item: T) {
         assert!(usize::from(self.len) < N, "the scope needs more than {N} places here");
         self.items[usize::from(self.len)] = item;

@@ -1,11 +1,13 @@
-//! The lease protocol of leasehold as a model: every order in which a few clients, their clocks, the network, the store
-//! and an operator can act, within a [`Scope`]. The tests check it exhaustively, with stateright.
+//! A model of leasehold's lease protocol: every order in which a few clients, their clocks, the network, the store and
+//! an operator can act, within a [`Scope`]. The tests check it exhaustively with stateright.
 //!
-//! Each of the eleven rules of the protocol, and what else keeps the promise, can be taken out: the checker then has to find
-//! a history that breaks it. `docs/model.md` says what is modelled and what is not, and how large the scopes are.
+//! Each of the eleven rules of the protocol, and each further safeguard, can be removed. The checker must then find a
+//! history that breaks the promise. `docs/model.md` describes what is modelled, what is not, and how large the scopes
+//! are.
 //!
-//! - [`world`]: the state. [`decide`]: what a client makes of what it reads. [`time`]: ticks, and clocks that are wrong.
-//! - `client`, `store`: what may happen next. [`properties`]: what must hold. [`coverage`]: what did happen.
+//! - [`world`]: the state. [`decide`]: how a client interprets what it reads. [`time`]: ticks, and clocks that are
+//! wrong.
+//! - `client`, `store`: the possible next steps. [`properties`]: what must hold. [`coverage`]: what happened.
 
 mod client;
 pub mod coverage;
@@ -25,91 +27,92 @@ use crate::scope::Scope;
 use crate::time::Rate;
 use crate::world::{Budget, Client, MOST_CLIENTS, Request, Step, Task, Who, World};
 
-/// By how many ticks the front end of the second client is ahead of the others', where clients know the store's time.
+/// How many ticks the second client's front end is ahead of the others', if clients know the store's time.
 pub const SKEW: i8 = 2;
-/// The margin that is kept because of that, in ticks.
+/// The safety margin for that, in ticks.
 pub const MARGIN: i8 = 2;
 
 /// The protocol, within a scope.
 #[derive(Debug)]
 pub struct LeaseModel {
-    /// Which rules are followed.
+    /// The rules that are followed.
     pub rules: Rules,
-    /// What else is there.
+    /// The other safeguards.
     pub safeguards: Safeguards,
-    /// How much may happen.
+    /// The bounds of a history.
     pub scope: Scope,
-    /// How often what has happened, over all histories.
+    /// How often each event occurred, over all histories.
     pub coverage: Coverage,
 }
 
-/// One thing that happens.
+/// One step of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// A tick of true time passes.
     Tick,
-    /// A client asks for the lock, with a claim of its own.
+    /// A client asks for the lock with a new claim.
     Start(Who),
     /// A client asks again with the claim that it gave up.
     Retry(Who),
     /// A client that waits reads the record.
     Look(Who),
-    /// A client that waits writes over the record it has seen: it must have lapsed by now.
+    /// A waiting client writes over the record that it has seen, if it has lapsed by now.
     TakeKnown(Who),
     /// The store answers a client's read.
     Read(Who),
-    /// A client receives the answer that it waits for, and goes on.
+    /// A client receives the answer that it waits for, and continues.
     Receive(Who),
-    /// A client stops to wait for the answer to its write.
+    /// A client stops waiting for the answer to its write.
     GiveUp(Who),
-    /// A client stops to acquire, and withdraws its claim.
+    /// A client stops acquiring and withdraws its claim.
     Abandon(Who),
     /// A holder renews.
     Renew(Who),
-    /// A holder's process passes the grant on: the user's guard ends, and another user's begins with the next token.
+    /// A holder's process passes the grant on: the user's guard ends, and another user's guard begins with the next
+    /// token.
     PassOn(Who),
-    /// A holder releases; or its keeper does, after it was lost.
+    /// A holder releases; or its renewer does, after a loss.
     Release(Who),
-    /// A client stops to release, whatever has become of it.
+    /// A client stops releasing, whatever the outcome.
     Quit(Who),
     /// A write arrives at the store.
     Deliver(Request, Copy),
-    /// An operator evicts whoever has the lock.
+    /// An operator evicts the holder.
     Evict,
-    /// Somebody edits the record, and changes nothing that it says.
+    /// A person edits the record without changing its meaning.
     Edit,
-    /// Somebody deletes the record.
+    /// A person deletes the record.
     Delete,
-    /// The machine of a holder is copied while it runs: the first client, in place of the second.
+    /// The machine of a holder (the first client) is copied while it runs, in place of the second client.
     Clone(Who, Who),
 }
 
-/// Whether a request arrives once more.
+/// Whether a request arrives again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
     /// It does not.
     None,
-    /// It does; this one is answered.
+    /// It does; this copy is answered.
     ComesUnanswered,
-    /// It does, and that one is answered.
+    /// It does; the later copy is answered.
     ComesAnswered,
 }
 
 impl LeaseModel {
-    /// The protocol as it is, within `scope`.
+    /// The complete protocol, within `scope`.
     pub fn new(scope: Scope) -> Self {
         assert!((1..=MOST_CLIENTS).contains(&scope.clients), "one to three clients");
         assert!(scope.claims <= client::CLAIMS_EACH, "up to {} claims each", client::CLAIMS_EACH);
         Self { rules: Rules::ALL, safeguards: Safeguards::ALL, scope, coverage: Coverage::default() }
     }
 
-    /// The same with some rule taken out.
+    /// The same without some rule.
     pub fn without(mut self, take_out: impl FnOnce(&mut Rules)) -> Self {
         take_out(&mut self.rules);
         self
     }
 
-    /// The same with some safeguard taken out.
+    /// The same without some safeguard.
     pub fn without_safeguard(mut self, take_out: impl FnOnce(&mut Safeguards)) -> Self {
         take_out(&mut self.safeguards);
         self
@@ -174,7 +177,7 @@ impl LeaseModel {
         }
     }
 
-    /// What is on its way when the copy is made would be both's: that shows at the next renewal.
+    /// Copies are made only while nothing is under way: it would belong to both, and the next renewal would show that.
     fn copies(&self, world: &World, actions: &mut Vec<Action>) {
         let clients = || (0..).zip(world.clients.iter().take(self.scope.clients));
         for (from, holder) in clients() {
@@ -201,10 +204,10 @@ impl LeaseModel {
     }
 }
 
-/// What a model checker needs.
+/// The interface for a model checker.
 impl LeaseModel {
-    /// The worlds in which histories begin: one for each combination of clocks. Clients are alike, so their order does not matter, but where their
-    /// front ends differ.
+    /// The initial worlds, one for each combination of clocks. The order of clients does not matter, since they are
+    /// alike, unless their front ends differ.
     pub fn beginnings(&self) -> Vec<World> {
         let mut worlds = Vec::new();
         let choices = |i: usize| if i < self.scope.clients { 2 } else { 1 };
@@ -230,7 +233,7 @@ impl LeaseModel {
         worlds
     }
 
-    /// What may happen next.
+    /// The possible next steps.
     pub fn actions(&self, world: &World, actions: &mut Vec<Action>) {
         actions.push(Action::Tick);
         for who in (0..).take(self.scope.clients) {

@@ -1,36 +1,38 @@
-//! What must hold in every state, and what must be reached in some.
+//! The properties that must hold in every state, and those that must be reached in some.
 
 use crate::LeaseModel;
 use crate::time::{self, RATE_ERROR, SLACK, TTL};
 use crate::world::{Client, Guard, World};
 
-/// Never do two believe in their grants, unless an operator ended one of them.
-pub const EXCLUSION: &str = "no two believe at once";
-/// Whoever believes has the record, unless an operator ended the grant: nobody else even can be granted the lock.
-pub const BACKED: &str = "who believes has the record";
-/// Tokens rise with each grant in the order of commits; so no grant that is over comes back.
-pub const TOKENS_RISE: &str = "tokens rise, and no grant that is over comes back";
-/// Whoever is told a grant is told a token above those of all grants before, also of records deleted by hand; and whomever
-/// it is passed on to, a token that nobody was told or granted before.
-pub const TOLD_TOKENS_RISE: &str = "nobody is told a token that is not above all before";
-/// A guard that reported its loss believes no more.
+/// No two users believe in their grants at once, unless an operator ended one of them.
+pub const EXCLUSION: &str = "no two users believe at once";
+/// The record shows the grant of every user that believes in one, unless an operator ended it. So no other client can
+/// even be granted the lock.
+pub const BACKED: &str = "the record shows the grant of every believer";
+/// Tokens rise with each grant in the order of commits, so no past grant comes back.
+pub const TOKENS_RISE: &str = "tokens rise, and no past grant comes back";
+/// The token of every reported grant is above those of all earlier grants, including grants of records deleted by
+/// hand. A guard that is passed on gets a token that was neither reported nor granted before.
+pub const TOLD_TOKENS_RISE: &str = "every reported token is above all earlier ones";
+/// A user that learned of its loss no longer believes.
 pub const LOST_IS_FINAL: &str = "lost is final";
-/// "Held" is said to nobody who was granted the lock by the same call.
-pub const HELD_IS_TRUE: &str = "held is said to nobody who was granted it";
-/// Whoever has watched a dead lease for as long as it can last may have it, whatever else became of its record.
-pub const PROLONGED_BY_NOBODY_ELSE: &str = "nobody but its holder prolongs a lease";
+/// A call that was granted the lock never answers "held".
+pub const HELD_IS_TRUE: &str = "no granted call answers held";
+/// A client that has watched a dead lease for as long as it can last may take it over, whatever happened to its record
+/// meanwhile.
+pub const ONLY_THE_HOLDER_PROLONGS: &str = "only its holder prolongs a lease";
 
-/// Of a client and its copy only one renews what they hold: the other one hears that it is lost.
-pub const ONE_COPY_RENEWS: &str = "of two copies only one renews";
+/// Only one of a client and its copy renews what they hold. The other learns that it is lost.
+pub const ONE_COPY_RENEWS: &str = "only one of two copies renews";
 
-/// Something that must hold in every state, or be reached in some.
+/// A property that must hold in every state, or be reached in some.
 #[derive(Clone, Copy, Debug)]
 pub struct Property {
-    /// One of the names above, or what has to be reached.
+    /// One of the names above, or a description of what must be reached.
     pub name: &'static str,
     /// Whether it must hold in every state.
     pub always: bool,
-    /// Whether it holds in this one.
+    /// Whether it holds in a state.
     pub holds: fn(&LeaseModel, &World) -> bool,
 }
 
@@ -45,9 +47,9 @@ pub const ALL: [Property; 11] = [
     always(TOLD_TOKENS_RISE, |_, world| !world.wrongs.low_token_told),
     always(LOST_IS_FINAL, |_, world| !world.wrongs.lost_came_back),
     always(HELD_IS_TRUE, |_, world| !world.wrongs.held_denied),
-    always(PROLONGED_BY_NOBODY_ELSE, |_, world| !world.wrongs.prolonged_by_others),
+    always(ONLY_THE_HOLDER_PROLONGS, |_, world| !world.wrongs.prolonged_by_others),
     always(ONE_COPY_RENEWS, |_, world| !world.wrongs.renewed_by_two),
-    sometimes("somebody believes", |model, world| believers(model, world).count() > 0),
+    sometimes("a user believes", |model, world| believers(model, world).count() > 0),
     sometimes("a successor believes beside a holder that was lost", |model, world| {
         let lost = world.clients.iter().any(|client| client.guard.is_some_and(|guard| guard.lost));
         lost && believers(model, world).count() > 0
@@ -67,24 +69,24 @@ const fn sometimes(name: &'static str, holds: fn(&LeaseModel, &World) -> bool) -
 }
 
 impl LeaseModel {
-    /// How long a holder believes, in units of its clock.
+    /// How long a holder believes in its grant, in units of its clock.
     pub(crate) fn holder_span(&self) -> i32 {
         let rate_error = if self.safeguards.rate_distances { RATE_ERROR } else { 0.0 };
         time::holder_span(f64::from(TTL), rate_error, SLACK) as i32
     }
 
-    /// How long a contender has to wait, in units of its clock.
+    /// How long a contender must wait, in units of its clock.
     pub(crate) fn contender_span(&self) -> i32 {
         let rate_error = if self.safeguards.rate_distances { RATE_ERROR } else { 0.0 };
         time::contender_span(f64::from(TTL), rate_error, SLACK) as i32
     }
 
-    /// The guard's `check()`: whether the user of `client` may believe in its grant. By the clock each time.
+    /// The guard's `check()`: whether the user of `client` may believe in its grant now.
     pub(crate) fn belief<'a>(&self, client: &'a Client) -> Option<&'a Guard> {
         client.guard.as_ref().filter(|guard| self.in_time(client, guard))
     }
 
-    /// The same of each user: there is one before, if it outlived the hand-off.
+    /// The same for each user. There is an earlier one if its guard outlived the hand-off.
     pub(crate) fn beliefs<'a>(&'a self, client: &'a Client) -> impl Iterator<Item = &'a Guard> {
         client.guard.iter().chain(&client.outlived).filter(|guard| self.in_time(client, guard))
     }
@@ -98,7 +100,7 @@ fn believers<'a>(model: &'a LeaseModel, world: &'a World) -> impl Iterator<Item 
     world.clients.iter().flat_map(|client| model.beliefs(client))
 }
 
-/// Without those whose grant was ended by hand, who cannot know it yet.
+/// The users that believe, except those whose grant an operator ended: they cannot know it yet.
 fn blameless<'a>(model: &'a LeaseModel, world: &'a World) -> impl Iterator<Item = &'a Guard> {
     believers(model, world).filter(|guard| world.pardoned & (1 << guard.top) == 0)
 }

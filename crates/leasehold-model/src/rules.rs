@@ -1,31 +1,32 @@
-//! The rules of the protocol, each of which can be taken out.
+//! The rules of the protocol. Each can be removed.
 
-/// The rules of the lease protocol (`docs/protocol.md`), two of them in their halves. `true`: it is followed.
+/// The rules of the lease protocol (`docs/protocol.md`). Rule 1 has two halves. `true`: the rule is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Rule 1, the holder. Without it: its time counts from the answer.
     pub holder_counts_from_before_the_send: bool,
     /// Rule 1, the contender. Without it: its time counts from when it asked.
     pub contender_counts_from_the_answer: bool,
-    /// Rule 2. Without it: all writes of a claim bear the same nonce.
+    /// Rule 2. Without it: all writes of a claim have the same nonce.
     pub fresh_nonces: bool,
     /// Rule 3. Without it: a release deletes the record.
     pub release_keeps_the_record: bool,
-    /// Rule 4. Without it: a conflict, or no answer, is taken for a refusal.
+    /// Rule 4. Without it: a conflict or a missing answer counts as a refusal.
     pub unknown_until_read_back: bool,
-    /// Rule 5. Without it: an unexpected record of one's own is adopted when it is read.
+    /// Rule 5. Without it: an unexpected record of the client's own is adopted when it is read.
     pub adopted_only_by_a_write: bool,
     /// Rule 6. Without it: belief ends when the release has been answered.
     pub belief_ends_before_the_release: bool,
-    /// Rule 7. Without it: a renewal goes over whatever it finds.
+    /// Rule 7. Without it: a renewal overwrites whatever it finds.
     pub renewal_is_no_acquisition: bool,
-    /// Rule 8. Without it: a lease is told alive by its version.
+    /// Rule 8. Without it: any new version counts as a sign of life.
     pub alive_by_grant_and_beat: bool,
     /// Rule 9. Without it: a renewal that is answered after the deadline prolongs the lease.
     pub lost_is_final: bool,
-    /// Rule 10. Without it: whoever finds another's record after a write of unknown fate says "held".
+    /// Rule 10. Without it: a client that finds another's record after a write with unknown outcome answers "held".
     pub may_have_held_is_lost: bool,
-    /// Rule 11. Without it: what a copy of the client has renewed is taken for what some earlier write of its own has left.
+    /// Rule 11. Without it: a record that a copy of the client has renewed counts as one that the client's own earlier
+    /// write left.
     pub what_a_copy_renews_is_lost: bool,
 }
 
@@ -47,36 +48,37 @@ impl Rules {
     };
 }
 
-/// What else keeps the promise, beside the eleven rules. `true`: it is there.
+/// The safeguards besides the eleven rules. `true`: the safeguard is in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Safeguards {
-    /// The distances that make up for clock rates: the holder's span is shorter than the ttl, the contender's longer.
+    /// The allowance for clock rates: the holder's span is shorter than the ttl, the contender's longer.
     pub rate_distances: bool,
-    /// The margin on a takeover by the store's clock, for front ends that disagree.
+    /// The margin of a takeover by the store's clock, for front ends that disagree.
     pub margin: bool,
-    /// A record is written with the upper bound of the store's clock, and judged by the lower one.
+    /// A record is written with the upper bound of the store's clock and judged by the lower bound.
     pub outer_bounds: bool,
     /// A create marks its record as newborn: the next token comes from the store's clock.
     pub newborn_mark: bool,
-    /// A create that was answered late, or read back, is written once more before anybody is told.
+    /// A create that was answered late or read back is written again before its grant is reported.
     pub late_creates_are_written_again: bool,
-    /// A release takes the newborn mark off the record whose grant was answered in time, and off no other that a late
-    /// create of the same claim has left.
+    /// A release removes the newborn mark only from the record whose grant was answered in time, not from another one
+    /// that a late create of the same claim has left.
     pub only_the_answered_record_is_confirmed: bool,
-    /// Rule 10 asks the record's history too: a conflict may be the answer to the second copy of a request of which the
-    /// first was committed.
+    /// Rule 10 also reads the record's history: a conflict may be the answer to a duplicate of a request whose first
+    /// copy was committed.
     pub history_tells: bool,
-    /// Hand-off: a grant over no record has one token, since nothing tells which were used before.
+    /// Hand-off: a grant over no record has one token, since nothing shows which tokens were used before.
     pub a_create_has_one_token: bool,
-    /// Hand-off: so has a grant over a newborn record.
+    /// Hand-off: a grant over a newborn record has one token too.
     pub over_a_newborn_one_token: bool,
-    /// Hand-off: the record's token is raised by as many as may be used, so that nobody else is granted one of them.
+    /// Hand-off: the record's token is raised by as many tokens as may be used, so that no other grant gets one of
+    /// them.
     pub tokens_are_reserved: bool,
-    /// Hand-off: whoever had the lock before is dead before the next token is given out.
-    pub dead_before_the_next: bool,
-    /// Hand-off: what is known to be lost is passed on to nobody.
-    pub lost_goes_to_nobody: bool,
-    /// Hand-off: the next one's time counts from where the grant's does, not from the hand-off.
+    /// Hand-off: the previous guard is invalidated before the next token is given out.
+    pub invalidated_before_the_next: bool,
+    /// Hand-off: a grant that is known to be lost is not passed on.
+    pub lost_is_not_passed_on: bool,
+    /// Hand-off: the next guard's time counts from the grant, not from the hand-off.
     pub deadline_is_the_grants: bool,
 }
 
@@ -93,8 +95,8 @@ impl Safeguards {
         a_create_has_one_token: true,
         over_a_newborn_one_token: true,
         tokens_are_reserved: true,
-        dead_before_the_next: true,
-        lost_goes_to_nobody: true,
+        invalidated_before_the_next: true,
+        lost_is_not_passed_on: true,
         deadline_is_the_grants: true,
     };
 }

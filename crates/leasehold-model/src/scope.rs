@@ -1,4 +1,4 @@
-//! How much may happen in one history. Everything that is not bounded here is unbounded: looks, conflicts, and time.
+//! The bounds of a history. Everything that is not bounded here is unbounded: reads, conflicts, and time.
 
 /// A scope: the bounds that make the state space finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,35 +7,35 @@ pub struct Scope {
     pub clients: usize,
     /// Whether each client's clock may be slow or fast. If not, the first one is slow, the others are fast.
     pub any_clocks: bool,
-    /// How many locks each client asks for, one after the other.
+    /// How many locks each client acquires, one after the other.
     pub claims: u8,
-    /// How often a client asks again with a claim that it gave up.
+    /// How many times a client asks again with a claim that it gave up.
     pub retries: u8,
     /// How many renewals each grant may send.
     pub renewals: u8,
-    /// How often each grant may be passed on within its process: it has so many tokens more.
+    /// How many times each grant may be passed on within its process. It has as many additional tokens.
     pub hand_offs: u8,
-    /// How many writes, in all, are given up on before their answer arrives. Each may have been applied already, may be
-    /// applied at any later time, or never.
+    /// How many writes, in total, are given up before their answer arrives. Each may have been applied already, may be
+    /// applied later, or never.
     pub unanswered: u8,
-    /// How many writes, in all, the network delivers twice, at any two times; either of the two may be the one answered.
+    /// How many writes, in total, arrive twice, at any two times. Either of the two may be answered.
     pub doubled: u8,
     /// How many live grants an operator evicts.
     pub evictions: u8,
-    /// How often somebody edits the record without changing what it says.
+    /// How many times the record is edited without changing its meaning.
     pub edits: u8,
-    /// How often somebody deletes the record by hand, not within the tick in which it was written.
+    /// How many times the record is deleted by hand, but not within the tick in which it was written.
     pub deletions: u8,
-    /// How often a client that holds the lock is copied while it runs, in place of another that does nothing.
+    /// How many times a client that holds the lock is copied while it runs, in place of an idle client.
     pub copies: u8,
-    /// Whether there is a record at the beginning; if not, the first grant creates it.
+    /// Whether there is a record at the start. If not, the first grant creates it.
     pub record_exists: bool,
-    /// Whether contenders go by the store's clock too, whose front ends disagree by up to the margin.
+    /// Whether contenders use the store's clock too. Front ends disagree by up to the margin.
     pub store_clock: bool,
 }
 
 impl Scope {
-    /// Two clients, and a network that does its worst to renewals.
+    /// Two clients, with renewals on a bad network.
     pub const NETWORK: Self = Self {
         clients: 2,
         any_clocks: true,
@@ -56,13 +56,13 @@ impl Scope {
     /// Two answers that are lost.
     pub const SILENCE: Self = Self { renewals: 1, unanswered: 2, ..Self::NETWORK };
 
-    /// Beside an operator who evicts, and requests that come twice.
+    /// With an operator who evicts, and duplicated requests.
     pub const OPERATOR: Self = Self { renewals: 0, doubled: 1, evictions: 1, ..Self::NETWORK };
 
-    /// A holder that goes on to renew after it was evicted, and somebody who edits.
+    /// A holder that keeps renewing after it was evicted, and a person who edits the record.
     pub const EVICTED: Self = Self { unanswered: 0, evictions: 1, edits: 1, ..Self::NETWORK };
 
-    /// Beside somebody who deletes the record by hand; grants are passed on too.
+    /// With a person who deletes the record. Grants are passed on too.
     pub const BY_HAND: Self = Self {
         any_clocks: false,
         renewals: 0,
@@ -75,14 +75,14 @@ impl Scope {
     /// A claim that is given up and tried again.
     pub const RETRIED: Self = Self { any_clocks: false, renewals: 0, retries: 1, ..Self::NETWORK };
 
-    /// Each client asks twice.
+    /// Each client acquires twice.
     pub const AGAIN: Self =
         Self { any_clocks: false, claims: 2, renewals: 1, unanswered: 0, ..Self::NETWORK };
 
     /// Takeovers by the store's clock.
     pub const STORE_CLOCK: Self = Self { renewals: 1, unanswered: 0, store_clock: true, ..Self::NETWORK };
 
-    /// Grants that are passed on while renewals are on their way, and answers are lost.
+    /// Grants that are passed on while renewals are in progress and answers are lost.
     pub const HAND_OFF: Self = Self { any_clocks: false, renewals: 1, hand_offs: 2, ..Self::NETWORK };
 
     /// The same, for holders that are evicted.

@@ -1,11 +1,11 @@
-//! What happens outside the clients: time, the network, the store, and people.
+//! Steps outside the clients: time, the network, the store, and people.
 
 use crate::coverage::Event;
 use crate::decide;
 use crate::world::{Client, Copied, Record, Request, Step, Task, Who, World};
 use crate::{Copy, Turn};
 
-/// Stamps that are older make no difference any more.
+/// Older stamps make no difference.
 const OLDEST_STAMP: i8 = -6;
 
 impl Turn<'_> {
@@ -92,7 +92,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Puts a request on its way.
+    /// Sends a request.
     pub(crate) fn put(&mut self, request: Request) {
         self.world.requests.push(request);
         self.world.requests.all_mut().sort_unstable();
@@ -115,7 +115,7 @@ impl Turn<'_> {
         if !before.is_some_and(goes_on) {
             let sender = &world.clients[usize::from(request.from)];
             let attempt = sender.attempts().iter().find(|attempt| attempt.nonce == request.nonce);
-            // The lowest token that will be told.
+            // The lowest token that will be reported.
             let first = attempt.map_or(record.token, |attempt| attempt.first);
             if record.token <= world.highest {
                 world.wrongs.token_went_back |= untouched;
@@ -148,7 +148,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Both believe from now on, and nobody is to blame for that: until one of them renews, nothing tells.
+    /// Both believe from now on, and exclusion does not apply to them: until one of them renews, they cannot notice.
     pub(crate) fn copy(&mut self, from: Who, to: Who) {
         self.world.budget.copies -= 1;
         let original = *self.client(from);
@@ -167,21 +167,21 @@ impl Turn<'_> {
         let deleted = self.world.store.take();
         for client in &mut self.world.clients {
             if let Task::Acquire { claim, landed, .. } = &mut client.task {
-                // With the record goes the history that would tell.
+                // Deleting the record deletes its history too.
                 *landed &= deleted.is_some_and(|record| record.grant != *claim && !record.remembers(*claim));
             }
         }
         self.world.settled = false;
     }
 
-    /// The holder of what lies in the store is not to blame for what follows.
+    /// Exempts the grant in the store from exclusion.
     fn pardon(&mut self) {
         if let Some(record) = self.world.store {
             self.world.pardoned |= 1 << record.token;
         }
     }
 
-    /// So that worlds that differ in nothing that matters are one state.
+    /// Removes what has no effect any more, so that equivalent worlds become one state.
     pub(crate) fn forget_what_nothing_depends_on(&mut self) {
         self.drop_dead_requests();
         let (model, world) = (self.model, &mut self.world);
@@ -205,7 +205,7 @@ impl Turn<'_> {
         self.number_nonces();
     }
 
-    /// Numbers the nonces in the order in which the world refers to them: only which are equal matters.
+    /// Numbers the nonces in the order in which the world refers to them: only their equality matters.
     fn number_nonces(&mut self) {
         if !self.model.rules.fresh_nonces {
             return;
@@ -223,8 +223,8 @@ impl Turn<'_> {
         self.world.requests.all_mut().sort_unstable();
     }
 
-    /// Requests that nobody waits for, and that can have no effect any more: they expect a record that will never be
-    /// there again. With fresh nonces only: without them records do come back.
+    /// Removes requests without a waiting sender that can have no effect any more, because they expect a record that
+    /// will never exist again. Only with fresh nonces: without them records do come back.
     fn drop_dead_requests(&mut self) {
         let rules = &self.model.rules;
         if !rules.fresh_nonces {
@@ -249,7 +249,7 @@ impl Turn<'_> {
     }
 }
 
-/// One bit for each claim that may yet be told "held".
+/// One bit for each claim that may still answer "held".
 fn claims_that_may_be_judged(world: &World) -> u16 {
     let claim = |client: &Client| match client.task {
         Task::Acquire { claim, .. } => Some(claim),
@@ -258,7 +258,7 @@ fn claims_that_may_be_judged(world: &World) -> u16 {
     world.clients.iter().filter_map(claim).fold(0, |claims, claim| claims | 1 << claim)
 }
 
-/// The tokens that anybody holds or may still come to hold.
+/// The tokens that a client has or may still get.
 fn tokens_in_use(world: &World) -> u32 {
     let mut used = world.store.map_or(0, |record| 1 << record.token);
     for client in &world.clients {

@@ -1,4 +1,4 @@
-//! Histories for people.
+//! Prints histories for people.
 
 use std::fmt::{self, Write};
 
@@ -6,8 +6,8 @@ use crate::world::{Record, Request, Token, World};
 use crate::{Action, Copy, LeaseModel};
 
 impl LeaseModel {
-    /// What happens when `actions` follow each other from `beginning`, line by line: true time in ticks, the action, and
-    /// what lies in the store and who believes, where that changes.
+    /// Describes `actions` from `beginning`, line by line: true time in ticks, the action, and, where it changes, the
+    /// record in the store and who believes in a grant.
     pub fn story(&self, beginning: World, actions: &[Action]) -> String {
         let (mut text, mut world, mut ticks) = (String::new(), beginning, 0);
         for (i, client) in world.clients.iter().enumerate().take(self.scope.clients) {
@@ -33,7 +33,7 @@ impl LeaseModel {
         text
     }
 
-    /// Which clients' users, and in which tokens.
+    /// The clients whose users believe in a grant, and the tokens.
     fn believing(&self, world: &World) -> Vec<(usize, Token)> {
         let clients = world.clients.iter().enumerate();
         clients.flat_map(|(i, client)| self.beliefs(client).map(move |guard| (i, guard.token))).collect()
@@ -61,8 +61,8 @@ impl fmt::Display for Action {
                 if *copy == Copy::None { Ok(()) } else { write!(f, ", and will again") }
             }
             Action::Evict => write!(f, "an operator evicts the holder"),
-            Action::Edit => write!(f, "somebody edits the record"),
-            Action::Delete => write!(f, "somebody deletes the record"),
+            Action::Edit => write!(f, "a person edits the record"),
+            Action::Delete => write!(f, "a person deletes the record"),
             Action::Clone(from, to) => write!(f, "client {from} is copied while it runs, to client {to}"),
         }
     }

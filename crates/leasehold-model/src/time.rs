@@ -1,23 +1,23 @@
-//! Time in the model: true time goes in ticks, and each client's clock is as wrong as it may be.
+//! Time in the model: true time passes in ticks, and each client's clock is as wrong as the bound allows.
 //!
-//! A ttl is two ticks, and clocks are off by a quarter instead of half a percent: what takes a ttl to happen then takes few
-//! steps, and the distances that clocks make necessary stay visible at whole ticks. No moment is kept, only ages, which
-//! stop to grow once nothing depends on them: so there is no horizon, and time may pass at any point for any time.
+//! A ttl is two ticks, and clocks are off by a quarter instead of half a percent. So a ttl takes few steps, and the
+//! allowances for clock rates are whole ticks. The state contains only ages, which stop growing once nothing depends
+//! on them. So there is no horizon: any time may pass at any point.
 
-/// So many ticks ago. What is older than matters is as old as that.
+/// How many ticks ago. Ages that make no difference any more are equal.
 pub type Age = u8;
 
 /// Units of a local clock in one tick of true time.
 pub const TICK: i32 = 4;
 /// The ttl of every lease, in units.
 pub const TTL: i32 = 2 * TICK;
-/// How far the rate of a local clock is from true time, per side.
+/// How far the rate of a local clock may be from true time, in each direction.
 pub const RATE_ERROR: f64 = 0.25;
-/// The slack of both sides beside the rates. None: events in the model take no time.
+/// The slack of both sides besides the rates. Zero, because events in the model take no time.
 pub const SLACK: f64 = 0.0;
 
-/// How wrong a client's clock is. In between is no worse: belief ends latest on a slow clock, and a takeover comes
-/// earliest on a fast one.
+/// How wrong a client's clock is. Rates in between are no worse: belief ends latest on a slow clock, and a takeover
+/// comes earliest on a fast one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rate {
     /// At the lower bound.

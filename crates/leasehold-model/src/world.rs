@@ -1,26 +1,26 @@
-//! The state of the world: the store, the network, the clients, and what the properties need to know of the past.
+//! The state of the world: the store, the network, the clients, and what the properties need to know about the past.
 
 use crate::few::Few;
 use crate::time::{Age, Rate};
 
 /// A fencing token.
 pub type Token = u8;
-/// The id of a claim; 0 is nobody's.
+/// The id of a claim; 0 is unused.
 pub type Grant = u8;
-/// A nonce. A fresh one is the lowest that nothing in the world refers to any more.
+/// A nonce. A fresh one is the lowest that nothing in the world refers to.
 pub type Nonce = u8;
-/// Which client.
+/// The number of a client.
 pub type Who = u8;
 
 /// The most clients there can be.
 pub const MOST_CLIENTS: usize = 3;
 
-/// A lock's record. Its version is its content, as an ETag is: equal content, equal version.
+/// A lock's record. Its version is its content, like an ETag: equal content, equal version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Record {
     /// Held or free.
     pub held: bool,
-    /// Of the current grant, or the latest one.
+    /// The token of the current or latest grant.
     pub token: Token,
     /// The claim that was granted.
     pub grant: Grant,
@@ -28,51 +28,51 @@ pub struct Record {
     pub heartbeat: u8,
     /// Fresh in every write.
     pub nonce: Nonce,
-    /// Whether a create wrote this, and its claim has shown no sign of life since.
+    /// Whether a create wrote this record and its claim has not renewed it since.
     pub newborn: bool,
-    /// When it was written, on the store's clock: so many ticks after now (negative: ago).
+    /// When it was written, by the store's clock, in ticks from now (negative: in the past).
     pub stamp: i8,
-    /// How often it was edited since it was written: another version that says the same.
+    /// How many times it was edited since it was written. Each edit gives a new version with the same meaning.
     pub edition: u8,
-    /// The history: one bit for each claim whose grant lapsed or was evicted. As deep as needed, where the library
-    /// remembers the latest eight grants.
+    /// The history: one bit for each claim whose grant lapsed or was evicted. Unlimited here; the library remembers
+    /// the latest eight grants.
     pub ended: u16,
 }
 
 impl Record {
-    /// Whether `claim` was granted before, and did not release.
+    /// Whether `claim` was granted before and not released.
     pub fn remembers(&self, claim: Grant) -> bool {
         self.ended & (1 << claim) != 0
     }
 }
 
-/// A conditional write on its way.
+/// A conditional write in the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Request {
     /// Who sent it.
     pub from: Who,
     /// Whether its sender waits for the answer.
     pub awaited: bool,
-    /// What has to be there; `None`: nothing.
+    /// The expected record; `None` if there must be none.
     pub expect: Option<Record>,
-    /// What is written; `None`: the record is deleted.
+    /// The new record; `None` deletes the record.
     pub write: Option<Record>,
     /// The nonce of the write.
     pub nonce: Nonce,
 }
 
-/// What a client knows of a write that it sent.
+/// What a client knows about a write that it sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Attempt {
-    /// In the bytes that were sent.
+    /// The nonce in the write.
     pub nonce: Nonce,
-    /// Since before it was sent.
+    /// The time since before it was sent.
     pub age: Age,
     /// The token that it grants.
     pub token: Token,
     /// The lowest token that belongs to the same grant.
     pub first: Token,
-    /// Whether it was to create the record.
+    /// Whether it creates the record.
     pub created: bool,
     /// Whether its answer was lost.
     pub unknown: bool,
@@ -81,20 +81,20 @@ pub struct Attempt {
 /// The writes that may still turn out to have landed.
 pub type Attempts = Few<Attempt, 6>;
 
-/// What a client is waiting for.
+/// What a client waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Nothing.
     #[default]
     Ready,
-    /// A read, sent so long ago; the answer is on its way back once there is one.
+    /// A read, and the answer once there is one.
     Reading {
-        /// Counted only where a contender goes by it.
+        /// The time since it was sent; counted only if contenders use it.
         asked: Age,
-        /// What was there; `Some(None)`: nothing.
+        /// What was read; `Some(None)`: no record.
         answer: Option<Option<Record>>,
     },
-    /// A write of this (`None`: a deletion); the answer likewise.
+    /// A write of this record (`None`: a deletion), and the answer once there is one.
     Writing {
         /// What was sent.
         sent: Option<Record>,
@@ -103,41 +103,41 @@ pub enum Step {
     },
 }
 
-/// The record as its holder left it, and the version that its next write is to replace.
+/// The record as its holder left it, and the version that the holder's next write replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Memo {
-    /// What renewals and releases are made from.
+    /// The record from which renewals and releases are made.
     pub record: Record,
-    /// What they expect to find.
+    /// The record that they expect.
     pub version: Record,
-    /// Whether its grant was answered in time, so that its token is known to be good.
+    /// Whether the grant was answered in time, so that its token is certain.
     pub confirmed: bool,
 }
 
 impl Memo {
-    /// Of a record that was written or read just now.
+    /// The memo of a record that was just written or read.
     pub fn of(record: Record, confirmed: bool) -> Self {
         Self { record, version: record, confirmed }
     }
 }
 
-/// What a client is about.
+/// What a client is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Task {
     /// Nothing. It may ask again with a claim that it gave up.
     #[default]
     Idle,
-    /// Acquires. Nothing on its way and no attempts: it was told "held", and waits.
+    /// Acquires. With no request under way and no attempts, it was answered "held" and waits.
     Acquire {
         /// The id of the claim.
         claim: Grant,
-        /// What this call has sent.
+        /// The writes of this call.
         attempts: Attempts,
         /// What it waits for.
         step: Step,
-        /// Whether a write of this call has been committed, known or not.
+        /// Whether a write of this call has been committed, whether or not the client knows.
         landed: bool,
-        /// Whether one had been when the record was read last.
+        /// The same at the time of the latest read.
         had_landed: bool,
     },
     /// Keeps a grant.
@@ -146,18 +146,18 @@ pub enum Task {
         grant: Grant,
         /// The record.
         memo: Memo,
-        /// Renewals whose fate is not known.
+        /// Renewals with unknown outcome.
         attempts: Attempts,
         /// What it waits for.
         step: Step,
     },
-    /// Releases a grant, or withdraws a claim of which it does not know whether it was granted (no memo).
+    /// Releases a grant, or withdraws a claim that may have been granted (no memo).
     Release {
         /// The claim.
         grant: Grant,
-        /// The record, when it is known.
+        /// The record, if it is known.
         memo: Option<Memo>,
-        /// Writes whose fate is not known.
+        /// Writes with unknown outcome.
         attempts: Attempts,
         /// What it waits for.
         step: Step,
@@ -165,7 +165,7 @@ pub enum Task {
 }
 
 impl Task {
-    /// An acquisition of which nothing was sent.
+    /// An acquisition that has sent nothing.
     pub fn call(claim: Grant) -> Self {
         Task::Acquire {
             claim,
@@ -177,16 +177,16 @@ impl Task {
     }
 }
 
-/// What the user holds: the belief in a lease.
+/// What the user holds: belief in a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Guard {
-    /// The token that the user was told.
+    /// The token of this guard.
     pub token: Token,
-    /// The token of the grant that it is by: the record's, and the last one that it may be passed on with.
+    /// The token of its grant: the record's token, and the last one with which the grant may be passed on.
     pub top: Token,
-    /// Since the deadline began to count.
+    /// The time since the deadline began to count.
     pub age: Age,
-    /// Whether the user was told that it is lost.
+    /// Whether the user has learned that it is lost.
     pub lost: bool,
     /// Whether another task of the process had the grant before.
     pub passed_on: bool,
@@ -197,9 +197,9 @@ pub struct Guard {
 pub struct Seen {
     /// The record as it was seen last.
     pub record: Record,
-    /// For how long it has shown no sign of life, as the client counts.
+    /// How long it has shown no sign of life, as the client counts.
     pub quiet: Age,
-    /// For how long (state, grant, token, heartbeat) has been seen unchanged.
+    /// How long (state, grant, token, heartbeat) has been unchanged.
     pub watched: Age,
 }
 
@@ -208,13 +208,13 @@ pub struct Seen {
 pub struct Client {
     /// Its clock.
     pub rate: Rate,
-    /// How many ticks its view of the store's clock lags behind what its front end has.
+    /// How many ticks its view of the store's clock lags behind its front end's clock.
     pub grain: i8,
-    /// What it is about.
+    /// What it is doing.
     pub task: Task,
     /// What its user holds.
     pub guard: Option<Guard>,
-    /// What the user before holds, although the grant was passed on. Only where a safeguard is out.
+    /// The previous user's guard, although the grant was passed on. Only without a safeguard.
     pub outlived: Option<Guard>,
     /// What it has seen.
     pub seen: Option<Seen>,
@@ -222,7 +222,7 @@ pub struct Client {
     pub claims: u8,
     /// How many more renewals its grant may send.
     pub renewals: u8,
-    /// How often it may ask again with the same claim.
+    /// How many times it may ask again with the same claim.
     pub retries: u8,
     /// The claim that it gave up, and may ask again with.
     pub given_up: Option<Grant>,
@@ -240,61 +240,61 @@ pub struct Budget {
     pub copies: u8,
 }
 
-/// What went wrong on the way to a state, where the state itself would not show it.
+/// Violations on the way to a state, where the state itself would not show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Wrongs {
-    /// A grant was committed whose token is not above those of all before it, though nobody deleted the record.
+    /// A grant was committed whose token is not above all earlier ones, although the record was not deleted.
     pub token_went_back: bool,
-    /// Somebody was told a grant whose token was not above those of all that were committed before it.
+    /// A grant was reported whose token was not above all those committed before it.
     pub low_token_told: bool,
     /// A guard that was lost came back.
     pub lost_came_back: bool,
-    /// "Held" was said to somebody whose grant had been committed.
+    /// A call answered "held" although its grant had been committed.
     pub held_denied: bool,
-    /// Somebody who had watched a dead lease for as long as it can last did not get it.
+    /// A client had watched a dead lease for as long as it can last, and did not get it.
     pub prolonged_by_others: bool,
-    /// A client and its copy have both renewed what they hold.
+    /// Both a client and its copy have renewed what they hold.
     pub renewed_by_two: bool,
 }
 
-/// A grant that two clients have, since one is a copy of the other.
+/// A grant that two clients have, because one is a copy of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copied {
-    /// Of which claim.
+    /// Its claim.
     pub grant: Grant,
     /// Its token.
     pub token: Token,
-    /// Which of the two has renewed it.
+    /// The client that has renewed it.
     pub renewed_by: Option<Who>,
 }
 
-/// Everything.
+/// The state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct World {
-    /// What lies in the store.
+    /// The record in the store.
     pub store: Option<Record>,
-    /// Whether it has been there for a tick (told apart only where records are deleted by hand).
+    /// Whether it has existed for a tick (tracked only if records are deleted by hand).
     pub settled: bool,
-    /// What is on its way to the store, in order of content: the network keeps none.
+    /// The requests in the network, sorted by content: the network has no order.
     pub requests: Few<Request, 6>,
     /// The clients; those beyond the scope do nothing.
     pub clients: [Client; MOST_CLIENTS],
-    /// What may still happen.
+    /// The remaining budget of steps.
     pub budget: Budget,
-    /// The highest token that was committed, or told.
+    /// The highest token that was committed or reported.
     pub highest: Token,
-    /// The nonces of grants whose token was not above those of all before.
+    /// The nonces of grants whose token was not above all earlier ones.
     pub low: Few<Nonce, 4>,
-    /// One bit for each token whose grant was evicted or deleted by hand: its holder is not to blame.
+    /// One bit for each token whose grant was evicted or deleted by hand: exclusion does not apply to its holder.
     pub pardoned: u32,
-    /// What two clients hold.
+    /// The grant that two clients have.
     pub copied: Option<Copied>,
-    /// What went wrong.
+    /// The violations.
     pub wrongs: Wrongs,
 }
 
 impl World {
-    /// Every record that anything in the world refers to.
+    /// Visits every record that the world refers to.
     pub fn each_record(&mut self, mut visit: impl FnMut(&mut Record)) {
         self.store.iter_mut().for_each(&mut visit);
         for client in &mut self.clients {
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// Every nonce that anything in the world refers to, what clients know first.
+    /// Visits every nonce that the world refers to, those that clients know first.
     pub fn each_nonce(&mut self, mut visit: impl FnMut(&mut Nonce)) {
         for client in &mut self.clients {
             client.attempts_mut().iter_mut().for_each(|attempt| visit(&mut attempt.nonce));
@@ -333,7 +333,7 @@ impl World {
 
     /// A nonce that nothing refers to.
     pub fn fresh_nonce(&mut self) -> Nonce {
-        let mut used = 1_u64; // 0 is nobody's.
+        let mut used = 1_u64; // 0 is unused.
         self.each_nonce(|nonce| used |= 1 << *nonce);
         u8::try_from((!used).trailing_zeros()).unwrap_or(0)
     }
@@ -350,7 +350,7 @@ impl Client {
         }
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     pub fn attempts_mut(&mut self) -> &mut [Attempt] {
         match &mut self.task {
             Task::Idle => &mut [],
@@ -368,7 +368,7 @@ impl Client {
         }
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     pub fn step_mut(&mut self) -> Option<&mut Step> {
         match &mut self.task {
             Task::Idle => None,

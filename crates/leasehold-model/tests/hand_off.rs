@@ -1,5 +1,5 @@
-//! Local hand-off: a grant has several tokens, which the holder's process gives out one by one to its tasks. With its rules
-//! no history breaks a promise, without any one of them some history does.
+//! Local hand-off: a grant has several tokens, which the holder's process gives out one by one to its tasks. With all
+//! of its rules no history breaks a promise; without any one of them some history does.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -57,13 +57,13 @@ fn without_reserving_tokens_in_the_record_tokens_do_not_rise() {
 #[test]
 fn without_the_death_of_the_one_before_two_tasks_hold_the_lock() {
     let model = LeaseModel::new(Scope::HAND_OFF);
-    is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.dead_before_the_next = false));
+    is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.invalidated_before_the_next = false));
 }
 
 #[test]
 fn passing_on_a_lock_the_store_reports_lost_gives_two_holders() {
     let model = LeaseModel::new(Scope::HAND_OFF_EVICTED);
-    is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.lost_goes_to_nobody = false));
+    is_broken(EXCLUSION, model.without_safeguard(|safeguards| safeguards.lost_is_not_passed_on = false));
 }
 
 #[test]

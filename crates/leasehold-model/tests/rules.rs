@@ -1,7 +1,7 @@
-//! The eleven rules: with all of them no history breaks a promise, without any one of them some history does.
+//! The eleven rules: with all of them no history breaks a promise; without any one of them some history does.
 //!
-//! Each scope is checked with all rules in, so that it is the removal alone that breaks the promise. `--nocapture` shows the
-//! histories.
+//! Each scope is also checked with all rules, to show that only the removal breaks the promise. `--nocapture` prints
+//! the histories.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -15,11 +15,11 @@ use common::{holds, is_broken, scale};
 use leasehold_model::LeaseModel;
 use leasehold_model::coverage::Event::{self, *};
 use leasehold_model::properties::{
-    BACKED, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, ONE_COPY_RENEWS, PROLONGED_BY_NOBODY_ELSE, TOKENS_RISE,
+    BACKED, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, ONE_COPY_RENEWS, ONLY_THE_HOLDER_PROLONGS, TOKENS_RISE,
 };
 use leasehold_model::scope::Scope;
 
-/// Checks a scope with everything in, and that each of `events` does happen in it.
+/// Checks a scope with all rules, and that each of `events` occurs in it.
 fn all_rules(small: Scope, large: Scope, at_least: usize, events: &[Event]) {
     let coverage = holds(LeaseModel::new(scale(small, large)), at_least);
     for event in events {
@@ -86,9 +86,9 @@ fn with_all_rules_one_copy_of_a_holder_goes_on() {
     all_rules(Scope::COPIED, large, 10_000, &[Copied, RenewedByACopy, RenewalFoundByNonce]);
 }
 
-/// Nothing but a copy is taken for one.
+/// No record is mistaken for that of a copy.
 #[test]
-fn without_a_copy_nobody_is_lost_to_one() {
+fn without_copies_no_renewal_by_a_copy_is_found() {
     for scope in [Scope::NETWORK, Scope::EVICTED] {
         assert_eq!(holds(LeaseModel::new(scope), 0).of(RenewedByACopy), 0, "{scope:?}");
     }
@@ -150,7 +150,7 @@ fn without_rule_7_a_heartbeat_steals_the_record_of_a_holder() {
 #[test]
 fn without_rule_8_edits_by_others_prolong_a_dead_lease() {
     let model = LeaseModel::new(Scope::EVICTED);
-    is_broken(PROLONGED_BY_NOBODY_ELSE, model.without(|rules| rules.alive_by_grant_and_beat = false));
+    is_broken(ONLY_THE_HOLDER_PROLONGS, model.without(|rules| rules.alive_by_grant_and_beat = false));
 }
 
 #[test]

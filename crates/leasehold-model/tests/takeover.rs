@@ -1,4 +1,4 @@
-//! What keeps the promise beside the eleven rules: clock rates, the store's clock, and records that are deleted by hand.
+//! The safeguards besides the eleven rules: clock rates, the store's clock, and records that are deleted by hand.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -24,10 +24,10 @@ readonly GO_VERSION=1.26.8                    # fetched where go itself is too o
 
 install_servers() { one_at_a_time install_all; }
 
-# What only the benchmark needs: the tests are not to wait for it.
+# Programs that only the benchmark needs. The tests do not wait for them.
 install_benchmark_peers() { one_at_a_time install_all_benchmark_peers; }
 
-# one_at_a_time COMMAND: what another run has not finished looks like what it has left behind.
+# one_at_a_time COMMAND: runs COMMAND under a lock, because an installation in progress looks like an interrupted one.
 one_at_a_time() {
     mkdir -p "$CACHE"
     local lock status=0
@@ -56,7 +56,7 @@ install_all_benchmark_peers() {
     together install_go_peers install_java_peer install_rust_peers
 }
 
-# together COMMAND...: runs the commands at the same time; shows what those that failed have said.
+# together COMMAND...: runs the commands at the same time; shows the output of those that failed.
 together() {
     local command logs pids=() index=0 failed=0
     logs=$(mktemp -d) || return 1
@@ -114,7 +114,7 @@ as_root() {
     fi
 }
 
-# PostgreSQL's package would make a cluster and start it: the tests have one of their own.
+# Prevents PostgreSQL's package from creating and starting a cluster: the tests start a separate one.
 need_postgresql() {
     local settings=/etc/postgresql-common/createcluster.conf
     postgresql_programs >/dev/null && command -v psql >/dev/null && return 0
@@ -123,7 +123,7 @@ need_postgresql() {
     install_packages postgresql && postgresql_programs >/dev/null
 }
 
-# The folder with PostgreSQL's own programs, of the newest version that is there.
+# The folder with PostgreSQL's server programs, of the newest installed version.
 postgresql_programs() {
     local folder
     folder=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
@@ -132,7 +132,7 @@ postgresql_programs() {
 
 # --- Python ----------------------------------------------------------------------------------------------------------
 
-# install_python NAME-VERSION [PACKAGE]: into an environment of its own.
+# install_python NAME-VERSION [PACKAGE]: installs the package into a separate virtual environment.
 install_python() {
     local venv="$CACHE/$1" package=${2:-${1%-*}}
     [[ -e $venv/complete ]] && return 0
@@ -144,7 +144,7 @@ install_python() {
 
 # --- Rust ------------------------------------------------------------------------------------------------------------
 
-# Without optimization: it is asked little, and that takes less than half of the time to build.
+# Without optimization, because it serves few requests, and the build takes less than half of the time.
 install_s3s_fs() {
     local target building status=0
     target=$(s3s_fs)
@@ -176,13 +176,13 @@ s3s_fs() { printf '%s/%s/bin/s3s-fs' "$CACHE" "$S3S_FS"; }
 
 # --- Java ------------------------------------------------------------------------------------------------------------
 
-# One after the other: Maven's own cache is not made for two at once.
+# One after the other, because Maven's cache does not support two builds at the same time.
 install_java() { install_jars "$SERVER_FILES/dynamodb-local.xml" && install_java_peer; }
 
-# Where the jars that PROJECT.xml names are kept.
+# jars PROJECT.xml: prints the folder of the jars that PROJECT.xml names.
 jars() { printf '%s/%s-%s' "$CACHE" "$(basename "$1" .xml)" "$(digest "$1")"; }
 
-# install_jars PROJECT.xml: all that it depends on.
+# install_jars PROJECT.xml: installs all dependencies of the project.
 install_jars() {
     local target
     target=$(jars "$1")
@@ -200,7 +200,7 @@ install_java_peer() {
     install_jars "$PEER_SOURCES/java/dynamodb-lock-client.xml" || return 1
     jars=$(jars "$PEER_SOURCES/java/dynamodb-lock-client.xml")
     javac -cp "$jars/*" -d "$(dirname "$target")" "$PEER_SOURCES"/java/*.java || return 1
-    # In tests it lives for a moment: what makes Java fast later on would only make it start slowly.
+    # In tests it runs only briefly, so a fast start matters more than optimized code.
     cat >"$target" <<PROGRAM && chmod +x "$target"
 #!/bin/sh
 [ "\$1" = bench ] || quick="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -210,7 +210,7 @@ PROGRAM
 
 java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEER_SOURCES"/java/*)"; }
 
-# digest FILE...: of what they say. What is made of other files is kept elsewhere.
+# digest FILE...: prints a hash of the contents, which is part of the path of what is built from the files.
 digest() { cat "$@" | sha256sum | head -c 16; }
 
 # --- Go --------------------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ go_program() {
     done
 }
 
-# install_go_program NAME PACKAGE VERSION. In a module of its own: `go install` refuses one that replaces parts of
-# itself, as etcd's do.
+# install_go_program NAME PACKAGE VERSION: builds in a new module, because `go install` refuses modules with `replace`
+# directives, such as etcd's.
 install_go_program() {
     local name=$1 package=$2 version=$3 target building status=0
     target=$(go_program "$name")

@@ -10,7 +10,7 @@ scratch=
 start_servers() {
     scratch=$(mktemp -d "${TMPDIR:-/tmp}/leasehold-test.XXXXXX")
     set_credentials
-    # One that does not start says so, and its tests fail: the others start all the same.
+    # If a server does not start, it prints an error and its tests fail. The others are started anyway.
     local server failed=0
     name_programs || failed=1
     for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd postgresql; do
@@ -30,7 +30,7 @@ stop_servers() {
     [[ -z $scratch ]] || rm -rf "$scratch"
 }
 
-# Any credentials will do for the others, and these are MinIO's. Nobody else's are to be used.
+# The other servers accept any credentials, so these are MinIO's. No real credentials may be used.
 set_credentials() {
     unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
     unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST "${!PG@}"
@@ -103,7 +103,7 @@ start_fake_gcs() {
     export LEASEHOLD_TEST_GCS_FAKE="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
 }
 
-# Its preconditions do not hold: leasehold has to refuse it.
+# It does not enforce preconditions: leasehold must refuse it.
 start_bad_gcs() {
     local port
     port=$(free_port) || return 1
@@ -112,7 +112,7 @@ start_bad_gcs() {
     export LEASEHOLD_TEST_BAD_GCS="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
 }
 
-# It ignores preconditions: leasehold has to refuse it.
+# It ignores preconditions: leasehold must refuse it.
 start_s3_ignoring() {
     local port
     port=$(free_port) || return 1
@@ -120,7 +120,7 @@ start_s3_ignoring() {
     export LEASEHOLD_TEST_BAD_S3_IGNORING="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
 }
 
-# It checks preconditions first and writes afterwards, so that several writers at once all succeed: likewise.
+# It checks preconditions first and writes afterwards, so concurrent writers may all succeed: leasehold must refuse it.
 start_s3_racy() {
     local port
     port=$(free_port) && mkdir -p "$scratch/s3s-fs/$STORE" || return 1
@@ -129,7 +129,7 @@ start_s3_racy() {
     export LEASEHOLD_TEST_BAD_S3_RACY="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
 }
 
-# The same with DynamoDB's conditions.
+# The same fault with DynamoDB's conditions.
 start_dynamodb_racy() {
     local port
     port=$(free_port) || return 1
@@ -147,7 +147,7 @@ start_etcd() {
     export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
 }
 
-# In a cluster of its own. It refuses to run as root: then as the user that Debian's package makes.
+# Starts a new cluster. PostgreSQL refuses to run as root, so root runs it as the user that Debian's package creates.
 start_postgresql() {
     local port programs data=$scratch/postgresql as=()
     port=$(free_port) && programs=$(postgresql_programs) || return 1
@@ -159,7 +159,7 @@ start_postgresql() {
         --no-sync) >"$scratch/initdb.log" 2>&1 || { tail -n 20 "$scratch/initdb.log"; return 1; }
     start postgresql "$port" postgresql_is_ready "${as[@]}" "$programs/postgres" -D "$data" -h 127.0.0.1 -p "$port" \
         -c unix_socket_directories= -c fsync=off || return 1
-    # At TERM it would wait until everybody has gone.
+    # At TERM it would wait until all clients have disconnected.
     stop_signals[${servers[-1]}]=INT
     export LEASEHOLD_TEST_POSTGRES="postgresql://leasehold@127.0.0.1:$port/postgres"
 }
@@ -179,7 +179,7 @@ name_programs() {
     return "$failed"
 }
 
-# Command lines of the contenders of the benchmark: their protocol stands in peers/go/contender.go.
+# Command lines of the contenders of the benchmark. peers/go/contender.go describes their protocol.
 name_benchmark_peers() {
     export LEASEHOLD_BENCH_PEER_ETCD_GO LEASEHOLD_BENCH_PEER_ETCD_RUST LEASEHOLD_BENCH_CALLS_ETCD LEASEHOLD_BENCH_PEER_DYNAMODB_GO
     export LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA LEASEHOLD_BENCH_PEER_DYNAMODB_RUST LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST
@@ -201,7 +201,8 @@ name_servers() {
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS
     LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS=$(jars "$SERVER_FILES/dynamodb-local.xml")
-    # What faketime preloads. Not faketime itself: a signal would meet it and not its program.
+    # The library that faketime preloads. faketime itself is not used, because it would get the signals that are meant
+    # for its program.
     # shellcheck disable=SC2016
     LEASEHOLD_TEST_FAKETIME=$(faketime -f +0 sh -c 'echo "$LD_PRELOAD"') && [[ -n $LEASEHOLD_TEST_FAKETIME ]] || return 1
 }
@@ -220,8 +221,8 @@ make_table() {
             \"KeySchema\": [{\"AttributeName\": \"key\", \"KeyType\": \"HASH\"}]}"
 }
 
-# With the record of an examination that the server passed: examined by each test that uses it at the same time, moto is
-# busy for minutes. refused.rs and the tests of the doctor examine servers.
+# Creates the table with the record of an examination that the server passed. If every test examined moto at the same
+# time, moto would be busy for minutes. refused.rs and the tests of the doctor examine servers.
 make_trusted_table() {
     make_table "$1" || return 1
     local marker
@@ -239,7 +240,7 @@ make_gcs_bucket() {
         --data "{\"name\": \"$STORE\"}"
 }
 
-# Folders are its buckets.
+# Its buckets are folders, so nothing is created here.
 listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }

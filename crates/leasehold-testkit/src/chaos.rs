@@ -1,17 +1,19 @@
-//! Chaos on real servers: many processes that take one lock while they, the servers, the network between them and their
-//! clocks fail, and a checker that reads afterwards what they believed. `./chaos` runs it; docs/chaos.md tells how.
+//! Chaos tests on real servers: many processes contend for one lock while the processes, the servers, the network and
+//! the clocks fail. A checker then reads what each process recorded. `./chaos` runs them; see docs/chaos.md.
 //!
-//! - [`scenario`]: what it is made on.
-//! - [`plan`]: which faults come when, from a seed.
-//! - [`nemesis`]: runs a scenario, with each fault in its time.
-//! - [`servers`]: the servers of a scenario, and the ways to them; [`environment`]: what is done to those.
-//! - [`fleet`]: its workers, which are stopped and killed.
-//! - [`faults`]: does what is planned.
-//! - [`worker`]: what each process does; [`contender`]: with what kind of lock; [`naive`]: with locks that are none.
+//! - [`scenario`]: what each run consists of.
+//! - [`plan`]: which faults happen when, drawn from a seed.
+//! - [`nemesis`]: runs a scenario and its plan of faults.
+//! - [`servers`]: the servers of a scenario and the proxies in front of them; [`environment`]: the faults applied to
+//! them.
+//! - [`fleet`]: the worker processes, which are stopped and killed.
+//! - [`faults`]: carries out a planned fault.
+//! - [`worker`]: what each process does; [`contender`]: the locks that it uses; [`naive`]: incorrect locks that the
+//! checker must catch.
 //! - [`resource`]: the counter that the lock protects.
-//! - [`true_time`], [`history`]: what happened when.
-//! - [`checker`]: whether that was right.
-//! - [`options`], [`report`]: what the user asks, and is told.
+//! - [`true_time`], [`history`]: the record of events, with times that faked clocks do not affect.
+//! - [`checker`]: judges the recorded history.
+//! - [`options`], [`report`]: the command line and the printed results.
 
 pub mod checker;
 pub mod contender;

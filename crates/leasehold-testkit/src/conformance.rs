@@ -1,6 +1,7 @@
-//! What every store must do: one named case for each behaviour, for leasehold's stores and for those of others.
+//! The conformance suite: what every store must do, one named case for each behaviour. It tests leasehold's stores and
+//! can test yours.
 //!
-//! Implement [`Harness`] for the store and let [`conformance!`](crate::conformance!) make a test of each case:
+//! Implement [`Harness`] for your store. [`conformance!`](crate::conformance!) then generates a test for each case:
 //!
 //! ```
 //! # use leasehold_testkit::conformance::Harness;
@@ -23,12 +24,13 @@
 //! leasehold_testkit::conformance!(my_store_threaded, MyStore {}, (flavor = "multi_thread"));
 //! ```
 //!
-//! Each case gets fresh storage. No case sleeps a guess: what must happen is awaited, what must not happen is checked
-//! against the deadline that the holder was promised, and whatever takes longer than [`Harness::limit`] fails. Cases
-//! run on real servers, and on paused time with a store that runs on a [`TestClock`](leasehold::clock::TestClock).
+//! Each case gets fresh storage. No case sleeps for a guessed time: the cases await what must happen, and compare what
+//! must not happen yet with the deadline that the holder was promised. A case fails if anything takes longer than
+//! [`Harness::limit`]. The cases run on real servers, and on paused time with a store that runs on a
+//! [`TestClock`](leasehold::clock::TestClock).
 //!
-//! What a store says it cannot do ([`Capabilities`](leasehold::lease::Capabilities)) it must refuse with
-//! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported); no case is skipped.
+//! A store must refuse what it says it cannot do ([`Capabilities`](leasehold::lease::Capabilities)) with
+//! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported). No case is skipped.
 
 mod client;
 mod election;
@@ -77,48 +79,49 @@ pub use self::tickets::*;
 pub use self::tokens::*;
 pub use self::waiting::*;
 
-/// The storage that one case runs on. Each case is given a fresh one.
+/// The storage that a case runs on. Each case gets a fresh one.
 #[async_trait]
 pub trait Harness: Send + Sync {
-    /// One more client of this storage, which shares nothing with the others but the storage, as another process would.
+    /// Opens another client of this storage. Like another process, it shares nothing with the others but the storage.
     async fn open(&self) -> Arc<dyn LeaseStore>;
 
     /// Deletes what is stored under `name`, as an operator would with the store's own tools.
     async fn delete_record(&self, name: &LockName);
 
-    /// The ttl where a case needs a lease to lapse or to be renewed in time. Two seconds.
+    /// The ttl of leases that must lapse or be renewed during a case. Defaults to two seconds.
     fn ttl(&self) -> Duration {
         Duration::from_secs(2)
     }
 
-    /// How long anything that must happen may take before the case fails, the cases with many tasks included. A minute.
+    /// How long anything that must happen may take before the case fails. Must also suffice for the cases with many
+    /// tasks. Defaults to a minute.
     fn limit(&self) -> Duration {
         Duration::from_secs(60)
     }
 
-    /// How much work the cases with many tasks do: increments for each of 16 tasks. Five.
+    /// How much work the cases with many tasks do: increments for each of 16 tasks. Defaults to five.
     fn rounds(&self) -> usize {
         5
     }
 }
 
-/// One case: its name and what it does.
+/// A case: its name and its function.
 #[derive(Clone, Copy)]
 pub struct Case {
     /// The name of the function.
     pub name: &'static str,
-    /// The case itself. Panics when the store fails it.
+    /// The case itself. Panics if the store fails it.
     pub run: for<'a> fn(&'a dyn Harness) -> BoxFuture<'a, ()>,
 }
 
 macro_rules! cases {
     ($($case:ident)*) => {
-        /// Every case, for runners of your own; [`conformance!`](crate::conformance!) makes a test of each.
+        /// All cases, for other test runners; [`conformance!`](crate::conformance!) generates a test for each.
         pub const CASES: &[Case] =
             &[$(Case { name: stringify!($case), run: |harness| Box::pin($case(harness)) }),*];
 
-        /// Makes a test of each case on the storage that `$harness` opens anew for each, in a module of its own. The
-        /// third argument, if any, is given to `#[tokio::test(...)]`, in parentheses.
+        /// Generates a module with a test for each case. `$harness` is evaluated for each test and opens its storage.
+        /// The optional third argument, in parentheses, is passed to `#[tokio::test(...)]`.
         #[macro_export]
         macro_rules! conformance {
             ($module:ident, $harness:expr) => {
@@ -137,7 +140,7 @@ macro_rules! cases {
 
 cases! {
     a_free_lock_is_granted_and_granted_again_after_its_release
-    a_second_claimant_is_told_who_holds_it
+    a_second_claimant_sees_the_holder
     locks_of_different_names_are_independent
     one_claim_tried_twice_is_granted_to_itself
     a_grant_is_for_at_most_its_ttl
@@ -160,9 +163,9 @@ cases! {
     a_resting_lock_is_not_granted_before_its_time
     eviction_frees_at_once
     eviction_with_another_token_changes_nothing
-    inspection_tells_free_held_and_history
-    inspection_tells_a_lapsed_lease_and_not_too_early
-    history_tells_how_grants_ended
+    inspection_shows_free_held_and_history
+    inspection_shows_a_lapsed_lease_and_not_too_early
+    history_shows_how_grants_ended
     names_with_odd_characters_are_listed_as_they_are
     names_that_look_alike_are_different_locks
     listing_goes_by_prefix
@@ -181,28 +184,28 @@ cases! {
     an_acquisition_given_up_leaves_nothing_behind
     with_holds_the_lock_while_its_body_runs
     frozen_futures_delay_no_other_lock
-    a_holder_is_told_that_it_was_evicted
+    a_holder_learns_that_it_was_evicted
     a_guard_keeps_its_lease_alive
     a_ticket_hands_a_lock_on
-    so_many_permits_are_held_at_once_and_no_more
-    a_released_permit_goes_to_who_waits_for_any
+    no_more_permits_are_held_at_once_than_exist
+    a_released_permit_goes_to_a_waiter
     a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind
     shared_holders_are_together_and_an_exclusive_one_is_alone
     shared_holders_do_not_starve_an_exclusive_one
     the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
     a_ticket_is_taken_up_and_handed_on_again
     one_candidate_leads_and_another_follows_when_it_resigns
-    an_observer_is_told_of_each_leader_and_of_nobody
-    an_observer_is_told_of_a_leader_that_follows_at_once
-    what_a_leader_advertises_survives_its_renewals
-    a_leader_whose_lease_has_ended_is_nobody
+    an_observer_sees_each_leader_and_each_vacancy
+    an_observer_sees_a_leader_that_follows_at_once
+    the_value_of_a_leader_survives_its_renewals
+    no_leader_is_reported_once_its_lease_has_ended
     one_of_many_runs_a_job_and_the_others_learn_that_it_ran
     a_job_that_failed_is_run_by_another_in_the_same_period
     a_job_of_a_dead_machine_is_run_by_another_in_the_same_period
     a_job_runs_again_after_its_period_and_not_before
 }
 
-/// Not for use outside [`conformance!`](crate::conformance!).
+/// Used by [`conformance!`](crate::conformance!) only.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_tests {

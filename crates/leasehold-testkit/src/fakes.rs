@@ -1,4 +1,4 @@
-//! Servers in the memory of a test: they speak just enough for a lock, and are wrong in the ways that it asks for.
+//! In-memory servers for tests. They implement just enough for a lock, and misbehave as the test asks.
 
 pub mod gcs;
 pub mod s3;

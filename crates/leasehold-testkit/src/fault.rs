@@ -1,4 +1,4 @@
-//! A register whose network is the test's: [`FaultyRegister`].
+//! [`FaultyRegister`]: a register with a simulated network that tests control.
 //!
 //! ```
 //! # use leasehold_testkit::fault::{FaultyRegister, Outcome};
@@ -39,7 +39,7 @@ use tokio::sync::{oneshot, watch};
 pub use self::chaos::Chaos;
 use self::request::{Answer, InNetwork, Reply, Request};
 
-/// What becomes of one request.
+/// The outcome of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -47,32 +47,32 @@ pub enum Outcome {
     Fine,
     /// Applied; the answer is lost ([`StoreError::MaybeApplied`]).
     AppliedLost,
-    /// Applied, and the answer is that of another copy, which was refused for now ([`StoreError::NotApplied`]): a proxy sends
-    /// requests twice.
+    /// Applied, but the reported answer is that of a duplicate that was refused for now ([`StoreError::NotApplied`]),
+    /// as behind a proxy that sends requests twice.
     AppliedRefused,
-    /// Never applied, and nobody can tell ([`StoreError::MaybeApplied`]).
+    /// Never applied; reported as unknown ([`StoreError::MaybeApplied`]).
     Dropped,
     /// Reported as [`StoreError::MaybeApplied`] at once, applied when the test calls [`FaultyRegister::deliver`].
     HeldBack,
-    /// Neither applied nor answered until [`FaultyRegister::deliver`]; the caller waits, or gives up.
+    /// Neither applied nor answered until [`FaultyRegister::deliver`]. The caller waits or gives up.
     Stalled,
-    /// Applied at once, answered at [`FaultyRegister::deliver`]: a slow answer, which the caller may outlive.
+    /// Applied at once, answered at [`FaultyRegister::deliver`]: a slow answer, for which the caller may not wait.
     AnswerStalled,
     /// Applied twice, one right after the other; the first answer is reported.
     Twice,
     /// Applied twice; the second answer is reported, as by a client that retries by itself.
     TwiceSecondAnswer,
-    /// Applied and answered, whatever the answer; a copy of it stays in the network until [`FaultyRegister::deliver`].
+    /// Applied and answered normally. A copy of the request stays in the network until [`FaultyRegister::deliver`].
     TwiceLate,
-    /// Refused for now, certainly without effect: a 409 or 503 ([`StoreError::NotApplied`], worth another try).
+    /// Refused for now, without effect, like a 409 or 503 ([`StoreError::NotApplied`], worth another try).
     NotApplied,
-    /// Refused for now with the wish to be left alone for so long.
+    /// Refused for now, with a request to wait this long.
     Throttled(Duration),
-    /// Refused for good: [`ErrorKind::Denied`], certainly without effect.
+    /// Refused for good, without effect ([`ErrorKind::Denied`]).
     Denied,
-    /// Applied after so long on the register's clock, then answered. Arrives also when the caller gave up.
+    /// Applied after this long on the register's clock, then answered. It arrives even if the caller has given up.
     Delayed(Duration),
-    /// Applied at once, answered after so long on the register's clock.
+    /// Applied at once, answered after this long on the register's clock.
     AnswerDelayed(Duration),
 }
 
@@ -89,7 +89,7 @@ pub enum Kind {
     List,
 }
 
-/// How many requests of each kind were sent, whatever became of them.
+/// How many requests of each kind were sent, whatever their outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads.
@@ -103,34 +103,34 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// All of them.
+    /// The sum of all kinds.
     pub fn total(&self) -> usize {
         self.reads + self.writes + self.deletes + self.lists
     }
 }
 
-/// A request as it was sent.
+/// A request that was sent.
 #[derive(Clone, Debug)]
 pub struct Sent {
     /// Its kind.
     pub kind: Kind,
     /// Its key, or the prefix of a listing.
     pub key: String,
-    /// What a write wanted to write.
+    /// The value of a write.
     pub value: Option<Bytes>,
     /// When it was sent, on the register's clock.
     pub at: Moment,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// A [`Register`] that loses, delays, doubles and holds back requests and answers.
+/// A [`Register`] that loses, delays, duplicates and holds back requests and answers.
 ///
-/// What becomes of a request is the next scripted outcome for its kind, else the standing outcome of its kind
-/// ([`every`](Self::every)), else what [`Chaos`] draws, else [`Outcome::Fine`]. A request that is delayed or stalled is in
-/// the network: it arrives whether or not its caller still waits.
+/// The outcome of a request is the next scripted outcome for its kind, else the standing outcome of its kind
+/// ([`every`](Self::every)), else what [`Chaos`] draws, else [`Outcome::Fine`]. A request that is delayed or stalled
+/// is in the network: it arrives whether or not its caller still waits.
 ///
-/// Clones share one network. To give each of several clients a network of its own, wrap the inner register once for each.
+/// Clones share one network. To give each client a separate network, wrap the inner register once for each.
 #[derive(Clone, Debug)]
 pub struct FaultyRegister {
     inner: Arc<dyn Register>,
@@ -139,7 +139,7 @@ pub struct FaultyRegister {
     observer: Option<Observer>,
 }
 
-/// Sees what is sent.
+/// Called for each request that is sent.
 #[derive(Clone)]
 struct Observer(Arc<dyn Fn(&Sent) + Send + Sync>);
 
@@ -161,60 +161,61 @@ struct Script {
 }
 
 impl FaultyRegister {
-    /// `inner` behind a network that does no harm yet.
+    /// Wraps `inner` in a network without faults.
     pub fn new(inner: Arc<dyn Register>) -> Self {
         let counts = Arc::new(watch::Sender::new(Counts::default()));
         Self { inner, shared: Arc::default(), counts, observer: None }
     }
 
-    /// The same, telling `observe` of each request when it is sent, and keeping no log of them. It must send none itself.
+    /// Calls `observe` for each request when it is sent, instead of keeping a log. `observe` must send no requests
+    /// itself.
     #[must_use]
     pub fn observed(mut self, observe: impl Fn(&Sent) + Send + Sync + 'static) -> Self {
         self.observer = Some(Observer(Arc::new(observe)));
         self
     }
 
-    /// What becomes of the next request of `kind` that has no outcome scripted yet. Calls queue up.
+    /// Sets the outcome of the next request of `kind` that has no scripted outcome yet. Calls queue up.
     pub fn next(&self, kind: Kind, outcome: Outcome) {
         self.script().next[kind as usize].push_back(outcome);
     }
 
-    /// What becomes of the next read.
+    /// Sets the outcome of the next read.
     pub fn next_read(&self, outcome: Outcome) {
         self.next(Kind::Read, outcome);
     }
 
-    /// What becomes of the next write.
+    /// Sets the outcome of the next write.
     pub fn next_write(&self, outcome: Outcome) {
         self.next(Kind::Write, outcome);
     }
 
-    /// What becomes of the next delete.
+    /// Sets the outcome of the next delete.
     pub fn next_delete(&self, outcome: Outcome) {
         self.next(Kind::Delete, outcome);
     }
 
-    /// What becomes of every request of `kind` that has no scripted outcome, from now on.
+    /// Sets the outcome of every request of `kind` that has no scripted outcome, from now on.
     pub fn every(&self, kind: Kind, outcome: Outcome) {
         self.script().every[kind as usize] = Some(outcome);
     }
 
-    /// What becomes of every write of `key` that has no scripted outcome, from now on.
+    /// Sets the outcome of every write of `key` that has no scripted outcome, from now on.
     pub fn every_write_of(&self, key: &str, outcome: Outcome) {
         self.script().every_write_of = Some((key.into(), outcome));
     }
 
-    /// From now on every request is lost on its way, as with a cable pulled.
+    /// Loses every request from now on, as if the cable had been pulled.
     pub fn disconnect(&self) {
         self.script().every = [const { Some(Outcome::Dropped) }; 4];
     }
 
-    /// From now on no request is answered and none arrives, until [`deliver`](Self::deliver): a network that hangs.
+    /// Holds every request from now on, until [`deliver`](Self::deliver): a network that hangs.
     pub fn stall(&self) {
         self.script().every = [const { Some(Outcome::Stalled) }; 4];
     }
 
-    /// Ends every standing outcome, and chaos. What is in the network stays there.
+    /// Ends every standing outcome, and chaos. Whatever is in the network stays there.
     pub fn heal(&self) {
         let mut script = self.script();
         script.every = Default::default();
@@ -222,39 +223,39 @@ impl FaultyRegister {
         script.chaos = None;
     }
 
-    /// From now on, requests without another outcome get one drawn at random.
+    /// From now on, requests without another outcome get a random one.
     pub fn chaos(&self, chaos: Chaos) {
         self.script().chaos = Some(chaos);
     }
 
-    /// From now on, and until it is called with `None`, requests without another outcome are refused with the wish to be
-    /// left alone for so long. Chaos comes after that; healing changes nothing about it.
+    /// From now on, until it is called with `None`, refuses requests without another outcome, with a request to wait
+    /// this long. Chaos comes after that. [`heal`](Self::heal) does not end it.
     pub fn throttle(&self, wait: Option<Duration>) {
         self.script().throttled = wait;
     }
 
-    /// Lets the oldest request or answer that is held in the network through, and completes when it has arrived. For a
-    /// write the store's answer is returned, also when nobody waits for it any more; `None` when nothing was held, or
-    /// when it was not a write or the store failed.
+    /// Lets through the oldest request or answer that is held in the network, and completes when it has arrived.
+    /// Returns the store's answer to a write, even if its caller no longer waits; `None` if nothing was held, if it
+    /// was not a write, or if the store failed.
     pub async fn deliver(&self) -> Option<Write> {
         let held = self.script().held.pop_front()?;
         held.arrive(&*self.inner).await
     }
 
-    /// The same with the newest: it overtakes what else is held.
+    /// Like [`deliver`](Self::deliver), for the newest, which overtakes everything else that is held.
     pub async fn deliver_newest(&self) -> Option<Write> {
         let held = self.script().held.pop_back()?;
         held.arrive(&*self.inner).await
     }
 
-    /// Lets everything through that is held in the network, oldest first.
+    /// Lets through everything that is held in the network, oldest first.
     pub async fn deliver_all(&self) {
         while self.held() > 0 {
             self.deliver().await;
         }
     }
 
-    /// Throws away the oldest request or answer that is held in the network; its caller, if any, sees it lost.
+    /// Discards the oldest request or answer that is held in the network. Its caller, if any, sees it lost.
     pub fn discard(&self) {
         self.script().held.pop_front();
     }
@@ -269,7 +270,7 @@ impl FaultyRegister {
         *self.counts.borrow()
     }
 
-    /// Starts counting and logging anew.
+    /// Resets the counts and the log.
     pub fn reset_counts(&self) {
         self.script().log.clear();
         self.counts.send_replace(Counts::default());
@@ -295,7 +296,7 @@ impl FaultyRegister {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts and logs a request and says what becomes of it.
+    /// Counts and logs a request and returns its outcome.
     fn outcome(&self, kind: Kind, key: &str, value: Option<&Bytes>) -> Outcome {
         let at = self.inner.env().now();
         let mut script = self.script();
@@ -317,7 +318,7 @@ impl FaultyRegister {
         outcome
     }
 
-    /// Tells those who wait for a count; after the request took its place in the network, so that they find it there.
+    /// Wakes those that wait for a count. Called once the request is in the network, so that they find it there.
     fn count(&self, kind: Kind) {
         self.counts.send_modify(|counts| match kind {
             Kind::Read => counts.reads += 1,
@@ -367,7 +368,7 @@ impl FaultyRegister {
             }
             Outcome::TwiceLate => {
                 let reply = request.apply(&*self.inner).await;
-                // Now that the first copy has arrived, the other may.
+                // The duplicate may arrive only after the first copy has.
                 self.script().held.push_back(InNetwork::Request(request, None));
                 reply
             }
@@ -381,7 +382,7 @@ impl FaultyRegister {
         }
     }
 
-    /// A task of its own carries the request, because a request arrives also when its caller has given up.
+    /// A separate task carries the request, because it arrives even if its caller has given up.
     async fn delayed(&self, request: Request, delay: Duration) -> Reply {
         let inner = self.inner.clone();
         let carrier = tokio::spawn(async move {
@@ -396,7 +397,7 @@ fn lost(how: &str) -> StoreError {
     Fault::unavailable(format!("injected: {how}")).maybe_applied()
 }
 
-/// The error of an outcome that is refused without effect.
+/// The error of an outcome that refuses the request without effect.
 fn refusal(outcome: &Outcome) -> StoreError {
     match outcome {
         Outcome::Denied => Fault::new(ErrorKind::Denied, "injected: access denied")

@@ -1,4 +1,4 @@
-//! The storage that leasehold's own stores run the conformance cases on, and what processes of their own share.
+//! Storage for the conformance cases of leasehold's own stores, and for tests with several processes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::conformance::Harness;
 use crate::servers::{Server, with_option};
 use crate::test_store::{Reaper, Storage, TestStore};
 
-/// Storage that a store URL names. What is in files goes with it.
+/// Fresh storage at a store URL. Its files are deleted when it is dropped.
 pub struct Fresh {
     store: &'static dyn TestStore,
     server: Option<Server>,
@@ -30,7 +30,7 @@ impl fmt::Debug for Fresh {
 }
 
 impl Fresh {
-    /// Empty storage.
+    /// Creates empty storage.
     ///
     /// # Panics
     /// When `./test` has not started the server.
@@ -39,40 +39,40 @@ impl Fresh {
         Self { store, server: storage.server, url: store.fresh_url(storage, folder.path()), folder }
     }
 
-    /// The same at another URL.
+    /// The same storage at another URL.
     pub fn at(self, url: String) -> Self {
         Self { url, ..self }
     }
 
-    /// Its store.
+    /// The store.
     pub fn store(&self) -> &'static dyn TestStore {
         self.store
     }
 
-    /// Its server.
+    /// The server.
     ///
     /// # Panics
-    /// When it has none.
+    /// When the storage has no server.
     pub fn server(&self) -> Server {
         self.server.expect("storage on a server")
     }
 
-    /// Its store URL.
+    /// The store URL.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// A folder that goes with it.
+    /// A folder that is deleted with the storage.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
 
-    /// Records there that the server passed its examination, for other processes.
+    /// Records in the storage that its server passed the examination, for other processes to find.
     pub async fn vouch(&self) {
         self.store.vouch_for(&self.url).await;
     }
 
-    /// Whether waiters ask it only a few times a second.
+    /// Whether waiters learn of a release only by polling a few times a second.
     fn is_polled(&self) -> bool {
         self.store.reaper() == Reaper::Contenders
     }
@@ -82,7 +82,8 @@ impl Fresh {
 impl Harness for Fresh {
     async fn open(&self) -> Arc<dyn LeaseStore> {
         let store = if self.is_polled() {
-            // Without a margin, inspection tells of a lapse within the limit of a case. The servers run on this machine.
+            // Without a margin, inspection reports a lapse within a case's time limit. The servers run on this
+            // machine.
             open(&with_option(&self.url, "margin=0s")).await
         } else {
             open(&self.url).await
@@ -123,7 +124,7 @@ impl Harness for Box<dyn Harness> {
     }
 }
 
-/// Leases on one register, with nothing but the register shared between clients.
+/// Leases on one register. Clients share nothing but the register.
 #[derive(Clone, Debug)]
 pub struct OnRegister {
     register: Arc<dyn Register>,
@@ -137,7 +138,7 @@ impl OnRegister {
         Self { register, options, by_existence: false }
     }
 
-    /// The same storage with the protocol of simple clients: a lock is held while its object exists.
+    /// The same storage with the existence protocol of simple clients: a lock is held while its object exists.
     pub fn by_existence(self) -> Self {
         Self { by_existence: true, ..self }
     }
@@ -165,7 +166,7 @@ pub(crate) fn object(name: &LockName, by_existence: bool) -> String {
     if by_existence { name.to_string() } else { format!("{name}.lock") }
 }
 
-/// `help stores` tells people what the store at `url` can; the store itself must say the same.
+/// Asserts that the store at `url` has the capabilities that `help stores` describes.
 pub async fn assert_described(url: &str) {
     let parsed = StoreUrl::parse(url).unwrap();
     let scheme = STORES.iter().find(|scheme| scheme.scheme == parsed.scheme()).unwrap();

@@ -1,25 +1,25 @@
-//! As much HTTP/1.1 as the proxy and the fakes need: requests with a body of known length.
+//! A minimal HTTP/1.1 implementation for the proxy and the fakes: requests with a body of known length.
 
 use std::io;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 
-/// Lock records are small; whatever is larger is not ours.
+/// Larger bodies are not lock records.
 const MOST_BYTES: usize = 1 << 22;
 
-/// A request as it came.
+/// A request as it was received.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) method: String,
-    /// Path and query, as they were encoded.
+    /// Path and query, still encoded.
     pub(crate) target: String,
     headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
 
 impl Request {
-    /// Reads the next request of a connection; `None` when the client has closed it.
+    /// Reads the next request of a connection; `None` if the client has closed it.
     pub(crate) async fn read(connection: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
         let mut first = String::new();
         if connection.read_line(&mut first).await? == 0 {
@@ -57,12 +57,12 @@ impl Request {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The path, without the query.
+    /// The path without the query.
     pub(crate) fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 
-    /// A parameter of the query, as it was encoded.
+    /// A parameter of the query, still encoded.
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         let query = self.target.split_once('?')?.1;
         query.split('&').find_map(|pair| {
@@ -71,7 +71,7 @@ impl Request {
         })
     }
 
-    /// The request to send on, with an answer that ends with the connection.
+    /// The request to forward, with `connection: close`.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.target);
         for (name, value) in self.headers.iter().filter(|(name, _)| name != "connection") {
@@ -82,8 +82,8 @@ impl Request {
     }
 }
 
-/// Sends a request to the server at `address`, with `headers` that end in a line break each; the status and the body
-/// of its answer.
+/// Sends a request to the server at `address`. Each line of `headers` ends in a line break. Returns the answer's
+/// status and body.
 #[cfg(feature = "chaos")]
 pub(crate) async fn exchange(
     address: &str,
@@ -107,7 +107,7 @@ pub(crate) async fn exchange(
     Ok((status.ok_or_else(no_answer)?, answer.split_off(end + 4)))
 }
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT`
+/// A time in HTTP's format: `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub(crate) fn http_date(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] =

@@ -1,4 +1,4 @@
-//! Servers that chaos and the benchmark start themselves, each on a port and with data of its own.
+//! Servers that chaos and the benchmark start themselves, each on its own port and with its own data.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,41 +18,41 @@ use tokio::process::{Child, Command};
 use crate::process::signal;
 use crate::servers::{set_by_test, through};
 
-/// The bucket, or the table.
+/// The name of the bucket or table.
 pub const STORE: &str = "leasehold-chaos";
 
-/// A server that takes longer to start does not start.
+/// How long a server may take to start.
 const START: Duration = Duration::from_secs(90);
 
-/// How to start a server that speaks HTTP.
+/// How to start an HTTP server.
 #[async_trait]
 pub trait Launch: fmt::Debug + Send + Sync {
-    /// Runs it on `address`, `HOST:PORT`, with its data below `folder`.
+    /// The command that runs the server on `address`, `HOST:PORT`, with its data below `folder`.
     fn command(&self, address: &str, folder: &Path) -> Command;
 
-    /// Makes the bucket or the table, [`STORE`], and gives its store URL. It is asked again until the server is ready.
+    /// Creates the bucket or table [`STORE`] and returns its store URL. Called again until the server is ready.
     async fn make_store(&self, address: &str) -> io::Result<String>;
 
-    /// The options that tell other clients where it is.
+    /// The options with which other clients find the server.
     fn options(&self, address: &str) -> Vec<String> {
         options(&[("--endpoint", &format!("http://{address}")), ("--bucket", STORE)])
     }
 }
 
-/// Names and values, as arguments.
+/// Turns names and values into arguments.
 pub(crate) fn options(pairs: &[(&str, &str)]) -> Vec<String> {
     pairs.iter().flat_map(|(name, value)| [(*name).to_owned(), (*value).to_owned()]).collect()
 }
 
-/// The program that `./test` or `./chaos` names in an environment variable.
+/// The path of a program, which `./test` or `./chaos` sets in an environment variable.
 ///
 /// # Panics
-/// When it was not named.
+/// When the variable is not set.
 pub fn program(variable: &str) -> String {
     set_by_test(variable, "program")
 }
 
-/// A server that runs. Killed when dropped.
+/// A running server. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Launched {
     launch: &'static dyn Launch,
@@ -63,10 +63,10 @@ pub struct Launched {
 }
 
 impl Launched {
-    /// Starts it, with its data below `folder` and an empty bucket or table in it.
+    /// Starts the server, with its data below `folder`, and creates an empty bucket or table.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the server does not start.
     pub async fn start(launch: &'static dyn Launch, folder: &Path) -> io::Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let address = format!("127.0.0.1:{port}");
@@ -91,17 +91,17 @@ impl Launched {
     /// Stops it for `duration`.
     ///
     /// # Errors
-    /// When it has no process.
+    /// When the server has no process.
     pub async fn stop(&self, duration: Duration) -> io::Result<()> {
         signal(&self.child, Signal::STOP)?;
         SystemClock.sleep(duration).await;
         signal(&self.child, Signal::CONT)
     }
 
-    /// `kill -9`, and a start on the same data and port after `duration`.
+    /// Kills the server with `kill -9`, and starts it again on the same data and port after `duration`.
     ///
     /// # Errors
-    /// When it does not start again.
+    /// When the server does not start again.
     pub async fn kill(&mut self, duration: Duration) -> io::Result<()> {
         self.child.kill().await?;
         SystemClock.sleep(duration).await;
@@ -109,7 +109,7 @@ impl Launched {
         self.answers().await
     }
 
-    /// Waits until it takes connections.
+    /// Waits until the server accepts connections.
     async fn answers(&mut self) -> io::Result<()> {
         let start = SystemClock.now();
         while TcpStream::connect(&self.address).await.is_err() {
@@ -131,7 +131,7 @@ fn run(launch: &dyn Launch, address: &str, folder: &Path) -> io::Result<Child> {
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn()
 }
 
-/// A server that takes connections may not be ready to make the store yet.
+/// Creates the bucket or table. A server that accepts connections may not be ready for that yet, so this retries.
 async fn make_store(launch: &dyn Launch, address: &str) -> io::Result<String> {
     let start = SystemClock.now();
     loop {
@@ -144,38 +144,39 @@ async fn make_store(launch: &dyn Launch, address: &str) -> io::Result<String> {
     }
 }
 
-/// Starts the server that stands for a store in the benchmark, with its data below a folder.
+/// Starts the server on which the benchmark measures a store, with its data below a folder.
 pub type StartMeasured = for<'a> fn(&'a Path) -> BoxFuture<'a, io::Result<Box<dyn Measured>>>;
 
-/// A server that the benchmark measures clients on.
+/// A server that the benchmark measures.
 #[async_trait]
 pub trait Measured: Send + Sync {
     /// The `host:port` that it listens on.
     fn address(&self) -> &str;
 
-    /// The store URL by way of `proxy`.
+    /// The store URL through `proxy`.
     fn url(&self, proxy: &str) -> String;
 
-    /// The options that tell other clients where it is, by way of `proxy`.
+    /// The options with which other clients find the server through `proxy`.
     fn options(&self, proxy: &str) -> Vec<String>;
 
-    /// Whether it speaks HTTP, whose requests a proxy can count. Otherwise it counts [`messages`](Self::messages) itself.
+    /// Whether the server speaks HTTP, so that a proxy can count requests. Otherwise the server counts
+    /// [`messages`](Self::messages).
     fn speaks_http(&self) -> bool {
         true
     }
 
-    /// All messages so far that clients have sent, by kind.
+    /// How many messages clients have sent so far, by kind.
     async fn messages(&self) -> BTreeMap<String, u64> {
         BTreeMap::new()
     }
 
-    /// How many streams of keep-alives were ever opened, where there are such.
+    /// How many keep-alive streams were ever opened, if the store has them.
     async fn keep_alive_streams(&self) -> Option<u64> {
         None
     }
 }
 
-/// Starts a server that speaks HTTP, to be measured.
+/// Starts an HTTP server for the benchmark.
 pub fn measured<'a>(
     launch: &'static dyn Launch,
     folder: &'a Path,

@@ -1,11 +1,11 @@
-//! A register in front of another: it says what it does otherwise, and [`Layered`] forwards the rest.
+//! Wraps a register to change some of its methods. A [`Layer`] defines those; [`Layered`] forwards the rest.
 //!
 //! ```
 //! # use leasehold::register::RegisterCapabilities;
 //! # use leasehold::stores::memory::MemoryRegister;
 //! # use leasehold::{Register, env::Env};
 //! # use leasehold_testkit::layer::{Layer, Layered};
-//! /// A store whose preconditions nobody vouches for.
+//! A store whose preconditions are not trusted.
 //! #[derive(Debug)]
 //! struct Untrusted(MemoryRegister);
 //!
@@ -34,13 +34,14 @@ use leasehold::register::{
     Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 
-/// What a register in front of [`inner`](Self::inner) does otherwise. Each method is [`Register`]'s, and forwards by default.
+/// The methods of a wrapped register. Each corresponds to a method of [`Register`] and by default forwards to
+/// [`inner`](Self::inner).
 ///
-/// A layer that changes what is read changes [`head`](Self::head) too, where it matters: that is not made of
-/// [`read`](Self::read) here.
+/// A layer that changes what is read may have to change [`head`](Self::head) too, because `head` does not call
+/// [`read`](Self::read).
 #[async_trait]
 pub trait Layer: fmt::Debug + Send + Sync + 'static {
-    /// The register behind it.
+    /// The wrapped register.
     fn inner(&self) -> &dyn Register;
 
     /// See [`Register::read`].
@@ -58,7 +59,7 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.inner().write(key, expect, body).await
     }
 
-    /// See [`Register::delete`]. Deletes that are not examined come here too.
+    /// See [`Register::delete`]. Also called for deletes that are not examined.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.inner().delete(key, version).await
     }
@@ -79,7 +80,7 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The register that a [`Layer`] makes of the one behind it.
+/// The register that a [`Layer`] makes of its inner register.
 #[derive(Debug)]
 pub struct Layered<L>(pub L);
 

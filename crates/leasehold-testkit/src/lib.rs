@@ -1,21 +1,23 @@
-//! What it takes to test a store, and programs that use one: for leasehold itself and for stores by others.
+//! Tools for testing stores and programs that use them, in leasehold itself and in crates with their own stores.
 //!
-//! - [`stores`]: what is known of each store: a file for each, and the table that everything else reads;
-//!   [`test_store`]: what is asked of each.
-//! - `chaos`, with the feature of that name: processes, servers, networks and clocks that fail, and a checker.
-//! - [`mod@conformance`]: what every store must do, a named case for each behaviour.
+//! - [`stores`]: one file per store with what the tests know about it; [`test_store`]: the trait that each of them
+//! implements.
+//! - `chaos`, with the feature of that name: tests on real servers with failing processes, servers, networks and
+//! clocks.
+//! - [`mod@conformance`]: the conformance suite, one named case for each required behaviour.
 //! - [`harness`]: the storage that leasehold's own stores run the cases on.
-//! - [`fault`]: a register whose requests and answers are lost, delayed, doubled or held back, as the test says.
-//! - [`proxy`]: the same for HTTP, between a client and a real server; counts requests too.
-//! - [`servers`]: the real servers that `./test` starts; [`launch`]: those that chaos and the benchmark start themselves.
-//! - [`peers`]: programs that take locks with other clients, and the stores' own programs.
-//! - [`process`]: a running program that says lines.
-//! - [`fakes`]: servers that speak just enough S3 or GCS, and ignore preconditions or throttle writes.
-//! - [`layer`]: a register in front of another, of which only what it does otherwise is written down.
-//! - [`machine`]: a client machine with a clock of its own, which learns the store's time as from a `Date` header.
-//! - [`simulation`]: many machines, one store, a bad network, and a checker; replayable from a seed.
+//! - [`fault`]: a register that loses, delays, duplicates or holds back requests and answers, as the test says.
+//! - [`proxy`]: the same for HTTP, between a client and a real server. It also counts requests.
+//! - [`servers`]: the real servers that `./test` starts; [`launch`]: those that chaos and the benchmark start
+//! themselves.
+//! - [`peers`]: other lock clients that take the same locks, and the stores' command-line tools.
+//! - [`process`]: a child process that prints lines.
+//! - [`fakes`]: in-memory servers for S3 and GCS that can ignore preconditions or throttle writes.
+//! - [`layer`]: a wrapper that changes some methods of a register.
+//! - [`machine`]: a client machine with its own clock, which learns the store's time from a `Date` header.
+//! - [`simulation`]: many machines, one store, a bad network and a checker; replayable from a seed.
 
-// A failed expectation here is a failed test: panicking is how a test says so.
+// Test code fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[cfg(feature = "chaos")]

@@ -1,4 +1,4 @@
-//! A client machine: it reaches a register that others share, on a clock and with randomness of its own.
+//! A simulated client machine: it accesses a shared register with its own clock and random numbers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,10 +12,11 @@ use leasehold::register::{
     Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 
-/// What a `Date` header is true to.
+/// The resolution of a `Date` header.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A register as one machine sees it: the machine's own clock, and the store's only by whole seconds in its answers.
+/// A register as one machine sees it: with the machine's own clock, and with the store's time only in whole seconds in
+/// answers.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -35,12 +36,12 @@ pub struct Machine {
     skew: Mutex<Skew>,
 }
 
-/// By how much the clocks of the store's front ends are off.
+/// How far the clocks of the store's front ends are off.
 #[derive(Clone, Copy, Debug)]
 enum Skew {
-    /// By so many microseconds.
+    /// By this many microseconds.
     Fixed(i64),
-    /// Each by something else, up to so many microseconds, and each answer comes from another one.
+    /// Each answer comes from another front end, whose clock is off by up to this many microseconds.
     Within(u64),
 }
 
@@ -50,19 +51,19 @@ impl Machine {
         Self { register, env, store_clock: StoreClock::default(), skew: Mutex::new(Skew::Fixed(0)) }
     }
 
-    /// The same, talking to a front end of the store whose clock is off by `skew_us` microseconds.
+    /// Uses a front end whose clock is off by `skew_us` microseconds.
     #[must_use]
     pub fn with_front_end_skew(self, skew_us: i64) -> Self {
         self.set_front_end_skew(skew_us);
         self
     }
 
-    /// From now on the clock of the front end is off by `skew_us` microseconds.
+    /// Sets the front end's clock off by `skew_us` microseconds from now on.
     pub fn set_front_end_skew(&self, skew_us: i64) {
         *self.skew.lock().unwrap_or_else(PoisonError::into_inner) = Skew::Fixed(skew_us);
     }
 
-    /// The same, talking to many front ends, the clock of each off by up to `skew_us` microseconds.
+    /// Uses many front ends, each with a clock that is off by up to `skew_us` microseconds.
     #[must_use]
     pub fn with_front_ends_within(self, skew_us: u64) -> Self {
         *self.skew.lock().unwrap_or_else(PoisonError::into_inner) = Skew::Within(skew_us);
@@ -80,11 +81,12 @@ impl Machine {
         }
     }
 
-    /// Awaits an answer and takes its `Date`, if there was an answer.
+    /// Awaits an answer and reads its `Date`, if there is an answer.
     async fn dated<T>(&self, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let sent = self.env.now();
         let answer = answer.await;
-        // A clock that is stopped ends no sleep, not even this one: a machine that stands still takes in no answer.
+        // While its clock is stopped, no sleep ends, not even this one: a machine that stands still receives no
+        // answer.
         self.env.sleep(Duration::ZERO).await;
         if answer.is_ok()
             && let Some(time) = self.register.store_time()

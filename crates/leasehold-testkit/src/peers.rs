@@ -1,16 +1,16 @@
-//! Programs that `./test` has made ready: clients by others that take the same locks, and tools of the stores. The files
-//! of the [stores](crate::stores) say which there are.
+//! Programs that `./test` prepares: other clients that take the same locks, and the stores' tools. The files of the
+//! [stores](crate::stores) define them.
 
 use std::path::PathBuf;
 
 use crate::process::Process;
 use crate::servers::set_by_test;
 
-/// A program. Its path comes in an environment variable.
+/// A program whose path is in an environment variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     variable: &'static str,
-    /// Of a peer: the options that name the server of the store at a URL.
+    /// For a peer: builds the options that name the server of a store URL.
     server: Option<fn(&str) -> Vec<String>>,
 }
 
@@ -30,31 +30,32 @@ impl Program {
         self.variable
     }
 
-    /// Where it is.
+    /// Its path.
     ///
     /// # Panics
-    /// When `./test` has not said so.
+    /// When `./test` has not set the variable.
     pub fn path(self) -> PathBuf {
         set_by_test(self.variable, "program").into()
     }
 
-    /// Starts a peer, which does `verb` with `lock` on the server of the store at `url`. `lock` is what the peer calls
-    /// it: the whole key in the table, or the whole prefix in etcd. `more` are further options, like `--ttl`.
+    /// Starts a peer that does `verb` with `lock` on the server of the store at `url`. `lock` is the peer's name for
+    /// it: the whole key in the table, or the whole prefix in etcd. `more` are additional options, like `--ttl`.
     ///
-    /// | verb | `more` | says |
+    /// | verb | `more` | prints |
     /// |---|---|---|
-    /// | `hold` | `--ttl SECONDS` | `granted` when it has the lock; after [`Process::end_input`] it releases it, and says `released` |
-    /// | `try` | `--ttl SECONDS` | `granted` and releases; or `held`, with exit code 1 |
+    /// | `hold` | `--ttl SECONDS` | `granted` when it has the lock; after [`Process::end_input`] it releases it and
+    /// prints `released` |
+    /// | `try` | `--ttl SECONDS` | `granted`, and releases the lock; or `held`, and exits with 1 |
     /// | `increment` | `--ttl SECONDS --file FILE --times N` | `FROM UNTIL` for each addition: nanoseconds since boot, between which it held the lock |
     ///
     /// # Panics
-    /// When it is no peer, or `./test` has not made it ready, or the store URL does not name its server.
+    /// When this is not a peer, when `./test` has not prepared it, or when the store URL does not name its server.
     pub fn start(self, verb: &str, url: &str, lock: &str, more: &[&str]) -> Process {
         self.run(&[verb], url, lock, more)
     }
 
-    /// Starts a peer as a contender of the benchmark, on the server of the store at `url`. Its protocol is written down in
-    /// `peers/go/contender.go`.
+    /// Starts a peer as a contender of the benchmark, on the server of the store at `url`. `peers/go/contender.go`
+    /// describes the protocol.
     ///
     /// # Panics
     /// As [`start`](Self::start).

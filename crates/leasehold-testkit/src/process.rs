@@ -1,4 +1,4 @@
-//! A running program of its own that says what it does on its standard output, a line each.
+//! Child processes of tests that report progress as lines on their standard output.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// Far more than anything takes: for tests that hang.
+/// How long a test waits before it fails: far longer than anything should take.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A running program. Killed when dropped.
+/// A child process. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     process: Child,
@@ -25,7 +25,7 @@ impl Process {
     /// Starts `program`.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// When the program cannot be started.
     pub fn start(program: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         let program = program.as_ref();
         let mut process = Command::new(program)
@@ -43,23 +43,23 @@ impl Process {
     /// Its process id.
     ///
     /// # Panics
-    /// When it has ended.
+    /// When the process has ended.
     pub fn id(&self) -> u32 {
         self.process.id().expect("the program has ended")
     }
 
-    /// What it says next; `None` when it has ended.
+    /// The next line; `None` when the process has ended.
     ///
     /// # Panics
-    /// When it says nothing for five minutes.
+    /// When there is no line for five minutes.
     pub async fn line(&mut self) -> Option<String> {
         within("a program to say something", self.lines.next_line()).await.unwrap()
     }
 
-    /// Waits until it says `line`.
+    /// Waits for the next line, which must be `line`.
     ///
     /// # Panics
-    /// When it says anything else, or nothing.
+    /// When the next line is another one or does not come.
     pub async fn says(&mut self, line: &str) {
         assert_eq!(self.line().await.as_deref(), Some(line));
     }
@@ -67,45 +67,45 @@ impl Process {
     /// Writes a line to its standard input.
     ///
     /// # Panics
-    /// When that has ended.
+    /// When the process has closed its input.
     pub async fn tell(&mut self, line: &str) {
         let input = self.input.as_mut().expect("its input has ended");
         input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// Stops it (SIGSTOP): it does nothing, and does not know.
+    /// Stops the process (SIGSTOP). It does not notice.
     ///
     /// # Panics
-    /// When it has ended.
+    /// When the process has ended.
     pub fn stop(&self) {
         signal(&self.process, Signal::STOP).unwrap();
     }
 
-    /// Lets it go on (SIGCONT), as if no time had passed.
+    /// Resumes the process (SIGCONT).
     ///
     /// # Panics
-    /// When it has ended.
+    /// When the process has ended.
     pub fn go_on(&self) {
         signal(&self.process, Signal::CONT).unwrap();
     }
 
-    /// Ends its standard input: what tells a peer to release the lock that it holds.
+    /// Closes its standard input, which makes a peer release the lock that it holds.
     pub fn end_input(&mut self) {
         self.input = None;
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// Kills the process with `kill -9`, and waits until it has ended.
     ///
     /// # Panics
-    /// When it cannot be killed.
+    /// When the process cannot be killed.
     pub async fn kill(&mut self) {
         self.process.kill().await.unwrap();
     }
 
-    /// What else it says, and its exit code.
+    /// Closes its input. Returns the remaining lines and the exit code.
     ///
     /// # Panics
-    /// When it does not end.
+    /// When the process does not end.
     pub async fn end(mut self) -> (Vec<String>, Option<i32>) {
         self.end_input();
         let mut said = Vec::new();
@@ -117,7 +117,7 @@ impl Process {
     }
 }
 
-/// From now on this process ends with 101 at any panic, also of a task that nobody awaits: it would go on with less.
+/// Makes any panic end this process with exit code 101, even in a task that is never awaited.
 pub fn end_at_panics() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -126,19 +126,19 @@ pub fn end_at_panics() {
     }));
 }
 
-/// Sends a signal to a process that was not waited for yet, so that its id is still its own.
+/// Sends a signal to a process that has not been waited for, so that its id is still valid.
 ///
 /// # Errors
-/// When it was, or the signal cannot be sent.
+/// When the process has been waited for, or the signal cannot be sent.
 pub(crate) fn signal(process: &Child, signal: Signal) -> io::Result<()> {
     let id = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     Ok(kill_process(id.ok_or(io::ErrorKind::NotFound)?, signal)?)
 }
 
-/// What `future` completes with.
+/// Awaits `future`.
 ///
 /// # Panics
-/// When it takes five minutes: far more than anything takes, and how a test that hangs fails.
+/// When it takes more than five minutes. This is how a test that hangs fails.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(&SystemClock, LIMIT, future).await.unwrap_or_else(|| panic!("{what} took longer than {LIMIT:?}"))
 }
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_is_listened_to_and_told_to_end() {
+    async fn a_program_prints_lines_and_ends_when_its_input_does() {
         let mut process = Process::start("sh", ["-c", "echo granted; cat; echo released; exit 3"]);
         process.says("granted").await;
         process.end_input();

@@ -1,4 +1,4 @@
-//! A proxy between a client and a real HTTP server: counts requests, and loses, delays or doubles them.
+//! A proxy between a client and a real HTTP server. It counts requests, and loses, delays or duplicates them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,44 +14,44 @@ use tokio::task::JoinHandle;
 
 use crate::http::Request;
 
-/// What becomes of one request.
+/// What the proxy does to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Harm {
-    /// Sent on and answered.
+    /// Forwarded and answered.
     None,
-    /// Sent on; the connection breaks instead of an answer.
+    /// Forwarded; the connection breaks instead of an answer.
     AnswerLost,
-    /// Not sent on; the connection breaks.
+    /// Not forwarded; the connection breaks.
     Cut,
-    /// Sent on after so long.
+    /// Forwarded after this long.
     Delayed(Duration),
-    /// Sent on at once, answered after so long.
+    /// Forwarded at once, answered after this long.
     AnswerDelayed(Duration),
-    /// Sent on twice, one after the other; the first answer is given.
+    /// Forwarded twice, one after the other; the first answer is returned.
     Twice,
-    /// Sent on twice; the second answer is given, as by a client that retries by itself.
+    /// Forwarded twice; the second answer is returned, as by a client that retries.
     TwiceSecondAnswer,
-    /// Not sent on, answered with that status and an empty body.
+    /// Not forwarded, answered with this status and an empty body.
     Status(u16),
 }
 
-/// A request that came through.
+/// A request that the proxy received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Its method.
     pub method: String,
-    /// Its path, as it was encoded, without the query.
+    /// Its path, still encoded, without the query.
     pub path: String,
-    /// Its `X-Amz-Target`: which operation it is, where the path does not say so.
+    /// Its `X-Amz-Target`, which names the operation if the path does not.
     pub target: Option<String>,
     /// Its body.
     pub body: Vec<u8>,
-    /// What became of it.
+    /// What the proxy did to it.
     pub harm: Harm,
 }
 
-/// A proxy on a free loopback port. Ends when dropped.
+/// A proxy on a free loopback port. It stops when it is dropped.
 ///
 /// ```no_run
 /// # use leasehold_testkit::{proxy::{Harm, Proxy}, servers::{self, Server}};
@@ -88,10 +88,10 @@ struct Script {
 }
 
 impl Proxy {
-    /// Listens for clients of the server at `server` (`host:port`).
+    /// Starts a proxy for the server at `server` (`host:port`).
     ///
     /// # Panics
-    /// Without a free loopback port.
+    /// When no loopback port is free.
     pub async fn start(server: impl Into<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -105,27 +105,27 @@ impl Proxy {
         Self { address, shared, listener }
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What becomes of the next request with `method` that has no harm scripted yet. Calls queue up.
+    /// Sets what happens to the next request with `method` that has no harm scripted yet. Calls queue up.
     pub fn next(&self, method: &str, harm: Harm) {
         self.shared.script().next.push_back((method.into(), harm));
     }
 
-    /// What becomes of every request that has no scripted harm, from now on; [`Harm::None`] heals.
+    /// Sets what happens to every request that has no scripted harm, from now on. [`Harm::None`] ends it.
     pub fn every(&self, harm: Harm) {
         self.shared.script().every = Some(harm);
     }
 
-    /// The requests since the start or the last [`reset`](Self::reset), in order.
+    /// The requests received since the start or the last [`reset`](Self::reset), in order.
     pub fn log(&self) -> Vec<Seen> {
         self.shared.script().log.clone()
     }
 
-    /// How many requests with `method` came for a path that ends with `suffix`.
+    /// How many requests with `method` there were for paths that end with `suffix`.
     pub fn count(&self, method: &str, suffix: &str) -> usize {
         let script = self.shared.script();
         script.log.iter().filter(|seen| seen.method == method && seen.path.ends_with(suffix)).count()
@@ -137,7 +137,7 @@ impl Proxy {
         script.log.iter().filter(|seen| seen.path.ends_with(suffix)).map(|seen| seen.method.clone()).collect()
     }
 
-    /// Starts counting and logging anew.
+    /// Clears the log and the counts.
     pub fn reset(&self) {
         self.shared.script().log.clear();
     }
@@ -161,7 +161,7 @@ impl Shared {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs `request` and says what becomes of it.
+    /// Logs `request` and returns what happens to it.
     fn harm(&self, request: &Request) -> Harm {
         let mut script = self.script();
         let scripted = script.next.iter().position(|(method, _)| *method == request.method);
@@ -191,7 +191,7 @@ impl Shared {
         Ok(answer)
     }
 
-    /// The answer to give, if any.
+    /// The answer to return, if any.
     async fn answer(&self, request: &Request) -> io::Result<Option<Vec<u8>>> {
         match self.harm(request) {
             Harm::None => self.forward(request).await.map(Some),
@@ -227,12 +227,12 @@ impl Shared {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((connection, _)) = listener.accept().await {
         let shared = shared.clone();
-        // A client that hangs up is none of the proxy's troubles, and neither is a server that does.
+        // Client or server may disconnect at any time, so errors are ignored.
         tokio::spawn(async move { serve(connection, &shared).await.ok() });
     }
 }
 
-/// One request for each connection: the answers say `connection: close`.
+/// Each connection carries one request: the answers say `connection: close`.
 async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut connection = BufReader::new(connection);
     if let Some(request) = Request::read(&mut connection).await?
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
     use crate::fakes::s3::{FakeS3, Preconditions};
 
-    /// Sends a request; the status of its answer, or `None` when the connection breaks instead.
+    /// Sends a request. Returns the status of its answer, or `None` if the connection breaks instead.
     async fn send(proxy: &Proxy, method: &str, header: &str) -> Option<String> {
         let mut connection = TcpStream::connect(proxy.address()).await.unwrap();
         let request =
@@ -262,7 +262,7 @@ mod tests {
 
     const CREATE: &str = "if-none-match: *\r\n";
 
-    /// What a create is answered with that harm, and whether it was applied.
+    /// The answer to a create with that harm, and whether the create was applied.
     async fn create_with(harm: Harm) -> (Option<String>, bool) {
         let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;

@@ -1,19 +1,19 @@
-//! The real servers that `./test` starts, and where tests find them. The files of the [stores](crate::stores) say which
-//! there are.
+//! The real servers that `./test` starts, and how tests find them. The files of the [stores](crate::stores) define
+//! them.
 
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::url::StoreUrl;
 
-/// A server that `./test` starts. Its address, and a bucket or table on it, come as a store URL in an environment
-/// variable.
+/// A server that `./test` starts. An environment variable has its store URL, which includes its address and a bucket
+/// or table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Server {
     pub(crate) variable: &'static str,
 }
 
 impl Server {
-    /// PostgreSQL, which is no store yet: guides protect it with tokens.
+    /// PostgreSQL. It is not a store yet; guides use it as a resource that checks tokens.
     pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
 
     /// The environment variable that holds its store URL.
@@ -21,15 +21,15 @@ impl Server {
         self.variable
     }
 
-    /// Its store URL, as `./test` gave it.
+    /// The store URL that `./test` set.
     ///
     /// # Panics
-    /// When it was not given: nothing is skipped in silence.
+    /// When `./test` has not set it. Tests are never skipped silently.
     pub fn url(self) -> String {
         set_by_test(self.variable, "server")
     }
 
-    /// Its store URL with a prefix that nobody else uses.
+    /// Its store URL with a unique prefix.
     ///
     /// # Panics
     /// As [`url`](Self::url).
@@ -50,15 +50,15 @@ impl Server {
     }
 }
 
-/// A name that nobody else uses.
+/// A unique name.
 pub(crate) fn unique() -> String {
     Id::random(&Random::from_os()).to_string()
 }
 
-/// What `./test` says in the environment variable `variable` about a `thing` that it has made ready.
+/// The value that `./test` set in the environment variable `variable` for a `thing`.
 ///
 /// # Panics
-/// When it was not said.
+/// When the variable is not set.
 pub(crate) fn set_by_test(variable: &str, thing: &str) -> String {
     std::env::var(variable).ok().filter(|value| !value.is_empty()).unwrap_or_else(|| {
         panic!(
@@ -68,26 +68,26 @@ pub(crate) fn set_by_test(variable: &str, thing: &str) -> String {
     })
 }
 
-/// The store URL, read.
+/// The parsed store URL.
 ///
 /// # Panics
-/// When it is none.
+/// When the URL is invalid.
 pub fn parsed(url: &str) -> StoreUrl {
     StoreUrl::parse(url).expect("a store URL")
 }
 
-/// `url` with a further path segment before its options.
+/// `url` with another path segment, inserted before its options.
 pub fn below(url: &str, segment: &str) -> String {
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     format!("{}/{segment}?{options}", place.trim_end_matches('/')).trim_end_matches('?').to_owned()
 }
 
-/// `url` with a further option.
+/// `url` with another option.
 pub fn with_option(url: &str, option: &str) -> String {
     format!("{url}{}{option}", if url.contains('?') { '&' } else { '?' })
 }
 
-/// `url` with its `endpoint` replaced by `http://address`: the way through a [`Proxy`](crate::proxy::Proxy).
+/// `url` with its `endpoint` replaced by `http://address`, to go through a [`Proxy`](crate::proxy::Proxy).
 pub fn through(url: &str, address: impl std::fmt::Display) -> String {
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     let kept = options.split('&').filter(|option| !option.is_empty() && !option.starts_with("endpoint="));
@@ -96,7 +96,7 @@ pub fn through(url: &str, address: impl std::fmt::Display) -> String {
     format!("{place}?{}", options.join("&"))
 }
 
-/// The option of a store URL that says where its server is.
+/// The `endpoint` option of a store URL.
 pub(crate) fn endpoint(address: impl std::fmt::Display) -> String {
     format!("endpoint=http%3A%2F%2F{address}")
 }

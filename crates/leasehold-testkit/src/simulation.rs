@@ -1,41 +1,44 @@
-//! Simulation: the real locks, keepers and protocol on paused time, over simulated stores behind bad networks.
+//! Simulation: the real locks, renewal and protocol on paused time, over simulated stores behind bad networks.
 //!
-//! One seed is one history: machines with clocks of their own rate (within the bound), and everything that [`Fault`] names.
-//! What the checker asserts holds in true time, and in the order in which the store commits, which nobody in the history
-//! can see:
+//! One seed is one history: machines whose clocks have different rates (within the bound), and everything that
+//! [`Fault`] names. The checker asserts the following in true time and in the order in which the store commits. No
+//! process in the history can see either.
 //!
-//! - **I1** Once anybody has believed in a token, no check of a lower one passes: holds never overlap. Excused are those whom
-//!   an operator has evicted, or whose record was deleted by hand, and nobody who was granted the lock after that. When a
-//!   task is given a guard, that of the task of its process before it is dead, and for that there is no excuse. Excused is too
-//!   who stood still with all clocks, until a renewal that was sent after that is committed.
-//! - **I2** Tokens are unique, and rise in the order in which the store commits grants, also across deletions by hand. None is
-//!   believed in that does not belong to a grant: above all that were committed before it, up to its own, and granted to
-//!   whom the record names. No two guards have the same.
-//! - **I3** A resource that holders write to through [fenced writes](leasehold::fence), also after a pause and after a loss,
-//!   never accepts a lower token than before.
-//! - **I4** No write has its effect twice: no nonce of a lock's record is committed twice, and no content of the resource.
-//! - **I5** No check passes after the deadline: in true time, the latest that the slowest clock within the bound can show it
-//!   when the latest write of the grant was sent at the instant in which it was committed.
-//! - **I6** Once a holder was told that its lock is lost, nothing is sent that prolongs it, and no other task is given it.
-//! - **I7** After all have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits for the store's clock;
-//!   counted from when a renewal of the dead one can have arrived last.
-//! - **I8** Of a cancelled acquisition nothing is granted or prolonged once its patience is over; and one that is given up
-//!   on a bad network leaves a lock that is free again within the same bound.
-//! - **I9** In a history in which nothing goes wrong and nobody is in the way, requests stay within their budget.
-//! - **I10** When a process was copied while it held a lock, only one of the copies goes on to renew it.
-//! - **F1** In a history in which nothing goes wrong, no process waits for longer than nine stays of the other one take, whose
-//!   tasks pass the lock on among themselves.
-//! - **E1** Those who observe an election are told no term that is lower than an earlier one, none that was not granted, and
-//!   with each what its leader advertises; and at the end of the history they are told of its last leader.
-//! - **S1** No more checks of permits of one semaphore pass at once than it has permits.
-//! - **S2** No check of an exclusive hold passes while one of a shared hold does, or of another exclusive one.
-//! - **O1** Of a job that runs once per period: when the store was told that it ran, nobody begins it again before the
-//!   period since its grant is over, as far as the store's front ends agree on the time.
-//! - **O2** And then it can run again, also for a process that has only just started.
+//! - **I1** Once a token has been believed in, no check of a lower one passes: holds never overlap. Exempt are holders
+//! that an operator has evicted or whose record was deleted by hand, but not holders that were granted the lock after
+//! that. When a task is given a guard, the previous guard of the same process is invalid; this has no exemption. Also
+//! exempt is a holder that stood still together with all its clocks, until a renewal that it sent afterwards is
+//! committed.
+//! - **I2** Tokens are unique and rise in the order in which the store commits grants, also across deletions by hand.
+//! A token that is believed in belongs to a grant: it is higher than all tokens committed before that grant, at most
+//! the grant's own token, and believed in by the holder that the record names. No two guards have the same token.
+//! - **I3** A resource that holders write to with [fenced writes](leasehold::fence) never accepts a lower token than
+//! before, even after a pause or a loss.
+//! - **I4** No write takes effect twice: no nonce of a lock's record is committed twice, and no content of the
+//! resource.
+//! - **I5** No check passes after the deadline: in true time, the latest that the slowest clock within the bound can
+//! show it if the latest write of the grant was committed in the instant in which it was sent.
+//! - **I6** Once a holder has learned that its lock is lost, it sends nothing that prolongs it, and no other task is
+//! given it.
+//! - **I7** After all processes have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits
+//! for the store's clock. This counts from the last moment at which a renewal of the dead holder can have arrived.
+//! - **I8** Nothing is granted to or prolonged for a cancelled acquisition once its store timeout is over. An
+//! acquisition that is given up on a bad network leaves a lock that is free again within the same bound as in I7.
+//! - **I9** In a history without faults and without contention, the requests stay within their budget.
+//! - **I10** If a process is copied while it holds a lock, only one of the copies keeps renewing it.
+//! - **F1** In a history without faults, no process waits for longer than nine stays of another process. A stay is the
+//! time for which the tasks of one process pass the lock on among themselves.
+//! - **E1** An observer of an election sees no term that is lower than an earlier one and none that was not granted.
+//! With each term it sees what that leader advertises. At the end of the history it sees the last leader.
+//! - **S1** At most as many checks of permits of one semaphore pass at once as it has permits.
+//! - **S2** No check of an exclusive hold passes at the same time as one of a shared hold or of another exclusive one.
+//! - **O1** A job that runs once per period: once the store knows that the job ran, no process starts it again before
+//! the period since its grant is over, as far as the store's front ends agree on the time.
+//! - **O2** After the period the job can run again, also on a process that has just started.
 //! - **P1** Nothing panics, on no task and no thread of the history.
 //!
-//! A violation is printed with the line that replays it: `LEASEHOLD_SEED` and `LEASEHOLD_PLAN`, for the tests of
-//! `crates/leasehold/tests/simulation.rs`. [`shrink`] makes it smaller first.
+//! A violation is printed with the line that replays it: `LEASEHOLD_SEED` and `LEASEHOLD_PLAN`, which the tests of
+//! `crates/leasehold/tests/simulation.rs` read. [`shrink`] makes its plan smaller first.
 //!
 //! ```
 //! use leasehold_testkit::simulation::{Plan, run};
@@ -75,13 +78,13 @@ pub use self::plan::{Fault, Faults, Plan, Store, Workload};
 pub use self::shrink::shrink;
 use self::world::World;
 
-/// The lock that everybody wants.
+/// The lock that all processes contend for.
 const LOCK: &str = "x";
 
 /// The object that holders write to.
 const RESOURCE: &str = "resource";
 
-/// What a history amounted to.
+/// Counts of what happened in a history.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct History {
@@ -89,7 +92,7 @@ pub struct History {
     pub grants: usize,
     /// Checks that passed.
     pub checks: usize,
-    /// Locks that were lost, and said so.
+    /// Locks that holders found to be lost.
     pub losses: usize,
     /// Writes that the resource accepted.
     pub accepted: usize,
@@ -105,21 +108,21 @@ pub struct History {
     pub restarts: usize,
     /// How often a machine stood still with its clocks.
     pub stood_still: usize,
-    /// How often a copy of a holder has renewed.
+    /// How often the copy of a holder renewed.
     pub copied: usize,
-    /// Jobs that ran, and of which the store knows.
+    /// Runs of jobs that the store knows of.
     pub runs: usize,
-    /// Jobs that were not run, because they already had.
+    /// Jobs that were skipped because they had already run.
     pub already_ran: usize,
-    /// Leaders that observers were told of.
+    /// Leaders that observers saw.
     pub told: usize,
-    /// How many held something at once.
+    /// The most simultaneous holders.
     pub most: usize,
-    /// Guards that were given out without a request, by a grant that another task of the process had before.
+    /// Guards that were given out without a request, under a grant that another task of the process already had.
     pub handed: usize,
-    /// Those of them that were lost.
+    /// How many of those guards were lost.
     pub handed_lost: usize,
-    /// The longest that a process waited, in a history in which nothing went wrong and its tasks wanted the lock all the time.
+    /// The longest wait of a process, in a history without faults in which its tasks want the lock all the time.
     pub waited: Duration,
 }
 
@@ -148,19 +151,19 @@ impl Sum for History {
     }
 }
 
-/// What a history has shown that must not be.
+/// The violation of an invariant.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Violation {
-    /// Which invariant is violated: `I1`.
+    /// The invariant that was violated, such as `I1`.
     pub invariant: &'static str,
-    /// How.
+    /// A description of the violation.
     pub what: String,
-    /// What has to happen for that.
+    /// The plan of the history.
     pub plan: Plan,
 }
 
-/// With the line that replays it.
+/// Includes the line that replays the violation.
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { invariant, what, plan } = self;
@@ -171,21 +174,21 @@ impl fmt::Display for Violation {
 /// Runs the history of `plan`.
 ///
 /// # Errors
-/// The first violation.
+/// The first violation found.
 ///
 /// # Panics
-/// When there is no runtime to be had.
+/// When no runtime can be created.
 pub fn run(plan: &Plan) -> Result<History, Box<Violation>> {
     examine(plan, |checker| simulate(plan, checker))
 }
 
-/// Runs what `history` makes, which is what becomes of `plan`.
+/// Runs the future that `history` returns, which executes `plan`.
 fn examine<F: Future<Output = ()>>(
     plan: &Plan,
     history: impl FnOnce(Arc<Checker>) -> F,
 ) -> Result<History, Box<Violation>> {
     let (checker, panics) = (Arc::new(Checker::default()), Panics::default());
-    // One thread for what blocks, so that calls are served in the order in which they were made.
+    // A single thread for blocking calls, so that they are served in order.
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).max_blocking_threads(1);
     let of_blocking = panics.clone();
@@ -193,11 +196,11 @@ fn examine<F: Future<Output = ()>>(
     let runtime = runtime.unwrap_or_else(|error| unreachable!("no runtime: {error}"));
     panics.listen();
     runtime.block_on(history(checker.clone()));
-    // With its tasks, and with the thread that blocks: they may panic until then.
+    // Drops all tasks and joins the blocking thread: until then they may panic.
     drop(runtime);
     let panicked = panics.conclude().map(|what| ("P1", what));
     let mut checked = checker.lock();
-    // What a panic has left undone may violate anything: it comes first.
+    // Work that a panic interrupted may violate anything, so a panic is reported first.
     match panicked.or(checked.violation.take()) {
         Some((invariant, what)) => Err(Box::new(Violation { invariant, what, plan: plan.clone() })),
         None => Ok(checked.history),
@@ -215,11 +218,11 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     for link in world.links() {
         link.deliver_all().await;
     }
-    // All are dead; whoever comes now is lucky.
+    // All processes are dead. One more client must find the locks free.
     let mut last = Client::new(&world, plan.seed ^ 0xdead);
     last.link.heal();
     if let Some(period) = plan.once_per {
-        // What a wall clock that was set back does not show is rested once more. A `Date` is true to a second.
+        // If a wall clock was set back, its client may wait for a whole rest again. A `Date` is exact to a second.
         let bound = last.bound() + period.mul_f64(1.02) + Duration::from_secs(2) + 2 * plan.front_ends();
         if timeout(world.clock(), bound, last.runs_at_last(period)).await.is_none() {
             world.checker.violated("O2", format!("not due within {bound:?} of the end"));
@@ -239,13 +242,13 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     }
 }
 
-/// Begins an acquisition on a network that may do harm, gives it up at some moment, and waits until its network has answered
-/// all that it may have sent.
+/// Starts an acquisition on a bad network, gives it up at a random moment, and waits until the network has delivered
+/// everything that it may have sent.
 async fn give_up_in_between(world: &Arc<World>) {
     let mut hasty = Client::new(world, world.plan.seed ^ 0xa5);
     let limit = world.plan.ttl.mul_f64(hasty.random.f64());
     let _ = timeout(world.clock(), limit, hasty.acquire()).await.map(|outcome| outcome.map(drop));
-    // Its patience, from when it began; then what it was granted is not prolonged.
+    // Waits for its store timeout, counted from its start. After that its grant is no longer prolonged.
     world.clock_sleep(world.plan.longest_ttl() + Duration::from_secs(3)).await;
     hasty.link.heal();
     hasty.link.deliver_all().await;

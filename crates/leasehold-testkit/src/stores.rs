@@ -1,13 +1,14 @@
-//! The stores under test: a file for each has its servers, fresh storage on them, what requests cost there, its scenarios
-//! of chaos, and how the benchmark runs it. The suites, chaos and the benchmark read the table that is made here.
+//! The stores under test. One file per store defines its servers, fresh storage, request budget, chaos scenarios and
+//! benchmark. The suites, chaos and the benchmark read the table that is built here.
 //!
-//! To add a store, write its file, and add its `mod` and its line to `stores!`. The line has the names of its
-//! storages, because tests need names before anything runs:
+//! To add a store, write its file, and add its `mod` and its line to `stores!`. The line names its storages, because
+//! test names must be known at compile time:
 //!
 //! - `alone`: the conformance suite runs on it;
 //! - `shared`: the suites with several processes run on it too;
-//! - `http`: and requests are counted and harmed by a [`Proxy`](crate::proxy::Proxy);
-//! - `serial`: the same, but for crowds of processes, since the server does one thing at a time.
+//! - `http`: in addition, requests are counted and harmed by a [`Proxy`](crate::proxy::Proxy);
+//! - `serial`: like `http`, but without tests with crowds of processes, since the server handles one request at a
+//! time.
 
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
@@ -37,12 +38,12 @@ macro_rules! stores {
         /// Every store.
         pub const STORES: &[&dyn TestStore] = &[$($(#[$cfg])? &$store),*];
 
-        /// What the lines say: by store, its storages and their kinds.
+        /// The lines of `stores!`: for each store, its storages and their kinds.
         #[cfg(test)]
         const LINES: &[&[(&str, &str)]] =
             &[$($(#[$cfg])? &[$((stringify!($storage), stringify!($kind))),*]),*];
 
-        /// Calls `$suite! { NAME: KIND ... }` with the storages of each store, so that tests can be named after them.
+        /// Calls `$suite! { NAME: KIND ... }` with the storages of all stores, to generate a test for each.
         #[macro_export]
         macro_rules! for_each_storage {
             ($suite:ident) => {
@@ -66,31 +67,31 @@ stores! {
     memory::Memory { memory: alone, memory_existence: alone }
 }
 
-/// The store of that name.
+/// The store named `name`.
 pub fn named(name: &str) -> Option<&'static dyn TestStore> {
     STORES.iter().find(|store| store.name() == name).copied()
 }
 
-/// The storage of that name, and its store.
+/// The storage named `name`, and its store.
 ///
 /// # Panics
-/// When there is none.
+/// When there is no such storage.
 pub fn storage(name: &str) -> (&'static dyn TestStore, &'static Storage) {
     let all = STORES.iter().flat_map(|store| store.storages().iter().map(move |storage| (*store, storage)));
     let mut found = all.filter(|(_, storage)| storage.name == name);
     found.next().unwrap_or_else(|| panic!("there is no storage {name}"))
 }
 
-/// The storage of that name, empty.
+/// Empty storage of the storage named `name`.
 ///
 /// # Panics
-/// When there is none, or `./test` has not started its server.
+/// When there is no such storage, or `./test` has not started its server.
 pub fn fresh(name: &str) -> Fresh {
     let (store, storage) = storage(name);
     Fresh::on(store, storage)
 }
 
-/// The same, for one case of the conformance suite.
+/// The same, as the harness of a conformance case.
 ///
 /// # Panics
 /// As [`fresh`].
@@ -99,7 +100,7 @@ pub fn harness(name: &str) -> Box<dyn Harness> {
     store.harness(storage)
 }
 
-/// Every scenario of chaos: first the stores, then what must be found out.
+/// Every chaos scenario: first the stores, then the locks that must be found out.
 #[cfg(feature = "chaos")]
 pub fn scenarios() -> Vec<&'static Scenario> {
     let mut all: Vec<_> = STORES.iter().flat_map(|store| store.scenarios()).collect();
@@ -107,10 +108,10 @@ pub fn scenarios() -> Vec<&'static Scenario> {
     all
 }
 
-/// Empty storage on each server of at least that kind; of each store only the first if `one_each`.
+/// Empty storage on each server of at least that kind. With `one_each`, only the first server of each store.
 ///
 /// # Panics
-/// When `./test` has not started them.
+/// When `./test` has not started the servers.
 pub fn fresh_on(kind: Kind, one_each: bool) -> Vec<Fresh> {
     let mut all = Vec::new();
     for store in STORES {
@@ -122,31 +123,31 @@ pub fn fresh_on(kind: Kind, one_each: bool) -> Vec<Fresh> {
     all
 }
 
-/// The key of the object of `name`, where `url` is one of a bucket.
+/// The key of the object of `name` in the bucket of `url`.
 #[cfg(any(feature = "s3", feature = "gcs"))]
 fn object(url: &str, name: &LockName) -> String {
     crate::harness::object(name, is_by_existence(url))
 }
 
-/// Whether `url` asks for the protocol of simple clients.
+/// Whether `url` selects the existence protocol of simple clients.
 #[cfg(any(feature = "s3", feature = "gcs"))]
 fn is_by_existence(url: &str) -> bool {
     url.contains("protocol=existence")
 }
 
-/// Writes the markers of an examination that the server passed. The races of one are hundreds of requests, and each case
-/// has a prefix of its own.
+/// Writes the markers of an examination that the server passed. A real examination makes hundreds of requests, and
+/// each case has its own prefix.
 #[cfg(any(feature = "s3", feature = "gcs"))]
 async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str) {
     let keys = [".leasehold-probe", ".leasehold-probe-delete"];
     for key in &keys[..1 + usize::from(deletes)] {
         let marker: bytes::Bytes = marker(&register.place(), outdated).into();
-        // Another client of the same case may have written it.
+        // Another client of the same case may have written it already.
         let _ = register.write(key, leasehold::register::Precondition::Absent, marker.into()).await.unwrap();
     }
 }
 
-/// The record of an examination that the server at `place` passed just now.
+/// The record of an examination that the server at `place` has just passed.
 #[cfg(any(feature = "s3", feature = "gcs", feature = "dynamodb"))]
 fn marker(place: &str, outdated: &str) -> String {
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros();

@@ -1,4 +1,5 @@
-//! What the suites, chaos and the benchmark ask of a store. The [stores](crate::stores) answer.
+//! [`TestStore`]: what the suites, chaos and the benchmark need to know about a store. The [stores](crate::stores)
+//! implement it.
 
 use std::fmt;
 use std::path::Path;
@@ -13,16 +14,16 @@ use crate::launch::StartMeasured;
 use crate::proxy::Seen;
 use crate::servers::{Server, with_option};
 
-/// What tests and the benchmark know of a store.
+/// What tests and the benchmark know about a store.
 #[async_trait]
 pub trait TestStore: fmt::Debug + Send + Sync {
-    /// Its name: of its feature, and in the benchmark.
+    /// The name of its feature, also used by the benchmark.
     fn name(&self) -> &'static str;
 
-    /// What the suites run on. The first one stands for the store where one is enough.
+    /// The storages that the suites run on. Where one is enough, the first one is used.
     fn storages(&self) -> &'static [Storage];
 
-    /// A URL of empty storage; of a store that keeps files, in `folder`.
+    /// The URL of empty storage. A store that uses files keeps them in `folder`.
     ///
     /// # Panics
     /// When `./test` has not started the server.
@@ -31,46 +32,46 @@ pub trait TestStore: fmt::Debug + Send + Sync {
         if storage.options.is_empty() { url } else { with_option(&url, storage.options) }
     }
 
-    /// Empty storage for one case of the conformance suite.
+    /// Empty storage for a conformance case.
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness>;
 
     /// Deletes the record of `name` at `url`, as an operator would with the store's own tools.
     async fn delete_record(&self, url: &str, name: &LockName);
 
-    /// Records at `url` that its server passed the examination, which would take each test seconds. Other tests examine
-    /// servers, these among them: `refused.rs`, the doctor's.
+    /// Records at `url` that its server passed the examination, which would take seconds in each test. Other tests do
+    /// examine servers: `refused.rs`, and those of the doctor.
     async fn vouch_for(&self, _url: &str) {}
 
-    /// Who ends the lease of a holder that died.
+    /// What ends the lease of a holder that died.
     fn reaper(&self) -> Reaper {
         Reaper::Contenders
     }
 
-    /// What the steps of a lock cost, where a proxy can count that.
+    /// The requests of each step of a lock, if a proxy can count them.
     fn budget(&self) -> Option<Budget> {
         None
     }
 
-    /// What chaos is made on.
+    /// Its chaos scenarios.
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
         &[]
     }
 
-    /// How it is measured.
+    /// Its benchmark.
     fn bench(&self) -> Bench;
 }
 
-/// Storage that the suites run on: a server, and the options of the store URL.
+/// Storage that the suites run on: a server, and options of the store URL.
 #[derive(Clone, Copy, Debug)]
 pub struct Storage {
-    /// What its tests are called.
+    /// The name of its tests.
     pub name: &'static str,
-    /// Where it is; `None` for files and memory.
+    /// The server; `None` for files and memory.
     pub server: Option<Server>,
     /// Options of its store URL.
     pub options: &'static str,
-    /// What can be done with it.
+    /// The suites that it supports.
     pub kind: Kind,
 }
 
@@ -95,21 +96,21 @@ impl Storage {
 /// Which suites run on a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The conformance suite: it is of one process, or has no tokens.
+    /// The conformance suite. The storage belongs to one process or has no tokens.
     Alone,
-    /// Those with several processes too.
+    /// Also the suites with several processes.
     Shared,
-    /// And those that count and harm its requests, which are HTTP; but for crowds that want permits, since the server does
-    /// one thing at a time.
+    /// Also those that count and harm its requests, which are HTTP. Not those in which crowds want permits, since the
+    /// server handles one request at a time.
     Serial,
-    /// All of them.
+    /// All suites.
     Http,
 }
 
-/// Who ends the lease of a holder that died.
+/// What ends the lease of a holder that died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaper {
-    /// The death of its process, at once.
+    /// The death of its process, immediately.
     Death,
     /// Contenders, by observation or by the store's clock.
     Contenders,
@@ -117,34 +118,35 @@ pub enum Reaper {
     Server,
 }
 
-/// What the steps of a lock cost, in requests to its record.
+/// The requests to the lock's record that each step costs.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// What kind of request it is, if it is one to the record of the lock `lock`.
+    /// The kind of a request, if it concerns the record of the lock named `lock`.
     pub request: fn(&Seen) -> Option<String>,
-    /// Whether each client takes another lock first: its examination of the server could not be told from what is counted.
+    /// Whether each client acquires another lock first, because its examination of the server could not be
+    /// distinguished from what is counted.
     pub examines_first: bool,
     /// The first acquisition ever.
     pub first: &'static [&'static str],
-    /// An acquisition by a client that did not see the lock before.
+    /// An acquisition by a client that has not seen the lock before.
     pub cold: &'static [&'static str],
-    /// What such a client is told while somebody else holds it.
+    /// A refused acquisition by such a client.
     pub refusal: &'static [&'static str],
-    /// The read of a waiter.
+    /// A waiter's read.
     pub read: &'static str,
-    /// An acquisition by a client that knows the record, a renewal, a release.
+    /// Each of these: an acquisition by a client that knows the record, a renewal, a release.
     pub write: &'static str,
-    /// The HTTP method of that.
+    /// The HTTP method of `write`.
     pub write_method: &'static str,
 }
 
-/// How a store is measured.
+/// How the benchmark measures a store.
 #[derive(Clone, Copy)]
 pub struct Bench {
-    /// Its name, and the server that stands for it.
+    /// Its title: the store, and the server that stands in for it.
     pub title: &'static str,
-    /// The letters of the benchmark's scenarios that it is measured in unless the user says otherwise.
+    /// The letters of the benchmark scenarios that run by default.
     pub scenarios: &'static str,
-    /// Starts its server; `None` where there is none, and [`TestStore::fresh_url`] says where it is.
+    /// Starts its server; `None` if there is none and [`TestStore::fresh_url`] gives its location.
     pub server: Option<StartMeasured>,
 }

@@ -20,7 +20,7 @@ const ROLE: &[&[&str]] = &[
     &["auth", "enable"],
 ];
 
-/// The whole life of a lock, and of one that waits for it.
+/// Acquires a lock, waits for it on a second client, and releases it.
 async fn holds_and_waits(url: &str, ttl: Duration) {
     let (one, two) = (Locker::open(url).await.unwrap(), Locker::open(url).await.unwrap());
     let guard = one.lock("a/lock").ttl(ttl).acquire().await.unwrap();
@@ -37,7 +37,7 @@ async fn holds_and_waits(url: &str, ttl: Duration) {
     within("the turn", waiting).await.unwrap().unwrap().into_ticket().await.unwrap();
 }
 
-/// Logins expire every second here, and are made again; the role of the documentation is enough.
+/// Logins expire every second here and are renewed. The documented role is sufficient.
 #[tokio::test]
 async fn a_user_needs_the_documented_role_and_logs_in_again() {
     let cluster = Cluster::start(1, &["--auth-token-ttl", "1"]).await;
@@ -50,7 +50,7 @@ async fn a_user_needs_the_documented_role_and_logs_in_again() {
     for (login, prefix, help) in [
         ("", "tests", "etcd://user:password@"),
         ("deploy:hunter2@", "tests", "password"),
-        ("nobody:hunter2@", "tests", "password"),
+        ("unknown:hunter2@", "tests", "password"),
         ("deploy:p%40ss%2Fword@", "others", "grant-permission"),
     ] {
         let locker = Locker::open(&url(login, prefix)).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_user_needs_the_documented_role_and_logs_in_again() {
     }
 }
 
-/// A cluster with users, and the URL of one that has the documented role.
+/// A cluster with users, and the store URL of a user with the documented role.
 async fn with_users(options: &[&str]) -> (Cluster, String) {
     let cluster = Cluster::start(1, options).await;
     for command in ROLE {
@@ -72,7 +72,7 @@ async fn with_users(options: &[&str]) -> (Cluster, String) {
     (cluster, url)
 }
 
-/// A lease on which nothing stands is kept alive too, for the next lock; and that needs no more than the role.
+/// A lease without keys is kept alive for the next lock, which needs no more rights than the role has.
 #[tokio::test]
 async fn a_lease_without_locks_is_reused_by_a_user_with_few_rights() {
     let (_cluster, url) = with_users(&[]).await;
@@ -83,13 +83,13 @@ async fn a_lease_without_locks_is_reused_by_a_user_with_few_rights() {
     locker.lock("lock").ttl(ttl).try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// The stream of watches was opened with a login that has expired since. etcd refuses new watches on it, without naming
-/// the watch.
+/// The watch stream was opened with a login that has expired since. etcd refuses new watches on it without naming the
+/// watch.
 #[tokio::test]
-async fn a_waiter_is_told_when_its_watch_is_refused() {
+async fn a_waiter_notices_that_its_watch_is_refused() {
     let (cluster, url) = with_users(&["--auth-token-ttl", "1"]).await;
     let (one, two) = (Locker::open(&url).await.unwrap(), Locker::open(&url).await.unwrap());
-    // Opens the stream.
+    // Opens the watch stream.
     let _watched = two.lock("other").acquire().await.unwrap();
     let held = one.lock("lock").acquire().await.unwrap();
     SystemClock.sleep(Duration::from_secs(4)).await;
@@ -112,12 +112,12 @@ async fn a_waiter_is_told_when_its_watch_is_refused() {
     within("the waiter's place", line).await;
     SystemClock.sleep(Duration::from_secs(2)).await;
     held.release().await.unwrap();
-    // Far less than it takes until it looks without having been told.
+    // Far shorter than the pause after which it would look without a watch event.
     let granted = leasehold::clock::timeout(&SystemClock, Duration::from_secs(6), waiting).await;
-    let _granted = granted.expect("it was not told").unwrap().unwrap();
+    let _granted = granted.expect("no watch event arrived").unwrap().unwrap();
 }
 
-/// Gives the user of the documentation another password.
+/// Changes the password of the documented user.
 async fn change_password(cluster: &Cluster, password: &str) {
     let added = format!("deploy:{password}");
     for command in [
@@ -148,13 +148,13 @@ async fn a_password_in_a_file_is_read_again_for_each_login() {
 #[tokio::test]
 async fn a_password_is_read_from_a_variable() {
     let (cluster, _) = with_users(&[]).await;
-    // Set by cargo for its tests.
+    // A variable that cargo sets for its tests.
     change_password(&cluster, env!("CARGO_PKG_NAME")).await;
     let url = format!("etcd://deploy@{}/tests/?password_env=CARGO_PKG_NAME", cluster.address(0));
     Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A login that nobody asks for is no error: users may be switched on later.
+/// A login that is not required is no error: authentication may be enabled later.
 #[tokio::test]
 async fn a_cluster_without_users_takes_any_login() {
     let cluster = Cluster::start(1, &[]).await;
@@ -168,12 +168,12 @@ async fn openssl(folder: &Path, arguments: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An authority, and certificates by it for a member and for a client.
+/// A certificate authority, and certificates for a member and for a client.
 async fn certificates(folder: &Path) {
     certificates_for(folder, "IP:127.0.0.1").await;
 }
 
-/// The same, for a member of that name.
+/// The same, for a member with this name.
 async fn certificates_for(folder: &Path, member: &str) {
     const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
     openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
@@ -186,7 +186,7 @@ async fn certificates_for(folder: &Path, member: &str) {
     }
 }
 
-/// A member that asks clients for certificates, and the options of a store URL that has them.
+/// A member that requires client certificates, and the options of a store URL with a client certificate.
 async fn with_certificates(folder: &Path) -> (Cluster, String) {
     let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (certificate, key, authority) = (file("member.pem"), file("member.key"), file("ca.pem"));
@@ -255,7 +255,7 @@ async fn certificates_are_read_again_when_they_were_replaced() {
     let (mut cluster, options) = with_certificates(folder.path()).await;
     let locker = Locker::open(&format!("etcd://{}/tests/{options}", cluster.address(0))).await.unwrap();
     let held = locker.lock("held").acquire().await.unwrap();
-    // Another authority, and certificates by it.
+    // A new authority and new certificates.
     certificates(folder.path()).await;
     cluster.kill(0).await;
     cluster.restart(0);

@@ -1,4 +1,4 @@
-//! What a lock costs on DynamoDB beside other clients, and without an answer. `budgets.rs` has the rest.
+//! Requests of a lock on DynamoDB beside other clients, and after a lost answer. `budgets.rs` has the rest.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use leasehold::url::StoreUrl;
@@ -7,7 +7,8 @@ use leasehold_testkit::stores::dynamodb;
 
 use crate::budgets::Counted;
 
-/// Its token cannot be counted on, so the item is granted over as it was read; the refusal has brought it along.
+/// Its token may be stale, so the grant is conditional on the item as it was read. The refused write returned the
+/// item.
 #[tokio::test]
 async fn a_lock_that_another_client_released_costs_no_read() {
     let (counted, url) = Counted::on("dynamodb_local");
@@ -27,7 +28,7 @@ async fn a_lock_that_another_client_released_costs_no_read() {
     assert_eq!(client.requests(), ["UpdateItem", "UpdateItem"]);
 }
 
-/// An applied write whose answer was lost is read back and recognised, and nothing more.
+/// If the answer to an applied write is lost, one read recognises it.
 #[tokio::test]
 async fn a_grant_without_an_answer_counts_its_token_on_once() {
     let (counted, url) = Counted::on("dynamodb_local");
@@ -41,9 +42,9 @@ async fn a_grant_without_an_answer_counts_its_token_on_once() {
     assert!(warm.token > grant.token);
     client.released(&mut warm).await;
 
-    // A grant over an item that was not read: the token is what the item says.
+    // A grant over an item that was not read: the token is in the item.
     let other = counted.client(&url).await;
-    // The proxy is an endpoint that nobody has examined yet: that comes first.
+    // The proxy's endpoint has not been examined yet, so another lock triggers that first.
     other.locker.lock("another").try_acquire().await.unwrap().release().await.unwrap();
     other.proxy.reset();
     other.proxy.next("POST", Harm::AnswerLost);

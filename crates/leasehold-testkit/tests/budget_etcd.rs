@@ -1,4 +1,4 @@
-//! How many requests a lock costs on etcd, by the server's own count.
+//! How many requests a lock costs on etcd, as counted by the server.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use leasehold_testkit::stores::etcd::{Answers, Cluster, Wire};
 
 const LONG: Duration = Duration::from_secs(120);
 
-/// A server of its own, whose every request is ours.
+/// A server that receives no other requests.
 struct Counted {
     cluster: Cluster,
     before: BTreeMap<String, u64>,
@@ -27,7 +27,7 @@ impl Counted {
         Self { cluster, before }
     }
 
-    /// The requests since the last time.
+    /// The requests since the last call.
     async fn since(&mut self) -> Vec<(String, u64)> {
         let now = self.cluster.requests(0).await;
         let new = now.iter().map(|(kind, count)| (kind.clone(), count - self.before.get(kind).unwrap_or(&0)));
@@ -36,12 +36,12 @@ impl Counted {
         new
     }
 
-    /// How many streams of keep-alives there ever were.
+    /// How many keep-alive streams there were in total.
     async fn streams(&self) -> u64 {
         self.cluster.calls(0).await.get("LeaseKeepAlive").copied().unwrap_or(0)
     }
 
-    /// How often the keys were looked at since the last time. (etcd counts the end of a stream as one more keep-alive.)
+    /// How many times the keys were read since the last call. (etcd counts the end of a stream as another keep-alive.)
     async fn looks(&mut self) -> u64 {
         self.since().await.into_iter().find(|(kind, _)| kind == "Txn").map_or(0, |(_, count)| count)
     }
@@ -85,10 +85,10 @@ async fn each_step_of_a_lock_costs_what_the_documentation_says() {
     let name = first.name.clone();
     let claim = Claim::new(store.env(), name, Ttl::new(LONG).unwrap(), Holder::this_process());
     assert!(matches!(store.try_acquire(&claim).await.unwrap(), AcquireOutcome::Held(_)));
-    counted.expect("a try in vain", &[("Txn", 1)]).await;
+    counted.expect("a refused try", &[("Txn", 1)]).await;
 }
 
-/// However many locks a process holds: one keep-alive, and one look at each hundred of them.
+/// However many locks a process holds: one keep-alive, and one read for each hundred locks.
 #[tokio::test]
 async fn many_locks_are_renewed_by_one_keep_alive() {
     const LOCKS: usize = 250;
@@ -137,7 +137,7 @@ async fn one_stream_carries_the_keep_alives_of_all_leases() {
     assert_eq!(counted.streams().await, 1);
 }
 
-/// Whatever becomes of the stream, a renewal that is tried again has another one.
+/// Whatever happens to the stream, a retried renewal opens a new one.
 #[tokio::test]
 async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
     let mut counted = Counted::start().await;
@@ -151,7 +151,7 @@ async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
     counted.since().await;
     assert_eq!(counted.streams().await, 1);
 
-    // The answer is lost, and the connection with it: asked again at once, and not only by the next renewal.
+    // The answer and the connection are lost: the client asks again at once, not only at the next renewal.
     wire.let_answers(Answers::AreLost);
     let asked = async {
         while counted.cluster.requests(0).await.get("LeaseKeepAlive") != Some(&2) {
@@ -162,7 +162,7 @@ async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
     within("a renewal", async { tokio::join!(renewed(store, &mut grant), asked) }).await;
     assert_eq!((counted.streams().await, counted.looks().await), (2, 1));
 
-    // No answer, and no end either: the renewal is given up, and not the process's hope of ever renewing.
+    // Neither an answer nor an end of the stream: this renewal fails, but later ones must not.
     wire.let_answers(Answers::AreLost);
     within("giving up", store.renew(&mut grant)).await.unwrap_err();
     wire.let_answers(Answers::Arrive);
@@ -181,16 +181,16 @@ async fn locks_that_are_held_for_a_moment_are_not_watched() {
     lock.with(async |_| ()).await.unwrap();
     counted.since().await;
     for _ in 0..20 {
-        // The keeper has its turn while the lock is held.
+        // Yields to the renewer while the lock is held.
         lock.with(async |_| tokio::task::yield_now().await).await.unwrap();
     }
     counted.expect("twenty locks", &[("Txn", 40)]).await;
 }
 
-/// A holder hears of its key's end by one watch, which stays while its lock is renewed.
+/// A holder learns of the end of its key by one watch, which stays open while its lock is renewed.
 #[tokio::test]
 async fn a_holder_watches_its_key_once_however_often_it_renews() {
-    // Longer than a hold that costs no watch; then shorter.
+    // Longer than a hold without a watch; then shorter ones.
     const PAUSES: [Duration; 5] = [Duration::from_millis(1_500), PAUSE, PAUSE, PAUSE, PAUSE];
     const PAUSE: Duration = Duration::from_millis(20);
     let mut counted = Counted::start().await;
@@ -199,7 +199,7 @@ async fn a_holder_watches_its_key_once_however_often_it_renews() {
     let mut grant = granted(store, "lock").await;
     counted.since().await;
     for pause in PAUSES {
-        // As a keeper does: it looks out until a renewal is due.
+        // Waits as the renewer does, until a renewal is due.
         assert!(timeout(&*store.env().clock, pause, store.ended(&grant)).await.is_none());
         assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     }
@@ -208,7 +208,8 @@ async fn a_holder_watches_its_key_once_however_often_it_renews() {
     assert_eq!(evicted.unwrap(), Evicted::Evicted);
 }
 
-/// Waiting costs the place in line, one watch, and the confirmation, however long it takes and however many wait.
+/// However long it takes and however many tasks wait, waiting costs the place in line, one watch, and the
+/// confirmation.
 #[tokio::test]
 async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     const TASKS: usize = 100;
@@ -234,14 +235,14 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     }
     let since: BTreeMap<_, _> = counted.since().await.into_iter().collect();
     assert_eq!(since.get("LeaseKeepAlive"), None, "{since:?}");
-    // The holder's release; a confirmation and a release of the one that stood in line; two for each other task.
+    // The holder's release; confirmation and release of the task that stood in line; two for each other task.
     assert_eq!(since["Txn"], 1 + 2 + (TASKS as u64 - 1) * 2, "{since:?}");
 }
 
-/// An observer is told by a watch: a change costs three reads, whenever it comes. It hears of ten changes in less time
-/// than it would take to ask for them at the pace of the store.
+/// An observer is woken by a watch. A change costs three reads, whenever it comes. Ten changes arrive in less time
+/// than it would take to poll for them.
 #[tokio::test]
-async fn an_observer_hears_of_each_change_at_once() {
+async fn an_observer_sees_each_change_at_once() {
     let mut counted = Counted::start().await;
     let url = counted.cluster.url();
     let (here, there) = (Locker::open(&url).await.unwrap(), Locker::open(&url).await.unwrap());

@@ -1,10 +1,10 @@
-//! What a lock costs on GCS with the protocol of simple clients. `budgets.rs` has the rest.
+//! Requests of a lock on GCS with the existence protocol. `budgets.rs` has the rest.
 
 use leasehold_testkit::servers::with_option;
 
 use crate::budgets::Counted;
 
-/// No more than with records: a release is a delete.
+/// As many as with records: a release is a delete.
 #[tokio::test]
 async fn each_step_of_a_lock_that_is_an_object_costs_as_much() {
     let (counted, url) = Counted::on("gcs");

@@ -1,4 +1,4 @@
-//! How many requests a lock costs, counted on the wire. `./test` starts the servers. etcd counts its own: `budget_etcd.rs`.
+//! How many requests a lock costs, counted by a proxy. `./test` starts the servers. For etcd see `budget_etcd.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,7 +40,7 @@ pub(crate) struct Counted {
     budget: Budget,
 }
 
-/// A client whose requests go through a proxy of its own.
+/// A client with its own proxy.
 pub(crate) struct Client {
     pub(crate) proxy: Proxy,
     pub(crate) locker: Locker,
@@ -48,14 +48,14 @@ pub(crate) struct Client {
 }
 
 impl Counted {
-    /// The storage of that name, and a URL that nobody else uses.
+    /// The storage of that name, and a unique URL on it.
     pub(crate) fn on(storage: &str) -> (Self, String) {
         let (store, storage) = stores::storage(storage);
         let (server, budget) = (storage.server.unwrap(), store.budget().unwrap());
         (Self { server, budget }, server.fresh_url())
     }
 
-    /// A client that has counted nothing yet.
+    /// A new client whose proxy has counted nothing yet.
     pub(crate) async fn client(&self, url: &str) -> Client {
         let proxy = Proxy::start(self.server.address()).await;
         let locker = Locker::open(&through(url, proxy.address())).await.unwrap();
@@ -68,7 +68,7 @@ impl Counted {
 }
 
 impl Client {
-    /// The requests to the record of the lock, in order.
+    /// The requests for the lock's record, in order.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.proxy.log().iter().filter_map(self.budget.request).collect()
     }
@@ -92,7 +92,7 @@ impl Client {
         self.locker.store().release(grant, None).await.unwrap();
     }
 
-    /// Waits until so many requests have come.
+    /// Waits until this many requests have arrived.
     async fn until(&self, count: usize) {
         self.proxy.until(|log| log.iter().filter_map(self.budget.request).count() >= count).await;
     }
@@ -101,7 +101,7 @@ impl Client {
         self.requests().iter().filter(|request| *request == self.budget.write).count()
     }
 
-    /// A waiter reads: it has only tried once.
+    /// Asserts that the client tried once and has only read since.
     fn assert_only_read(&self) {
         let requests = self.requests();
         let (tried, rest) = requests.split_at(self.budget.refusal.len());
@@ -109,7 +109,7 @@ impl Client {
         assert!(rest.iter().all(|request| request == self.budget.read), "{requests:?}");
     }
 
-    /// The try, if it was by a write; one write to acquire, one to release.
+    /// Asserts the number of writes: the try, if that is a write; one to acquire; one to release.
     fn assert_wrote_once(&self) {
         let tried = self.budget.refusal.iter().filter(|request| **request == self.budget.write).count();
         assert_eq!(self.writes(), tried + 2, "one write to acquire, and one to release");
@@ -172,7 +172,7 @@ async fn a_waiter_reads_and_never_writes(storage: &str) {
     client.assert_wrote_once();
 }
 
-/// The tasks of one process queue up in the process: one of them asks the store, whatever their number.
+/// The tasks of one process queue in the process. However many there are, one of them polls the store.
 async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     const TASKS: usize = 100;
     const POLLS: usize = 6;
@@ -195,20 +195,22 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     }
     client.until(POLLS).await;
     client.assert_only_read();
-    // So many reads by one contender take so long, with room for jitter. Of a hundred they would have come at once.
+    // That many polls by one contender take this long, with room for jitter. A hundred contenders would poll much
+    // faster.
     let took = SystemClock.now().longest_since(start);
     assert!(took >= poll_interval * POLLS as u32 / 2, "{POLLS} reads within {took:?}");
     holder.store().release(&mut grant, None).await.unwrap();
     while let Some(task) = tasks.join_next().await {
         task.unwrap();
     }
-    // They pass the lock on. How many grants that takes depends on the speed of the server: `hand_off` counts them exactly, on
-    // paused time.
+    // The tasks pass the lock on. How many grants that takes depends on the server's speed; `hand_off` counts them
+    // exactly, on paused time.
     assert!(client.writes() <= TASKS / 5, "{} writes of {TASKS} tasks", client.writes());
     assert!(asking.load(Ordering::Relaxed) > 0);
 }
 
-/// An applied write whose answer was lost is not sent again as if it had not been: it is read back and recognised.
+/// If the answer to an applied write is lost, the client does not repeat the write: it reads the record and recognises
+/// it.
 async fn a_lost_answer_costs_one_read_more(storage: &str) {
     let (counted, url) = Counted::on(storage);
     let client = counted.client(&url).await;

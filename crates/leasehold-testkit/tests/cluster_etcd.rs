@@ -1,4 +1,4 @@
-//! A cluster of three whose members are killed and stopped while locks are held and contended.
+//! Three-member clusters whose members are killed and stopped while locks are held and contended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,12 +14,12 @@ const TTL: Duration = Duration::from_secs(6);
 
 async fn acquired(url: &str) -> Guard {
     let locker = Locker::open(url).await.unwrap();
-    // On a busy machine, fifteen members that belong to five tests take their time to elect their leaders.
+    // On a busy machine, the fifteen members of five tests take long to elect their leaders.
     let lock = locker.lock("lock").ttl(TTL).store_timeout(TTL * 20);
     within("a grant", lock.acquire()).await.unwrap()
 }
 
-/// Held for so long, checked all the while.
+/// Asserts that the guard stays valid for this long.
 async fn stays_held(guard: &Guard, how_long: Duration) {
     let start = SystemClock.now();
     while SystemClock.now().longest_since(start) < how_long {
@@ -28,8 +28,8 @@ async fn stays_held(guard: &Guard, how_long: Duration) {
     }
 }
 
-/// 16 processes count under one lock while leaders are killed and members stopped: the sum is exact, no two held the
-/// lock at once, tokens rise.
+/// 16 processes count under one lock while leaders are killed and members stopped. The sum is exact, no two processes
+/// held the lock at once, and tokens rise.
 #[tokio::test]
 async fn a_counter_stays_exact_while_leaders_are_killed() {
     let mut cluster = Cluster::start(3, &[]).await;
@@ -58,7 +58,7 @@ async fn a_counter_stays_exact_while_leaders_are_killed() {
     futures_util::future::join(counting, sabotage).await;
 }
 
-/// A holder keeps its lock while the leader dies and comes back; the next grant's token is higher.
+/// A holder keeps its lock while the leader dies and restarts. The next grant has a higher token.
 #[tokio::test]
 async fn a_holder_outlives_the_leader() {
     let mut cluster = Cluster::start(3, &[]).await;
@@ -80,12 +80,12 @@ async fn a_holder_outlives_the_leader() {
     next.release().await.unwrap();
 }
 
-/// The member that a client talks to hangs, and takes its requests without answering: the client goes on to another, with
-/// its keep-alives too, whose stream stands open.
+/// The client's member hangs: it accepts requests but does not answer. The client switches to another member, with its
+/// keep-alives too, although their stream is still open.
 #[tokio::test]
 async fn a_member_that_hangs_costs_no_lock() {
     let cluster = Cluster::start(3, &[]).await;
-    // Not the leader, or an election would be what takes the time.
+    // Not the leader: an election would take most of the time.
     let member = (cluster.leader().await + 1) % 3;
     let guard = acquired(&cluster.url_from(member)).await;
     stays_held(&guard, TTL / 2).await;
@@ -97,8 +97,8 @@ async fn a_member_that_hangs_costs_no_lock() {
     acquired(&cluster.url_from(member)).await.release().await.unwrap();
 }
 
-/// A holder that knows the old leader only, which hangs, has lost its lock before the others elect a new one and grant it
-/// again; and the old leader's awakening gives it nothing back.
+/// A holder that can reach only the old leader, which hangs, loses its lock before the other members elect a new
+/// leader and grant the lock again. It does not get the lock back when the old leader resumes.
 #[tokio::test]
 async fn a_holder_cut_off_with_the_old_leader_knows_first() {
     let cluster = Cluster::start(3, &[]).await;
@@ -119,8 +119,8 @@ async fn a_holder_cut_off_with_the_old_leader_knows_first() {
     next.release().await.unwrap();
 }
 
-/// Without a majority nothing is granted and nothing prolonged: the holder knows in time, and those who wait go on when
-/// the members are back.
+/// Without a majority nothing is granted or prolonged. The holder notices in time, and waiters continue when the
+/// members are back.
 #[tokio::test]
 async fn without_a_majority_a_lock_is_lost_in_time_and_granted_later() {
     let mut cluster = Cluster::start(3, &[]).await;

@@ -1,4 +1,4 @@
-//! The conformance suite on all storage of every store. `./test` starts the servers.
+//! The conformance suite on all storages of every store. `./test` starts the servers.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ macro_rules! suite {
 
 for_each_storage!(suite);
 
-/// Memory on a clock that stands still unless everybody waits.
+/// Storage in memory, on a clock that advances only while all tasks wait.
 fn memory_on_paused_time() -> OnRegister {
     stores::memory::on(Env::seeded(Arc::new(TestClock::default()), 1))
 }

@@ -1,19 +1,19 @@
-//! Where credentials come from when the store URL says nothing of them: each in a process of its own, since only that has
-//! an environment of its own. Nothing but loopback is asked.
+//! Where GCS credentials come from if the store URL names none. Each case runs in its own process, since the
+//! environment belongs to a process. All requests go to loopback.
 
 use std::process::Stdio;
 
 use leasehold_testkit::fakes::gcs::FakeGcs;
 use tokio::process::Command;
 
-/// A worker that tries for a lock in the store at `url`, with an empty home and nothing in its environment but `set`.
+/// Runs a worker that tries to lock in the store at `url`, with an empty home and only `set` in its environment.
 async fn try_with(url: &str, set: &[(&str, String)]) -> (bool, String) {
     let home = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_leasehold-testkit-worker"))
         .args(["try", "--store", url, "--lock", "lock"])
         .env_clear()
         .env("HOME", home.path())
-        // Never the machine's own.
+        // Not the machine's own metadata server.
         .env("GCE_METADATA_HOST", "127.0.0.1:9")
         .envs(set.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
@@ -75,14 +75,14 @@ async fn the_emulator_variable_names_a_server_without_a_login() {
     assert_eq!(Vec::from_iter(server.callers()), [None]);
 }
 
-/// An access token that is only ever to be sent to this machine in the clear would be sent to the proxy.
+/// The proxy would receive the access token, which must only be sent to this machine, unencrypted.
 #[tokio::test]
 async fn no_proxy_of_the_environment_comes_between() {
     let (server, proxy) = (FakeGcs::start().await, FakeGcs::start().await);
     let through = format!("http://{}", proxy.address());
     let mut set =
         ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"].map(|name| (name, through.clone())).to_vec();
-    // The metadata server of this test is reached by the credentials' library, which has rules of its own.
+    // The credentials library contacts the metadata server, with its own rules for proxies.
     set.extend([
         ("NO_PROXY", "metadata.google.internal".to_owned()),
         ("GCE_METADATA_HOST", proxy.address().to_string()),

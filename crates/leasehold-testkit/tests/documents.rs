@@ -1,4 +1,4 @@
-//! Every relative link in the project's documents leads somewhere.
+//! Checks that every relative link in the project's documents leads somewhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// All documents below `folder`, but for those in folders that are built.
+/// All documents below `folder`, except in build folders.
 fn documents(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -22,7 +22,7 @@ fn documents(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The lines of `text` that are not code.
+/// The lines of `text` outside code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut code = false;
     text.lines().filter(move |line| {
@@ -32,7 +32,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What the links of `text` lead to.
+/// The targets of the links in `text`.
 fn links(text: &str) -> Vec<String> {
     let of_line = |line: &str| -> Vec<String> {
         let ends = line.match_indices("](").map(|(at, mark)| &line[at + mark.len()..]);
@@ -41,7 +41,7 @@ fn links(text: &str) -> Vec<String> {
     prose(text).flat_map(of_line).collect()
 }
 
-/// The anchors of the headings of `text`, as they are made on the web.
+/// The anchors of the headings in `text`, as GitHub generates them.
 fn anchors(text: &str) -> Vec<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| -> String {
@@ -52,7 +52,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(anchor).collect()
 }
 
-/// Why `link`, found in `document`, leads nowhere.
+/// Why `link` in `document` is broken, if it is.
 fn broken(document: &Path, link: &str) -> Option<String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -62,7 +62,7 @@ fn broken(document: &Path, link: &str) -> Option<String> {
     if !target.exists() {
         return Some(format!("{}: {link}: there is no such file", document.display()));
     }
-    // Anchors in source files are those of lines.
+    // Anchors into source files are line numbers.
     if anchor.is_empty() || target.extension().is_none_or(|extension| extension != "md") {
         return None;
     }

@@ -1,11 +1,11 @@
-//! `docs/evidence.md` says which test covers which fault. It is true as long as this passes.
+//! Checks `docs/evidence.md`, which says which test covers which fault.
 
 use std::path::{Path, PathBuf};
 
-/// How many faults the list has.
+/// The number of faults in the list.
 const FAULTS: usize = 41;
 
-/// A link of the page whose text is the name of a test: `` [`name`](path) ``.
+/// A link whose text is the name of a test: `` [`name`](path) ``.
 #[derive(Debug)]
 struct Named<'a> {
     test: &'a str,
@@ -54,7 +54,7 @@ fn named(line: &str) -> Vec<Named<'_>> {
     links.filter_map(|(test, rest)| Some(Named { test, path: rest.split_once(')')?.0 })).collect()
 }
 
-/// Whether the file has that function, and not just a longer one that begins alike.
+/// Whether the file has a function with exactly this name.
 fn is_there(named: &Named<'_>) -> bool {
     let code = std::fs::read_to_string(docs().join(named.path)).unwrap_or_default();
     code.contains(&format!("fn {}(", named.test))

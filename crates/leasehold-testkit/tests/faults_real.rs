@@ -1,4 +1,4 @@
-//! Faults that only real processes, servers and clocks have: once each, on every store. `./chaos` makes all of them at once.
+//! Faults that need real processes, servers and clocks, one at a time, on every store. `./chaos` combines them.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn stores() -> Vec<Fresh> {
     fresh_on(Kind::Shared, true)
 }
 
-/// On each of `places` at the same time.
+/// Runs `test` on each of `places` at once.
 async fn on_each<T>(places: impl IntoIterator<Item = T>, test: impl AsyncFn(T)) {
     join_all(places.into_iter().map(|place| test(place))).await;
 }
@@ -37,7 +37,7 @@ fn worker(verb: &str, url: &str, more: &[&str], environment: &[&str]) -> Process
     Process::start("env", environment.iter().copied().chain(arguments))
 }
 
-/// As `faketime` does it, but without a process of its own in between. Only the wall clock, unless `all`.
+/// The environment that `faketime` sets, without its extra process. Fakes only the wall clock, unless `all`.
 fn clock(spec: &str, all: bool) -> Vec<String> {
     let preload = std::env::var("LEASEHOLD_TEST_FAKETIME").expect("./test says where faketime is");
     let mut environment =
@@ -74,7 +74,7 @@ async fn resource() -> (Resource, TempDir) {
     (Resource::start(history).await.unwrap(), folder)
 }
 
-/// A write with each token, after the successor's read: the old holder's is refused.
+/// Writes with each token after the successor's read. The old holder's write must be refused.
 async fn only_the_later_token_writes(old: u64, new: u64) {
     let (resource, _folder) = resource().await;
     let mut client = Client::connect(&resource.address().to_string(), "both").await.unwrap();
@@ -88,7 +88,7 @@ async fn only_the_later_token_writes(old: u64, new: u64) {
 async fn a_holder_stopped_beyond_its_lease_fails_its_first_check() {
     on_each(stores(), async |fresh| {
         let url = fresh.url();
-        // Long enough to be held when it is asked, also on a slow machine.
+        // Long enough for the lock to be held when it is checked, even on a slow machine.
         let mut holder = worker("answer", url, &["--ttl", "5"], &[]);
         let old = granted(&mut holder).await;
         holder.tell("do you hold it?").await;
@@ -111,7 +111,7 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
         let url = fresh.url();
         for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "-3600s")] {
             let (of_holder, of_contender) = (clock(holder, false), clock(contender, false));
-            // As above; and another process starts meanwhile.
+            // As above, but another process starts meanwhile.
             let mut holder = worker("answer", url, &["--ttl", "10"], &as_strs(&of_holder));
             let old = granted(&mut holder).await;
             let contender = worker("try", url, &[], &as_strs(&of_contender));
@@ -128,8 +128,8 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
     .await;
 }
 
-/// Beyond what is promised of clocks: the holder's runs at a fifth of the true rate, so that it renews far too late and
-/// believes for far too long.
+/// Clocks beyond the bound: the holder's runs at a fifth of the true rate, so that it renews far too late and believes
+/// in its lock far too long.
 #[tokio::test]
 async fn a_holder_with_a_far_too_slow_clock_is_kept_out_by_its_token() {
     // Not SQLite, whose processes share one machine's clock.
@@ -157,7 +157,7 @@ async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
         let next = acquired(url).await;
         assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost, "{url}: two hold the lock");
         assert_eq!(within("the loss", guard.lost()).await.token.get(), old);
-        // Coming back gives it nothing.
+        // Reconnecting does not give the lock back.
         proxy.every(Harm::None);
         assert!(guard.check().is_err());
         next.check().unwrap();
@@ -166,7 +166,8 @@ async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
     .await;
 }
 
-/// Killed (-9) and started again on the same data and port, while one holds the lock and another waits for it.
+/// The server is killed (-9) and restarted on the same data and port while one client holds the lock and another
+/// waits.
 #[tokio::test]
 async fn a_restarted_server_loses_no_grant_and_adds_no_second_holder() {
     let durable = |scenario: &&Scenario| {
@@ -187,7 +188,7 @@ async fn outlives_its_server(scenario: &Scenario) {
     let waiter = lock(1).await;
     let waiting = tokio::spawn(async move { waiter.acquire().await });
     environment.kill(Duration::from_millis(300)).await.unwrap();
-    // Renewed since: so the restarted server knows it.
+    // A renewal after the restart shows that the server still knows the grant.
     let restarted = SystemClock.now();
     let renewed = async {
         while guard.remaining() < LONG.saturating_sub(SystemClock.now().longest_since(restarted)) {

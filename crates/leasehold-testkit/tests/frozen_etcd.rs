@@ -1,4 +1,4 @@
-//! Futures that are kept and not polled, and runtimes that end or stand still, delay no other lock on etcd.
+//! On etcd, futures that are no longer polled, and runtimes that end or stop running, delay no other lock.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ async fn held(store: &Store, claim: &Claim) -> HolderInfo {
     }
 }
 
-/// Awaits `operation` for as long as `grant` has left: it is lost otherwise.
+/// Awaits `operation` for the rest of `grant`'s lease. After that the lock would be lost.
 async fn in_time<T>(store: &Store, grant: &Grant, what: &str, operation: impl Future<Output = T>) -> T {
     let left = grant.deadline.remaining(store.env().now());
     timeout(&SystemClock, left, operation)
@@ -58,14 +58,14 @@ async fn renewed(store: &Store, grant: &mut Grant) {
     assert_ne!(grant.deadline, before);
 }
 
-/// One call of each kind, on locks of its own. What it needs is there before it is polled.
+/// One call of each kind, each on its own lock. What it needs is set up before it is polled.
 const KINDS: usize = 9;
 
 async fn call(store: &Store, kind: usize, n: usize) -> BoxFuture<'static, ()> {
     let (store, name) = (store.clone(), format!("{kind}-{n}"));
     match kind {
         0 => async move { drop(store.try_acquire(&claim(&store, &name, TTL)).await) }.boxed(),
-        // Needs a lease of another length.
+        // Needs a lease with another ttl.
         1 => {
             let ttl = TTL + Duration::from_secs(1 + n as u64);
             async move { drop(store.try_acquire(&claim(&store, &name, ttl)).await) }.boxed()
@@ -98,7 +98,7 @@ async fn call(store: &Store, kind: usize, n: usize) -> BoxFuture<'static, ()> {
     }
 }
 
-/// Polls a future so often, with time for its requests in between, and keeps it.
+/// Polls a future this many times, with time for its requests in between, and keeps it.
 async fn frozen(mut future: BoxFuture<'static, ()>, polls: u64, random: &Random) -> BoxFuture<'static, ()> {
     for _ in 0..polls {
         if (&mut future).now_or_never().is_some() {
@@ -119,7 +119,7 @@ async fn calls_that_are_kept_unpolled_delay_no_other_lock() {
         let mut lock = granted(&store, "lock", TTL).await;
         let mut other = granted(&store, "other", TTL).await;
         for n in 0..24 {
-            // Each kind at least twice; the rest is chance.
+            // Each kind at least twice; the rest are random.
             let kind = if n < 2 * KINDS { n % KINDS } else { random.bits() as usize % KINDS };
             let future = in_time(&store, &lock, "a call", call(&store, kind, n)).await;
             kept.push(frozen(future, 1 + random.bits() as u64 % 6, &random).await);
@@ -138,12 +138,12 @@ async fn calls_that_are_kept_unpolled_delay_no_other_lock() {
     }
 }
 
-/// What becomes of the runtime that used a store first.
+/// What happens to the runtime that first used a store.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     /// It is shut down.
     Ends,
-    /// It is there, and nobody runs it.
+    /// It exists, but is no longer run.
     StandsStill,
 }
 
@@ -154,7 +154,8 @@ fn a_runtime_that_ends_or_stands_still_takes_no_store_along() {
     let cluster = own.block_on(Cluster::start(1, &[]));
     for fate in [Fate::Ends, Fate::StandsStill] {
         let first = runtime();
-        // Opens connections and the lease; one more renewal and one acquisition are on their way when it stops.
+        // Opens the connections and the lease. One more renewal and one acquisition are in progress when the runtime
+        // stops.
         let (store, mut lock, begun) = first.block_on(async {
             let store = open(&format!("{}{fate:?}/", cluster.url())).await;
             let mut lock = granted(&store, "lock", TTL).await;
@@ -191,6 +192,6 @@ fn a_runtime_that_ends_or_stands_still_takes_no_store_along() {
         });
         drop((begun, idle));
     }
-    // Inside a runtime: its processes belong to one.
+    // Inside a runtime, which the cluster's processes belong to.
     own.block_on(async move { drop(cluster) });
 }

@@ -1,4 +1,4 @@
-//! On one table with AWS's own lock client in Java and with its Go port: real ones, as processes. `./test` builds them.
+//! leasehold on one table with AWS's lock client in Java and its Go port, run as processes. `./test` builds them.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use leasehold_testkit::servers::Server;
 
 use crate::workers::Worker;
 
-/// Theirs and ours, in the tests in which somebody dies.
+/// The ttl of both clients in tests in which a holder dies.
 const TTL: Duration = Duration::from_secs(3);
 
-/// Another client, and how it is told to behave.
+/// Another client and its settings.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     program: Program,
     options: &'static [&'static str],
-    /// The dialect of a table that is shared with it.
+    /// The dialect of a table that is shared with this client.
     dialect: &'static str,
 }
 
 const JAVA: Kind = Kind { program: Program::DYNAMODB_JAVA, options: &[], dialect: "java" };
-/// As it is by default, it deletes what it releases and replaces whole items.
+/// By default it deletes an item on release and replaces whole items.
 const JAVA_DELETES: Kind = JAVA;
 const JAVA_REPLACES: Kind = Kind { options: &["--keep"], ..JAVA };
 const JAVA_UPDATES: Kind = Kind { options: &["--keep", "--update"], ..JAVA };
-/// It copies what it finds in an item, and a copy may be old.
+/// It copies the fields that it finds in an item. A copy may be old.
 const GO: Kind = Kind { program: Program::DYNAMODB_GO, options: &[], dialect: "go" };
 const GO_DELETES: Kind = Kind { options: &["--delete"], ..GO };
 
-/// Each case with each kind of client, as tests of their own.
+/// Generates a test for each case with each kind of client.
 macro_rules! cases {
     ($($case:ident)*) => {
         cases! { @ java_deletes JAVA_DELETES, java_replaces JAVA_REPLACES, java_updates JAVA_UPDATES, go GO, go_deletes GO_DELETES; [$($case)*] }
@@ -45,13 +45,13 @@ macro_rules! cases {
 }
 
 cases! {
-    ours_waits_for_theirs_and_succeeds_it_when_it_was_killed
-    theirs_waits_for_ours_and_succeeds_it_when_it_died
+    ours_waits_for_theirs_and_takes_over_when_it_is_killed
+    theirs_waits_for_ours_and_takes_over_when_it_dies
     a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise
     four_of_ours_and_four_of_theirs_count_exactly
 }
 
-async fn ours_waits_for_theirs_and_succeeds_it_when_it_was_killed(table: &Table) {
+async fn ours_waits_for_theirs_and_takes_over_when_it_is_killed(table: &Table) {
     let before = table.grant(TTL).await;
     table.release(before.1).await;
     let mut theirs = table.peer("hold", TTL, &[]);
@@ -63,12 +63,12 @@ async fn ours_waits_for_theirs_and_succeeds_it_when_it_was_killed(table: &Table)
     assert!(!held.holder.as_ref().unwrap().name.is_empty(), "its owner is named: {error:?}");
 
     let mut ours = table.worker("hold", TTL, &[]);
-    // It lives on through several of its leases, so each heartbeat was seen.
+    // It holds the lock for several leases, so each heartbeat was seen.
     SystemClock.sleep(TTL * 2).await;
     let killed = SystemClock.now();
     theirs.kill().await;
     assert!(ours.granted().await > before.0.get());
-    // Its last heartbeat was a third of its lease before it was killed, at most, and was granted for a whole lease.
+    // Its last heartbeat was at most a third of its lease before the kill, and granted a whole lease.
     let least = TTL / 2;
     assert!(
         SystemClock.now().longest_since(killed) >= least,
@@ -77,7 +77,7 @@ async fn ours_waits_for_theirs_and_succeeds_it_when_it_was_killed(table: &Table)
     ours.kill().await;
 }
 
-async fn theirs_waits_for_ours_and_succeeds_it_when_it_died(table: &Table) {
+async fn theirs_waits_for_ours_and_takes_over_when_it_dies(table: &Table) {
     let (token, (locker, mut grant)) = table.grant(TTL).await;
     let attempt = table.peer("try", TTL, &[]);
     assert_eq!(attempt.end().await, (vec!["held".to_owned()], Some(1)));
@@ -88,7 +88,7 @@ async fn theirs_waits_for_ours_and_succeeds_it_when_it_died(table: &Table) {
         "granted to them while ours may have believed in its lease"
     );
 
-    // One that came back from the dead sees that it has lost.
+    // A holder that resumes finds that it has lost the lock.
     grant.deadline = Deadline::new(SystemClock.now(), TTL);
     match locker.store().renew(&mut grant).await.unwrap() {
         Renewal::Lost(loss) => assert!(matches!(loss.reason, LossReason::TakenOver { .. }), "{loss:?}"),
@@ -107,7 +107,7 @@ async fn a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise(table: &Tab
         let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
         release(theirs).await;
-        // Twice: a grant over an item of theirs, and one over an item of ours.
+        // Twice: a grant over an item of the other client, and one over an item of ours.
         for _ in 0..2 {
             let (token, ours) = table.grant(Duration::from_secs(60)).await;
             assert!(token > last, "{token} after {last}");
@@ -149,7 +149,7 @@ async fn four_of_ours_and_four_of_theirs_count_exactly(table: &Table) {
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * EACH * TIMES).to_string());
     assert_eq!(all.len(), 2 * EACH * TIMES);
-    // A machine that was suspended gives theirs no time that could be compared.
+    // A suspended machine gives the other client no comparable time.
     all.retain(|&(from, _)| from != 0);
     all.sort_unstable();
     assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");
@@ -182,7 +182,7 @@ impl Table {
         Worker::start(verb, &self.url, "lock", &[&["--ttl", &ttl], more].concat())
     }
 
-    /// A grant that nobody renews, by a client that knows nothing of the lock; waits for it.
+    /// Waits for a grant, on a new client, and does not renew it.
     async fn grant(&self, ttl: Duration) -> (Token, (Locker, Grant)) {
         let locker = self.locker().await;
         let (env, store) = (locker.store().env().clone(), locker.store().clone());
@@ -214,7 +214,7 @@ impl Table {
     }
 }
 
-/// Lets a holder of theirs release, and waits for it.
+/// Makes another client's holder release the lock, and waits for that.
 async fn release(theirs: Process) {
     assert_eq!(theirs.end().await, (vec!["released".to_owned()], Some(0)));
 }

@@ -1,4 +1,4 @@
-//! Beside other clients of etcd's locks: `etcdctl lock`, and the mutex of etcd's client in Go.
+//! leasehold beside other clients of etcd's locks: `etcdctl lock`, and the mutex of etcd's Go client.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::workers::Worker;
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// A lock of our own name, and what others call it.
+/// A lock with a unique name, and its prefix for other clients.
 struct Shared {
     url: String,
     prefix: String,
@@ -34,13 +34,13 @@ impl Shared {
         Locker::open(&self.url).await.unwrap()
     }
 
-    /// The mutex in Go, with a session of 2 s.
+    /// The Go mutex, with a session of 2 s.
     fn go(&self, verb: &str, more: &[&str]) -> Process {
         let more: Vec<&str> = ["--ttl", "2"].into_iter().chain(more.iter().copied()).collect();
         Program::ETCD_GO.start(verb, &self.url, &self.prefix, &more)
     }
 
-    /// `etcdctl lock`, which runs a command: it says `granted`, and ends when the file `name` is there.
+    /// `etcdctl lock` with a command that prints `granted` and ends when the file `name` exists.
     fn etcdctl(&self, name: &str) -> Process {
         let file = self.folder.path().join(name);
         let script = format!("echo granted; while [ ! -e '{}' ]; do sleep 0.05; done", file.display());
@@ -60,7 +60,7 @@ impl Shared {
     }
 }
 
-/// A try is refused and tells of a foreign holder.
+/// Asserts that a try is refused and reports a foreign holder.
 async fn assert_held_by_a_stranger(locker: &Locker) -> HolderInfo {
     let refusal = locker.lock("job").try_acquire().await.unwrap_err();
     assert_eq!(refusal.kind(), ErrorKind::Held);
@@ -125,9 +125,9 @@ async fn etcdctl_lock_and_we_wait_for_each_other() {
     within("our turn", waiting).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// All clients stand in one line, in the order of their arrival.
+/// All clients wait in one line, in the order of their arrival.
 #[tokio::test]
-async fn everybody_stands_in_one_line() {
+async fn all_clients_wait_in_one_line() {
     let shared = Shared::new();
     let guard = shared.locker().await.lock("job").acquire().await.unwrap();
     let (told, mut order) = tokio::sync::mpsc::unbounded_channel();
@@ -166,8 +166,7 @@ async fn everybody_stands_in_one_line() {
         shared.in_line(n + 2).await;
     }
     guard.release().await.unwrap();
-    within("everybody's turn", async { while tasks.join_next().await.map(Result::unwrap).is_some() {} })
-        .await;
+    within("all turns", async { while tasks.join_next().await.map(Result::unwrap).is_some() {} }).await;
     drop(told);
     let mut seen = Vec::new();
     while let Some(n) = order.recv().await {
@@ -176,7 +175,7 @@ async fn everybody_stands_in_one_line() {
     assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6]);
 }
 
-/// Four processes of each add to one counter, which nothing but the lock protects.
+/// Four processes of each client add to one counter that only the lock protects.
 #[tokio::test]
 async fn four_of_theirs_and_four_of_ours_count_exactly() {
     const EACH: usize = 4;
@@ -207,7 +206,7 @@ async fn four_of_theirs_and_four_of_ours_count_exactly() {
     }
 }
 
-/// The last two numbers of a line: between which moments the lock was held.
+/// The last two numbers of a line: the times between which the lock was held.
 fn span(line: &str) -> (u128, u128) {
     let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().unwrap()).collect();
     (numbers[numbers.len() - 2], numbers[numbers.len() - 1])
@@ -218,7 +217,7 @@ fn number_in(file: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn each_succeeds_a_killed_holder_of_the_other_kind() {
+async fn each_kind_takes_over_after_a_killed_holder_of_the_other() {
     let shared = Shared::new();
     let mut theirs = shared.go("hold", &[]);
     theirs.says("granted").await;

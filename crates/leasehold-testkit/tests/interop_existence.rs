@@ -1,4 +1,4 @@
-//! `?protocol=existence` beside the clients that people write themselves: create the object if it is not there, delete it.
+//! `?protocol=existence` beside handwritten clients that create the object if it does not exist, and delete it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use tokio::net::TcpStream;
 
 use crate::workers::{self, Worker};
 
-/// The stores, each with a prefix of its own.
+/// The stores, each with a unique prefix.
 fn stores() -> [Plain; 2] {
     [Server::FAKE_GCS, Server::MOTO].map(Plain::on)
 }
 
-/// A client that knows nothing but HTTP, the lock's name and the documentation of the store.
+/// A client that uses only HTTP, the lock's name and the store's documented API.
 #[derive(Clone, Debug)]
 struct Plain {
     server: Server,
-    /// Of the same objects for leasehold.
+    /// The store URL of the same objects.
     url: String,
     prefix: String,
 }
@@ -35,7 +35,7 @@ impl Plain {
         Self { server, url, prefix }
     }
 
-    /// Creates the lock's object if there is none: 200, or 412.
+    /// Creates the lock's object if there is none. Returns 200 or 412.
     async fn create(&self, lock: &str) -> u16 {
         let Self { prefix, .. } = self;
         let request = match self.server {
@@ -49,7 +49,7 @@ impl Plain {
             .await
     }
 
-    /// Deletes it, whoever made it.
+    /// Deletes the lock's object, whichever client created it.
     async fn delete(&self, lock: &str) -> u16 {
         let Self { prefix, .. } = self;
         let request = match self.server {
@@ -64,7 +64,7 @@ impl Plain {
     async fn send(&self, request: &str, rest: &str) -> u16 {
         let address = self.server.address();
         let mut stream = TcpStream::connect(&address).await.unwrap();
-        // moto wants to know who asks, and does not check.
+        // moto requires an identity, but does not check the signature.
         let who = "AWS4-HMAC-SHA256 Credential=plain/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
         let head = format!(
             "{request}HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAuthorization: {who}\r\n{rest}"
@@ -88,7 +88,7 @@ impl Plain {
 }
 
 #[tokio::test]
-async fn theirs_holds_and_ours_waits_until_they_delete() {
+async fn we_wait_until_a_plain_client_deletes_its_lock() {
     for plain in stores() {
         plain.acquire("deploy/prod").await;
         let proxy = Proxy::start(plain.server.address()).await;
@@ -99,7 +99,7 @@ async fn theirs_holds_and_ours_waits_until_they_delete() {
         assert!(refused.to_string().contains("unknown holder"), "{refused}");
         assert!(refused.holder().unwrap().foreign.is_some());
         let waiter = tokio::spawn(async move { lock.acquire().await });
-        // For longer than any lease of ours, by the number of its questions.
+        // Longer than any lease of ours, as the number of its reads shows.
         proxy.until(|log| log.iter().filter(|seen| seen.method == "GET").count() >= 5).await;
         assert!(!waiter.is_finished());
         plain.release("deploy/prod").await;
@@ -108,7 +108,7 @@ async fn theirs_holds_and_ours_waits_until_they_delete() {
 }
 
 #[tokio::test]
-async fn ours_holds_and_theirs_is_refused_until_we_release() {
+async fn a_plain_client_is_refused_until_we_release() {
     for plain in stores() {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("deploy/prod").acquire().await.unwrap();
@@ -120,9 +120,10 @@ async fn ours_holds_and_theirs_is_refused_until_we_release() {
     }
 }
 
-/// A plain client that deletes our object takes our lock away: we are told at the next renewal, and put nothing back.
+/// If a plain client deletes our object, we lose the lock. The next renewal reports that, and does not restore the
+/// object.
 #[tokio::test]
-async fn ours_is_deleted_by_them_and_we_are_told() {
+async fn we_learn_that_a_plain_client_deleted_our_lock() {
     for plain in stores() {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("x.lock").ttl(Duration::from_secs(2)).acquire().await.unwrap();
@@ -134,9 +135,10 @@ async fn ours_is_deleted_by_them_and_we_are_told() {
     }
 }
 
-/// A holder of ours that was killed is succeeded by ours, without a moment in which theirs could get in between.
+/// If a leasehold holder is killed, a leasehold client takes over. The object exists throughout, so a plain client
+/// cannot get in between.
 #[tokio::test]
-async fn a_dead_holder_of_ours_is_succeeded_by_ours_and_not_by_theirs() {
+async fn after_a_dead_holder_ours_takes_over_and_theirs_does_not() {
     for plain in stores() {
         let mut holder = Worker::start("hold", &plain.url, "lock", &["--ttl", "2"]);
         let first = holder.granted().await;
@@ -155,7 +157,7 @@ async fn a_dead_holder_of_ours_is_succeeded_by_ours_and_not_by_theirs() {
     }
 }
 
-/// 4 processes with leasehold and 4 plain clients add to one number that nothing but the lock protects.
+/// 4 leasehold processes and 4 plain clients add to one number that only the lock protects.
 #[tokio::test]
 async fn four_of_ours_and_four_of_theirs_count_exactly() {
     const EACH: usize = 15;
@@ -196,7 +198,7 @@ async fn four_of_ours_and_four_of_theirs_count_exactly() {
     }
 }
 
-/// Reads, writes, and says between which moments.
+/// Reads, then writes. Returns the times before and after.
 fn add_one_carelessly(file: &Path) -> (u128, u128) {
     let from = SystemClock.now().since_boot().as_nanos();
     let number: u64 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();

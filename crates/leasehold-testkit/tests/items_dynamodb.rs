@@ -1,5 +1,5 @@
-//! Items that others have written, and tables of every kind, on real DynamoDB servers: what another client can do to an
-//! item is done here by hand, step by step; `interop_dynamodb.rs` has the clients themselves.
+//! Items written by other clients, and tables of every kind, on real DynamoDB servers. The tests imitate other
+//! clients' writes step by step; `interop_dynamodb.rs` runs those clients.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use leasehold_testkit::stores::dynamodb::client as dynamodb_client;
 
 type Item = HashMap<String, AttributeValue>;
 
-/// Each case on each server, as tests of their own.
+/// Generates a test for each case on each server.
 macro_rules! cases {
     ($($case:ident)*) => {
         mod moto { $(#[tokio::test] async fn $case() { super::$case(&super::Table::on(super::Server::DYNAMODB_MOTO).await).await; })* }
@@ -27,17 +27,17 @@ macro_rules! cases {
 }
 
 cases! {
-    what_others_keep_in_an_item_stays_there
+    attributes_of_other_clients_stay_in_an_item
     a_token_that_another_client_brought_back_is_not_counted_on
     a_token_that_another_client_wiped_out_is_not_forgotten
     each_heartbeat_of_another_client_prolongs_its_lease
-    a_job_that_only_tries_succeeds_another_client_that_died
+    a_job_that_only_tries_takes_over_from_a_dead_client
     a_rest_keeps_another_client_waiting
     an_item_that_is_no_lock_is_never_taken
     another_clients_lock_can_be_evicted
     a_record_that_was_released_by_hand_is_free
-    a_request_that_is_delivered_twice_gives_nobody_a_lock_back
-    a_missing_table_is_named_with_what_to_do
+    a_duplicated_request_does_not_restore_a_lost_lock
+    a_missing_table_is_named_with_help
     a_table_is_made_by_any_number_at_once
     a_key_of_another_name_is_found_out
     a_key_that_is_no_string_is_refused
@@ -58,7 +58,7 @@ impl Table {
         Self { url, client, table, key: format!("{}/lock", path.trim_matches('/')) }
     }
 
-    /// A client that knows nothing yet.
+    /// A new client without a cache.
     async fn locker(&self) -> Locker {
         self.with("").await
     }
@@ -67,7 +67,7 @@ impl Table {
         Locker::open(&format!("{}{options}", self.url)).await.unwrap()
     }
 
-    /// Acquires and releases with a client that knows nothing yet.
+    /// Acquires and releases with a new client. Returns the token.
     async fn token(&self) -> Token {
         let guard = self.locker().await.lock("lock").try_acquire().await.unwrap();
         let token = guard.token().unwrap();
@@ -84,7 +84,7 @@ impl Table {
         self.client.put_item().table_name(&self.table).set_item(Some(item)).send().await.unwrap();
     }
 
-    /// What AWS's client writes when it is granted the lock, for `lease_ms`.
+    /// The item that AWS's client writes when it is granted the lock for `lease_ms`.
     fn theirs(&self, lease_ms: u64) -> Item {
         Item::from([
             ("key".to_owned(), s(&self.key)),
@@ -105,7 +105,7 @@ impl Table {
             .unwrap();
     }
 
-    /// A release of AWS's client, which keeps the version.
+    /// A release by AWS's client, which keeps the version.
     async fn mark_released(&self) {
         let request = self.client.update_item().table_name(&self.table).key("key", s(&self.key));
         request
@@ -129,13 +129,13 @@ fn lock() -> LockName {
     LockName::new("lock").unwrap()
 }
 
-async fn what_others_keep_in_an_item_stays_there(table: &Table) {
+async fn attributes_of_other_clients_stay_in_an_item(table: &Table) {
     let mut theirs = table.theirs(20_000);
     let kept =
         [("data", AttributeValue::B(Blob::new(*b"theirs"))), ("team", s("payments")), ("isReleased", s("1"))];
     theirs.extend(kept.clone().map(|(name, value)| (name.to_owned(), value)));
     table.put(theirs).await;
-    // Granted by a read and a write, and then without a read; renewed in between.
+    // Granted by a read and a write, then without a read; renewed in between.
     for _ in 0..2 {
         let locker = table.locker().await;
         let guard = locker.lock("lock").acquire().await.unwrap();
@@ -149,7 +149,7 @@ async fn what_others_keep_in_an_item_stays_there(table: &Table) {
     }
 }
 
-/// The Go client copies what it read into the item that it writes, however long ago that was.
+/// The Go client copies what it read into the item that it writes, however long ago it read that.
 async fn a_token_that_another_client_brought_back_is_not_counted_on(table: &Table) {
     table.token().await;
     let old = table.item().await.unwrap();
@@ -195,8 +195,8 @@ async fn each_heartbeat_of_another_client_prolongs_its_lease(table: &Table) {
     guard.release().await.unwrap();
 }
 
-/// As a job of cron does: a process each time, none of which watches for long. Their items say nothing of time.
-async fn a_job_that_only_tries_succeeds_another_client_that_died(table: &Table) {
+/// Like a cron job: a new process each time, none of which watches for long. The items contain no time.
+async fn a_job_that_only_tries_takes_over_from_a_dead_client(table: &Table) {
     table.put(table.theirs(1_000)).await;
     let began = SystemClock.now();
     let granted = async {
@@ -213,7 +213,8 @@ async fn a_job_that_only_tries_succeeds_another_client_that_died(table: &Table) 
     guard.release().await.unwrap();
 }
 
-/// AWS's client waits until it has seen no change for the item's leaseDuration, and takes what has isReleased at once.
+/// AWS's client waits until it has seen no change for the item's leaseDuration. It takes an item with isReleased at
+/// once.
 async fn a_rest_keeps_another_client_waiting(table: &Table) {
     let locker = table.locker().await;
     let env = locker.store().env().clone();
@@ -255,7 +256,7 @@ async fn another_clients_lock_can_be_evicted(table: &Table) {
     assert!(table.token().await > last);
 }
 
-/// An operator's way with AWS's client: the version stays.
+/// An operator releases the record with AWS's client, which keeps the version.
 async fn a_record_that_was_released_by_hand_is_free(table: &Table) {
     let holder = table.locker().await;
     let ticket = holder.lock("lock").try_acquire().await.unwrap().into_ticket().await.unwrap();
@@ -266,10 +267,9 @@ async fn a_record_that_was_released_by_hand_is_free(table: &Table) {
     assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
 }
 
-/// The same server, another table, which is not there.
-/// The second copy of a grant brings back a `recordVersionNumber` that was there before, and its holder's next renewal
-/// expects just that. But others were granted the lock in between.
-async fn a_request_that_is_delivered_twice_gives_nobody_a_lock_back(table: &Table) {
+/// A duplicate of a grant restores an earlier `recordVersionNumber`, the one that its holder's next renewal expects.
+/// But others were granted the lock in between.
+async fn a_duplicated_request_does_not_restore_a_lost_lock(table: &Table) {
     table.token().await;
     let (one, two) = (table.locker().await, table.locker().await);
     let ttl = Ttl::new(Duration::from_secs(60)).unwrap();
@@ -295,7 +295,7 @@ fn unused_name() -> String {
     format!("made-{}", Id::random(&Random::from_os()))
 }
 
-async fn a_missing_table_is_named_with_what_to_do(table: &Table) {
+async fn a_missing_table_is_named_with_help(table: &Table) {
     let name = unused_name();
     let locker = Locker::open(&elsewhere(table, &name)).await.unwrap();
     let error = locker.lock("lock").try_acquire().await.unwrap_err();
@@ -319,7 +319,7 @@ async fn a_table_is_made_by_any_number_at_once(table: &Table) {
     assert_eq!(locker.inspect(&lock()).await.unwrap().history.len(), 3, "what is there stays there");
 }
 
-/// Makes a table with a partition key of this name and type, and gives its URL.
+/// Creates a table with a partition key of this name and type. Returns its store URL.
 async fn with_key(table: &Table, name: &str, kind: ScalarAttributeType) -> String {
     let unused = unused_name();
     let key = KeySchemaElement::builder().attribute_name(name).key_type(KeyType::Hash).build().unwrap();

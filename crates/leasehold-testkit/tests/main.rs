@@ -1,7 +1,7 @@
-//! The integration tests on real stores, in one binary: a module for each subject. `./test` starts the servers.
+//! The integration tests on real stores, in one binary with a module for each subject. `./test` starts the servers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-/// Makes a test of each of these functions, in a module named after a storage, whose name they are given.
+/// Generates a test for each of these functions, in a module named after a storage. The functions get its name.
 macro_rules! on_storage {
     ($storage:ident: $($test:ident)*) => {
         mod $storage {
@@ -48,7 +48,7 @@ mod objects;
 mod packages;
 #[cfg(all(feature = "dynamodb", feature = "etcd"))]
 mod peers;
-#[cfg_attr(not(feature = "chaos"), allow(dead_code, unused_macros, reason = "there may be memory alone"))]
+#[cfg_attr(not(feature = "chaos"), allow(dead_code, unused_macros, reason = "memory may be the only store"))]
 mod processes;
 #[cfg(feature = "etcd")]
 mod processes_etcd;

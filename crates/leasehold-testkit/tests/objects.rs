@@ -15,11 +15,11 @@ use leasehold_testkit::servers::{Server, below, through};
 
 const SERVERS: [Server; 3] = [Server::MOTO, Server::MINIO, Server::FAKE_GCS];
 
-/// How many processes add to one number, and how often each: 800 additions.
+/// How many processes add to one number, and how many times each: 800 additions.
 const PROCESSES: usize = 32;
 const TIMES: usize = 25;
 
-/// The folder of an object that nobody else uses, and the object's URL.
+/// A unique folder, and the URL of an object in it.
 fn fresh(server: Server) -> (String, String) {
     let folder = server.fresh_url();
     let object = below(&folder, "numbers and so on.json");
@@ -34,7 +34,7 @@ async fn register(server: Server, folder: &str) -> Arc<dyn Register> {
     }
 }
 
-/// The method of a write.
+/// The HTTP method of a write.
 fn writes(server: Server) -> &'static str {
     if server == Server::FAKE_GCS { "POST" } else { "PUT" }
 }
@@ -58,7 +58,7 @@ fn with(content: Option<bytes::Bytes>, word: &str) -> bytes::Bytes {
 }
 
 #[tokio::test]
-async fn what_others_say_about_an_object_comes_back_and_stays() {
+async fn metadata_of_other_clients_is_read_and_kept() {
     for server in SERVERS {
         let folder = server.fresh_url();
         let register = register(server, &folder).await;
@@ -144,7 +144,7 @@ async fn a_write_delayed_past_a_takeover_is_refused() {
         let proxy = Proxy::start(server.address()).await;
         let (late, next) = (through(&url, proxy.address()), Object::open(&url).await.unwrap());
         let late = Object::open(&late).await.unwrap();
-        // The first write examines the server, by each of the two ways.
+        // The first write of each kind examines the server.
         next.write_fenced(token(4), "of 4").await.unwrap();
         late.write_fenced(token(5), "of 5").await.unwrap();
         proxy.reset();
@@ -158,7 +158,7 @@ async fn a_write_delayed_past_a_takeover_is_refused() {
     }
 }
 
-/// An ETag is the content's: a write that was delayed must not find its content again.
+/// An ETag depends only on the content, so a delayed write must not find its expected content again.
 #[tokio::test]
 async fn on_s3_the_content_of_a_lower_token_does_not_come_back() {
     for server in [Server::MOTO, Server::MINIO] {
@@ -184,7 +184,7 @@ async fn on_gcs_a_read_raises_the_fence() {
     object.write_fenced(token(6), "idle").await.unwrap();
 }
 
-/// Holders with rising tokens add their token to one list: it rises, and has each addition once.
+/// Holders with rising tokens append their token to one list. It rises, and has each addition once.
 #[tokio::test]
 async fn accepted_tokens_never_go_back() {
     for server in SERVERS {
@@ -205,7 +205,7 @@ async fn accepted_tokens_never_go_back() {
     }
 }
 
-/// Which additions of the holder with token `number` were accepted.
+/// The additions of the holder with token `number` that were accepted.
 async fn additions(url: String, number: u64) -> Vec<String> {
     let object = Object::open(&url).await.unwrap();
     let mut accepted = Vec::new();
@@ -223,7 +223,7 @@ async fn additions(url: String, number: u64) -> Vec<String> {
     accepted
 }
 
-/// So that not all begin with the examination of the store, some forty requests each.
+/// Examines the store first, so that not every process starts with the examination of some forty requests.
 async fn examined(url: &str) {
     let object = Object::open(url).await.unwrap();
     object.update(async |_| Ok::<_, Error>(None)).await.unwrap();

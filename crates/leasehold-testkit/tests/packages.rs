@@ -1,4 +1,4 @@
-//! What every package of the project has.
+//! Checks the contents of every package of the project.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn packages() -> Vec<PathBuf> {
     folders.filter(|folder| folder.join("Cargo.toml").exists()).chain(others).collect()
 }
 
-/// Those of the packages that are published.
+/// The published packages.
 fn published() -> Vec<PathBuf> {
     let published: Vec<_> =
         packages().into_iter().filter(|folder| !manifest(folder).contains("\npublish = false\n")).collect();
@@ -31,7 +31,7 @@ fn unsafe_code_is_forbidden_everywhere() {
     assert!(manifest(&root()).contains("\n[workspace.lints.rust]\nunsafe_code = \"forbid\"\n"));
     for package in packages() {
         let manifest = manifest(&package);
-        // Those that are workspaces of their own say it themselves.
+        // Packages that are their own workspace set the lint themselves.
         let forbidden = match manifest.contains("\n[workspace]\n") {
             true => "\n[lints.rust]\nunsafe_code = \"forbid\"\n",
             false => "\n[lints]\nworkspace = true\n",
@@ -41,7 +41,7 @@ fn unsafe_code_is_forbidden_everywhere() {
 }
 
 #[test]
-fn every_package_brings_its_licences_and_says_what_it_is() {
+fn every_package_has_its_licences_and_a_description() {
     for package in published() {
         for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
             let own = fs::read_to_string(package.join(licence)).unwrap();

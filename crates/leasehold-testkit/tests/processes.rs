@@ -1,5 +1,5 @@
-//! Several processes on every store that they can share: counters, permits, tickets, and holders that are killed.
-//! `./test` starts the servers.
+//! Several processes on every store that processes can share: counters, permits, tickets, and killed holders. `./test`
+//! starts the servers.
 
 mod killed;
 
@@ -23,7 +23,7 @@ macro_rules! processes {
         on_storage! { $storage:
             sixteen_processes_count_exactly
             a_waiter_succeeds_a_killed_holder
-            a_try_succeeds_a_killed_holder
+            a_try_takes_over_from_a_killed_holder
             a_ticket_outlives_its_process
             $($more)?
         }
@@ -32,7 +32,7 @@ macro_rules! processes {
 
 for_each_storage!(suite);
 
-/// Empty storage that processes may use at once.
+/// Empty storage that several processes may use at once.
 async fn fresh(storage: &str) -> Fresh {
     let fresh = stores::fresh(storage);
     fresh.vouch().await;
@@ -51,23 +51,23 @@ async fn never_more_processes_than_permits(storage: &str) {
 async fn a_waiter_succeeds_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
-        Reaper::Death => killed::lets_a_waiter_in_at_once(fresh.url()).await,
-        Reaper::Contenders => killed::is_succeeded_by_observation(fresh.url()).await,
-        Reaper::Server => killed::is_succeeded_within_the_bound(fresh.url()).await,
+        Reaper::Death => killed::a_waiter_takes_over_at_once(fresh.url()).await,
+        Reaper::Contenders => killed::a_waiter_takes_over_by_observation(fresh.url()).await,
+        Reaper::Server => killed::a_waiter_takes_over_within_the_bound(fresh.url()).await,
     }
 }
 
-/// One that never waited and only tries, as a job of cron does.
-async fn a_try_succeeds_a_killed_holder(storage: &str) {
+/// A process that only tries, like a cron job, takes over after a killed holder.
+async fn a_try_takes_over_from_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
-        Reaper::Death => killed::is_succeeded_at_the_next_try(fresh.url()).await,
-        Reaper::Contenders => killed::is_succeeded_when_the_clock_of_the_store_says_so(fresh.url()).await,
-        Reaper::Server => killed::is_succeeded_when_the_store_has_ended_its_lease(fresh.url()).await,
+        Reaper::Death => killed::the_next_try_takes_over(fresh.url()).await,
+        Reaper::Contenders => killed::a_try_takes_over_by_the_clock_of_the_store(fresh.url()).await,
+        Reaper::Server => killed::a_try_takes_over_when_the_store_ends_the_lease(fresh.url()).await,
     }
 }
 
-/// A grant that was made to outlive its process does.
+/// A detached grant outlives its process.
 async fn a_ticket_outlives_its_process(storage: &str) {
     let fresh = fresh(storage).await;
     let (said, code) = Worker::start("leave", fresh.url(), "lock", killed::LONG).end().await;

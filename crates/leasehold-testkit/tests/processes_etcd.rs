@@ -1,4 +1,4 @@
-//! Several processes on a real etcd, whose waiters stand in line. `./test` starts it.
+//! Several processes on a real etcd, whose waiters form a line. `./test` starts it.
 
 use leasehold::Locker;
 use leasehold::url::StoreUrl;
@@ -9,7 +9,7 @@ use crate::workers::{self, Worker};
 
 const TTL_OPTION: &[&str] = &["--ttl", "2"];
 
-/// Keys of a lock whose name begins with this one's lie among this one's keys, and are none of its business.
+/// If this lock's name is a prefix of another lock's, that lock's keys lie among its keys. It must ignore them.
 #[tokio::test]
 async fn processes_count_exactly_also_amid_the_keys_of_other_locks() {
     let (url, folder) = (Server::ETCD.fresh_url(), tempfile::tempdir().unwrap());
@@ -19,9 +19,9 @@ async fn processes_count_exactly_also_amid_the_keys_of_other_locks() {
     other.release().await.unwrap();
 }
 
-/// One that is killed while it waits leaves its place in line with its lease; those behind it go on.
+/// A waiter that is killed loses its place in line with its lease. The waiters behind it continue.
 #[tokio::test]
-async fn a_killed_waiter_does_not_hold_up_those_behind_it() {
+async fn a_killed_waiter_does_not_block_the_waiters_behind_it() {
     let url = Server::ETCD.fresh_url();
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
@@ -34,7 +34,7 @@ async fn a_killed_waiter_does_not_hold_up_those_behind_it() {
     assert!(third.granted().await > first);
 }
 
-/// What the keys of `lock` begin with.
+/// The prefix of the keys of `lock`.
 fn line(url: &str) -> String {
     format!("{}/lock/", StoreUrl::parse(url).unwrap().path().trim_matches('/'))
 }

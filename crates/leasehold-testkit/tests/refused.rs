@@ -1,4 +1,4 @@
-//! A store that ignores preconditions would grant every lock to everybody: it is refused before anything is granted.
+//! A store that ignores preconditions would grant a lock to every client. It is refused before it grants anything.
 
 #[cfg(feature = "s3")]
 mod s3 {
@@ -24,7 +24,7 @@ mod s3 {
         assert!(records.is_empty(), "{records:?}");
     }
 
-    /// An update that rests on preconditions is refused likewise, and a fenced write.
+    /// Updates and fenced writes rely on preconditions too, and are also refused.
     #[tokio::test]
     async fn a_server_that_ignores_preconditions_is_given_no_object() {
         let server = FakeS3::start(Preconditions::Ignored).await;
@@ -37,7 +37,7 @@ mod s3 {
         assert!(!server.paths().iter().any(|path| path.ends_with("counter.json")), "{:?}", server.paths());
     }
 
-    /// The same server with preconditions is accepted: it is refused for what it ignores and for nothing else.
+    /// The same server with preconditions is accepted: it was refused only for ignoring them.
     #[tokio::test]
     async fn the_same_server_is_accepted_once_it_honours_them() {
         let server = FakeS3::start(Preconditions::Honoured).await;
@@ -49,7 +49,7 @@ mod s3 {
     }
 
     /// MinIO ignores `If-Match` on deletes, and with this protocol a release deletes. It is refused before it grants
-    /// anything, not when the first holder wants to be rid of its lock.
+    /// anything, not at the first release.
     #[tokio::test]
     async fn a_server_that_deletes_without_preconditions_is_refused() {
         let url = format!("{}&protocol=existence", Server::MINIO.fresh_url());
@@ -77,7 +77,7 @@ mod gcs {
         for attempt in 0..2 {
             let error = locker.lock("deploy/prod").try_acquire().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "attempt {attempt}: {error:?}");
-            // The second time, the object that was examined tells no generation when it is read.
+            // On the second attempt, the examined object has no generation when it is read.
             let reason = ["precondition", "generation"][attempt];
             assert!(error.to_string().contains(reason), "{error:?}");
             assert!(!error.help().is_empty(), "{error:?}");
@@ -92,8 +92,8 @@ mod dynamodb {
     use leasehold::{ErrorKind, Locker};
     use leasehold_testkit::servers::Server;
 
-    /// moto as it comes checks a condition and then writes, so that two writers at once can both be told that they won. Each
-    /// prefix is examined anew.
+    /// Unmodified moto checks a condition, then writes, so two simultaneous writers may both succeed. Each prefix is
+    /// examined anew.
     #[tokio::test]
     async fn a_dynamodb_that_checks_and_writes_in_two_steps_is_refused() {
         for _ in 0..5 {

@@ -1,4 +1,4 @@
-//! The rules that make locks on etcd safe, each against a real member: take one out, and its test is red.
+//! The rules that make locks on etcd safe, each tested on a real member. Without a rule, its test fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +79,7 @@ async fn two() -> (Client, Client) {
     (Client::open(&url).await, Client::open(&url).await)
 }
 
-/// A clock on which nobody waits for long: what is not told is never heard of.
+/// A clock on which sleeps above 9 s never end, so that a test passes only if its waiter is woken by an event.
 #[derive(Debug)]
 struct NoLongSleep;
 
@@ -97,9 +97,9 @@ impl Clock for NoLongSleep {
     }
 }
 
-/// Who waits for a job to end is told that it now rests: the key is not deleted then, but written.
+/// A client that waits for a job to end sees that the lock now rests: the key is written then, not deleted.
 #[tokio::test]
-async fn who_waits_outside_the_line_is_told_of_a_rest() {
+async fn a_waiter_outside_the_line_is_woken_by_a_rest() {
     let url = Server::ETCD.fresh_url();
     let mut options = StoreOptions::default();
     options.env = Env::seeded(Arc::new(NoLongSleep), 1);
@@ -114,12 +114,12 @@ async fn who_waits_outside_the_line_is_told_of_a_rest() {
     assert_eq!(rested.unwrap(), Released::Released);
     let resting = two.held(&claim).await;
     assert!(resting.in_cooldown && resting.last_holder == Some(Holder::this_process()), "{resting:?}");
-    // What is left of its lease, asked for: the key tells only how long it was to rest.
+    // What is left of its lease, which is read from etcd: the key only contains the length of the cooldown.
     assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
 }
 
-/// Fault 28: the key of a claim in line expires with its lease. Whoever believes that it is its turn, because nobody is
-/// before it, believes in a key that is not there.
+/// Fault 28: the key of a claim in line expires with its lease. A client that took having no key before its own for
+/// its turn would believe in a key that no longer exists.
 #[tokio::test]
 async fn a_place_in_line_that_was_lost_is_no_grant() {
     let (one, two) = two().await;
@@ -138,9 +138,9 @@ async fn a_place_in_line_that_was_lost_is_no_grant() {
     assert_eq!(status.token, Some(grant.token), "believes in a lock that it does not have");
 }
 
-/// The same for one that has not heard of its loss, with others behind it: they are first now.
+/// The same for a client that has not noticed its loss, with others behind it. They come first now.
 #[tokio::test]
-async fn a_place_that_was_lost_unheard_is_taken_again_at_the_end() {
+async fn a_place_that_was_lost_unnoticed_is_retaken_at_the_end() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let (lost, behind) = (two.waiting(), one.waiting());
@@ -155,9 +155,10 @@ async fn a_place_that_was_lost_unheard_is_taken_again_at_the_end() {
     two.granted(&lost).await;
 }
 
-/// Being first is written down by the first itself: until then nobody sees a token, and the token is that of the write.
+/// The first in line confirms its turn with a write. Until then no client sees a token, and the token is that of the
+/// write.
 #[tokio::test]
-async fn a_turn_is_confirmed_by_a_write_that_everybody_sees() {
+async fn a_turn_is_confirmed_by_a_visible_write() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let claim = two.waiting();
@@ -171,9 +172,9 @@ async fn a_turn_is_confirmed_by_a_write_that_everybody_sees() {
     assert!(grant.token > first.token);
 }
 
-/// One that asks before its turn is told who holds the lock, however often, and stays where it stands.
+/// A claim that asks before its turn gets the holder, however often it asks, and keeps its place.
 #[tokio::test]
-async fn nobody_is_granted_a_lock_before_its_turn() {
+async fn no_claim_is_granted_before_its_turn() {
     let (one, two) = two().await;
     let first = one.granted(&one.claim("lock", Duration::from_secs(60))).await;
     let (earlier, later) = (two.waiting(), two.waiting());
@@ -189,7 +190,7 @@ async fn nobody_is_granted_a_lock_before_its_turn() {
     two.granted(&later).await;
 }
 
-/// A claim that gives up gives up its place, and the one behind it is next.
+/// A claim that gives up leaves its place, and the next in line has its turn.
 #[tokio::test]
 async fn a_claim_that_is_withdrawn_leaves_the_line() {
     let (one, two) = two().await;
@@ -213,7 +214,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     two.granted(&later).await;
 }
 
-/// Whatever the last answer was: a claim whose key stands in line is withdrawn only when it is said to be.
+/// Whatever the last answer was, a claim whose key stands in line is withdrawn only on request.
 #[tokio::test]
 async fn an_error_in_line_does_not_say_that_nothing_is_there() {
     let (one, two) = two().await;
@@ -227,7 +228,7 @@ async fn an_error_in_line_does_not_say_that_nothing_is_there() {
     assert!(matches!(error, leasehold::error::StoreError::MaybeApplied(_)), "{error:?}");
 }
 
-/// The lease was kept alive before the key was put on it: that is what the deadline counts from.
+/// The lease was kept alive before the key was put on it. The deadline counts from that keep-alive.
 #[tokio::test]
 async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
     let (one, _) = two().await;
@@ -237,7 +238,7 @@ async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
     assert_eq!(second.deadline, first.deadline);
 }
 
-/// However late the answer to a keep-alive: the deadline counts from before it was sent.
+/// However late the answer to a keep-alive is, the deadline counts from before it was sent.
 #[tokio::test]
 async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
     const DELAY: Duration = Duration::from_millis(200);
@@ -253,7 +254,7 @@ async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
     assert!(client.remaining(&grant) + passed <= grant.ttl.holder_span() + Duration::from_millis(50));
 }
 
-/// A lease that others keep alive does not keep what nobody renews; and nothing is taken away too early.
+/// A grant that is not renewed lapses even if other grants keep its lease alive, but not too early.
 #[tokio::test]
 async fn a_grant_without_renewals_lapses_although_its_lease_lives() {
     let (one, two) = two().await;
@@ -283,7 +284,7 @@ async fn an_answer_that_is_lost_is_resolved() {
     let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let two = Client::open(&url).await;
     let ttl = Duration::from_secs(60);
-    // Connections are there, and so is the lease.
+    // The connections and the lease exist already.
     one.granted(&one.claim("other", ttl)).await;
 
     wire.let_answers(Answers::AreLost);
@@ -307,9 +308,10 @@ async fn an_answer_that_is_lost_is_resolved() {
     assert_eq!(released.unwrap(), Released::Released);
 }
 
-/// A place in line whose answer was lost is found when its turn has come; it is no grant before that is written down.
+/// A place in line whose answer was lost is found when its turn comes. It becomes a grant only with the confirming
+/// write.
 #[tokio::test]
-async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
+async fn a_place_with_a_lost_answer_is_confirmed_by_a_write() {
     let url = Server::ETCD.fresh_url();
     let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url).await;
@@ -328,10 +330,10 @@ async fn a_place_that_nobody_heard_of_is_confirmed_by_a_write_too() {
     };
     let (grant, ()) = within("the grant", futures_util::future::join(asked, released)).await;
     let State::Held(held) = one.store.inspect(&claim.name).await.unwrap().state else { panic!() };
-    assert_eq!(held.token, Some(grant.token), "believes in a lock that nobody sees it have");
+    assert_eq!(held.token, Some(grant.token), "the store shows another token than the grant has");
 }
 
-/// Whoever asked sleeps while the answer is on its way. It does not believe in that grant, and nobody waits for it to lapse.
+/// The client is suspended while the answer is under way. It must not use that grant, and releases it at once.
 #[tokio::test]
 async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     let url = Server::ETCD.fresh_url();
@@ -342,7 +344,7 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     let one =
         Client::open_with(&url.replace(&Server::ETCD.address(), &wire.address().to_string()), options).await;
     let mut claim = one.claim("lock", Duration::from_secs(60));
-    // Connections are there, and so is the lease.
+    // The connections and the lease exist already.
     one.granted(&one.claim("other", claim.ttl.get())).await;
     claim.store_timeout = Duration::from_secs(3_600);
     wire.let_answers(Answers::AreLost);
@@ -358,10 +360,10 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     assert_eq!(one.store.inspect(&claim.name).await.unwrap().state, State::Free);
 }
 
-/// A request that was given up may be granted later. Nobody believes in that grant, and it ends by itself although
-/// others live on the same client.
+/// A request that was given up may still be granted later. No client uses that grant, and it ends by itself although
+/// other grants live on the same client.
 #[tokio::test]
-async fn a_grant_that_comes_too_late_for_anybody_ends_by_itself() {
+async fn a_late_grant_that_is_not_used_ends_by_itself() {
     let (url, ttl) = (Server::ETCD.fresh_url(), Duration::from_secs(4));
     let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
@@ -397,7 +399,7 @@ async fn a_grant_that_comes_too_late_for_anybody_ends_by_itself() {
     }
 }
 
-/// What comes after a revision may be forgotten by etcd before anybody asks for it: then waiters look again.
+/// etcd may compact the revisions that a waiter has not read yet. The waiter then reads the keys again.
 #[tokio::test]
 async fn a_waiter_is_not_left_behind_by_a_compaction() {
     let cluster = Cluster::start(1, &[]).await;

@@ -1,4 +1,4 @@
-//! The S3 register against real servers: the conditional writes that everything stands on.
+//! The S3 register on real servers: the conditional writes on which all locks rest.
 //!
 //! `./test` starts the servers and names them in `LEASEHOLD_TEST_S3_MOTO` and `LEASEHOLD_TEST_S3_MINIO`: store URLs of
 //! an existing bucket, with the credentials in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
@@ -17,7 +17,7 @@ use leasehold::url::StoreUrl;
 /// How many clients race.
 const RACERS: usize = 16;
 
-/// Runs each case against each server, as tests of their own.
+/// Generates a test for each case on each server.
 macro_rules! cases {
     ($($case:ident)*) => {
         mod moto { $(#[tokio::test] async fn $case() { super::$case(super::open("LEASEHOLD_TEST_S3_MOTO").await).await; })* }
@@ -30,7 +30,7 @@ cases! {
     of_many_creates_exactly_one_wins
     of_many_replacements_of_one_version_exactly_one_wins
     a_counter_by_compare_and_set_is_exact
-    a_missing_key_is_a_conflict_for_whoever_expects_a_version
+    a_missing_key_conflicts_with_an_expected_version
     strange_names_come_back_as_they_were
     a_listing_of_more_than_a_page_is_complete
     the_stores_clock_is_known_from_any_answer
@@ -38,7 +38,7 @@ cases! {
     many_probes_at_once_agree
 }
 
-/// The register below a prefix that no other test has.
+/// The register below a unique prefix.
 async fn open(variable: &str) -> S3Register {
     open_at(variable, |url| url).await
 }
@@ -57,7 +57,7 @@ fn body(text: impl Into<String>) -> Bytes {
     Bytes::from(text.into())
 }
 
-/// As the store gives it back that was told nothing about the bytes.
+/// The value as the store returns it if no metadata was given.
 fn cell(text: &str, version: &Version) -> VersionedValue {
     let metadata = Metadata { content_type: Some("application/json".to_owned()), ..Metadata::default() };
     VersionedValue { value: body(text), version: version.clone(), metadata }
@@ -89,7 +89,7 @@ async fn a_key_is_created_read_replaced_and_deleted(register: S3Register) {
                 .await
                 .expect("what was deleted can be created again");
         }
-        // A store whose deletes are not conditional: then nothing may be deleted at all.
+        // A store without conditional deletes must delete nothing.
         Err(error) => {
             assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
             assert_eq!(register.read(key).await.unwrap().unwrap().version, v2);
@@ -118,14 +118,14 @@ async fn of_many_replacements_of_one_version_exactly_one_wins(register: S3Regist
     }
 }
 
-/// One conditional write, again for as long as the store says that it did nothing (409, 503).
+/// One conditional write, repeated while the store answers that it did nothing (409, 503).
 async fn write_until_answered(
     register: &S3Register,
     key: &str,
     expect: Option<&Version>,
     n: usize,
 ) -> Option<Version> {
-    // Equal bodies have equal ETags: a racer that wrote the current body again would let a second one win.
+    // Equal bodies have equal ETags: a racer that wrote the current body again would let a second racer win.
     let value = body(format!("racer {n} {}", Id::random(&register.env().random)));
     loop {
         let expect = expect.map_or(Precondition::Absent, Precondition::Version);
@@ -157,7 +157,7 @@ async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
     assert_eq!(register.read("n.lock").await.unwrap().unwrap().value, body("40"));
 }
 
-async fn a_missing_key_is_a_conflict_for_whoever_expects_a_version(register: S3Register) {
+async fn a_missing_key_conflicts_with_an_expected_version(register: S3Register) {
     let version = put(&register, "x.lock", Precondition::Absent, "1").await.unwrap();
     assert_eq!(put(&register, "gone.lock", Precondition::Version(&version), "2").await, None);
     assert_eq!(register.read("gone.lock").await.unwrap(), None, "the refused write left nothing behind");
@@ -186,7 +186,7 @@ async fn strange_names_come_back_as_they_were(register: S3Register) {
 }
 
 async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
-    // Few at a time: moto writes one object after the other, and other tests share it.
+    // Few at once: moto writes one object after the other, and other tests share it.
     let keys: Vec<_> = (0..1_005).map(|n| format!("many/{n:04}.lock")).collect();
     stream::iter(&keys)
         .for_each_concurrent(4, async |key| {
@@ -202,7 +202,7 @@ async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
 async fn the_stores_clock_is_known_from_any_answer(register: S3Register) {
     assert_eq!(register.store_time(), None);
     register.read("x.lock").await.unwrap();
-    // Server and test share a machine, hence a clock: the truth lies within the bounds.
+    // Server and test run on one machine and share its clock: the true time lies within the bounds.
     let before = register.env().now().wall_us();
     let bounds = register.store_time().unwrap();
     let after = register.env().now().wall_us();

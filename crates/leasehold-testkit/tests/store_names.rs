@@ -1,13 +1,13 @@
-//! A store is known in few places: its folder in the library, its file in the testkit, and the lists that are made of
-//! those. This fails when source code names one anywhere else.
+//! Stores are known in few places: their folders in the library, their files in the testkit, and the lists made of
+//! those. Fails if other source code names a store.
 
 use std::path::{Path, PathBuf};
 use std::{fs, iter};
 
-/// Folders and files that are about stores, by the end of their path from `crates/X/src` or by a folder in it.
+/// Folders and files that are about stores, as the end of a path from `crates/X/src` or a folder in it.
 const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs"];
 
-/// Other files that name one, and why.
+/// Other files that name a store, and why.
 const ALLOWED: &[(&str, &str)] = &[
     ("leasehold/src/doctor/cost.rs", "prices"),
     ("leasehold/src/fuzzing.rs", "the fuzz targets of what stores read"),
@@ -27,7 +27,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-cli/src/object.rs", "examples"),
     ("leasehold-cli/src/commands/help.rs", "help pages"),
     ("leasehold-testkit/src/chaos/naive.rs", "locks that are none, in a bucket and in a file"),
-    ("leasehold-testkit/src/simulation/world.rs", "the store with leases of its own that is simulated"),
+    ("leasehold-testkit/src/simulation/world.rs", "the simulated store with its own leases"),
     ("leasehold-bench/src/contender.rs", "the rivals that this program itself is"),
     ("leasehold-bench/src/contender/dynamodb.rs", "a rival"),
     ("leasehold-bench/src/contender/gcs.rs", "a rival"),
@@ -41,16 +41,16 @@ fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The names of the stores that have servers or files, as the testkit's own files are called.
+/// The names of the stores that have servers or files, as the testkit's files are named.
 fn names() -> Vec<String> {
     let files = fs::read_dir(crates().join("leasehold-testkit/src/stores")).unwrap();
     let names =
         files.filter_map(|file| Some(file.unwrap().file_name().to_str()?.strip_suffix(".rs")?.to_owned()));
-    // Memory is a word of everything, and moto no store.
+    // "memory" occurs everywhere, and "aws" is not a store.
     names.filter(|name| !["memory", "aws"].contains(&name.as_str())).collect()
 }
 
-/// The Rust files below `folder`, but for those of tests.
+/// The Rust files below `folder`, except tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -76,7 +76,7 @@ fn lines(code: &str) -> impl Iterator<Item = &str> {
     before.map(|(line, _)| line).filter(|line| !line.trim_start().starts_with("//"))
 }
 
-/// The first line of `code` that names one of `names`: as a word, or at either end of one.
+/// The first line of `code` that contains one of `names`: as a word, or at either end of one.
 fn naming<'a>(code: &'a str, names: &[String]) -> Option<&'a str> {
     lines(code).find(|line| {
         let words = line.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);

@@ -1,5 +1,4 @@
-//! A suite that nothing can fail proves nothing: each case is failed by some store that is wrong in one way, and each
-//! way to be wrong fails some case.
+//! Checks that the conformance suite can fail: each case fails on some flawed store, and each flaw fails some case.
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;

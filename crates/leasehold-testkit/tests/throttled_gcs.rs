@@ -1,5 +1,5 @@
-//! One write a second for each object is all that GCS promises to take: locks that change hands faster are slowed down to
-//! that, and nothing worse becomes of them.
+//! GCS promises to accept only one write a second for each object. Locks that change hands faster are slowed down to
+//! that, without other effects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +13,8 @@ async fn locker(server: &FakeGcs, protocol: &str) -> Locker {
     Locker::open(&format!("{}&protocol={protocol}", server.url())).await.unwrap()
 }
 
-/// Acquired and released at once, over and over: each write is refused now and then, and tried again about a second
-/// later; not more often than the store can take.
+/// The lock is acquired and released repeatedly without a pause. Some writes are refused and retried about a second
+/// later, not more often than the store accepts them.
 #[tokio::test]
 async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
     const TIMES: usize = 3;
@@ -28,12 +28,12 @@ async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
         }
         let writes = server.writes();
         assert_eq!((writes.done, writes.conflicts), (TIMES * 2, 0), "{writes:?}");
-        // Between half a second and a second after each refusal: two of them at most for one write.
+        // Retried between half a second and a second after each refusal, so at most two refusals for one write.
         assert!(writes.throttled <= writes.done * 2, "{protocol}: {writes:?}");
     }
 }
 
-/// Many processes wait: they read, so the holder's renewals are never among too many writes.
+/// Many processes wait. They only read, so the holder's renewals are not throttled.
 #[tokio::test]
 async fn waiters_do_not_get_in_the_way_of_renewals() {
     let ttl = Duration::from_secs(6);
@@ -49,14 +49,14 @@ async fn waiters_do_not_get_in_the_way_of_renewals() {
     guard.check().unwrap();
     let writes = server.writes();
     assert!(writes.done > 3 && writes.conflicts == 0, "{writes:?}");
-    // A renewal of a lease that was created and written once more within a second, at most.
+    // At most one: the lease was created and written again within a second.
     assert!(writes.throttled <= 1, "{writes:?}");
 }
 
-/// They all see the release at about the same time, and all write: one is granted, the others find out and go on
-/// waiting; in the end each of them had it, and none met with an error.
+/// All waiters see the release at about the same time and write. One is granted, the others notice and keep waiting.
+/// In the end each of them has held the lock, without an error.
 #[tokio::test]
-async fn those_who_wait_are_served_one_after_the_other() {
+async fn waiters_are_served_one_after_the_other() {
     const PROCESSES: usize = 4;
     let server = FakeGcs::start().await;
     let holding = Arc::new(AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! Locks in a bucket that keeps every version of its objects: a deleted object is there, behind a delete marker.
+//! Locks in a bucket with versioning: a deleted object remains, behind a delete marker.
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::types::{BucketVersioningStatus, VersioningConfiguration};
@@ -19,7 +19,7 @@ async fn fault_24_a_delete_marker_counts_as_absent_on_minio() {
     deletes_are_losses_and_tokens_rise(Server::MINIO).await;
 }
 
-/// Deletes leave markers here, which the doctor looks at; and it says that every renewal leaves a version.
+/// Deletes leave markers, which the doctor checks. It warns that every renewal leaves a version.
 #[tokio::test]
 async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
     let url = versioned_bucket(Server::MINIO).await.1;
@@ -30,7 +30,7 @@ async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
     assert_eq!((versioning.verdict, versioning.help.len()), (CheckStatus::Warning, 1), "{versioning:?}");
 }
 
-/// A client for a bucket of its own, and the URL of a store in it.
+/// A client for a new bucket, and the URL of a store in it.
 async fn versioned_bucket(server: Server) -> (Client, String) {
     let bucket = format!("versioned-{}", &Id::random(&Random::from_os()).to_string()[..16]);
     let client = client(&server.url()).await;
@@ -54,14 +54,14 @@ async fn deletes_are_losses_and_tokens_rise(server: Server) {
         last = Some(token);
         assert_eq!(other.lock("x").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
         let ticket = guard.into_ticket().await.unwrap();
-        // By hand: without a version, so that a marker is put on top.
+        // By hand, without a version, which adds a delete marker.
         let deleted = client.delete_object().bucket(bucket).key("locks/x.lock").send().await.unwrap();
         assert_eq!(deleted.delete_marker(), Some(true), "{deleted:?}");
         let lost = locker.renew(&ticket).await.unwrap_err();
         assert_eq!(lost.kind(), ErrorKind::Lost, "{lost:?}");
         assert_eq!(lost.loss().map(|loss| loss.reason.clone()), Some(LossReason::Deleted), "{lost:?}");
     }
-    // Renewals and releases leave versions, and nobody minds.
+    // Renewals and releases leave old versions, which have no effect.
     let guard = other.lock("x").try_acquire().await.unwrap();
     assert!(last < Some(guard.token().unwrap()));
     guard.release().await.unwrap();

@@ -1,15 +1,15 @@
-//! Processes of their own that take locks: the worker program, and the checks that hold for any store.
+//! Worker processes that take locks, and checks that apply to every store.
 
 use std::path::Path;
 
 use leasehold_testkit::process::Process;
 pub(crate) use leasehold_testkit::process::within;
 
-/// How many processes add to one counter, and how often each: 800 additions.
+/// How many processes add to one counter, and how many times each: 800 additions.
 const PROCESSES: usize = 16;
 const TIMES: usize = 50;
 
-/// A running worker. Killed when dropped.
+/// A running worker. It is killed when this is dropped.
 pub(crate) struct Worker(Process);
 
 impl Worker {
@@ -19,30 +19,30 @@ impl Worker {
         Self(Process::start(env!("CARGO_BIN_EXE_leasehold-testkit-worker"), arguments))
     }
 
-    /// What it says next; `None` when it has ended.
+    /// The next line; `None` when the worker has ended.
     pub(crate) async fn line(&mut self) -> Option<String> {
         self.0.line().await
     }
 
-    /// Waits until it says that it was granted the lock; returns the token.
+    /// Waits until the worker prints that it was granted the lock. Returns the token.
     pub(crate) async fn granted(&mut self) -> u64 {
         let line = self.line().await.expect("the worker ended without a word");
         let token = line.strip_prefix("granted ").unwrap_or_else(|| panic!("{line}"));
         token.parse().unwrap()
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// Kills the worker with `kill -9`, and waits until it has ended.
     pub(crate) async fn kill(&mut self) {
         self.0.kill().await;
     }
 
-    /// What else it says, and its exit code.
+    /// Closes its input. Returns the remaining lines and the exit code.
     pub(crate) async fn end(self) -> (Vec<String>, Option<i32>) {
         self.0.end().await
     }
 }
 
-/// One addition: the token, and between which moments of the machine's clock the lock was held.
+/// One addition: the token, and the times between which the lock was held, on the machine's clock.
 #[derive(Debug)]
 struct Addition {
     token: u64,
@@ -57,8 +57,8 @@ impl Addition {
     }
 }
 
-/// 16 processes add to the number in one file, 50 times each, under one lock: the sum is exact, no two of them held the
-/// lock at once, and tokens rise in the order in which it was held. Repeated `LEASEHOLD_TEST_RUNS` times.
+/// 16 processes add to the number in one file, 50 times each, under one lock. The sum is exact, no two of them held
+/// the lock at once, and tokens rise in the order in which it was held. Repeated `LEASEHOLD_TEST_RUNS` times.
 pub(crate) async fn count_exactly(url: &str, folder: &Path) {
     let runs = std::env::var("LEASEHOLD_TEST_RUNS").map_or(1, |runs| runs.parse().unwrap());
     for run in 0..runs {
@@ -85,8 +85,8 @@ pub(crate) async fn count_exactly(url: &str, folder: &Path) {
     }
 }
 
-/// Three processes hold a permit each, and there is none for a fourth. 16 processes hold one, a few times each: never more
-/// than three at once, and each permit is a lock, with rising tokens.
+/// Three processes hold a permit each, and a fourth gets none. 16 processes hold one a few times each: never more than
+/// three at once, and each permit is a lock with rising tokens.
 pub(crate) async fn never_more_processes_than_permits(url: &str) {
     const PERMITS: usize = 3;
     const TIMES: usize = 4;

@@ -1,6 +1,6 @@
 //! Hand-off within a process: tasks that all want one lock, and hold it for no time at all. The time is that of one
 //! acquisition.
-#![allow(clippy::unwrap_used, reason = "a benchmark that cannot be run is to stop")]
+#![allow(clippy::unwrap_used, reason = "a benchmark that cannot run must stop")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use futures_util::future::join_all;

@@ -1,5 +1,5 @@
 //! What a program calls: names, acquisition and release through the whole library, checks of a guard.
-#![allow(clippy::unwrap_used, reason = "a benchmark that cannot be run is to stop")]
+#![allow(clippy::unwrap_used, reason = "a benchmark that cannot run must stop")]
 
 use std::hint::black_box;
 

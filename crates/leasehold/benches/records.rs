@@ -2,7 +2,7 @@
 //!
 //! What a record itself costs is the difference to `inspect/nothing`. One that is held with a full history is the longest
 //! that there is without a note.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark that cannot be run is to stop")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark that cannot run must stop")]
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn name(text: &str) -> LockName {
     LockName::new(text).unwrap()
 }
 
-/// Leases on a register of their own, and that register.
+/// Leases on a new register, and the register.
 fn leases() -> (RegisterLeases, Arc<MemoryRegister>) {
     let register = Arc::new(MemoryRegister::new(Env::system()));
     (RegisterLeases::new(register.clone(), StoreOptions::default()), register)

@@ -52,7 +52,7 @@ async fn create(register: &dyn Register) -> Result<Option<Version>> {
     }
 }
 
-/// What gcslock does to release it. gcslock deletes the object whoever created it; a register deletes one version.
+/// What gcslock does to release it. gcslock deletes any object; a register deletes only this version of it.
 async fn delete(register: &dyn Register, object: &Version) -> Result<()> {
     match register.delete(LOCK, object).await? {
         Deleted::Deleted => Ok(()),

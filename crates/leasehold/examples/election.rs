@@ -84,14 +84,14 @@ fn play(url: &str) -> Result<()> {
     }
     let mut seen = Seen { lines, leader: None, follows: BTreeMap::new() };
     let first = seen.led_by_another_than(None, 2)?;
-    kill(members.remove(&first).ok_or_else(|| failed("nobody leads"))?)?;
+    kill(members.remove(&first).ok_or_else(|| failed("no process leads"))?)?;
     println!("-- {first} was killed");
     let second = seen.led_by_another_than(Some(&first), 1)?;
     println!("-- {first} is started again");
     members.insert(first.clone(), start(url, &first, &said)?);
     seen.led_by_another_than(Some(&first), 2)?;
     println!("-- {second} is asked to end");
-    let mut ending = members.remove(&second).ok_or_else(|| failed("nobody leads"))?;
+    let mut ending = members.remove(&second).ok_or_else(|| failed("no process leads"))?;
     drop(ending.stdin.take());
     seen.led_by_another_than(Some(&second), 1)?;
     ending.wait().map_err(failed)?;
@@ -108,7 +108,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Waits until another process than `before` leads, and so many follow it.
+    /// Waits until another process than `before` leads, and `followers` processes follow it.
     fn led_by_another_than(&mut self, before: Option<&str>, followers: usize) -> Result<String> {
         loop {
             if let Some(leader) = self.leader.clone().filter(|leader| before != Some(leader)) {

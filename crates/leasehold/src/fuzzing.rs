@@ -2,7 +2,12 @@
 //! test run checks them on the corpus. See docs/fuzzing.md.
 //!
 //! A property takes any bytes, and panics if it does not hold.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a property reports a failure by a panic"
+)]
 
 #[cfg(test)]
 mod corpus;

@@ -28,7 +28,7 @@ pub(crate) fn assert_written(name: &str, written: &str) {
     assert_eq!(
         written,
         golden(name),
-        "the written format has changed: leave {name} as it is, with a test that it is read, and add a file of the new form"
+        "the written format has changed: keep {name} and a test that reads it, and add a file of the new format"
     );
 }
 

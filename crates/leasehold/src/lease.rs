@@ -269,7 +269,7 @@ pub enum AcquireOutcome {
 
 /// The result of [`LeaseStore::renew`].
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "one at a time, and gone at once")]
+#[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 pub enum Renewal {
     /// The lease was renewed, and the grant's deadline is later.
     Renewed,

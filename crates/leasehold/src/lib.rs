@@ -57,7 +57,7 @@ pub mod env;
 pub mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
-#[allow(missing_docs, reason = "no part of what is published")]
+#[allow(missing_docs, reason = "not part of the published crate")]
 pub mod fuzzing;
 #[cfg(test)]
 mod golden;

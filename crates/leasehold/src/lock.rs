@@ -17,13 +17,13 @@ use crate::runtime::renewer::Hold;
 use crate::runtime::task;
 use crate::types::{LockName, is_unprintable};
 
-/// The longest name and note of a holder that are written into a record, in characters.
+/// The maximum length of a holder's name and note in a record, in characters.
 const MAX_TEXT: usize = 200;
 
-/// The longest value that a leader can advertise, in characters.
+/// The maximum length of the value that a leader advertises, in characters.
 pub(crate) const MAX_VALUE: usize = 1_024;
 
-/// A named lock: a handle that is cheap to clone, and the settings to acquire it with.
+/// A named lock: a cheaply cloned handle, with the settings for acquiring it.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -47,7 +47,7 @@ pub struct Lock {
     on_wait: Option<Arc<OnWait>>,
     /// Whether tasks of this process may pass the lock on among themselves.
     hands_on: bool,
-    /// Why the store does not answer the acquisition under way.
+    /// Why the store does not answer the current acquisition.
     trouble: StoreTrouble,
 }
 
@@ -66,75 +66,78 @@ impl Lock {
         }
     }
 
-    /// The lease's time to live: how long others wait after this process died. 500 ms to 24 h, 30 s unless set.
+    /// Sets the lease's time to live: how long other processes wait if this one dies. Between 500 ms and 24 h;
+    /// defaults to 30 s.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// What this acquisition is for: shown to those who wait. At most 200 characters are kept.
+    /// Describes the purpose of this acquisition. Waiters and inspection show it. At most 200 characters are kept.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.holder.note = Some(kept(&note.into()));
         self
     }
 
-    /// The holder's name that others are shown, in place of the user's.
+    /// Sets the holder's name that other processes see. Defaults to the user's name.
     #[must_use]
     pub fn owner(mut self, name: impl Into<String>) -> Self {
         self.holder.name = kept(&name.into());
         self
     }
 
-    /// What the holder advertises. Too long a value is refused by the acquisition: a URL that was cut is wrong.
+    /// Sets what the holder advertises. If the value is too long, the acquisition fails: a truncated URL would be
+    /// wrong.
     pub(crate) fn value(mut self, value: String) -> Self {
         self.holder.value = Some(value);
         self
     }
 
-    /// How much longer others wait after this lease lapses (never after a release), up to 24 h: for resources that check
-    /// no fencing token and may still get a late write.
+    /// Sets how much longer other processes wait after this lease has lapsed (never after a release), up to 24 h. For
+    /// resources that check no fencing token and may still receive a late write.
     #[must_use]
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// How long to keep trying a store that does not answer. Unless set, 15 s; and 5 min for an acquisition that waits, once
-    /// the store has answered it.
+    /// Sets how long to keep trying a store that does not answer. Defaults to 15 s, and to 5 min for an acquisition
+    /// that waits once the store has answered it.
     #[must_use]
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.store_timeout = Some(timeout);
         self
     }
 
-    /// For a lock that is to be handed on as a [`Ticket`](crate::Ticket): others are told that no process has to live for
-    /// it, and a store that sees processes die takes no notice of this one's end.
+    /// Marks the lock as one that will be passed on as a [`Ticket`](crate::Ticket): other processes see that no
+    /// process needs to live for it, and a store that notices the death of processes ignores the end of this one.
     #[must_use]
     pub fn for_ticket(mut self) -> Self {
         self.holder.pid = 0;
         self
     }
 
-    /// Calls `tell` whenever an acquisition that waits learns who has the lock: for progress displays and logs.
+    /// Calls `tell` whenever a waiting acquisition learns who has the lock, for progress displays and logs.
     #[must_use]
     pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
     }
 
-    /// Acquires the lock, waiting for as long as it takes.
+    /// Acquires the lock. Waits without a limit.
     ///
-    /// Tasks of one process that wait for one lock are served in the order of their arrival, and are one contender at
-    /// the store. Those that want it with the same settings pass it on among themselves, each with a higher token, and the
-    /// store is not asked; after a while other processes are let in. (Not on etcd, which keeps a line for all.)
+    /// Tasks of one process that wait for the same lock are served in the order of their arrival, and are one
+    /// contender at the store. Tasks with the same settings pass the lock on among themselves without a request, each
+    /// with a higher token. After a while, other processes get a turn. (Not on etcd, which has one queue for all
+    /// processes.)
     ///
-    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background, or
-    /// lapses.
+    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives later is released in the background,
+    /// or lapses.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a bad name or ttl; what the store says.
+    /// [`ErrorKind::Invalid`] for a bad name or ttl; the store's errors.
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -143,7 +146,7 @@ impl Lock {
         Acquisition::enter(request, queue).outcome().await.map(Guard::of)
     }
 
-    /// [`acquire`](Self::acquire), but [`ErrorKind::Held`] as soon as the lock is known to rest.
+    /// Like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is known to rest.
     pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -152,14 +155,14 @@ impl Lock {
 
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
     ///
-    /// While another task of this process acquires the lock, the store is not asked a second time: the lock counts as held,
+    /// While another task of this process acquires the lock, no second request is sent. The lock then counts as held,
     /// by a [holder](Error::holder) that is unknown until the store has answered that task.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`], with [who has it](Error::holder); [`ErrorKind::Invalid`] for a bad name or ttl; what the store
-    /// says.
+    /// [`ErrorKind::Held`], with the [holder](Error::holder); [`ErrorKind::Invalid`] for a bad name or ttl; the
+    /// store's errors.
     pub async fn try_acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -168,7 +171,7 @@ impl Lock {
                 let request = self.request(claim, Wait::No);
                 Acquisition::in_turn(request, queue, turn).outcome().await.map(Guard::of)
             }
-            // A task of this process has it, or is before us.
+            // A task of this process holds the lock or is ahead in the queue.
             None => Err(match queue.seen() {
                 Some(held) => Error::held(&claim.name, held),
                 None => Error::held_as(
@@ -182,19 +185,19 @@ impl Lock {
 
     /// Acquires the lock, waiting for at most `limit`.
     ///
-    /// While tasks of this process want it all the time, it is left to other processes now and then, for up to three
-    /// seconds: with a shorter limit, that can be the time in which it is not to be had.
+    /// While tasks of this process want the lock all the time, the process leaves it to other processes now and then,
+    /// for up to three seconds. A shorter limit may end during such a time.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] when the time was up, with [who has it](Error::holder), or [`ErrorKind::Unavailable`] when the
-    /// store had said nothing until then; otherwise as [`acquire`](Self::acquire).
+    /// [`ErrorKind::Held`] after the time limit, with the [holder](Error::holder), or [`ErrorKind::Unavailable`] if
+    /// the store had not answered by then; otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         self.within(limit, |lock| async move { lock.acquire().await }).await
     }
 
-    /// `acquire`, for at most `limit`. In a task, so that the limit holds also when the caller does not poll.
+    /// Runs `acquire` for at most `limit`, in a task, so that the limit applies even if the caller does not poll.
     pub(crate) async fn within<F>(
         &self,
         limit: Duration,
@@ -211,7 +214,7 @@ impl Lock {
         task::run(async move {
             match timeout(&*env.clock, limit, acquisition.as_mut()).await {
                 Some(outcome) => outcome,
-                // With the acquisition, the turn is given up, and with it what is known of the holder: not before this.
+                // Dropping the acquisition gives up its turn and what is known about the holder, so this comes first.
                 None => match queue.seen() {
                     Some(held) => Err(Error::held(&name, held)),
                     None => Err(lock.unanswered(&name, limit)),
@@ -221,12 +224,13 @@ impl Lock {
         .await
     }
 
-    /// Runs `body` while holding the lock, and releases it afterwards. The body is dropped the moment the lease is lost.
+    /// Runs `body` while holding the lock, and releases it afterwards. The body is dropped as soon as the lease is
+    /// lost.
     ///
     /// Cancel safe: dropping the future drops the body and releases the lock in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when the lock was lost before the body was done; otherwise as [`acquire`](Self::acquire).
+    /// [`ErrorKind::Lost`] if the lock was lost before the body ended; otherwise as [`acquire`](Self::acquire).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -251,14 +255,14 @@ impl Lock {
         Ok(output)
     }
 
-    /// Never passed on among the tasks of this process: each holder is another grant at the store, as those who observe
-    /// it have to see.
+    /// The lock is never passed on among the tasks of this process: observers must see each holder as a separate
+    /// grant.
     pub(crate) fn not_handed_on(mut self) -> Self {
         self.hands_on = false;
         self
     }
 
-    /// What those are told who wait for it.
+    /// The callback for waiting acquisitions.
     pub(crate) fn on_waiting(&self) -> Option<&OnWait> {
         self.on_wait.as_deref()
     }
@@ -268,7 +272,7 @@ impl Lock {
         Self { name: name.to_string(), ..self.clone() }
     }
 
-    /// What else is to be done whenever an acquisition that waits learns who has the lock.
+    /// Adds a callback for each time a waiting acquisition learns who has the lock.
     pub(crate) fn noting(&self, note: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         let on_wait = self.on_wait.clone();
         self.clone().on_wait(move |held| {
@@ -287,7 +291,7 @@ impl Lock {
         Ok(LockName::new(&self.name)?)
     }
 
-    /// Whether it can be asked for as it is.
+    /// Checks that the settings are valid. Returns the name.
     pub(crate) fn checked(&self) -> Result<LockName> {
         Ok(self.claim()?.name)
     }
@@ -324,7 +328,7 @@ impl Lock {
         }
     }
 
-    /// Counts from now for how long the store is silent.
+    /// Starts to measure how long the store does not answer.
     pub(crate) fn outage(&self) -> Outage {
         Outage::new(self.locker.opened(), &self.name, self.store_timeout)
     }
@@ -333,7 +337,7 @@ impl Lock {
         self.locker.queues().of(name)
     }
 
-    /// The error of an acquisition of `name` that got no answer from the store within `limit`.
+    /// The error of an acquisition of `name` without an answer from the store within `limit`.
     pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
         let store = self.locker.opened().shown();
         let mut message = format!("lock `{name}`: no answer from {store} within {limit:.1?}");
@@ -343,7 +347,7 @@ impl Lock {
         Error::new(ErrorKind::Unavailable, message)
     }
 
-    /// This lock, for an acquisition whose trouble with the store is its own.
+    /// This lock, with a separate record of the store's trouble.
     pub(crate) fn with_own_trouble(&self) -> Self {
         Self { trouble: StoreTrouble::default(), ..self.clone() }
     }
@@ -360,7 +364,7 @@ fn kept(text: &str) -> String {
 }
 
 impl Locker {
-    /// The lock called `name`. Sends nothing; a bad name is reported by the acquisition.
+    /// The lock named `name`. Sends no request; the acquisition reports a bad name.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
     }

@@ -26,30 +26,30 @@ use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::PollInterval;
 
-/// The longest record, in bytes: what registers read that are opened for locks. Lock records are about 1 KiB.
+/// The maximum length of a record, in bytes, for registers that are opened for locks. Lock records are about 1 KiB.
 pub const MAX_VALUE_BYTES: usize = 1 << 20;
 
-/// The longest object, in bytes (256 MiB): what registers read that are opened for objects. It is held in memory, once as it
-/// was read and once as it is written.
+/// The maximum length of an object, in bytes (256 MiB), for registers that are opened for objects. The object is held
+/// in memory twice: as it was read and as it is written.
 pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 
 /// A key-value store with conditional writes.
 ///
-/// A conflict is a value, not an error; a [`StoreError`] says whether the request may have had its effect. An
-/// implementation does not retry conditional writes by itself: with a retry inside, an applied write whose answer was
-/// lost comes back as a conflict.
+/// A conflict is a value, not an error. A [`StoreError`] says whether the request may have been applied. An
+/// implementation must not retry conditional writes itself: if the answer to an applied write is lost, a retry would
+/// report a conflict.
 #[async_trait]
 pub trait Register: fmt::Debug + Send + Sync + 'static {
-    /// Reads `key`; `None` when there is nothing (a delete marker counts as nothing). Strongly consistent.
+    /// Reads `key`; `None` if there is no value (a delete marker counts as no value). Strongly consistent.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// When the store did not answer with a value or its absence, or the value is longer than [`MAX_VALUE_BYTES`], or
-    /// [`MAX_OBJECT_BYTES`] where the register was opened for objects.
+    /// When the store's answer is neither a value nor its absence, or when the value is longer than
+    /// [`MAX_VALUE_BYTES`], or [`MAX_OBJECT_BYTES`] if the register was opened for objects.
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError>;
 
-    /// What [`read`](Self::read) tells, without the bytes. By default it reads.
+    /// Returns what [`read`](Self::read) does, except for the bytes. Reads by default.
     ///
     /// Cancel safe.
     ///
@@ -63,22 +63,23 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         }))
     }
 
-    /// Writes `body` if `key` is as expected, atomically: the bytes, and all of the metadata with them.
+    /// Writes `body`, the bytes and all metadata, atomically and only if `key` is as expected.
     ///
     /// Dropping the future leaves the outcome unknown, as [`StoreError::MaybeApplied`] does.
     ///
     /// # Errors
-    /// [`StoreError::NotApplied`] only when the write certainly has no effect, now or later.
+    /// [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
-    /// Deletes `key` if its version is still `version`. For sweeping and probing only; a lock is never released so.
+    /// Deletes `key` if its version is still `version`. For sweeping and probing only; never used to release a lock.
     ///
     /// # Errors
-    /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the store cannot.
+    /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no
+    /// conditional deletes.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
-    /// [`delete`](Self::delete), without making sure first that this store checks the version: for objects that nobody else
-    /// knows of. By default it is the same.
+    /// [`delete`](Self::delete) without first checking that the store compares the version, for objects that no other
+    /// client knows of. By default it is the same.
     ///
     /// # Errors
     /// As [`delete`](Self::delete).
@@ -86,55 +87,55 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         self.delete(key, version).await
     }
 
-    /// What only this store can be asked when it is [examined](crate::Locker::examine): its settings. What every register has
-    /// to do is not asked here. By default nothing is.
+    /// The checks of an [examination](crate::Locker::examine) that only this store has, such as its settings. The
+    /// checks for every register are not part of it. By default there are none.
     async fn examine(&self) -> Examined {
         Examined::default()
     }
 
-    /// The keys that start with `prefix`, in the store's order, page by page. A page that could not be had for now is asked for
-    /// again, for a while.
+    /// Lists the keys that start with `prefix`, in the store's order, page by page. Retries a page that fails, for a
+    /// while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
-    /// The version that a write of these bytes gives, where that follows from the bytes: writing the same again gives the
-    /// same version then. By default it does not follow.
+    /// The version that a write of these bytes results in, if it depends only on the bytes. Writing the same bytes
+    /// again then gives the same version. By default it does not.
     fn version_of(&self, _bytes: &[u8]) -> Option<Version> {
         None
     }
 
-    /// Bounds on the store's own clock now, from its latest answer; `None` before one, or when it has no clock.
+    /// Bounds on the store's clock now, from its latest answer; `None` before the first answer, or if it has no clock.
     fn store_time(&self) -> Option<StoreTime>;
 
-    /// The clock and the randomness that this register runs on.
+    /// The clock and the random numbers of this register.
     fn env(&self) -> &Env;
 
-    /// The same objects through another endpoint, for an examination of several front ends together. By default there is none.
+    /// The same objects through another endpoint, to examine several front ends together. By default there is none.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad endpoint,
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where a register has no endpoints.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the register has no endpoints.
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         let message =
             format!("{} cannot be asked through another endpoint, {endpoint:?}", self.capabilities().store);
         Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
     }
 
-    /// The same objects at each address that the endpoint's name stands for, where those are several: for an examination, which
-    /// asks them in turn. By default there is none.
+    /// The same objects at each address of the endpoint's name, if there are several. An examination uses them in
+    /// turn. By default there are none.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// When no client can be made for one.
+    /// When no client can be created for an address.
     async fn fronts(&self) -> Result<FrontEnds, Error> {
         Ok(FrontEnds::default())
     }
 
-    /// What this register is, and how it wants to be treated.
+    /// The properties of this register.
     fn capabilities(&self) -> RegisterCapabilities;
 
-    /// The endpoint and the bucket, without secrets: of which place it is recorded that it was [probed](probe). By default a
-    /// register names none, and a copy of what is recorded counts wherever it is found.
+    /// The endpoint and the bucket, without secrets. The result of a [probe](probe) is recorded for this place. By
+    /// default it is empty, and a copy of such a record is valid anywhere.
     fn place(&self) -> String {
         String::new()
     }
@@ -186,16 +187,16 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
 }
 
-/// The addresses that an endpoint's name stands for: each may be a front end of its own.
+/// The addresses of an endpoint's name. Each may be a separate front end.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct FrontEnds {
-    /// The same objects at the addresses that take connections, at eight of them at most. Empty where fewer than two do: the
-    /// name is asked as always then.
+    /// The same objects at the addresses that accept connections, at most eight of them. Empty if fewer than two do;
+    /// the name is then used as usual.
     pub answering: Vec<(IpAddr, Arc<dyn Register>)>,
-    /// How many more take connections.
+    /// How many further addresses accept connections.
     pub more: usize,
-    /// Those that take none, and why.
+    /// The addresses that accept none, and why.
     pub silent: Vec<(IpAddr, String)>,
 }
 
@@ -204,14 +205,14 @@ pub struct FrontEnds {
 pub struct VersionedValue {
     /// The bytes.
     pub value: Bytes,
-    /// What the store calls this state of the key.
+    /// The store's identifier of this state of the key.
     pub version: Version,
-    /// What is said about the bytes, where the register [carries](RegisterCapabilities::metadata) it.
+    /// The metadata, if the register [stores](RegisterCapabilities::metadata) it.
     pub metadata: Metadata,
 }
 
-/// An opaque version of a key: an ETag, a generation, a revision. Never equal for two writes of different bytes; for two
-/// writes of the same bytes it may be, but where versions are [generations](RegisterCapabilities::generations).
+/// An opaque version of a key: an ETag, a generation, a revision. Two writes of different bytes never have the same
+/// version. Two writes of the same bytes may, unless versions are [generations](RegisterCapabilities::generations).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(Arc<str>);
 
@@ -221,7 +222,7 @@ impl Version {
         Self(version.into())
     }
 
-    /// The store's spelling.
+    /// The version as the store spells it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -230,41 +231,41 @@ impl Version {
 /// What a conditional write expects to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precondition<'a> {
-    /// Nothing there.
+    /// The key does not exist.
     Absent,
-    /// Exactly this version.
+    /// The key has exactly this version.
     Version(&'a Version),
 }
 
 /// The answer to a conditional write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Written; the key now has this version.
+    /// Written. The key now has this version.
     Committed(Version),
-    /// The key was not as expected, and this request changed nothing. (An earlier copy of it may have.)
+    /// The key was not as expected, and this request changed nothing. (An earlier copy of the request may have.)
     Conflict,
 }
 
 /// The answer to a conditional delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// Gone.
+    /// Deleted.
     Deleted,
-    /// The key was not as expected, or not there.
+    /// The key does not exist or has another version.
     Conflict,
 }
 
-/// What a register is, and how it wants to be treated.
+/// The properties of a register.
 #[derive(Clone, Debug)]
 pub struct RegisterCapabilities {
     /// The store's kind, for people: `S3`, `memory`.
     pub store: &'static str,
-    /// Whether its preconditions are known to be enforced. Otherwise they are [probed](probe) before the first write.
+    /// Whether it is known to enforce preconditions. Otherwise they are [probed](probe) before the first write.
     pub trusted: bool,
-    /// Whether versions are numbers that rise with every write of a key, also when it was deleted in between.
+    /// Whether versions are numbers that rise with every write of a key, even if it was deleted in between.
     pub generations: bool,
-    /// How many bytes of [`Metadata::user`] it keeps beside an object, names and values together; `None` where it keeps no
-    /// metadata at all.
+    /// How many bytes of [`Metadata::user`] it stores with an object, names and values together; `None` if it stores
+    /// no metadata.
     pub metadata: Option<usize>,
     /// How often a waiter may read.
     pub poll_interval: PollInterval,

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn one_store_is_told_from_another() {
+    fn different_stores_are_distinguished() {
         let same = |one: &str, other: &str| {
             let (one, other) = (StoreUrl::parse(one).unwrap(), StoreUrl::parse(other).unwrap());
             assert_eq!(is_same_store(&one, &other), is_same_store(&other, &one), "{one} {other}");

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_can_be_read_back() {
+    fn a_displayed_url_can_be_parsed_back() {
         for text in [
             "gs://b/p?credentials=anonymous",
             "gs://b/p?credentials=/etc/key.json",

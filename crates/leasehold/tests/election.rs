@@ -1,4 +1,4 @@
-//! Elections: handing over, and what observers are told, on paused time.
+//! Elections: handing over, and what observers see. Paused time.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn next_value(changes: &mut BoxStream<'static, Result<Option<Leader>>>) ->
     next(changes).await.and_then(|leader| leader.value)
 }
 
-/// Nothing is told for as long as `duration`.
+/// Asserts that the stream yields nothing for `duration`.
 async fn assert_silent(
     client: &Client,
     changes: &mut BoxStream<'static, Result<Option<Leader>>>,
@@ -53,7 +53,7 @@ async fn twenty_leaders_hand_over_without_a_ttl_passing() {
         assert!(leadership.term().unwrap() > term);
     }
     let took = one.clock.now().longest_since(began);
-    // Of which each leader led for five seconds.
+    // Each leader led for five seconds of that.
     assert!(took < SECOND * (5 * 20 + 20), "twenty handovers took {took:?}");
 }
 
@@ -91,13 +91,13 @@ async fn an_observer_gets_the_current_leader_and_then_only_changes() {
         leadership.resign().await.unwrap();
         assert_eq!(next(&mut changes).await, None);
     }
-    // What was advertised is advertised no more.
+    // The record no longer contains what the leader advertised.
     let left = serde_json::to_string(&world.raw().await).unwrap();
     assert!(!left.contains("http://"), "{left}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_leader_is_gone_once_its_lease_lapses_and_not_before() {
+async fn a_dead_leader_is_reported_until_its_lease_lapses() {
     for by_store_clock in [false, true] {
         let world = World::new();
         let leader = world.observer(1);
@@ -158,7 +158,7 @@ async fn an_observer_polls_at_the_stores_pace_and_backs_off_on_errors() {
     assert!((30..80).contains(&reads), "{reads} reads in ten minutes of trouble");
 }
 
-/// A request that comes late, after the record was deleted by hand, can leave an earlier term.
+/// A late request after a deletion by hand can leave an earlier term in the record.
 #[tokio::test(start_paused = true)]
 async fn an_observer_never_sees_an_earlier_term() {
     let world = World::new();
@@ -168,7 +168,7 @@ async fn an_observer_never_sees_an_earlier_term() {
     let mut changes = election(&follower).observe();
     assert_eq!(next(&mut changes).await.unwrap().term, Some(term));
     world.edit(|record| record["token"] = (term.get() - 1).into()).await;
-    assert_eq!(next(&mut changes).await, None, "nobody leads by it");
+    assert_eq!(next(&mut changes).await, None, "an earlier term is not a leader");
     drop(leadership);
     let leadership = loop {
         // Once the spoiled record has lapsed or was released.

@@ -1,5 +1,5 @@
-//! Locks that are objects (`protocol=existence`): where a release deletes, what can a request do that comes late, or an
-//! object that somebody else wrote?
+//! Locks that are objects (`protocol=existence`). A release deletes the object, so these tests cover late requests and
+//! objects that other clients wrote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The key of the lock: its name, as it is.
+/// The key of the lock's object: the lock's name, unchanged.
 const KEY: &str = "x";
 
 impl World {
@@ -30,7 +30,7 @@ impl World {
         self.register.read(KEY).await.unwrap()
     }
 
-    /// A plain client creates the object, with nothing in it that leasehold knows.
+    /// Creates the object as a plain client does, with content that leasehold does not understand.
     async fn foreign(&self, content: &'static str) -> Write {
         self.register
             .write(KEY, Precondition::Absent, Bytes::from_static(content.as_bytes()).into())
@@ -38,7 +38,7 @@ impl World {
             .unwrap()
     }
 
-    /// A plain client, or an operator, deletes the object.
+    /// Deletes the object, as a plain client or an operator does.
     async fn remove(&self) {
         let cell = self.object().await.expect("there is no object");
         assert_eq!(self.register.delete(KEY, &cell.version).await.unwrap(), Deleted::Deleted);
@@ -68,7 +68,7 @@ async fn a_lock_is_held_while_its_object_exists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_leasehold_did_not_write_is_never_taken_over() {
+async fn foreign_objects_are_never_taken_over() {
     for content in ["", "1", "{}", "{\"ID\":\"terraform\"}", "{\"protocol\":\"existence\"}"] {
         let world = World::by_existence();
         let client = world.dated(1);
@@ -113,7 +113,7 @@ async fn tokens_are_generations_and_stay_when_the_lease_is_renewed() {
         assert_eq!(two.held().await.token, Some(first.token));
     }
     let mut tokens = vec![first.token];
-    // Succeeded, and succeeded again, without an object less in between: then deleted by hand, then released.
+    // Taken over twice while the object exists throughout; then deleted by hand, then released.
     for client in [&two, &one] {
         client.held().await;
         client.env.sleep(contender_span()).await;
@@ -138,7 +138,7 @@ async fn a_late_renewal_brings_nothing_back() {
     assert_eq!(one.network.deliver().await, Some(Write::Conflict));
     assert_eq!(world.object().await, None);
     two.granted().await;
-    // And one that comes late after the lock has passed on: likewise.
+    // The same for a renewal that arrives after the next grant.
     world.remove().await;
     let mut grant = one.granted().await;
     one.network.next_write(Outcome::HeldBack);
@@ -186,7 +186,7 @@ async fn a_delete_whose_answer_was_lost_is_a_release_and_an_eviction() {
     let mut grant = one.granted().await;
     one.network.next_delete(Outcome::AppliedLost);
     assert_eq!(one.release(&mut grant).await, Released::Released);
-    // Also when another has the lock by now.
+    // The same if another client has the lock by now.
     let mut grant = one.granted().await;
     one.network.next_delete(Outcome::AppliedLost);
     one.network.next_read(Outcome::Stalled);
@@ -201,7 +201,7 @@ async fn a_delete_whose_answer_was_lost_is_a_release_and_an_eviction() {
     one.network.next_delete(Outcome::AppliedLost);
     assert_eq!(one.leases.evict(&name(), next.token).await.unwrap(), Evicted::Evicted);
     assert_eq!(world.object().await, None);
-    // Deleted by hand is not released by us.
+    // If the object was deleted by hand, the release does not count as ours.
     let mut grant = one.granted().await;
     world.remove().await;
     assert_eq!(one.release(&mut grant).await, Released::AlreadyLost);
@@ -219,7 +219,7 @@ async fn a_create_whose_answer_was_lost_is_recognised() {
     assert_eq!(one.release(&mut grant).await, Released::Released);
 }
 
-/// The first create is lost on its way, the second one is granted and released: then the first one arrives.
+/// The first create is delayed, the second one is granted and released. Then the first one arrives.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_comes_after_the_release_is_found_and_deleted() {
     let world = World::by_existence();
@@ -230,12 +230,15 @@ async fn a_create_that_comes_after_the_release_is_found_and_deleted() {
     one.release(&mut grant).await;
     assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
     two.held().await;
-    assert!(matches!(one.leases.renew(&mut grant).await.unwrap(), Renewal::Lost(_)), "nobody believes in it");
+    assert!(
+        matches!(one.leases.renew(&mut grant).await.unwrap(), Renewal::Lost(_)),
+        "it must not be renewed"
+    );
     one.env.sleep(SECOND * 4).await;
-    assert_eq!(world.object().await, None, "a plain client would wait for ever");
+    assert_eq!(world.object().await, None, "the late object remains");
 }
 
-/// The same when nothing was granted: the store was silent, and the acquisition was given up.
+/// The same without a grant: the store did not answer, and the acquisition was given up.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
     let world = World::by_existence();
@@ -251,7 +254,7 @@ async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
     assert_eq!(world.object().await, None);
 }
 
-/// What is looked for is told by its nonce: a grant of the same claim, or of anybody else, is left alone.
+/// The cleanup identifies its own create by the nonce. It deletes no other grant, not even of the same claim.
 #[tokio::test(start_paused = true)]
 async fn looking_for_a_late_create_harms_no_grant() {
     let world = World::by_existence();
@@ -261,7 +264,7 @@ async fn looking_for_a_late_create_harms_no_grant() {
     let mut grant = granted(one.leases.try_acquire(&claim).await.unwrap());
     one.release(&mut grant).await;
     assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));
-    // The same claim finds it, and takes it by another write.
+    // The same claim finds the late create and adopts it by another write.
     let mut again = granted(one.leases.try_acquire(&claim).await.unwrap());
     for _ in 0..12 {
         one.env.sleep(SECOND * 10).await;
@@ -270,7 +273,8 @@ async fn looking_for_a_late_create_harms_no_grant() {
     assert_eq!(one.release(&mut again).await, Released::Released);
 }
 
-/// Deleted by hand, and then a create of the holder's own comes late: what was granted does not come back by that.
+/// The object was deleted by hand, and then a late create of the same claim arrives. It does not restore the holder's
+/// lock.
 #[tokio::test(start_paused = true)]
 async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
     let world = World::by_existence();
@@ -285,7 +289,7 @@ async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
     assert_eq!(loss.reason, LossReason::Ended);
 }
 
-/// As a release whose answer was lost: the grant that was meant is over, by our doing as far as anybody can tell.
+/// Like a release whose answer was lost: the named grant is over, and this eviction may have ended it.
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_eviction_counts_although_another_was_granted() {
     let world = World::by_existence();
@@ -304,7 +308,7 @@ async fn an_unanswered_eviction_counts_although_another_was_granted() {
     assert_eq!(evict.await.unwrap().unwrap(), Evicted::Evicted);
 }
 
-/// Likewise whoever has only a ticket: the record has the ticket's id, and is not what the ticket was made of.
+/// The same for a ticket: the record has the ticket's claim id, but it is not the ticket's grant.
 #[tokio::test(start_paused = true)]
 async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
     for dates_only in [false, true] {
@@ -323,7 +327,7 @@ async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
     }
 }
 
-/// A release says whether the lock was held until then; what came late is deleted all the same.
+/// A release reports whether the lock was held until then. It deletes the late object in any case.
 #[tokio::test(start_paused = true)]
 async fn a_late_create_does_not_make_a_lost_lock_look_released() {
     for dates_only in [false, true] {
@@ -339,7 +343,7 @@ async fn a_late_create_does_not_make_a_lost_lock_look_released() {
     }
 }
 
-/// The same when the loss is learnt by a renewal, and no release follows.
+/// The same if a renewal finds the loss and no release follows.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_comes_after_a_loss_is_found_and_deleted() {
     let world = World::by_existence();
@@ -353,8 +357,8 @@ async fn a_create_that_comes_after_a_loss_is_found_and_deleted() {
     assert_eq!(world.object().await, None);
 }
 
-/// Where grants have numbers instead of tokens, a number must mean one of them: `break` ends the grant that has it. The
-/// store's time does not make them differ: a `Date` is true to a second, and writes come microseconds after it.
+/// Without tokens, grants have numbers. A number must identify one grant, because `break` ends the grant with that
+/// number. The store's time is not enough: a `Date` is exact to a second, and writes are microseconds apart.
 #[tokio::test(start_paused = true)]
 async fn without_generations_each_grant_has_a_number_of_its_own() {
     let world = World::by_existence();
@@ -370,8 +374,8 @@ async fn without_generations_each_grant_has_a_number_of_its_own() {
     assert_eq!(numbers.len(), 4, "{numbers:?}");
 }
 
-/// An operator brings an old object back (an undelete, an older version): whoever succeeds its dead holder has a higher
-/// token than those that were granted in between.
+/// An operator restores an old object (an undelete, an older version). A takeover from its dead holder gets a token
+/// above those that were granted in between.
 #[tokio::test(start_paused = true)]
 async fn a_takeover_of_a_restored_object_gets_the_highest_token() {
     let world = World::by_existence();
@@ -398,7 +402,7 @@ async fn token_in_store(client: &Client) -> Token {
     client.leases.inspect(&name()).await.unwrap().token.unwrap()
 }
 
-/// A machine on the same objects whose versions are no generations, as on S3.
+/// A machine on the same objects, with a store whose versions are not generations, like S3.
 fn without_generations(world: &World, seed: u64) -> Client {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), seed + 1);
@@ -423,7 +427,7 @@ impl Layer for NoGenerations {
     }
 }
 
-/// Rule 8: whoever saw the first grant of a claim does not take the second one for it.
+/// Rule 8: a client that saw the first grant of a claim does not mistake the second one for it.
 #[tokio::test(start_paused = true)]
 async fn two_grants_of_one_claim_do_not_look_alike() {
     let world = World::by_existence();
@@ -447,7 +451,7 @@ async fn the_two_protocols_leave_each_others_objects_alone() {
     let by_existence = world.observer(1);
     let by_record = World { by_existence: false, ..world }.observer(2);
     let lock = |store: &Client, lock: &str| Locker::new(store.leases.clone()).lock(lock);
-    // `x.lock` here is the object of `x` there.
+    // The key `x.lock` here is the object of `x` there.
     let theirs = lock(&by_record, "x").acquire().await.unwrap();
     let refused = async || lock(&by_existence, "x.lock").try_acquire().await.unwrap_err().to_string();
     assert!(refused().await.contains("protocol=lease"), "{}", refused().await);
@@ -461,7 +465,7 @@ async fn the_two_protocols_leave_each_others_objects_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_this_protocol_cannot_do_it_refuses() {
+async fn operations_that_this_protocol_lacks_are_refused() {
     let world = World::by_existence();
     let one = world.observer(1);
     let capabilities = one.leases.capabilities();
@@ -477,16 +481,16 @@ async fn what_this_protocol_cannot_do_it_refuses() {
     assert_eq!(names, [name()]);
 }
 
-/// What a register gets wrong.
+/// The flaw of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
-    /// Nothing, but its versions are no numbers.
+    /// None, but its versions are not numbers.
     NoGenerations,
-    /// Deletes whatever it is asked to.
+    /// Deletes are unconditional.
     DeletesBlindly,
-    /// Looks, and deletes later.
+    /// Deletes are not atomic: it checks the version, and deletes later.
     DeletesLate,
-    /// Never deletes under a condition.
+    /// Conditional deletes never succeed.
     NeverDeletes,
 }
 
@@ -536,7 +540,7 @@ fn flawed(flaw: Flaw) -> (Arc<Layered<Flawed>>, Arc<RegisterLeases>) {
     (register.clone(), Arc::new(RegisterLeases::by_existence(register, options)))
 }
 
-/// Before the first grant, not at the first release.
+/// It is refused before the first grant, not at the first release.
 #[tokio::test(start_paused = true)]
 async fn a_store_with_unsafe_deletes_is_refused_before_it_grants() {
     for flaw in [Flaw::DeletesBlindly, Flaw::DeletesLate, Flaw::NeverDeletes] {
@@ -550,7 +554,7 @@ async fn a_store_with_unsafe_deletes_is_refused_before_it_grants() {
     }
 }
 
-/// And one that is as it should be is accepted, and its examination leaves no more than the markers.
+/// A correct store is accepted. Its examination leaves only the markers.
 #[tokio::test(start_paused = true)]
 async fn without_generations_there_are_no_tokens() {
     let (register, leases) = flawed(Flaw::NoGenerations);

@@ -1,5 +1,5 @@
-//! The faults of `docs/evidence.md` that no rule of the protocol is named after, by their numbers; those of guards are in
-//! `guard.rs`.
+//! The faults of `docs/evidence.md` that are not named after a rule of the protocol, by their numbers. The faults of
+//! guards are in `guard.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ async fn fault_5_an_acquire_arriving_after_its_release_is_rejected() {
     let client = world.observer(1);
     let mut earlier = client.granted().await;
     client.leases.release(&mut earlier, None).await.unwrap();
-    // Nobody can tell what became of the first write: it is found not to have landed, and another is sent.
+    // The outcome of the first write is unknown. A read shows that it has not landed, so another write is sent.
     client.network.next_write(Outcome::HeldBack);
     let mut grant = client.granted().await;
     assert_eq!(client.leases.release(&mut grant, None).await.unwrap(), Released::Released);
@@ -56,7 +56,7 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
     for twice in [Outcome::Twice, Outcome::TwiceSecondAnswer] {
         let world = World::new();
         let client = world.observer(1);
-        // The first grant of all is on its own: creates may take a second write to be sure of their token.
+        // The first grant of a lock is separate: a create may need a second write for a certain token.
         let mut grant = client.granted().await;
         client.network.every(Kind::Write, twice.clone());
         for token in grant.token.get() + 1..grant.token.get() + 4 {
@@ -81,14 +81,14 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
     }
 }
 
-/// Everybody dies in the same moment, the holder too, and is started again with no memory of what was.
+/// All processes die at once, including the holder, and restart without any memory.
 #[tokio::test(start_paused = true)]
 async fn fault_19_a_restarted_fleet_gets_the_lock_within_one_ttl() {
     for (store_clock, down, bound) in [
-        // By observation alone the lease is watched from the restart on.
+        // By observation alone, the lease is watched from the restart on.
         (false, Duration::ZERO, contender_span() + SECOND * 5),
         (false, SECOND * 300, contender_span() + SECOND * 5),
-        // By the store's clock, what it took to restart counts.
+        // By the store's clock, the time of the restart counts too.
         (true, SECOND * 20, contender_span() - SECOND * 20 + SECOND * 12),
         (true, SECOND * 300, SECOND * 2),
     ] {
@@ -121,7 +121,7 @@ async fn fault_19_a_restarted_fleet_gets_the_lock_within_one_ttl() {
     }
 }
 
-/// A pod that is restarted under its old name, a process id that was used again: to the lock it is another.
+/// A pod that restarts under its old name, or a reused process id: to the lock it is another process.
 #[tokio::test(start_paused = true)]
 async fn fault_32_a_process_does_not_inherit_a_lock_by_its_name() {
     let world = World::new();
@@ -162,7 +162,7 @@ async fn fault_33_throttling_causes_no_storm_and_the_lock_is_kept() {
         client.network.every(Kind::Read, Outcome::NotApplied);
         client.network.every(Kind::Write, Outcome::NotApplied);
     }
-    // Not for as long as the lease: the holder gets through in time.
+    // The throttling ends before the lease, so the holder's renewals succeed in time.
     holder.env.sleep(SECOND * 15).await;
     let (asked, waited) = (holder.network.counts().total(), waiter.network.counts().total());
     assert!((2..=20).contains(&asked), "{asked} requests of the holder in 15 s");
@@ -177,7 +177,7 @@ async fn fault_33_throttling_causes_no_storm_and_the_lock_is_kept() {
     drop(waiting.await.unwrap().unwrap());
 }
 
-/// The record is deleted, over and over, by somebody who means well. Nobody is misled about what was granted.
+/// A well-meaning person deletes the record repeatedly. Each deletion is a loss for the holder, and tokens still rise.
 #[tokio::test(start_paused = true)]
 async fn fault_27_a_deleted_record_is_a_loss_and_tokens_still_rise() {
     let world = World::new();

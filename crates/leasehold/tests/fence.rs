@@ -1,4 +1,4 @@
-//! Fenced writes: whoever lost the lock writes no more, however late its write arrives.
+//! Fenced writes: the write of a holder that has lost its lock is refused, however late it arrives.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn token(number: u64) -> Token {
     Token::new(number).unwrap()
 }
 
-/// A store with generations, and one in which a version depends on the content alone.
+/// A store with generations, and one in which a version depends only on the content.
 fn both() -> [Arc<MemoryRegister>; 2] {
     [Arc::new(MemoryRegister::new(env(0))), by_content()]
 }
@@ -46,7 +46,7 @@ async fn write(register: &dyn Register, number: u64, text: &'static str) -> Resu
     fence::write(register, KEY, token(number), text.into()).await
 }
 
-/// A write with `number` that is on its way.
+/// A write with token `number` that is under way.
 async fn under_way(
     register: &Arc<MemoryRegister>,
     number: u64,
@@ -148,7 +148,7 @@ async fn two_holders_never_lose_one_anothers_update() {
         network.deliver().await;
         is_refused_by(late.await.unwrap(), 6);
         is_refused_by(append(&*register, 5, "c").await, 6);
-        // An update without a token leaves the fence as it is.
+        // An update without a token does not change the fence.
         update(&*register, KEY, async |_| Ok::<_, Error>(Some("a b d ".into()))).await.unwrap();
         is_refused_by(append(&*register, 5, "c").await, 6);
         assert_eq!(text(&*register).await, "a b d ");
@@ -212,7 +212,7 @@ async fn where_versions_come_back_an_equal_write_sends_nothing() {
     assert_eq!(register.counts().writes, 2);
 }
 
-/// A caller who takes his time between look and write would make it a delayed write from the start.
+/// A caller that waits long between the read and the write would make the write late from the start.
 #[tokio::test(start_paused = true)]
 async fn where_versions_come_back_an_old_look_is_taken_again() {
     let register = by_content();
@@ -236,12 +236,12 @@ async fn where_versions_come_back_an_old_look_is_taken_again() {
     assert_eq!((network.counts().reads, network.counts().writes), (3, 0));
 }
 
-/// A content that takes 32 s more than others.
+/// Content that takes 32 s longer to read.
 fn large(text: &str) -> Bytes {
     text.repeat(8 << 20).into()
 }
 
-/// Reading takes longer than a look is good for: only its metadata is looked at again.
+/// Reading takes longer than the read result stays valid. Only the metadata is read again.
 #[tokio::test(start_paused = true)]
 async fn where_versions_come_back_a_slow_read_does_not_stop_a_write() {
     let inner = by_content();
@@ -253,7 +253,7 @@ async fn where_versions_come_back_a_slow_read_does_not_stop_a_write() {
     assert_eq!(text(&*slow.0.inner).await, "b");
 }
 
-/// A write that takes longer than a look is good for is not tried without end.
+/// A write that takes longer than the read result stays valid is not retried for ever.
 #[tokio::test(start_paused = true)]
 async fn where_versions_come_back_unanswered_writes_are_given_up() {
     let register = by_content();
@@ -266,7 +266,7 @@ async fn where_versions_come_back_unanswered_writes_are_given_up() {
     assert!(error.kind() == ErrorKind::Unavailable && error.maybe_applied(), "{error:?}");
 }
 
-/// It cannot be refused beforehand, and is not reported as written.
+/// The write cannot be refused in advance. It is not reported as written.
 #[tokio::test(start_paused = true)]
 async fn where_versions_come_back_unexpectedly_the_error_says_so() {
     let inner = by_content();
@@ -278,14 +278,14 @@ async fn where_versions_come_back_unexpectedly_the_error_says_so() {
     assert!(error.help().iter().any(|line| line.contains("written all the same")), "{error:?}");
 }
 
-/// A register that says once a write has a lower token than the one it replaced.
+/// A register that records the tokens of writes, to find one that is lower than the one before.
 #[derive(Debug)]
 struct Witness {
     inner: Arc<MemoryRegister>,
     tokens: Mutex<Vec<u64>>,
     /// How long it takes to read content.
     reading: Duration,
-    /// Whether nobody can say beforehand which version a write gives: an encrypted bucket.
+    /// Whether the version of a write cannot be predicted, as in an encrypted bucket.
     opaque: bool,
 }
 
@@ -317,7 +317,7 @@ impl Layer for Witness {
     }
 }
 
-/// Holders with rising tokens write over a bad network, from few contents, so that contents come back.
+/// Holders with rising tokens write on a bad network. There are few different contents, so contents recur.
 #[tokio::test(start_paused = true)]
 async fn accepted_tokens_never_go_back_under_any_faults() {
     let mut accepted = 0;
@@ -348,7 +348,7 @@ fn holder(witness: Arc<Layered<Witness>>, seed: u64, number: u64) -> JoinHandle<
     network.chaos(chaos);
     network.every(Kind::List, Outcome::Fine);
     tokio::spawn(async move {
-        // Each begins when the one before is in the middle of it.
+        // Each starts while the one before is at work.
         witness.env().sleep(Duration::from_millis(700 * number)).await;
         for n in 0..8 {
             let text = ["a", "b", "c", "d"][((seed + number + n) % 4) as usize];

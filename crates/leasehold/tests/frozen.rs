@@ -1,5 +1,5 @@
-//! Futures of users that are polled a few times, then kept and not polled any more: `buffer_unordered`, `select!` in a loop.
-//! They delay nothing but themselves. Paused time.
+//! Users' futures that are polled a few times, then kept without being polled, as in `buffer_unordered` or `select!`
+//! in a loop. They must delay only themselves. Paused time.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::task::yield_now;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A register behind a network: who waits polls, and requests take time.
+/// A register as if behind a network: waiters poll, and requests take time.
 #[derive(Debug)]
 struct Remote(Arc<dyn Register>);
 
@@ -33,7 +33,7 @@ impl Layer for Remote {
     }
 }
 
-/// A process with a store handle of its own on the storage of `world`.
+/// A process with its own store handle on the storage of `world`.
 fn process(world: &World, seed: u64) -> (Env, Locker) {
     let env = Env::seeded(Arc::new(TestClock::default()), seed);
     let machine = Machine::new(world.register.clone(), env.clone());
@@ -45,13 +45,13 @@ fn process(world: &World, seed: u64) -> (Env, Locker) {
 
 type Operation = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What users can ask for, once each, on locks below `prefix`. `held` is held by another process.
+/// Every operation, once each, on locks below `prefix`. `held` is held by another process.
 async fn operations(locker: &Locker, prefix: &str, held: &str) -> Vec<Operation> {
     fn forget<T>(operation: impl Future<Output = T> + Send + 'static) -> Operation
     where
         T: Send + 'static,
     {
-        // What it gives is kept as long as the future is.
+        // Keeps the output as long as the future.
         Box::pin(operation.then(|output| async move {
             let _output = output;
             std::future::pending().await
@@ -105,12 +105,12 @@ async fn frozen_futures_delay_no_other_lock() {
         let world = World::new();
         let (_, holder) = process(&world, 1_000 + seed);
         let _held = holder.lock("held").ttl(TTL).acquire().await.unwrap();
-        // Held by another process for a while: its waiter polls.
+        // Another process holds it for a while, so its waiter polls.
         let contended = holder.lock("contended").ttl(TTL).acquire().await.unwrap();
         let (env, locker) = process(&world, seed);
 
         let mut frozen = Vec::new();
-        // Before the store has been probed, on some of the seeds.
+        // For odd seeds, before the store has been examined.
         let kept =
             if seed % 2 == 0 { Some(locker.lock("kept").ttl(TTL).acquire().await.unwrap()) } else { None };
         for copy in 0..8 {
@@ -149,7 +149,7 @@ async fn frozen_futures_delay_no_other_lock() {
     }
 }
 
-/// Kept while its question is on its way to the store.
+/// Polled while a request is under way, then kept.
 #[tokio::test(start_paused = true)]
 async fn polls_of_frozen_futures_delay_no_waiter() {
     let world = World::new();
@@ -177,7 +177,7 @@ async fn polls_of_frozen_futures_delay_no_waiter() {
     granted.unwrap().unwrap().release().await.unwrap();
 }
 
-/// A limit that nobody looks at ends a place in the queue all the same.
+/// A wait leaves the queue at its time limit even if its future is not polled.
 #[tokio::test(start_paused = true)]
 async fn a_frozen_wait_ends_at_its_limit() {
     let world = World::new();
@@ -196,9 +196,9 @@ async fn a_frozen_wait_ends_at_its_limit() {
     assert_eq!(frozen.await.unwrap_err().kind(), ErrorKind::Held);
 }
 
-/// A runtime that shuts down takes the release with it, and its caller hears of that.
+/// If the runtime shuts down, the release is interrupted, and its caller gets an answer.
 #[test]
-fn a_release_survives_the_end_of_its_runtime() {
+fn a_release_is_answered_when_its_runtime_shuts_down() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (one, other) = (runtime(), runtime());
     let guard = one.block_on(async {

@@ -1,4 +1,4 @@
-//! What a program holds: loss in time, release, drop, queues, tickets. Faults are numbered as in `docs/evidence.md`.
+//! Guards: losses, release, drop, queues, tickets. Faults are numbered as in `docs/evidence.md`.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -79,7 +79,7 @@ async fn fault_12_a_suspended_holder_finds_its_lock_lost_on_waking() {
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
     client.clock.suspend(SECOND * 3_600);
-    // Before any timer had a chance to fire.
+    // Before any timer has fired.
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     let woken = client.clock.now();
     guard.cancellation().cancelled().await;
@@ -126,7 +126,7 @@ async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
-    // Writes land, and nothing is heard of anything.
+    // Writes are applied, but no answer arrives.
     client.network.every(Kind::Write, Outcome::AnswerStalled);
     client.network.every(Kind::Read, Outcome::Stalled);
     let loss = guard.lost().await;
@@ -134,7 +134,7 @@ async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
     client.network.deliver_all().await;
     client.env.sleep(SECOND).await;
     assert!(guard.check().is_err(), "{loss}");
-    // The write had landed: what it left behind is cleaned up, so that nobody has to wait for it.
+    // The write had been applied. It is cleaned up, so that other clients need not wait for the lease to end.
     assert!(client.is_free().await);
 }
 
@@ -145,7 +145,7 @@ async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
     let client = world.observer(1);
     let mut earlier = client.granted().await;
     client.leases.release(&mut earlier, None).await.unwrap();
-    // The answer to an acquisition is there when the machine wakes.
+    // The answer to an acquisition arrives when the machine wakes.
     client.network.reset_counts();
     client.network.next_write(Outcome::AnswerStalled);
     let acquisition = {
@@ -164,7 +164,7 @@ async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
     assert!(client.is_free().await, "what came too late is released");
     let mut grant = client.granted().await;
     assert!(grant.deadline.remaining(client.clock.now()) > TTL / 2, "a fresh grant");
-    // And that to a renewal.
+    // The same for the answer to a renewal.
     client.network.reset_counts();
     client.network.next_write(Outcome::AnswerStalled);
     let (leases, network, clock) = (client.leases.clone(), client.network.clone(), client.clock.clone());
@@ -217,7 +217,7 @@ async fn fault_3_a_renewal_that_arrives_late_extends_no_deadline() {
 async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
-    // While its write is on the way.
+    // Dropped while its write is under way.
     client.network.next_write(Outcome::AnswerStalled);
     let locker = locker(&client);
     let acquisition = {
@@ -231,7 +231,7 @@ async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
     client.env.sleep(Duration::from_millis(1)).await;
     assert!(other.is_free().await, "granted late, released in the background");
 
-    // While it waits for another.
+    // Dropped while it waits for another holder.
     let guard = crate::common::granted({
         use leasehold::lease::LeaseStore;
         other.leases.try_acquire(&other.claim()).await.unwrap()
@@ -246,7 +246,7 @@ async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
     client.env.sleep(SECOND).await;
     let reads = client.network.counts().reads;
     client.env.sleep(SECOND * 60).await;
-    assert_eq!(client.network.counts().reads, reads, "nobody polls for nobody");
+    assert_eq!(client.network.counts().reads, reads, "a dropped acquisition no longer polls");
     drop(guard);
 }
 
@@ -262,16 +262,16 @@ async fn a_grant_polled_too_late_is_replaced_by_a_new_one() {
         _ = &mut acquisition => panic!("answered already"),
         () = client.env.sleep(SECOND / 2) => {}
     }
-    // Whoever asked does something else, for longer than the lease lasts.
+    // The caller does something else for longer than the lease lasts.
     client.env.sleep(TTL * 2).await;
     let guard = acquisition.await.unwrap();
     guard.check().unwrap();
     assert!(guard.remaining() > TTL / 2, "another grant: {:?}", guard.remaining());
 }
 
-/// In a loop over `select!`, for example, whose other branches take long. Others stand behind it.
+/// For example in a loop over `select!` whose other branches take long. Other tasks wait behind it.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_lock_may_look_away() {
+async fn a_waiting_acquisition_may_stay_unpolled() {
     let world = World::new();
     let (first, second) = (world.observer(1), world.observer(2));
     let guard = locker(&first).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -313,7 +313,7 @@ fn a_guard_may_be_dropped_and_asked_outside_of_any_runtime() {
     kept.check().unwrap();
     assert!(kept.remaining() > SECOND);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    // Its renewer is gone with its runtime: not released, and it says so.
+    // Its renewer ended with its runtime: the lock is not released, and the call reports that.
     let _ = runtime.block_on(kept.release());
 }
 
@@ -440,12 +440,12 @@ async fn a_try_in_the_holders_process_names_it_without_a_request() {
     assert_eq!(client.network.counts().total(), 0);
     let error = locker.lock("x").acquire_within(SECOND).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Held && error.to_string().contains("the first"), "{error}");
-    // Nobody is made up when the store says nothing.
+    // If the store does not answer, the error names no holder.
     client.network.stall();
     assert_eq!(locker.lock("y").acquire_within(SECOND).await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
-/// The store may take as long as it likes to answer the task before.
+/// The task before it may wait for the store for any time.
 #[tokio::test(start_paused = true)]
 async fn a_try_beside_a_task_that_asks_the_store_names_no_holder() {
     let world = World::new();
@@ -458,7 +458,7 @@ async fn a_try_beside_a_task_that_asks_the_store_names_no_holder() {
     let error = lock.try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
     assert_eq!(error.to_string(), "lock `x` is being acquired by another task of this process");
-    assert_eq!(error.holder().unwrap().holder, None, "nobody has it yet");
+    assert_eq!(error.holder().unwrap().holder, None, "there is no holder yet");
     assert!(!error.help().is_empty());
     let _guard = first.await.unwrap();
     assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().holder.is_some());
@@ -469,7 +469,7 @@ async fn with_drops_its_body_on_loss_and_releases_after_it() {
     let world = World::new();
     let client = world.observer(1);
     let locker = locker(&client);
-    // In a task of its own: the future is Send.
+    // In a separate task, which requires the future to be Send.
     let lock = locker.lock("x").ttl(TTL);
     let sum = tokio::spawn(async move { lock.with(async |guard| guard.check().map(|()| 42)).await });
     assert_eq!(sum.await.unwrap().unwrap().unwrap(), 42);
@@ -507,7 +507,7 @@ async fn a_ticket_is_renewed_resumed_and_released_by_any_process() {
     let ticket: Ticket = guard.into_ticket().await.unwrap().to_string().parse().unwrap();
     client.network.reset_counts();
     client.env.sleep(SECOND * 25).await;
-    assert_eq!(client.network.counts().total(), 0, "nobody renews a ticket by itself");
+    assert_eq!(client.network.counts().total(), 0, "a ticket is not renewed automatically");
 
     let remaining = locker(&other).renew(&ticket).await.unwrap();
     assert_eq!(remaining, holder_span());
@@ -545,7 +545,7 @@ async fn an_eviction_ends_wait_free_and_the_next_renewal_reports_it() {
     assert_eq!(guard.lost().await.reason, LossReason::Ended);
 }
 
-/// Whoever is woken tries the lock at once, as another thread of a runtime may.
+/// A waker that tries the lock as soon as it is woken, as another thread of a runtime may.
 struct TryingWhenWoken {
     lock: Lock,
     /// Whether a try was refused without asking the store.
@@ -571,14 +571,14 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
         let refused = waker.refused.lock().unwrap().clone();
         assert_eq!(refused, [false]);
     };
-    // Their renewers are tasks by then.
+    // By then each guard's renewal runs in a task.
     let guard = lock.acquire().await.unwrap();
     client.env.sleep(TTL / 2).await;
     woken_by(pin!(async { drop(guard.release().await) })).await;
     let guard = lock.acquire().await.unwrap();
     client.env.sleep(TTL / 2).await;
     woken_by(pin!(async { drop(guard.release_with_cooldown(SECOND).await) })).await;
-    // Nobody else tells of the others.
+    // The process does not remember a refusal: the next try asks the store.
     lock.acquire().await.unwrap().release().await.unwrap();
     lock.try_acquire().await.unwrap().release().await.unwrap();
     let _held = locker(&other).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -588,7 +588,7 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
     assert!(client.network.counts().reads > 0, "the store is asked");
 }
 
-/// A request that was granted and answered seven seconds later has a lease that ends soon.
+/// If the answer to a grant arrives seven seconds late, its lease ends soon.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_answered_late_is_renewed_in_time() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! Local hand-off: tasks of one process pass the store's grant on among themselves.
+//! Local hand-off: tasks of one process pass a grant on among themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +19,8 @@ fn lock(client: &Client) -> Lock {
     Locker::new(client.leases.clone()).lock("x").ttl(TTL)
 }
 
-/// A client that has had the lock before, so that its record is not new: a new record's first grant has one token.
+/// A client that has held the lock before, so that its record is not new: the first grant of a new record has only one
+/// token.
 async fn settled(world: &World, seed: u64) -> Client {
     let client = world.observer(seed);
     lock(&client).acquire().await.unwrap().release().await.unwrap();
@@ -28,7 +29,7 @@ async fn settled(world: &World, seed: u64) -> Client {
     client
 }
 
-/// A task that waits for the lock, is in line when this returns, and gives its guard to the channel.
+/// Starts a task that waits for the lock and sends its guard to the channel. The task is in line when this returns.
 async fn waiting(lock: &Lock, guards: &mpsc::UnboundedSender<Guard>) -> JoinHandle<()> {
     let (lock, guards) = (lock.clone(), guards.clone());
     let task = tokio::spawn(async move {
@@ -39,14 +40,15 @@ async fn waiting(lock: &Lock, guards: &mpsc::UnboundedSender<Guard>) -> JoinHand
     task
 }
 
-/// Tasks in line for the lock, one for each of `locks`, and what they get: it was held by another task, and is released now.
+/// Starts a waiting task for each of `locks`, and returns the guards that they get. Another task held the lock, and
+/// has released it.
 async fn line(client: &Client, locks: &[Lock]) -> mpsc::UnboundedReceiver<Guard> {
     let (guards, got) = mpsc::unbounded_channel();
     let before = locks[0].try_acquire().await.unwrap();
     for lock in locks {
         waiting(lock, &guards).await;
     }
-    // The store's clock goes on: there is more room between two tokens than was asked for.
+    // Lets the store's clock advance, so that there is room between two tokens.
     client.env.sleep(2 * SECOND).await;
     before.release().await.unwrap();
     got
@@ -88,7 +90,7 @@ async fn the_first_grant_of_a_record_has_one_token() {
     for _ in 0..3 {
         waiting(&lock, &guards).await;
     }
-    // While it waits for the store's clock the others line up.
+    // While the first task waits for the store's clock, the others line up.
     let first = got.recv().await.unwrap();
     assert_eq!(world.raw().await["token"], token(&first).get());
     client.network.reset_counts();
@@ -106,7 +108,7 @@ async fn over_a_newborn_record_the_earlier_token_is_unknown() {
     settled(&world, 1).await;
     for (newborn, known) in [(true, false), (false, true)] {
         world.edit(|record| record["newborn"] = newborn.into()).await;
-        // As one who reads it.
+        // Read by another client.
         let reader = world.observer(2);
         let before = world.raw().await["token"].as_u64();
         let mut claim = reader.claim();
@@ -124,7 +126,7 @@ async fn the_previous_guard_ends_before_the_next_token_is_issued() {
     let mut got = line(&client, &vec![lock(&client); 3]).await;
     let first = got.recv().await.unwrap();
     let (over, observed) = (first.cancellation(), Arc::new(AtomicBool::new(false)));
-    // Told by the guard itself, in the moment in which its belief ends.
+    // The guard itself wakes its watcher when its deadline passes.
     let watcher = {
         let (over, observed) = (over.clone(), observed.clone());
         tokio::spawn(async move {
@@ -138,7 +140,7 @@ async fn the_previous_guard_ends_before_the_next_token_is_issued() {
     watcher.await.unwrap();
     assert!(observed.load(Ordering::SeqCst));
     second.check().unwrap();
-    // A guard that is lost is not passed on, whatever its renewer would have time for.
+    // A lost guard is not passed on, even if its renewer has time left.
     client.clock.suspend(SECOND * 3_600);
     assert_eq!(second.release().await.unwrap(), Released::AlreadyLost);
     client.network.reset_counts();
@@ -163,7 +165,7 @@ async fn a_passed_on_lock_is_renewed_and_lost_like_any_other() {
     let heard = client.clock.now().longest_since(began);
     assert!(heard >= deadline && heard <= deadline + 2 * MILLISECOND, "{heard:?}, not {deadline:?}");
     assert_eq!(second.check().unwrap_err().kind(), ErrorKind::Lost);
-    assert!(got.try_recv().is_err(), "what was lost is given to nobody");
+    assert!(got.try_recv().is_err(), "a lost grant is not passed on");
     let lost = token(&second);
     drop(second);
     client.network.heal();
@@ -182,9 +184,9 @@ async fn a_lock_with_less_than_half_its_ttl_left_is_not_passed_on() {
         for _ in 0..2 {
             waiting(&lock.clone().store_timeout(SECOND * 60), &guards).await;
         }
-        // For so long that another stay begins after it.
+        // Long enough for another stay to begin afterwards.
         client.env.sleep(SECOND).await;
-        // Granted, but it takes so long to hear of it.
+        // The grant is applied, but its answer takes this long.
         client.network.next_write(Outcome::Fine);
         client.network.next_write(Outcome::AppliedLost);
         before.release().await.unwrap();
@@ -215,7 +217,8 @@ async fn an_eviction_reaches_the_task_the_lock_was_passed_to() {
     assert!(token(&third) > shown, "granted anew by the store");
 }
 
-/// Evicted while a task holds it for longer than a poll, and granted to another process before the holder hears of that.
+/// The grant is evicted while a task holds it for longer than a poll, and another process is granted the lock before
+/// the holder notices.
 #[tokio::test(start_paused = true)]
 async fn an_evicted_grant_is_not_passed_on() {
     let world = World::new();
@@ -279,10 +282,11 @@ async fn each_leader_of_one_process_has_its_own_grant() {
     first.resign().await.unwrap();
     leads.recv().await.unwrap().resign().await.unwrap();
     let _leader = leads.recv().await.unwrap();
-    assert_eq!(client.network.counts().writes, 4, "each has a grant of its own, as observers have to see");
+    assert_eq!(client.network.counts().writes, 4, "each has a separate grant, which observers see");
 }
 
-/// Tasks of `client` that take the lock, hold it for a millisecond, and want it again; and how often they had it.
+/// Starts tasks of `client` that acquire the lock, hold it for a millisecond, and repeat. Returns how often they have
+/// held it.
 fn busy(client: &Client, tasks: usize) -> Arc<AtomicUsize> {
     let (lock, rounds) = (lock(client), Arc::new(AtomicUsize::new(0)));
     for _ in 0..tasks {
@@ -309,13 +313,14 @@ async fn tasks_that_pass_a_lock_on_let_other_processes_in() {
         let before = rounds.load(Ordering::SeqCst);
         let guard = lock(&other).acquire_within(SECOND * 10).await.unwrap();
         let meanwhile = rounds.load(Ordering::SeqCst) - before;
-        // The memory's pace: stays of 20 ms; at first one absence in eight stays, and then one after each.
+        // With the memory store's intervals: stays of 20 ms, with an absence after every eighth stay at first, and
+        // then after each.
         assert!(meanwhile <= 9 * 21, "the others were served {meanwhile} times before it");
         guard.release().await.unwrap();
     }
 }
 
-/// It has the lock again before anybody else could see that it is free.
+/// The task reacquires the lock before another process can see that it is free.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_reacquires_at_once_lets_other_processes_in() {
     let world = World::new();
@@ -325,7 +330,8 @@ async fn a_task_that_reacquires_at_once_lets_other_processes_in() {
         let before = rounds.load(Ordering::SeqCst);
         let guard = lock(&other).acquire_within(SECOND * 10).await.unwrap();
         let meanwhile = rounds.load(Ordering::SeqCst) - before;
-        // The memory's pace: stays of 20 ms, and an absence after one in eight, or after each when others were met.
+        // With the memory store's intervals: stays of 20 ms, with an absence after every eighth stay, or after each
+        // once another process was noticed.
         assert!(meanwhile <= 9 * 21, "the other was served {meanwhile} times before it");
         guard.release().await.unwrap();
         other.env.sleep(SECOND / 10).await;
@@ -340,7 +346,7 @@ async fn processes_that_take_turns_rarely_leave_the_lock_free() {
     clients[0].env.sleep(SECOND * 10).await;
     let rounds: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::SeqCst)).collect();
     let all: usize = rounds.iter().sum();
-    // Of 10,000. With absences that take their whole time, the lock is free for half of that.
+    // Of 10,000. If absences always took their full time, the lock would be free for half of it.
     assert!(all > 7_000, "{rounds:?}");
     assert!(rounds.iter().all(|rounds| *rounds > all / 3), "{rounds:?}");
 }
@@ -352,7 +358,7 @@ async fn tasks_that_keep_coming_share_few_grants() {
     let rounds = busy(&client, 4);
     client.env.sleep(SECOND * 10).await;
     let (rounds, writes) = (rounds.load(Ordering::SeqCst), client.network.counts().writes);
-    // Stays of 20 ms, each by one grant and one release.
+    // Stays of 20 ms, each with one grant and one release.
     assert!(rounds > 8_000 && writes <= rounds / 8, "{writes} writes for {rounds}");
 }
 

@@ -1,4 +1,4 @@
-//! Interleavings that once broke a promise, found by reading. Each failed before it was mended.
+//! Interleavings that once broke a promise. Each test failed before its bug was fixed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,8 @@ use leasehold_testkit::machine::Machine;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Double grant: a claim granted, taken over, and granted again starts at beat 0 again.
+/// A claim is granted, another client holds the lock in between, and the claim is granted again, starting at beat 0. A
+/// contender must not mistake the second grant for the first one.
 #[tokio::test(start_paused = true)]
 async fn a_claim_regranted_after_another_restarts_the_observation() {
     let world = World::new();
@@ -38,7 +39,8 @@ async fn a_claim_regranted_after_another_restarts_the_observation() {
     }
 }
 
-/// The same through the public interface: an acquisition whose first grant landed unheard for longer than its ttl.
+/// The same through the public interface: the answer to the first grant of an acquisition is lost for longer than its
+/// ttl.
 #[tokio::test(start_paused = true)]
 async fn a_lock_acquired_late_is_not_granted_twice() {
     let world = World::new();
@@ -46,7 +48,7 @@ async fn a_lock_acquired_late_is_not_granted_twice() {
     let ttl = SECOND * 5;
     let mut seed = middle.granted().await;
     middle.leases.release(&mut seed, None).await.unwrap();
-    // The first write lands, its answer and everything after it hangs for ten seconds.
+    // The first write is applied. Its answer is lost, and the reads after it fail until the network heals.
     slow.network.next_write(Outcome::AppliedLost);
     slow.network.next_read(Outcome::Fine);
     slow.network.every(Kind::Read, Outcome::Dropped);
@@ -74,7 +76,7 @@ async fn a_lock_acquired_late_is_not_granted_twice() {
     assert!(matches!(verdict, AcquireOutcome::Held(_)), "DOUBLE GRANT while check() passes: {verdict:?}");
 }
 
-/// A register at which the process pauses right after it has asked for the store's time.
+/// A register whose process pauses right after it has asked for the store's time.
 #[derive(Debug)]
 struct Pausing {
     inner: Machine,
@@ -97,7 +99,7 @@ impl Layer for Pausing {
     }
 }
 
-/// Double grant by rule (b): `renewed_at` is read before, and `sent` after, a pause.
+/// A pause between reading the store's time (`renewed_at`) and sending the write must not allow an early takeover.
 #[tokio::test(start_paused = true)]
 async fn a_pause_before_the_send_causes_no_early_takeover() {
     let world = World::new();
@@ -123,7 +125,7 @@ async fn a_pause_before_the_send_causes_no_early_takeover() {
     armed.store(true, Ordering::SeqCst);
     leases.renew(&mut grant).await.unwrap();
     let believed = grant.deadline.remaining(clock.now());
-    // A newcomer goes by the store's clock.
+    // A new client, which uses the store's clock.
     let newcomer = world.dated(3);
     let mut waited = Duration::ZERO;
     while waited < believed {
@@ -137,7 +139,8 @@ async fn a_pause_before_the_send_causes_no_early_takeover() {
     }
 }
 
-/// A newborn record recalled long after: waits 1 % of the idle time, whatever the patience.
+/// A newborn record that was seen long ago. The acquisition once waited for 1 % of the time since then, beyond its
+/// store timeout.
 #[tokio::test(start_paused = true)]
 async fn a_newborn_record_seen_long_ago_costs_no_hours() {
     let world = World::new();
@@ -166,7 +169,7 @@ async fn a_wall_clock_set_back_does_not_stall_the_first_grant() {
     assert!(world.clock.now().longest_since(began) < SECOND * 16);
 }
 
-/// A hostile record.
+/// A record with an extreme value.
 #[tokio::test(start_paused = true)]
 async fn a_beat_at_its_limit_is_no_panic() {
     let world = World::new();
@@ -177,7 +180,7 @@ async fn a_beat_at_its_limit_is_no_panic() {
     let _ = client.leases.renew(&mut grant).await;
 }
 
-/// A late grant that could not be released is reported as certainly not granted.
+/// A late grant that could not be released was once reported as certainly not granted.
 #[tokio::test(start_paused = true)]
 async fn a_late_grant_that_is_not_released_is_maybe_applied() {
     let world = World::new();
@@ -202,9 +205,9 @@ async fn a_late_grant_that_is_not_released_is_maybe_applied() {
     );
 }
 
-/// Patience of a second and a new lock.
+/// A store timeout of a second on a new lock.
 #[tokio::test(start_paused = true)]
-async fn a_short_patience_can_create_a_lock() {
+async fn a_short_store_timeout_can_create_a_lock() {
     let world = World::new();
     let client = world.dated(1);
     client.network.every(Kind::Write, Outcome::AnswerDelayed(Duration::from_millis(50)));
@@ -212,9 +215,9 @@ async fn a_short_patience_can_create_a_lock() {
     let _guard = lock.try_acquire().await.expect("a healthy store that answers in 50 ms");
 }
 
-/// A store that hangs: the loss says nothing of it.
+/// A loss during an outage names the last error.
 #[tokio::test(start_paused = true)]
-async fn a_loss_through_a_network_that_hangs_says_so() {
+async fn a_loss_during_an_outage_names_the_last_error() {
     let world = World::new();
     let client = world.observer(1);
     let guard = Locker::new(client.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -223,9 +226,9 @@ async fn a_loss_through_a_network_that_hangs_says_so() {
     assert!(matches!(loss.reason, LossReason::Expired { last_error: Some(_) }), "{loss}");
 }
 
-/// The patience of a waiter.
+/// The store timeout of a waiter.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_puts_up_with_an_outage_for_as_long_as_it_was_told() {
+async fn a_waiter_outlasts_an_outage_within_its_store_timeout() {
     let world = World::new();
     let (holder, client): (Client, Client) = (world.observer(1), world.observer(2));
     let guard = Locker::new(holder.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -239,7 +242,7 @@ async fn a_waiter_puts_up_with_an_outage_for_as_long_as_it_was_told() {
     let _guard = waiter.await.unwrap().expect("an outage of 20 s, and a patience of 120 s");
 }
 
-/// into_ticket dropped after its answer was sent and before it was polled.
+/// `into_ticket` is dropped after its answer was sent and before it was polled.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_into_ticket_releases() {
     use futures_util::FutureExt;
@@ -252,10 +255,11 @@ async fn a_dropped_into_ticket_releases() {
     world.clock.sleep(SECOND / 10).await; // The renewer answers.
     drop(handing);
     world.clock.sleep(SECOND).await;
-    assert!(client.is_free().await, "held until it lapses, by nobody");
+    assert!(client.is_free().await, "the lock stays held without a holder");
 }
 
-/// A register before which somebody else always gets in: takes the lock and releases it before each write, for a while.
+/// A register on which another client always comes first: before each write, for a while, it acquires the lock and
+/// releases it.
 #[derive(Debug)]
 struct Contended {
     inner: Arc<dyn Register>,

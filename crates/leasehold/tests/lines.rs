@@ -1,4 +1,4 @@
-//! What a lock makes of stores that keep a line between processes, and of those that tell when a grant has ended.
+//! How locks use stores in which waiting processes form a line, and stores that report the end of a grant.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use leasehold::lease::{
 use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
 
-/// A store that keeps a line and watches, as its answers go; the leases are those of a register.
+/// A store with a line and watches, as far as its answers go. Its leases are those of a register.
 #[derive(Debug)]
 struct Lining {
     leases: Arc<leasehold::RegisterLeases>,
@@ -27,10 +27,10 @@ struct Lining {
     tried: Mutex<Vec<bool>>,
     ended: Notify,
     alarmed: AtomicBool,
-    /// A release is not answered before this.
+    /// Notified to answer a slow release.
     release: Notify,
     slow_release: AtomicBool,
-    /// So many more grants come too late.
+    /// How many more grants arrive too late.
     late: AtomicUsize,
 }
 
@@ -150,12 +150,12 @@ async fn only_waiters_stand_in_line_and_giving_up_leaves_it() {
     store.until_in_line(1).await;
     assert!(store.tried.lock().unwrap()[1]);
     let first = store.line();
-    // Its place must be gone before the next task of this process lines up.
+    // Its place must be freed before the next task of this process lines up.
     store.slow_release.store(true, Ordering::SeqCst);
     let next = tokio::spawn(async move { lock.acquire().await });
     waiter.abort();
     client.env.sleep(Duration::from_millis(10)).await;
-    assert_eq!(store.line(), first, "not withdrawn yet, and nobody else has lined up");
+    assert_eq!(store.line(), first, "not withdrawn yet, and no other task has lined up");
     store.slow_release.store(false, Ordering::SeqCst);
     store.release.notify_one();
     while store.line() == first || store.line().is_empty() {
@@ -180,7 +180,7 @@ async fn a_grant_that_came_too_late_is_acquired_anew() {
         assert_eq!(store.late.load(Ordering::SeqCst), 0);
         guard.release().await.unwrap();
     }
-    // A store that always takes longer than a lease lasts: no more than a few grants.
+    // If every answer takes longer than a lease lasts, there are only a few grants.
     for tries in [true, false] {
         store.late.store(usize::MAX, Ordering::SeqCst);
         let error = if tries { lock.try_acquire().await } else { lock.acquire().await }.unwrap_err();
@@ -191,7 +191,7 @@ async fn a_grant_that_came_too_late_is_acquired_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_hears_of_its_eviction_when_the_store_tells_of_it() {
+async fn a_holder_learns_of_its_eviction_from_a_watching_store() {
     let world = World::new();
     let client = world.observer(1);
     let store = Lining::on(&client);

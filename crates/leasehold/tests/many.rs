@@ -1,4 +1,5 @@
-//! Many locks in one process: how many requests are on the way at once, which go first, and what keeps nobody waiting.
+//! Many locks in one process: how many requests are sent at once, which of them go first, and that slow requests do
+//! not block other locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,11 +20,11 @@ use tokio::sync::watch;
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(30);
 
-/// How many renewals and how many polls are on the way at most, unless some hang.
+/// How many renewals and polls are in progress at most, unless some hang.
 const RENEWALS: usize = 64;
 const POLLS: usize = 32;
 
-/// A store that takes its time, and never answers about some keys.
+/// A slow store that never answers requests for some keys.
 #[derive(Debug)]
 struct Slow {
     inner: MemoryRegister,
@@ -36,7 +37,7 @@ struct Slow {
 struct Traffic {
     /// How long each takes, in milliseconds.
     takes_ms: AtomicUsize,
-    /// Those of keys that begin with `hung` are never answered.
+    /// Requests for keys that begin with `hung` are never answered.
     hangs: watch::Sender<bool>,
     on_the_way: AtomicUsize,
     most: AtomicUsize,
@@ -61,7 +62,7 @@ impl Traffic {
         self.takes_ms.store(duration.as_millis() as usize, Ordering::Relaxed);
     }
 
-    /// Counts anew.
+    /// Resets the counts.
     fn reset(&self) {
         self.sent.store(0, Ordering::Relaxed);
         self.most.store(self.on_the_way.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -76,7 +77,7 @@ impl Traffic {
     }
 }
 
-/// Dropped when it is answered, or given up.
+/// Decrements a counter when a request is answered or given up.
 struct Gone<'a>(&'a AtomicUsize);
 
 impl Drop for Gone<'_> {
@@ -140,7 +141,7 @@ async fn renewals_due_at_once_are_sent_in_limited_numbers() {
     let writes = &process.store.0.writes;
     writes.takes(SECOND / 4);
     writes.reset();
-    // All are due when the machine wakes.
+    // All of them are due when the machine wakes.
     process.clock.suspend(TTL / 2);
     process.clock.sleep(SECOND * 5).await;
     assert_eq!((writes.most(), writes.sent()), (RENEWALS, 300), "each once");
@@ -173,7 +174,7 @@ async fn a_queued_renewal_delays_neither_release_nor_loss() {
     let mut well = process.acquire("well", 2).await;
     process.store.0.writes.hangs.send_replace(true);
     process.clock.suspend(TTL / 2);
-    // All are due; the places are taken by those that hang, and were first.
+    // All of them are due. Requests that hang came first and occupy all places.
     process.clock.sleep(SECOND * 3 / 5).await;
     process.store.0.writes.reset();
     let asked = process.clock.now();
@@ -207,7 +208,7 @@ async fn polls_are_limited_and_delay_neither_renewals_nor_releases() {
     process.clock.sleep(SECOND * 20).await;
     assert_eq!(reads.most(), POLLS);
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-    // And now they hang.
+    // From now on the requests hang.
     reads.hangs.send_replace(true);
     process.clock.sleep(TTL * 3).await;
     own.iter().for_each(|guard| assert!(guard.remaining() > TTL / 2, "{:?}", guard.remaining()));

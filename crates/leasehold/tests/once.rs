@@ -1,4 +1,5 @@
-//! Jobs that run once per period: what counts, from when, who learns of it, and what is said when that went wrong.
+//! Jobs that run once per period: what counts as a run, how the period is measured, who sees the run, and what errors
+//! say.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +31,7 @@ fn already_ran(said: Said) -> AlreadyRan {
     }
 }
 
-/// How long after `start` a fresh process that tries every two seconds runs it.
+/// How long after `start` the job runs on a new process that tries every two seconds.
 async fn due_after(world: &World, start: leasehold::clock::Moment) -> Duration {
     for seed in 100.. {
         let fresh = world.dated(seed);
@@ -83,20 +84,20 @@ async fn the_period_counts_from_the_grant_even_for_a_new_process() {
             })
             .await;
         if step > 0 {
-            // Every holder's lock is lost when the wall clock goes far ahead: it may have been restored from a snapshot.
+            // A wall clock that jumps far ahead loses every lock: the machine may have been restored from a snapshot.
             assert_eq!(said.unwrap_err().kind(), ErrorKind::Lost);
             continue;
         }
         assert_eq!(said.unwrap(), Once::Ran(Ok(())));
         let after = due_after(&world, start).await;
-        // What a clock that was set back does not show is rested once more.
+        // If the clock was set back, a process may wait for a whole rest again.
         let most = if step == 0 { PERIOD.mul_f64(1.005) } else { PERIOD.mul_f64(1.505) };
         assert!(after >= PERIOD && after <= most + SECOND * 4, "{after:?}");
     }
 }
 
-/// `store_clock=off` is about dead holders. A process that has just started has observed nothing: it would never see the
-/// end of a rest.
+/// `store_clock=off` is for dead holders. A process that has just started has observed nothing, so without the store's
+/// clock it would never see the end of a rest.
 #[tokio::test(start_paused = true)]
 async fn a_rest_ends_by_the_stores_clock_also_where_leases_do_not() {
     let world = World::new();
@@ -157,7 +158,7 @@ async fn a_hundred_tasks_of_one_process_run_it_once() {
     assert!(counts.writes <= 3 && counts.reads <= 102, "those who come after it ask once each: {counts:?}");
 }
 
-/// Somebody in this process waits for the end of the rest, and has the turn until then.
+/// A task of this process waits for the end of the rest, and has the turn until then.
 #[tokio::test(start_paused = true)]
 async fn a_task_waiting_for_a_rest_to_end_does_not_delay_others() {
     let world = World::new();
@@ -188,7 +189,7 @@ async fn a_failure_is_tried_again_within_the_period_unless_it_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_wait_is_told_who_runs_it() {
+async fn a_try_that_does_not_wait_names_the_runner() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let Due::Now(guard) = job(&client).acquire().await.unwrap() else { panic!("it never ran") };
@@ -200,7 +201,7 @@ async fn who_does_not_wait_is_told_who_runs_it() {
         assert_eq!(refused.kind(), ErrorKind::Held);
         assert!(refused.holder().unwrap().holder.is_some(), "{refused:?}");
     }
-    // Dropped in the middle: nobody ran it.
+    // Dropped during the run: the run does not count.
     drop(guard);
     assert_eq!(ok(&job(&other)).await.unwrap(), Once::Ran(Ok(1)));
 }
@@ -237,9 +238,9 @@ async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
     assert_eq!(ok(&job(&other)).await.unwrap(), Once::Ran(Ok(1)));
 }
 
-/// A lost answer and a refusal are no reason to run it twice.
+/// A lost answer or a refusal does not make the job run twice.
 #[tokio::test(start_paused = true)]
-async fn the_rest_is_told_until_it_is_heard() {
+async fn recording_a_rest_is_retried_until_it_is_answered() {
     for trouble in [Outcome::AppliedLost, Outcome::Dropped, Outcome::NotApplied, Outcome::Denied] {
         let world = World::new();
         let client = world.dated(1);
@@ -267,7 +268,7 @@ async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
     let lost = said.unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost);
     assert!(lost.help()[0].contains("in the middle"), "{lost:?}");
-    // Evicted after the last renewal, and found out when it was to be laid to rest.
+    // Evicted after the last renewal. The release with a rest finds that.
     let said = job(&client)
         .run(async |guard| {
             Locker::new(other.leases.clone()).evict(&name(), guard.token().unwrap()).await.unwrap();

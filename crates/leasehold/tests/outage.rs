@@ -1,4 +1,4 @@
-//! Waiters and tries while the store does not answer: for how long they go on, and what the error says. Paused time.
+//! Waiters and tries while the store does not answer: how long they continue, and what the error says. Paused time.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn locker(client: &Client) -> Locker {
     Locker::new(client.leases.clone())
 }
 
-/// What `client` waits for: the lock, which another process holds, is released after the outage.
+/// The result of a waiter on `client`: another process holds the lock, and releases it after the outage.
 async fn waits_through(outage: Duration, patience: Option<Duration>) -> (Result<(), Error>, Duration) {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
@@ -52,14 +52,14 @@ async fn a_waiter_gives_up_after_its_patience() {
             .and_then(|rest| rest.split('s').next())
             .and_then(|seconds| seconds.parse().ok())
             .expect(&text);
-        // Less than a pause before the limit, or a request after it.
+        // Between less than a pause before the limit and a request after it.
         assert!((f64::from(limit) - 5.0..f64::from(limit) + 20.0).contains(&tried), "{text}");
         assert!(text.contains("memory"), "the store is named: {text}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_gives_up_sooner_on_a_store_never_heard() {
+async fn a_waiter_gives_up_sooner_without_any_answer() {
     let world = World::new();
     let client = world.observer(1);
     client.network.disconnect();
@@ -88,7 +88,7 @@ async fn a_limited_wait_ends_on_time_and_says_why() {
 async fn losing_to_others_is_no_error_for_a_waiter() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
-    // A new record's first grants wait for the store's clock.
+    // The first grants of a new record wait for the store's clock.
     for _ in 0..2 {
         locker(&other).lock("x").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
     }
@@ -96,13 +96,13 @@ async fn losing_to_others_is_no_error_for_a_waiter() {
         let lock = locker(&client).lock("x").ttl(TTL).store_timeout(SECOND);
         async move { lock.acquire().await }
     });
-    // Each of its writes meets a record that another process has just changed.
+    // Each of its writes finds a record that another process has just changed.
     for _ in 0..40 {
         client.network.next_write(Outcome::Stalled);
     }
     let mut conflicts = 0;
     for _ in 0..40 {
-        // Until it is granted after all: it may be quicker than the other.
+        // Or until it is granted: it may be faster than the other process.
         if timeout(&*client.env.clock, 60 * SECOND, client.network.until(|counts| counts.writes > conflicts))
             .await
             .is_none()
@@ -126,7 +126,7 @@ async fn grants_that_come_too_late_end_in_an_error() {
     let ttl = SECOND / 2;
     locker(&client).lock("x").ttl(ttl).acquire().await.unwrap().release().await.unwrap();
     client.network.reset_counts();
-    // A write is given up after 250 ms, and its fate is known when the holder's time is over.
+    // A write is given up after 250 ms. Its outcome is known only after the holder's time is over.
     client.network.every(Kind::Write, Outcome::AnswerDelayed(SECOND * 3 / 10));
     client.network.every(Kind::Read, Outcome::AnswerDelayed(SECOND * 24 / 100));
     let error = locker(&client).lock("x").ttl(ttl).acquire().await.unwrap_err();
@@ -158,7 +158,7 @@ async fn waiting_for_a_holder_takes_no_patience() {
     let lock = locker(&client).lock("x").ttl(TTL).store_timeout(2 * SECOND);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     client.env.sleep(60 * SECOND).await;
-    // The request after the wait fails once.
+    // The first request after the wait fails once.
     client.network.next_write(Outcome::NotApplied);
     held.release().await.unwrap();
     waiter.await.unwrap().unwrap().release().await.unwrap();

@@ -1,5 +1,5 @@
-//! The rules of the lease protocol (see `docs/protocol.md`), one test or more for each: take the rule out, and its
-//! test is red.
+//! The rules of the lease protocol (see `docs/protocol.md`), with one or more tests each. Without a rule, its test
+//! fails.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,7 +47,8 @@ async fn rule_1_a_read_across_a_renewal_causes_no_early_takeover() {
     let held = contender.held().await;
     holder.env.sleep(SECOND * 9).await;
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-    // Judged lapsed from what was seen first: the write is conditional, fails, and what is read instead lives.
+    // By what it saw first, the lease has lapsed. But its conditional write fails, and the record that it then reads
+    // has been renewed.
     contender.env.sleep(held.lapses_within.unwrap()).await;
     contender.held().await;
     assert_eq!(world.raw().await["beat"], 1);
@@ -123,12 +124,12 @@ async fn rule_5_our_own_unexpected_record_is_adopted_only_by_a_write() {
     let world = World::new();
     let client = world.observer(1);
     let claim = client.claim();
-    // The request is under way when its sender gives up, and lands after that.
+    // The sender gives up while the request is under way. The request arrives afterwards.
     client.network.every(Kind::Write, Outcome::HeldBack);
     let gave_up = client.leases.try_acquire(&claim).await;
     assert!(matches!(gave_up, Err(StoreError::MaybeApplied(_))), "{gave_up:?}");
     client.network.deliver().await;
-    // So does the release that follows it.
+    // The release that follows is also late.
     let mut unheard = leasehold::lease::Grant {
         name: name(),
         token: leasehold::Token::default(),
@@ -165,7 +166,7 @@ async fn rule_6_a_release_during_a_renewal_ends_the_guard_first() {
     assert_eq!(client.network.counts().writes, 1, "the guard was dead before anything was sent");
 
     client.network.until(|counts| counts.writes == 2).await;
-    // The renewal arrives first after all: the release finds the record changed, and frees what it finds.
+    // The renewal arrives first after all. The release finds the changed record and frees it.
     client.network.deliver_all().await;
     assert_eq!(release.await.unwrap().unwrap(), Released::Released);
     assert_eq!(world.raw().await["state"], "free");
@@ -210,7 +211,7 @@ async fn rule_8_edits_by_others_do_not_prolong_a_lease() {
         match contender.leases.try_acquire(&contender.claim()).await.unwrap() {
             AcquireOutcome::Granted(new) => return assert!(new.token > old.token),
             AcquireOutcome::Held(held) => {
-                // Another version, another ETag, the same (grant, heartbeat).
+                // Another version and another ETag, but the same (grant, heartbeat).
                 world.edit(|record| record["edited"] = format!("{:?}", contender.clock.now()).into()).await;
                 contender.env.sleep(held.lapses_within.unwrap().min(SECOND)).await;
             }
@@ -228,7 +229,7 @@ async fn rule_8_a_claim_granted_again_restarts_the_observation() {
     let first = granted(holder.leases.try_acquire(&claim).await.unwrap());
     contender.held().await;
     contender.env.sleep(SECOND * 25).await;
-    // Evicted and granted again between two looks of the contender.
+    // Evicted and granted again between two reads of the contender.
     holder.leases.evict(&name(), first.token).await.unwrap();
     let again = granted(holder.leases.try_acquire(&claim).await.unwrap());
     assert!(again.token > first.token);
@@ -253,12 +254,13 @@ async fn rule_9_lost_is_final_even_if_the_renewal_is_answered_late() {
     tokio::task::yield_now().await;
     assert!(guard.check().is_err() && guard.remaining().is_zero());
     assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
-    // Coming back is a new acquisition, with a new token.
+    // Acquiring again is a new grant with a new token.
     let again = locker.lock("x").ttl(TTL).acquire().await.unwrap();
     assert!(again.token().unwrap() > loss.token);
 }
 
-/// Found by the simulation: a process that stood still between two tries prolonged what its guard had reported lost.
+/// Found by the simulation: a process that stood still between two attempts of a renewal prolonged a lease whose guard
+/// had reported a loss.
 #[tokio::test(start_paused = true)]
 async fn rule_9_a_renewal_is_not_tried_again_after_the_deadline() {
     let world = World::new();
@@ -300,7 +302,7 @@ async fn rule_10_a_grant_possibly_held_in_between_is_reported_lost() {
         }
         other => panic!("{other:?}"),
     }
-    // A race that was simply lost is no loss.
+    // A race that was simply lost is not a loss.
     client.held().await;
 }
 
@@ -331,7 +333,7 @@ async fn rule_10_a_doubled_requests_conflict_is_no_proof_of_refusal() {
     }
 }
 
-/// As a copy of the holder would renew: a machine was cloned while it ran.
+/// Renews the record as a copy of the holder would: its machine was cloned while it ran.
 async fn renewed_by_a_copy(world: &World) {
     world
         .edit(|record| {
@@ -414,7 +416,7 @@ async fn the_records_ttl_and_lock_delay_count_not_the_contenders() {
     hasty.ttl = leasehold::lease::Ttl::from_millis(1_000).unwrap();
     let AcquireOutcome::Held(held) = contender.leases.try_acquire(&hasty).await.unwrap() else { panic!() };
     assert_eq!(held.lapses_within, Some(contender_span() + SECOND * 7));
-    // After a release nobody waits.
+    // After a release, contenders do not wait.
     holder.leases.release(&mut grant, None).await.unwrap();
     granted(contender.leases.try_acquire(&hasty).await.unwrap());
 }
@@ -436,7 +438,7 @@ async fn front_end_skew_within_the_margin_causes_no_early_takeover() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
-    // It reads 4 s ahead of the one that the holder talks to.
+    // This front end is 4 s ahead of the holder's.
     let clock = Arc::new(TestClock::default());
     let env = leasehold::env::Env::seeded(clock, 9);
     let ahead = leasehold_testkit::machine::Machine::new(world.register.clone(), env.clone());
@@ -463,14 +465,14 @@ async fn a_store_clock_that_jumps_ends_no_live_lease() {
         let contender = leasehold::RegisterLeases::new(machine.clone(), options);
         let claim = || world.observer(3).claim();
         assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), AcquireOutcome::Held(_)));
-        // Forward from the first reading, or forward again after it was set back.
+        // Ahead from the first reading, or ahead again after it was set back.
         for skew_us in [jump_us, jump_us + 3_600_000_000] {
             machine.set_front_end_skew(skew_us);
             let verdict = contender.try_acquire(&claim()).await.unwrap();
             assert!(matches!(verdict, AcquireOutcome::Held(_)), "{verdict:?}");
         }
         assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-        // From now on observation decides alone.
+        // From now on, only observation counts.
         machine.set_front_end_skew(0);
         assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), AcquireOutcome::Held(_)));
         env.sleep(contender_span()).await;
@@ -478,7 +480,7 @@ async fn a_store_clock_that_jumps_ends_no_live_lease() {
     }
 }
 
-/// A virtual machine that is paused does not know it: its clocks stand still too.
+/// A virtual machine that is paused does not notice, because its clocks stand still too.
 #[tokio::test(start_paused = true)]
 async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     let world = World::new();
@@ -489,7 +491,7 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     holder.clock.resume();
     holder.network.reset_counts();
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-    // The answer tells that the record says too early a time. Others count from that, and so does the holder.
+    // The answer shows that the time in the record is too early. Others count from that time, and so does the holder.
     let left = grant.deadline.remaining(holder.clock.now());
     assert!(left > SECOND * 8 && left < SECOND * 12, "all but what the margin of 5 s covers: {left:?}");
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
@@ -498,7 +500,7 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
         "now its bounds are right"
     );
     assert_eq!(holder.network.counts().writes, 2);
-    // By the store's clock, it seems lapsed after 36 s from the grant.
+    // By the store's clock, the lease would seem to lapse 36 s after the grant.
     world.clock.sleep(SECOND * 14).await;
     contender.held().await;
     holder.network.reset_counts();
@@ -506,7 +508,7 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     assert_eq!(holder.network.counts().writes, 1, "now its clocks agree with the store's");
 }
 
-/// By true time its lease was over.
+/// In true time the lease was over.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_stood_still_for_its_ttl_has_lost() {
     let world = World::new();
@@ -518,7 +520,7 @@ async fn a_holder_that_stood_still_for_its_ttl_has_lost() {
     assert!(matches!(holder.lost(&mut grant).await.reason, LossReason::Expired { .. }));
 }
 
-/// One copy of a renewal is applied, and the other is refused for now: a proxy sends it twice.
+/// One copy of a renewal is applied, and the other is refused for now, as behind a proxy that sends it twice.
 #[tokio::test(start_paused = true)]
 async fn rule_11_an_own_doubled_renewal_is_not_foreign() {
     let world = World::new();
@@ -530,8 +532,8 @@ async fn rule_11_an_own_doubled_renewal_is_not_foreign() {
     assert_eq!(holder.leases.release(&mut grant, None).await.unwrap(), Released::Released);
 }
 
-/// A create that arrives again, after its grant has ended and the record was deleted, has the id of that grant and another
-/// token.
+/// A create that arrives again, after its grant has ended and the record was deleted, has the claim id of that grant
+/// but another token.
 #[tokio::test(start_paused = true)]
 async fn a_late_grant_of_the_same_claim_is_not_renewed() {
     let late = |record: &mut serde_json::Value| {
@@ -544,7 +546,7 @@ async fn a_late_grant_of_the_same_claim_is_not_renewed() {
     world.edit(late).await;
     assert!(matches!(holder.lost(&mut grant).await.reason, LossReason::Ended));
 
-    // By a ticket, of which nothing is remembered.
+    // From a ticket, which has no memo.
     let world = World::new();
     let (holder, heir) = (world.observer(1), world.observer(2));
     let ticket =
@@ -557,7 +559,7 @@ async fn a_late_grant_of_the_same_claim_is_not_renewed() {
     assert!(matches!(error.loss().unwrap().reason, LossReason::Ended), "{error:?}");
 }
 
-/// A renewal that is dropped half-way leaves the grant what it knew.
+/// A renewal that is dropped midway does not change the grant's memo.
 #[tokio::test(start_paused = true)]
 async fn rule_11_a_dropped_renewal_forgets_nothing() {
     let world = World::new();
@@ -596,7 +598,7 @@ async fn a_grant_after_the_clocks_stood_still_is_renewed_first() {
     }
 }
 
-/// What stands still between the send and the answer is told by the answer too.
+/// If the clocks stand still between the send and the answer, the answer shows that too.
 #[tokio::test(start_paused = true)]
 async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
     for created in [false, true] {
@@ -627,7 +629,7 @@ async fn tokens_rise_across_deletions_by_hand_with_a_coarse_clock() {
     let world = World::new();
     let mut last = 0;
     for seed in 0..20 {
-        // Each a new process, which knows nothing of the earlier ones.
+        // Each is a new process without any memory.
         let client = world.dated(seed);
         let mut grant = client.granted().await;
         assert!(grant.token.get() > last, "{} after {last}", grant.token);
@@ -660,7 +662,7 @@ async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
         let other = leasehold::LockName::new("y").unwrap();
         tokio::spawn(async move {
             loop {
-                // Each answer's `Date` is another reading, up to a second worse than the one before.
+                // Each answer's `Date` is another reading, up to a second less exact than the one before.
                 leases.inspect(&other).await.unwrap();
                 env.sleep(Duration::from_millis(90)).await;
             }
@@ -673,7 +675,7 @@ async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_create_gets_a_token_above_those_granted_meanwhile() {
+async fn a_late_create_gets_a_token_above_all_granted_meanwhile() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));
     slow.network.next_write(Outcome::HeldBack);
@@ -699,7 +701,7 @@ async fn a_takeover_from_a_late_create_gets_the_highest_token() {
     slow.network.every(Kind::Write, Outcome::HeldBack);
     let claim = slow.claim();
     slow.leases.try_acquire(&claim).await.unwrap_err();
-    // Its token is from long ago when it lands, and so is the time that it says it was written at: lapsed at once.
+    // When it lands, its token and its time of writing are old, so it has lapsed at once.
     quick.env.sleep(contender_span() * 2).await;
     let between = quick.granted().await;
     world.delete().await;

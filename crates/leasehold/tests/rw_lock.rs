@@ -1,4 +1,4 @@
-//! Shared and exclusive holds: a writer is alone, and all of its parts are one hold.
+//! Shared and exclusive holds: a writer is alone, and its parts form one hold.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ async fn shared_holders_are_together_and_an_exclusive_one_is_alone() {
         });
     }
     tasks.join_all().await;
-    assert!(together.load(Ordering::SeqCst), "nobody held it together with another");
+    assert!(together.load(Ordering::SeqCst), "there were never two shared holders at once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -72,7 +72,7 @@ async fn a_shared_hold_with_any_permit_keeps_an_exclusive_one_out() {
     for permit in 1..=RwLock::MAX_SHARED {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
-        // A shared hold is the hold of any permit.
+        // A hold of any permit is a shared hold.
         let reader =
             Locker::new(one.leases.clone()).lock(format!("x/shared-{permit}")).ttl(TTL).owner("alice");
         let reader = reader.acquire().await.unwrap();
@@ -83,7 +83,7 @@ async fn a_shared_hold_with_any_permit_keeps_an_exclusive_one_out() {
             text.starts_with(&format!("lock `x` is held shared: `x/shared-{permit}` by alice@")),
             "{text}"
         );
-        // It has given back all that it took.
+        // It has released all parts that it had acquired.
         assert_eq!(held(&one).await, 1);
         reader.check().unwrap();
     }
@@ -121,7 +121,7 @@ async fn an_exclusive_hold_is_not_starved_by_shared_ones() {
     }
     let writer = world.observer(99);
     writer.env.sleep(SECOND * 20).await;
-    // Those who have it, and those who were past the gate: two holds of four seconds, and some polls.
+    // The current readers, and those past the gate: two holds of four seconds, and some polls.
     let guard = index(&writer).exclusive_within(SECOND * 20).await.unwrap();
     guard.check().unwrap();
     readers.shutdown().await;
@@ -163,7 +163,7 @@ async fn losing_one_part_loses_the_whole_and_frees_the_other_parts() {
         cancelled.cancelled().await;
         assert!(guard.remaining().is_zero());
         assert_eq!(guard.check().unwrap_err().loss(), Some(&loss));
-        // Although the guard still lives.
+        // Although the guard has not been dropped.
         one.env.sleep(SECOND).await;
         assert_eq!(held(&two).await, 0, "{part}");
         assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
@@ -176,14 +176,14 @@ async fn the_whole_is_valid_only_as_long_as_its_weakest_part() {
         let world = World::new();
         let client = world.observer(1);
         let guard = index(&client).exclusive().await.unwrap();
-        // Renewals of one part are lost from now on.
+        // From now on, renewals of one part are lost.
         let key = format!("{part}.lock");
         client.network.every_write_of(&key, Outcome::Stalled);
         client.env.sleep(SECOND * 20).await;
         let left = holder_span() - SECOND * 20;
         assert!(guard.remaining() <= left, "{part}: {:?} and not {left:?}", guard.remaining());
         guard.check().unwrap();
-        // Before any timer had a chance to fire.
+        // Before any timer has fired.
         client.clock.suspend(left);
         assert_eq!(guard.check().unwrap_err().loss().unwrap().name, part);
         assert!(guard.remaining().is_zero());
@@ -254,9 +254,9 @@ async fn exclusive_and_plain_holds_exclude_each_other_and_tokens_rise() {
     assert!(first < second && second < third);
 }
 
-/// What is not carried: said in the documentation, and here.
+/// A documented limit.
 #[tokio::test(start_paused = true)]
-async fn a_plain_lock_does_not_see_who_holds_it_shared_already() {
+async fn a_plain_lock_does_not_see_current_shared_holders() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let _reader = index(&one).shared().await.unwrap();
@@ -288,7 +288,7 @@ async fn a_slot_lost_while_waiting_for_others_is_acquired_again() {
     granted_at_last(&one, reader, writer).await;
 }
 
-/// One that has all but what a shared holder has.
+/// A writer that holds everything except what a shared holder holds.
 async fn waiting_writer(client: &Client) -> tokio::task::JoinHandle<Guard> {
     let index = index(client);
     let writer = tokio::spawn(async move { index.exclusive().await.unwrap() });

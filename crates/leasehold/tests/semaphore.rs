@@ -1,4 +1,4 @@
-//! Semaphores: never more than N holders, few requests, order within a process, nothing left behind.
+//! Semaphores: at most N holders, few requests, order within a process, and cleanup.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -107,7 +107,7 @@ async fn tasks_of_one_process_are_served_in_order_of_arrival() {
     assert_eq!(*order.lock().unwrap(), (0..30).collect::<Vec<_>>());
 }
 
-/// Requests of `tasks` tasks of one process that wait in vain for three permits, in a minute.
+/// The number of requests of `tasks` waiting tasks of one process in a minute, while all three permits are held.
 async fn requests_of_waiting(tasks: usize) -> usize {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
@@ -150,7 +150,7 @@ async fn a_second_permit_that_is_granted_in_the_same_moment_goes_back() {
         tokio::spawn(async move { semaphore.acquire().await.unwrap() })
     };
     client.env.sleep(SECOND * 10).await;
-    // All of them are written, and heard of in the same moment.
+    // All of the writes are applied, and answered at the same time.
     client.network.every(Kind::Write, Outcome::AnswerDelayed(SECOND * 3));
     for guard in held_by_other {
         guard.release().await.unwrap();
@@ -199,7 +199,7 @@ async fn a_try_neither_overtakes_a_waiter_nor_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_says_how_many_permits_there_are_and_who_holds_them() {
+async fn a_refusal_names_the_number_of_permits_and_the_holders() {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
     let _held = all(&semaphore(&holder, 6).owner("alice").note("frames"), 6).await;

@@ -1,6 +1,6 @@
-//! Thousands of histories of the real code, each from a seed. `LEASEHOLD_SEEDS=100000` runs more, `LEASEHOLD_SEED=7` replays
-//! one, and `LEASEHOLD_PLAN=machines=2,faults=crashes` changes what happens in it.
-#![allow(clippy::disallowed_methods, reason = "how long histories take is told, in real time")]
+//! Thousands of histories of the real code, each from a seed. `LEASEHOLD_SEEDS=100000` runs more, `LEASEHOLD_SEED=7`
+//! replays one, and `LEASEHOLD_PLAN=machines=2,faults=crashes` changes the plan.
+#![allow(clippy::disallowed_methods, reason = "reports how long histories take, in real time")]
 
 use std::env::var;
 use std::time::{Duration, Instant};
@@ -12,13 +12,14 @@ fn no_history_breaks_the_promise() {
     many(Plan::from_seed, 1, |total, seeds| busy(total, seeds) && everything_happened(total, seeds));
 }
 
-/// Where a release deletes the lock's object, requests that come late find another world.
+/// If a release deletes the lock's object, a late create may succeed.
 #[test]
 fn no_history_of_locks_that_are_objects_breaks_the_promise() {
     many(|seed| Plan { store: Store::Objects, ..Plan::from_seed(seed) }, 2, busy);
 }
 
-/// Processes on one machine that share a file. Who deletes its rows by hand is asked to do so with nobody about.
+/// Processes on one machine that share a file. Without deletions by hand: the documentation says to delete rows only
+/// while no process uses them.
 #[cfg(feature = "sqlite")]
 #[test]
 fn no_history_of_locks_in_a_file_breaks_the_promise() {
@@ -30,7 +31,7 @@ fn no_history_of_locks_in_a_file_breaks_the_promise() {
     many(plan, 8, |total, seeds| total.grants > seeds && total.losses > seeds / 10);
 }
 
-/// Tasks of one process pass a lock on among themselves, with everything that can go wrong.
+/// Tasks of one process pass a lock on among themselves, with all kinds of faults.
 #[test]
 fn no_history_of_tasks_that_pass_the_lock_on_breaks_the_promise() {
     many(of_tasks, 2, |total, seeds| {
@@ -38,7 +39,7 @@ fn no_history_of_tasks_that_pass_the_lock_on_breaks_the_promise() {
     });
 }
 
-/// Where the tokens are the store's, nobody passes anything on.
+/// If tokens come from the store, grants are not passed on.
 #[test]
 fn no_history_of_tasks_on_objects_breaks_the_promise() {
     let plan = |seed| Plan { store: Store::Objects, ..of_tasks(seed) };
@@ -55,7 +56,7 @@ fn no_history_of_hand_off_in_a_file_breaks_the_promise() {
     many(plan, 16, |total, seeds| total.handed > seeds && total.handed_lost > 0);
 }
 
-/// Where nothing goes wrong, and all tasks of both processes want the lock all the time.
+/// Without faults, while all tasks of both processes want the lock all the time.
 #[test]
 fn no_process_starves_beside_another_that_passes_the_lock_on() {
     let plan = |seed| Plan { machines: 2, ..of_tasks(seed).with_faults(Faults::NONE) };
@@ -67,7 +68,7 @@ fn in_no_history_a_job_runs_twice_in_its_period() {
     many(Plan::once_from_seed, 4, |total, seeds| total.runs > seeds / 2 && total.already_ran > 5 * seeds);
 }
 
-/// Candidates that lead by turns, and observers whom nobody misleads.
+/// Candidates that lead in turns, and observers that must not see a wrong leader.
 #[test]
 fn no_history_of_an_election_breaks_the_promise() {
     let plan = |seed: u64| Plan {
@@ -85,14 +86,14 @@ fn no_history_of_a_semaphore_has_more_holders_than_permits() {
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.most == 3);
 }
 
-/// Nobody beside an exclusive holder, on both protocols.
+/// An exclusive holder is alone, on both protocols.
 #[test]
 fn no_history_of_an_rw_lock_breaks_exclusive_holds() {
     let plan = |seed| Plan { workload: Workload::RwLock, ..of_several(seed) };
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.most > 2);
 }
 
-/// Where nothing goes wrong, no request is sent that is not needed.
+/// Without faults and contention, no unnecessary request is sent.
 #[test]
 fn quiet_histories_stay_within_their_budget() {
     many(Plan::quiet_from_seed, 20, |total, seeds| total.grants > 3 * seeds && total.losses == 0);
@@ -105,17 +106,17 @@ fn of_several(seed: u64) -> Plan {
     Plan { machines: plan.machines + 2, store, faults, ..plan }
 }
 
-/// A history of processes with several tasks each. More happens in it in the same time.
+/// A history of processes with several tasks each. More happens in the same time.
 fn of_tasks(seed: u64) -> Plan {
     let plan = Plan::from_seed(seed);
     let length = plan.length / 2;
     Plan { tasks: 2 + seed as usize % 3, length, faults_until: length, ..plan }
 }
 
-/// In fewer histories than this, by chance too little happens.
+/// With fewer histories than this, too little may happen by chance.
 const FEW: u64 = 15;
 
-/// One in so many of the histories that were asked for. A simulation in which not enough happens proves nothing.
+/// Runs one in `one_in` of the requested histories. A simulation in which not `enough` happens proves nothing.
 fn many(plan: fn(u64) -> Plan, one_in: u64, enough: fn(&History, usize) -> bool) {
     let plan = |seed| plan(seed).with(&var("LEASEHOLD_PLAN").unwrap_or_default()).expect("LEASEHOLD_PLAN");
     if let Ok(seed) = var("LEASEHOLD_SEED") {
@@ -144,9 +145,9 @@ fn every(plan: impl Fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> Histo
     seeds.map(|seed| run(&plan(seed)).unwrap_or_else(|violation| panic!("{}", smaller(violation)))).sum()
 }
 
-/// With the smallest plan that shows the same.
+/// The violation, and a smaller plan that shows it too.
 fn smaller(violation: Box<Violation>) -> String {
-    // At once, since shrinking takes a while.
+    // Printed at once, since shrinking takes a while.
     eprintln!("{violation}");
     format!("{violation}\nshrunk: {}", shrink(violation.clone()))
 }
@@ -155,21 +156,21 @@ fn busy(total: &History, seeds: usize) -> bool {
     total.grants > 3 * seeds && total.losses > seeds / 10
 }
 
-/// Each kind of accident that is counted has been there, or it proves nothing.
+/// Each kind of fault that is counted must have occurred, or the run proves little.
 fn everything_happened(total: &History, seeds: usize) -> bool {
     let counted = [total.cancelled, total.evicted, total.deleted, total.restarts, total.refused];
     let counted = counted.into_iter().chain([total.stood_still, total.copied]).collect::<Vec<_>>();
     total.accepted > seeds && counted.iter().all(|count| *count > seeds / 10)
 }
 
-/// The checker can fail: what violates it is found in some of 400 histories.
+/// Shows that the checker can fail: returns a violation of `invariant` from up to 400 histories.
 fn found(invariant: &str, plan: impl Fn(u64) -> Plan) -> Box<Violation> {
     let violations = (0..400).filter_map(|seed| run(&plan(seed)).err());
     let mut others = violations.filter(|violation| violation.invariant == invariant);
     others.next().unwrap_or_else(|| panic!("{invariant} is violated in none of 400 histories"))
 }
 
-/// With clock rates off by 30 %, holders and contenders disagree, and holders believe for longer than they may.
+/// If clock rates are off by 30 %, holders and contenders disagree, and holders believe for too long.
 #[test]
 fn i1_clocks_outside_the_bound_are_found_out() {
     let plan = |seed| {
@@ -180,7 +181,7 @@ fn i1_clocks_outside_the_bound_are_found_out() {
     found("I5", plan);
 }
 
-/// The margin is what saves: front ends that disagree by less are in the histories above.
+/// The margin protects the locks: front ends that disagree by less occur in the histories above.
 #[test]
 fn i1_store_clocks_apart_by_more_than_the_margin_are_found_out() {
     found("I1", |seed| {
@@ -195,10 +196,10 @@ fn i3_a_resource_that_does_not_check_tokens_is_found_out() {
 }
 
 #[test]
-fn a_violation_is_shrunk_to_what_it_takes() {
+fn a_violation_is_shrunk_to_the_faults_it_needs() {
     let plan = |seed| {
         let plan = Plan { rate_error: 0.3, ..Plan::from_seed(seed) };
-        // Some kinds of fault excuse holders: then it takes more to show a violation.
+        // Some kinds of fault exempt holders, so that a violation is harder to show.
         let faults =
             Faults::all().without(Fault::Deletions).without(Fault::StandStills).without(Fault::Copies);
         Plan { faults, ..plan }

@@ -1,4 +1,4 @@
-//! Real processes on one SQLite file: each is this test program again, in the role that an environment variable names.
+//! Several processes on one SQLite file. Each is this test program, with its role in an environment variable.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -12,11 +12,11 @@ use leasehold::{ErrorKind, LockName, Locker};
 const ROLE: &str = "LEASEHOLD_TEST_ROLE";
 const FOLDER: &str = "LEASEHOLD_TEST_FOLDER";
 
-/// Longer than any test: nothing here may depend on a lease that runs out.
+/// Longer than any test: no test may depend on the end of a lease.
 const TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// When a test gives up.
-const STORE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time limit of a test.
+const TEST_LIMIT: Duration = Duration::from_secs(60);
 
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 20;
@@ -25,7 +25,7 @@ fn url(folder: &Path) -> String {
     format!("sqlite:{}", folder.join("locks.db").display())
 }
 
-/// This program as another process; killed when dropped.
+/// This program as another process. Killed when this is dropped.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -47,7 +47,7 @@ fn start(role: &str, folder: &Path) -> Worker {
     Worker(child.unwrap())
 }
 
-/// What the other processes do; nothing in the test run itself.
+/// The role of another process; does nothing in the test run itself.
 #[tokio::test]
 async fn role() {
     let (Ok(role), Some(folder)) = (std::env::var(ROLE), std::env::var_os(FOLDER)) else { return };
@@ -63,10 +63,10 @@ async fn role() {
     }
 }
 
-/// Adds to a number in a file, in the way that loses additions unless one process at a time does it.
+/// Adds to a number in a file without any protection except the lock.
 async fn count(locker: &Locker, file: &Path) {
     for _ in 0..ROUNDS {
-        let guard = locker.lock("counter").ttl(TTL).acquire_within(STORE_TIMEOUT).await.unwrap();
+        let guard = locker.lock("counter").ttl(TTL).acquire_within(TEST_LIMIT).await.unwrap();
         let number: u32 = fs::read_to_string(file).unwrap().parse().unwrap();
         tokio::task::yield_now().await;
         fs::write(file, (number + 1).to_string()).unwrap();
@@ -74,7 +74,7 @@ async fn count(locker: &Locker, file: &Path) {
     }
 }
 
-/// Appends the token of each grant to a file, for ever, in two writes between which nobody else may come.
+/// Appends the token of each grant to a file, for ever, in two writes. No other process may write between them.
 async fn log(locker: &Locker, file: &Path) {
     let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
     loop {
@@ -97,7 +97,7 @@ async fn hand_on(locker: &Locker) {
     eprintln!("\nticket {ticket}");
 }
 
-/// Takes the lock, and renews it when it is told to.
+/// Acquires the lock, and renews it on request.
 async fn renew(locker: &Locker) {
     let ticket = locker.lock("held").ttl(TTL).acquire().await.unwrap().into_ticket().await.unwrap();
     eprintln!("\nholding {}", ticket.token());
@@ -108,9 +108,9 @@ async fn renew(locker: &Locker) {
     }
 }
 
-/// The rest of the line of the worker's messages that begins with `word`.
+/// The next line of the worker's output that begins with `word`, without that word.
 fn said(worker: &mut Worker, word: &str) -> String {
-    // Byte by byte: what follows is for whoever asks next.
+    // Byte by byte, so that the rest is left for the next call.
     let messages = worker.0.stderr.as_mut().unwrap();
     loop {
         let mut line = Vec::new();
@@ -147,7 +147,7 @@ async fn a_killed_holders_lock_is_granted_before_its_lease_ends() {
     let locker = Locker::open(&url(folder.path())).await.unwrap();
     let lock = locker.lock("held");
     assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
-    let waiting = lock.acquire_within(STORE_TIMEOUT);
+    let waiting = lock.acquire_within(TEST_LIMIT);
     let (guard, ()) = tokio::join!(waiting, async { holder.0.kill().unwrap() });
     let guard = guard.unwrap();
     assert!(guard.token().unwrap().get() > token);
@@ -164,10 +164,10 @@ fn killed_processes_leave_no_second_holder_and_no_stuck_lock() {
     let length = || fs::metadata(&log).unwrap().len();
     let mut workers: Vec<_> = (0..3).map(|_| start("log", folder.path())).collect();
     for kill in 0..KILLS {
-        // The others get on, although the one that was killed may have held the lock for a day more.
+        // The others continue, although the killed process may have held the lock with a lease of a day.
         let (before, start_of_wait) = (length(), SystemClock.now());
         while length() < before + 400 {
-            assert!(SystemClock.now().longest_since(start_of_wait) < STORE_TIMEOUT, "the lock is stuck");
+            assert!(SystemClock.now().longest_since(start_of_wait) < TEST_LIMIT, "the lock is stuck");
             std::thread::yield_now();
         }
         let worker = &mut workers[kill % 3];
@@ -175,13 +175,13 @@ fn killed_processes_leave_no_second_holder_and_no_stuck_lock() {
         *worker = start("log", folder.path());
     }
     drop(workers);
-    // A process that was killed between its two writes leaves a line open; the next grant begins behind it.
+    // A process that was killed between its two writes leaves an open line, and the next grant begins after it.
     let text = fs::read_to_string(&log).unwrap();
     let open = text.matches('<').count() - text.matches('>').count();
     assert!(open <= KILLS + 3, "{open} lines were left open by {KILLS} kills");
     let grants: Vec<&str> = text.split('<').skip(1).collect();
     let closed = grants.iter().filter(|grant| grant.trim_end().ends_with('>')).count();
-    assert_eq!(closed + open, grants.len(), "somebody wrote between the two writes of another");
+    assert_eq!(closed + open, grants.len(), "a process wrote between the two writes of another");
     let tokens: Vec<u64> =
         grants.iter().map(|grant| grant.trim_end_matches(['>', '\n']).parse().unwrap()).collect();
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
@@ -200,7 +200,7 @@ async fn a_ticket_outlives_the_process_that_acquired_it() {
     locker.lock("held").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// The files beside the one of the locks, in the ways in which they can be deleted.
+/// The files beside the database, in the combinations in which they can be deleted.
 const COMPANIONS: [&[&str]; 3] = [&["-wal", "-shm"], &["-wal"], &["-shm"]];
 
 fn delete(folder: &Path, suffixes: &[&str]) {
@@ -216,7 +216,7 @@ async fn a_log_deleted_while_in_use_leaves_one_holder() {
         let mut holder = start("renew", folder.path());
         let token: u64 = said(&mut holder, "holding").parse().unwrap();
         delete(folder.path(), suffixes);
-        // What others are told now, they may be told wrong: the files are gone. Whatever it is, it holds for both.
+        // What another process sees now may be wrong, since the files are gone. The answer must be the same for both.
         let other = Locker::open(&url(folder.path())).await;
         let granted = match &other {
             Ok(locker) => locker.lock("held").ttl(TTL).try_acquire().await.ok(),
@@ -241,7 +241,7 @@ async fn a_process_that_only_inspects_keeps_the_log_of_others() {
     looking.inspect(&LockName::new("held").unwrap()).await.unwrap();
     delete(folder.path(), COMPANIONS[0]);
     said(&mut start("hand on", folder.path()), "ticket");
-    // The last to close the file writes the log into it, and deletes it.
+    // The last process to close the database writes the log into it and deletes the log.
     drop(looking);
     let locker = Locker::open(&url(folder.path())).await.unwrap();
     assert_eq!(locker.lock("held").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);

@@ -1,4 +1,4 @@
-//! Sweeping on a register: who acquires meanwhile wins, and lost answers are resolved.
+//! Sweeping on a register: concurrent acquisitions win, and lost answers are resolved.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn sweep(client: &Client) -> Swept {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_acquires_before_the_delete_lands_keeps_the_lock() {
+async fn a_grant_before_the_delete_lands_is_kept() {
     let world = World::new();
     let (user, sweeper, before) = old(&world).await;
     sweeper.network.next_delete(Outcome::Stalled);
@@ -41,7 +41,7 @@ async fn who_acquires_before_the_delete_lands_keeps_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_acquires_before_the_delete_is_sent_keeps_the_lock() {
+async fn a_grant_before_the_delete_is_sent_is_kept() {
     let world = World::new();
     let (user, sweeper, _) = old(&world).await;
     sweeper.network.next_read(Outcome::AnswerStalled);
@@ -83,7 +83,7 @@ async fn a_dry_run_and_a_young_record_send_no_delete() {
 async fn age_is_judged_by_the_clock_of_the_store_alone() {
     let world = World::new();
     let (_, sweeper, _) = old(&world).await;
-    // This machine's own clocks say that years have passed.
+    // The machine's own clocks show that years have passed.
     sweeper.clock.suspend(DAY * 1_000);
     sweeper.clock.step_wall(100_000_000);
     assert_eq!(sweeper.leases.sweep(&name(), DAY * 3, false).await.unwrap(), Swept::Kept);

@@ -1,4 +1,4 @@
-//! Optimistic updates over a network that loses, doubles and delays.
+//! Optimistic updates on a network that loses, duplicates and delays requests.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use leasehold_testkit::fault::{Chaos, FaultyRegister, Kind, Outcome};
 
 const KEY: &str = "list";
 
-/// A store that the tests' clients share.
+/// The store that the clients of a test share.
 struct World(Arc<MemoryRegister>);
 
 impl World {
@@ -37,7 +37,7 @@ impl World {
         String::from_utf8(cell.value.to_vec()).unwrap()
     }
 
-    /// Writes without leasehold, whatever there is.
+    /// Writes without leasehold, over any content.
     async fn overwrite(&self, text: &'static str) {
         let version = self.0.head(KEY).await.unwrap().map(|head| head.version);
         let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
@@ -114,7 +114,7 @@ async fn a_lost_answer_is_looked_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_applied_write_is_found_below_those_of_others() {
+async fn an_applied_write_is_found_below_later_writes() {
     for world in [World::new(), World::by_content()] {
         let network = world.network();
         add(&network, "a").await.unwrap();
@@ -128,7 +128,7 @@ async fn an_applied_write_is_found_below_those_of_others() {
     }
 }
 
-/// Starts adding `word`. When this returns, `outcome` has become of the write, and the look after it stalls.
+/// Starts adding `word`. When this returns, the write has had `outcome`, and the read after it hangs.
 async fn add_under_way(network: &FaultyRegister, word: &'static str, outcome: Outcome) -> Adding {
     network.next_write(outcome);
     network.next_read(Outcome::Fine);
@@ -144,7 +144,7 @@ async fn add_under_way(network: &FaultyRegister, word: &'static str, outcome: Ou
 
 type Adding = tokio::task::JoinHandle<Result<Updated, Error>>;
 
-/// The same of `b` and the list `a`, while the write is on its way.
+/// Starts adding `b` to the list `a`. When this returns, the write is still under way.
 async fn write_under_way(world: &World) -> (FaultyRegister, Adding) {
     let network = world.network();
     add(&network, "a").await.unwrap();
@@ -158,7 +158,7 @@ async fn a_write_that_was_overtaken_is_remade_and_lands_once() {
     let world = World::new();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
-    // The write stays where it is; the read is answered.
+    // The write stays under way; the read is answered.
     network.deliver_newest().await;
     assert!(updating.await.unwrap().unwrap().written);
     assert_eq!(world.text().await, "a c b ");
@@ -174,13 +174,13 @@ async fn where_versions_come_back_an_overtaken_write_is_unknown() {
     network.deliver_newest().await;
     let error = updating.await.unwrap().unwrap_err();
     assert!(error.kind() == ErrorKind::Unavailable && error.maybe_applied(), "{error:?}");
-    // Another takes `c` away, and it lands after all. Had it been made again, it would be there twice.
+    // Another client removes `c`, and then the write lands. If it had been repeated, its word would be there twice.
     update(&*world.0, KEY, async |_| Ok::<_, Error>(Some("a ".into()))).await.unwrap();
     assert!(matches!(network.deliver().await, Some(Write::Committed(_))));
     assert_eq!(world.text().await, "a b ");
 }
 
-/// Whoever created the object next may have done so after ours was there, and deleted.
+/// The next create may have come after ours was applied and deleted.
 #[tokio::test(start_paused = true)]
 async fn an_unknown_create_is_not_repeated_after_anothers_create() {
     let world = World::new();
@@ -194,7 +194,8 @@ async fn an_unknown_create_is_not_repeated_after_anothers_create() {
     assert_eq!(world.text().await, "b ");
 }
 
-/// The version is the same again, but the log is not what the write would leave: it would wipe the marks of others.
+/// The version is the same again, but the log differs from the one that the write expects. Writing it would erase the
+/// marks of others.
 #[tokio::test(start_paused = true)]
 async fn where_versions_come_back_a_change_there_and_back_is_a_change() {
     let world = World::by_content();
@@ -220,7 +221,7 @@ async fn after_a_foreign_overwrite_a_writes_effect_is_unknown() {
     }
 }
 
-/// A proxy that repeats requests answers with the conflict that the second copy met.
+/// A proxy that repeats requests returns the conflict of the second copy.
 #[tokio::test(start_paused = true)]
 async fn a_conflict_that_cannot_be_looked_into_may_be_applied() {
     for trouble in [Outcome::Dropped, Outcome::Denied] {
@@ -276,7 +277,7 @@ async fn a_deleted_object_is_created_anew_unless_a_write_is_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_others_say_about_the_object_stays() {
+async fn metadata_of_other_clients_is_kept() {
     let world = World::new();
     let mut metadata = Metadata { content_type: Some("application/json".into()), ..Metadata::default() };
     metadata.user.insert("owner".into(), "ann".into());
@@ -369,8 +370,8 @@ async fn tasks_sharing_an_object_handle_take_turns_and_others_retry() {
     }
 }
 
-/// Every word stands in the list exactly once whose update was reported as done, at most once whose was left open, and
-/// none whose update failed.
+/// Each word is in the list exactly once if its update was reported as done, at most once if its outcome was unknown,
+/// and not at all if it failed.
 #[tokio::test(start_paused = true)]
 async fn no_update_is_lost_or_applied_twice_under_any_faults() {
     let (mut done, mut open, mut failed) = (0, 0, 0);
@@ -431,7 +432,7 @@ async fn history(world: &World, seed: u64) -> Vec<(String, Result<Updated, Error
     let mut networks = Vec::new();
     for (network, task) in clients {
         outcomes.extend(task.await.unwrap());
-        // While others are still at it.
+        // While other updates are in progress.
         network.deliver_all().await;
         networks.push(network);
     }

@@ -1,4 +1,4 @@
-//! What a wait costs and when it ends: the pauses of `pacing.rs`, as the store sees them. Paused time.
+//! How many requests a wait costs and when it ends: the pauses of `pacing.rs`, as the store sees them. Paused time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A register with the pace of one behind a network.
+/// A register with the poll interval of one behind a network.
 #[derive(Debug)]
 struct Paced(FaultyRegister);
 
@@ -36,7 +36,7 @@ struct Process {
     env: Env,
 }
 
-/// A process on `world`'s store that judges lapses by observation.
+/// A process on `world`'s store that detects lapses by observation.
 fn process(world: &World, seed: u64) -> Process {
     let env = Env::seeded(Arc::new(TestClock::default()), seed);
     let network = FaultyRegister::new(world.register.clone());
@@ -51,7 +51,7 @@ impl Process {
         Claim::new(&self.env, name(), Ttl::new(ttl).unwrap(), Holder::this_process())
     }
 
-    /// After a sign of life: what succeeds a grant without one waits for a token from the store's clock.
+    /// After a renewal: a grant after one that was never renewed waits for a token from the store's clock.
     async fn dies_with_the_lock(&self) {
         let mut grant = granted(self.leases.try_acquire(&self.claim(TTL)).await.unwrap());
         self.leases.renew(&mut grant).await.unwrap();
@@ -69,7 +69,7 @@ async fn a_long_wait_costs_few_reads_beyond_one_per_longest_pause() {
         waiter.env.sleep(SECOND * 60).await;
         let counts = waiter.network.counts();
         assert_eq!(counts.writes, 0, "a waiter reads");
-        // A lease that can lapse within the longest pause is looked at when it can.
+        // If the lease can lapse within the longest pause, the waiter looks when it can.
         let longest = POLL_INTERVAL.max.min(Ttl::new(ttl).unwrap().contender_span() * 2 / 3);
         let most = 60.0 / longest.as_secs_f64() * 1.1 + 12.0;
         assert!((30..=most as usize).contains(&counts.reads), "{} reads for a ttl of {ttl:?}", counts.reads);
@@ -96,7 +96,7 @@ async fn a_waiter_follows_a_short_hold_soon_whenever_it_came() {
             let released = waiter.env.now();
             drop(waiting.await.unwrap().unwrap());
             let late = waiter.env.now().longest_since(released);
-            // Half of the time that it was held, which may be nearly twice `hold`.
+            // Half of the time for which it was held, which may be nearly twice `hold`.
             assert!(
                 late <= hold.max(POLL_INTERVAL.min) + Duration::from_millis(2),
                 "{late:?} after {hold:?}"
@@ -105,7 +105,7 @@ async fn a_waiter_follows_a_short_hold_soon_whenever_it_came() {
     }
 }
 
-/// They see the last sign of life in the same moment, so it lapses for all at once.
+/// All waiters see the last renewal at the same moment, so it lapses for all of them at once.
 #[tokio::test(start_paused = true)]
 async fn few_of_sixteen_waiters_write_when_a_dead_lease_lapses() {
     const PROCESSES: u64 = 16;
@@ -129,7 +129,7 @@ async fn few_of_sixteen_waiters_write_when_a_dead_lease_lapses() {
     guard.check().unwrap();
 }
 
-/// Each look is refused once before it is answered: the next one is later for it, until looks are answered at once again.
+/// Each read is refused once before it is answered. That delays the next read, until reads are answered at once again.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_reads_is_read_less_often() {
     let mut reads = Vec::new();

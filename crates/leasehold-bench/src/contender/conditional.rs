@@ -1,16 +1,17 @@
-//! The calls that a lock cannot do without.
+//! A baseline: the conditional writes that any lock needs.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Client;
 
-/// A conditional write, by a store's client.
+/// A store's conditional write.
 pub(super) trait Replace: Send + Sync + 'static {
-    /// What the store calls what was written.
+    /// The store's version of a written value.
     type Version: Send + 'static;
 
-    /// Writes what a lock that is held, or free, takes, on condition that `seen` is still there; on none where it is `None`.
+    /// Writes a value of the size of a lock's record, if `seen` is still the current version; unconditionally if it is
+    /// `None`.
     fn replace(
         &self,
         lock: &str,
@@ -19,11 +20,11 @@ pub(super) trait Replace: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Version, String>> + Send;
 }
 
-/// No lock: under each name it is written twice, each time as many bytes as a record has, and only over what was written
-/// before. That is what taking and releasing a lock cannot do without.
+/// Not a lock. Writes each name twice, each time a value of the size of a record, and only over the previous version.
+/// Acquiring and releasing a lock needs at least these writes.
 pub(super) struct Conditional<R: Replace> {
     calls: R,
-    /// What was written last under each name. Of the first write nothing is known.
+    /// The latest version of each name. The first write has none.
     latest: Mutex<HashMap<String, R::Version>>,
 }
 
@@ -56,10 +57,10 @@ impl<R: Replace> Client for Conditional<R> {
     }
 }
 
-/// As large as a lock's record in JSON, when its history is full.
+/// The size of a lock's record in JSON with a full history.
 const RECORD_BYTES: usize = 1_840;
 
-/// As many bytes as a record, and others each time.
+/// A different value of the size of a record each time.
 pub(super) fn record() -> String {
     format!("{:0RECORD_BYTES$}", fastrand::u128(..))
 }
@@ -70,9 +71,9 @@ mod tests {
 
     use super::*;
 
-    /// Or the calls that it is measured against would have less to carry than a lock.
+    /// Otherwise the baseline would write less than a lock does.
     #[tokio::test]
-    async fn a_record_is_as_large_as_what_the_bare_calls_write() {
+    async fn a_record_is_as_large_as_the_baselines_writes() {
         use leasehold::lease::StoreOptions;
         use leasehold::register::Register;
         use leasehold::stores::memory::MemoryRegister;
@@ -84,7 +85,7 @@ mod tests {
             lock.acquire().await.unwrap().release().await.unwrap();
         }
         let written = register.read("uncontended-leasehold-1234567890-0.lock").await.unwrap().unwrap();
-        // The names of user and host, and the process id, are part of it.
+        // The record contains the names of user and host, and the process id.
         let bytes = written.value.len();
         assert!(bytes.abs_diff(RECORD_BYTES) < RECORD_BYTES / 3, "{bytes}");
     }

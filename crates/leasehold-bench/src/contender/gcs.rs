@@ -1,4 +1,4 @@
-//! Locks on GCS without leasehold: gcslock's, and the two calls below which no lock can get.
+//! Contenders on GCS without leasehold: gcslock's algorithm, and a baseline of the two calls that any lock needs.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use serde::Deserialize;
 use super::Options;
 use super::conditional::{Replace, record};
 
-/// Its first pause.
+/// gcslock's first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// The algorithm of gcslock (github.com/mco-gh/gcslock, `mutex.go`), as it is described there: an object that is created if
-/// there is none, tried again after 10 ms and then always twice as long; the release deletes it. It has no lease: a holder
-/// that dies keeps the lock.
+/// The algorithm of gcslock (github.com/mco-gh/gcslock, `mutex.go`): it creates an object if there is none, and
+/// retries after 10 ms and then after twice as long each time. A release deletes the object. It has no lease: if a
+/// holder dies, the lock stays held.
 pub(super) struct GcsLock {
     client: Client,
     endpoint: String,
@@ -30,7 +30,7 @@ impl GcsLock {
         })
     }
 
-    /// Sends it until it is answered with one of `answers`.
+    /// Repeats a request until its answer is one of `answers`.
     async fn insist(&self, method: Method, url: &str, answers: &[StatusCode]) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -40,7 +40,7 @@ impl GcsLock {
             }
             if let Ok(answer) = request.send().await {
                 let status = answer.status();
-                // Or the connection could not be used again.
+                // The connection can be reused only once the body has been read.
                 let _ = answer.bytes().await;
                 if answers.contains(&status) {
                     return;
@@ -64,7 +64,7 @@ impl super::Client for GcsLock {
 
     async fn release(&self, held: String) -> Result<(), String> {
         let url = format!("{}/storage/v1/b/{}/o/{held}", self.endpoint, self.bucket);
-        // GCS says 204; fake-gcs-server says 200, for which the original would wait for ever.
+        // GCS answers 204. fake-gcs-server answers 200, which the original would not accept.
         self.insist(Method::DELETE, &url, &[StatusCode::NO_CONTENT, StatusCode::OK]).await;
         Ok(())
     }
@@ -74,19 +74,19 @@ impl super::Client for GcsLock {
     }
 }
 
-/// HTTP/1.1 without a proxy, as leasehold's own.
+/// HTTP/1.1 without a proxy, like leasehold's own client.
 fn client() -> Result<Client, String> {
     let client = Client::builder().no_proxy().http1_only().tcp_nodelay(true).build();
     client.map_err(|error| error.to_string())
 }
 
-/// Uploads with their metadata, as leasehold's: a record must not be served from a cache.
+/// Uploads with metadata, like leasehold's: a record must not be cached.
 pub(super) struct Uploads {
     client: Client,
     url: String,
 }
 
-/// Between the parts of an upload: what is said about an object, and its bytes.
+/// Separates the parts of an upload: the object's metadata, and its content.
 const BOUNDARY: &str = "0123456789abcdef0123456789abcdef";
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! leasehold, as its documentation says: one [`Locker`] for each process.
+//! leasehold, used as documented: one [`Locker`] for each process.
 
 use std::time::Duration;
 

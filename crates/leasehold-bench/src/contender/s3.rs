@@ -1,5 +1,5 @@
-//! Locks on S3 without leasehold: the loop that people write, and the two calls below which no lock can get, without their
-//! conditions and with them.
+//! Contenders on S3 without leasehold: the loop that people write, and baselines of the two calls that any lock needs,
+//! without conditions and with them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use leasehold::clock::{Clock, SystemClock};
 use super::Options;
 use super::conditional::{Replace, record};
 
-/// With the settings that leasehold gives its client: no retries inside, no checksums that are not needed.
+/// Uses leasehold's client settings: no internal retries, no unneeded checksums.
 async fn client(options: &Options) -> Result<(Client, String), String> {
     let shared = aws_config::load_defaults(BehaviorVersion::latest()).await;
     let config = Builder::from(&shared)
@@ -28,8 +28,8 @@ async fn client(options: &Options) -> Result<(Client, String), String> {
     Ok((Client::from_conf(config), options.text("bucket")?.to_owned()))
 }
 
-/// `PutObject` with `If-None-Match: *`; whoever meets the object sleeps for 0.5 to 1 s; `DeleteObject`. It has no lease: a
-/// holder that dies keeps the lock.
+/// `PutObject` with `If-None-Match: *`; if the object exists, sleeps for 0.5 to 1 s and retries; releases with
+/// `DeleteObject`. It has no lease: if a holder dies, the lock stays held.
 pub(super) struct Plain {
     client: Client,
     bucket: String,
@@ -71,7 +71,7 @@ impl super::Client for Plain {
     }
 }
 
-/// No lock: an object is written twice, a few bytes without a condition.
+/// Not a lock: writes an object of a few bytes twice, without a condition.
 pub(super) struct Bare(Plain);
 
 impl Bare {

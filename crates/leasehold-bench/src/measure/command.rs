@@ -1,4 +1,4 @@
-//! What a command costs under a lock, from start to end: scenario g.
+//! The cost of running a command under a lock, from start to end: scenario g.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -15,13 +15,13 @@ use crate::results::Sample;
 use crate::roster::Contender;
 use crate::stats::percentile;
 
-/// No command takes this long.
+/// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The first ones, which do not count, bring programs into memory.
+/// The first runs, which load programs into memory, do not count.
 const WARM_UP: usize = 3;
 
-/// How many runs make a round.
+/// The number of runs in a round.
 pub(super) fn runs(run: &Run<'_>) -> usize {
     // A run takes some milliseconds.
     (run.options.measured(run.scenario).as_secs_f64() * 20.0).ceil() as usize
@@ -38,7 +38,7 @@ pub(super) async fn measure(
     for n in 0..WARM_UP + runs(run) {
         let mut command = Command::new(&program);
         command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
-        // What the user has configured is not measured.
+        // The user's configuration must not affect the results.
         command.env("XDG_CONFIG_HOME", run.environment.file("config"));
         let begin = SystemClock.now();
         let ended = timeout(&SystemClock, LIMIT, command.status()).await;
@@ -68,7 +68,7 @@ fn command_line(
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>();
     Ok(match contender.name {
         "leasehold run" => (ours()?, words(&["run", "-s", &way.url(), lock, "--", "true"])),
-        // As `cargo install` builds it, without the clients of other stores.
+        // As `cargo install` builds it by default, without the clients of other stores.
         "leasehold run, SQLite alone" => {
             let program = variable("LEASEHOLD_BENCH_SQLITE_ALONE")?;
             (program, words(&["run", "-s", &way.url(), lock, "--", "true"]))
@@ -85,7 +85,7 @@ fn command_line(
     })
 }
 
-/// The command that is built with this program.
+/// The command that was built together with this program.
 fn ours() -> Result<PathBuf, Trouble> {
     let this = std::env::current_exe().map_err(|error| Trouble::Failed(error.to_string()))?;
     let ours = this.with_file_name("leasehold");

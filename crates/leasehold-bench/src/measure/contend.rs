@@ -1,4 +1,4 @@
-//! Tasks and processes that want one lock: scenarios a to d.
+//! Tasks and processes that contend for one lock: scenarios a to d.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::roster::Contender;
 use crate::scenario::Scenario;
 use crate::stats::percentile;
 
-/// The usual one: nobody is to lose a lease here.
+/// The default. No lease may lapse here.
 const TTL: Duration = Duration::from_secs(30);
 
-/// The first second does not count: compilers that compile while a program runs, and connections, need it.
+/// The first second does not count: connections are opened, and just-in-time compilers run.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// Who wants the lock, and for how long.
+/// How many tasks contend for the lock, and how long they hold it.
 pub(super) struct Load {
     pub(super) processes: u32,
     pub(super) tasks: u32,
@@ -122,7 +122,7 @@ pub(super) async fn measure(
     Ok(sample)
 }
 
-/// One task takes the lock once.
+/// One task acquires the lock once.
 pub(super) async fn take_once(contender: &Contender, lock: &str, way: &Way<'_>) -> Result<(), Trouble> {
     let options = [
         ("lock", lock.to_owned()),

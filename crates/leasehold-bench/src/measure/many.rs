@@ -1,4 +1,4 @@
-//! What it costs to hold many locks: scenario f.
+//! The cost of holding many locks: scenario f.
 
 use std::fs;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::program::Trouble;
 use crate::results::Sample;
 use crate::roster::Contender;
 
-/// The usual one.
+/// The default.
 pub(super) const TTL: Duration = Duration::from_secs(30);
 
-/// To take all of them, one request after the other, on a slow server.
+/// Long enough to acquire all of them one by one on a slow server.
 const ACQUIRE: Duration = Duration::from_secs(600);
 
 pub(super) async fn measure(
@@ -63,26 +63,26 @@ pub(super) async fn measure(
     sample.note(MEMORY.name, memory);
     sample.note(ACQUIRE_S.name, Some((held - begin) as f64 / 1e6));
     sample.note(LOST.name, Some(lost));
-    // To give 10,000 locks back takes some time too.
+    // Releasing 10,000 locks takes some time too.
     program.end(ACQUIRE + END).await?;
     Ok(sample)
 }
 
-/// The time that the process has spent on processors.
+/// The processor time that the process has used.
 fn cpu_s(id: u32) -> Option<f64> {
     seconds_of_stat(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
 }
 
-/// User and system time, which Linux tells in hundredths of a second.
+/// The sum of user and system time, which Linux reports in hundredths of a second.
 fn seconds_of_stat(stat: &str) -> Option<f64> {
-    // The name of the program, in parentheses, may have spaces and parentheses in it.
+    // The program's name, in parentheses, may contain spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut times = rest.split_whitespace().skip(11).map(str::parse::<u64>);
     let (user, system) = (times.next()?.ok()?, times.next()?.ok()?);
     Some((user + system) as f64 / 100.0)
 }
 
-/// The most memory that the process ever had.
+/// The peak memory of the process.
 fn peak_memory_mb(id: u32) -> Option<f64> {
     mb_of_status(&fs::read_to_string(format!("/proc/{id}/status")).ok()?)
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_and_memory_are_read_as_linux_tells_them() {
+    fn processor_time_and_memory_are_parsed() {
         let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99 0";
         assert_eq!(seconds_of_stat(stat), Some(2.0));
         assert_eq!(seconds_of_stat("7 (x) S 1"), None);

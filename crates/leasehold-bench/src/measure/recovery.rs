@@ -1,4 +1,4 @@
-//! How long it takes until somebody else is granted the lock of a holder that was killed: scenario e.
+//! How long it takes until another process is granted the lock of a killed holder: scenario e.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::program::Trouble;
 use crate::results::Sample;
 use crate::roster::Contender;
 
-/// Short, since this is waited for; every client takes whole seconds.
+/// Short, because the measurement waits for it. Some clients support only whole seconds.
 pub(super) const TTL: Duration = Duration::from_secs(3);
 
-/// Who is not granted the lock in so many leases never is.
+/// A client that has not been granted the lock after this many leases never is.
 const NEVER: u32 = 5;
 
 pub(super) async fn measure(
@@ -32,8 +32,8 @@ pub(super) async fn measure(
     holder.tell("go").await?;
     holder.says("granted", READY).await?;
     waiter.tell("go").await?;
-    // Renewals come at fixed times after the grant: rounds meet the lease in different parts of them, and all contenders
-    // in the same one.
+    // Renewals come at fixed times after the grant. Each round kills the holder at another point between them, the
+    // same one for all contenders.
     let part = (round as f64 + 0.5) / f64::from(run.options.rounds(run.scenario));
     SystemClock.sleep(TTL + TTL.mul_f64(part)).await;
     let killed = now_us();
@@ -42,12 +42,12 @@ pub(super) async fn measure(
     let granted: u64 = match granted {
         Ok(when) => when.parse().map_err(|_| Trouble::Failed(format!("{when:?} is no time")))?,
         Err(Trouble::Failed(why)) if why.starts_with("it said nothing") => {
-            return Err(Trouble::Cannot(format!("nobody else is granted the lock within {NEVER} ttls")));
+            return Err(Trouble::Cannot(format!("no other process is granted the lock within {NEVER} ttls")));
         }
         Err(trouble) => return Err(trouble),
     };
     let took = Duration::from_micros(granted.saturating_sub(killed));
-    // Granted before the kill, it was granted to two.
+    // If it was granted before the kill, there were two holders.
     let mut sample = Sample { violations: u64::from(granted < killed), ..Sample::default() };
     sample.note(RECOVERY_TTLS.name, Some(took.as_secs_f64() / TTL.as_secs_f64()));
     sample.note(RECOVERY_S.name, Some(took.as_secs_f64()));

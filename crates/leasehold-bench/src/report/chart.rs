@@ -1,5 +1,5 @@
-//! One plot for each scenario, as SVG: a bar for each contender, grouped by store and distance, on a logarithmic scale, with
-//! the spread over the rounds. Written by hand: a plotting library would be ten crates for these few lines.
+//! One SVG plot for each scenario: a bar for each contender, grouped by store and distance, on a logarithmic scale,
+//! with the spread over the rounds. Drawn by hand: a plotting library would add ten crates for these few lines.
 
 use std::fmt::Write as _;
 
@@ -9,18 +9,18 @@ use crate::results::Block;
 use crate::stats::Spread;
 
 const WIDTH: f64 = 960.0;
-/// Where bars begin and end.
+/// The positions of the bars.
 const LEFT: f64 = 330.0;
 const RIGHT: f64 = 860.0;
 const BAR: f64 = 16.0;
 const LINE: f64 = 22.0;
 const TOP: f64 = 56.0;
 
-/// Readable on light and on dark ground.
+/// Readable on light and dark backgrounds.
 const STYLE: &str = "text{font:12px sans-serif;fill:#333}.head{font-weight:bold}.note{fill:#777}\
     .ours{fill:#1f77b4}.peer{fill:#b0b7bf}.limit,.conditional,.ours-by-default{fill:#d8dde2}.axis{stroke:#e4e7ea}.spread{stroke:#333}";
 
-/// The plot of `metric` over `blocks`.
+/// Plots `metric` over `blocks`.
 pub(crate) fn chart(title: &str, metric: &Metric, blocks: &[&Block]) -> String {
     let groups = blocks.iter().map(|block| {
         let bars = block.rows.iter().filter_map(|row| {
@@ -78,7 +78,7 @@ pub(crate) fn chart(title: &str, metric: &Metric, blocks: &[&Block]) -> String {
     svg
 }
 
-/// From powers of ten to places.
+/// Maps values to positions, logarithmically.
 struct Scale {
     /// The exponents of both ends.
     from: f64,
@@ -104,7 +104,7 @@ impl Scale {
         LEFT + (RIGHT - LEFT) * part.clamp(0.0, 1.0)
     }
 
-    /// A line for each power of ten.
+    /// Draws a line for each power of ten.
     fn draw(&self, svg: &mut String, bottom: f64) {
         let mut exponent = self.from;
         while exponent <= self.until {
@@ -133,7 +133,7 @@ mod tests {
     use crate::roster::Role;
     use crate::scenario::Scenario;
 
-    /// Every tag that is opened is closed, in order, and text has no bare `<` or `&`.
+    /// Asserts that every tag is closed in order, and that text has no bare `<` or `&`.
     fn assert_well_formed(svg: &str) {
         let mut open = Vec::new();
         for part in svg.split('<').skip(1) {

@@ -1,4 +1,4 @@
-//! docs/performance.md: what stands between its markers is made from the results, the rest is written by people.
+//! Updates docs/performance.md: the text between its markers is generated from the results; people write the rest.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use crate::results::{Results, write};
 use crate::scenario::Scenario;
 
 pub(crate) const DOCUMENT: &str = "docs/performance.md";
-/// The plots, and the results that everything is made of.
+/// The plots, and the results from which everything is generated.
 pub(crate) const FOLDER: &str = "docs/performance";
 
-/// Brings the document in the folder of the project up to date, and its plots.
+/// Updates the document and its plots.
 pub(crate) fn update(results: &Results) -> Result<(), String> {
     let text = fs::read_to_string(DOCUMENT).map_err(|error| format!("{DOCUMENT}: {error}"))?;
     let mut text = replaced(&text, "targets", &targets(results))?;
@@ -23,7 +23,7 @@ pub(crate) fn update(results: &Results) -> Result<(), String> {
     write(Path::new(DOCUMENT), &text)
 }
 
-/// Draws what was measured.
+/// Plots the results.
 pub(crate) fn plots(results: &Results, folder: &Path) -> Result<(), String> {
     for scenario in Scenario::ALL {
         let blocks = blocks(results, *scenario);
@@ -53,7 +53,7 @@ fn targets(results: &Results) -> String {
     text
 }
 
-/// One scenario: its plot and its tables.
+/// The section of a scenario: its plot and its tables.
 fn section(results: &Results, scenario: Scenario) -> String {
     let blocks = blocks(results, scenario);
     if blocks.is_empty() {
@@ -61,7 +61,7 @@ fn section(results: &Results, scenario: Scenario) -> String {
     }
     let mut text = format!("![{}](performance/{}.svg)\n", scenario.title(), scenario.name());
     for block in &blocks {
-        // Two scenarios in one section: fairness.
+        // Fairness uses the runs of two scenarios.
         let run = Scenario::called(&block.scenario).filter(|run| *run != scenario);
         if let Some(run) = run {
             text.push_str(&format!("\n{}:\n", run.title()));
@@ -72,7 +72,7 @@ fn section(results: &Results, scenario: Scenario) -> String {
     text
 }
 
-/// `text` with `content` between the markers of `name`.
+/// Replaces the text between the markers of `name` by `content`.
 fn replaced(text: &str, name: &str, content: &str) -> Result<String, String> {
     let (begin, end) = (format!("<!-- measured: {name} -->\n"), format!("<!-- end: {name} -->"));
     let parts = text.split_once(&begin).and_then(|(before, rest)| {

@@ -1,4 +1,4 @@
-//! What leasehold wants to reach, and whether it does.
+//! leasehold's performance targets, and whether they are reached.
 
 use crate::metrics::{Better, CPU, HAND_OFF_P50, MEMORY, Metric, OPS, REQUESTS, RUN_P50, STARVED, STREAMS};
 use crate::results::{Block, Row};
@@ -8,7 +8,7 @@ use crate::stats::Spread;
 
 use super::table::number;
 
-/// One target in one place.
+/// One target on one store.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Verdict {
     pub(crate) place: String,
@@ -17,7 +17,7 @@ pub(crate) struct Verdict {
     pub(crate) reached: bool,
 }
 
-/// How many times better ours is than `other`, round by round: above 1, it is better.
+/// How many times better ours is than `other`, round by round. Above 1, ours is better.
 pub(crate) fn times_better(ours: &Row, other: &Row, metric: &Metric) -> Option<Spread> {
     match metric.better {
         Better::More => ours.times(other, metric.name),
@@ -25,7 +25,7 @@ pub(crate) fn times_better(ours: &Row, other: &Row, metric: &Metric) -> Option<S
     }
 }
 
-/// What `blocks`, of `scenario`, say about its targets. By medians.
+/// The targets of `scenario`, judged by the medians in `blocks`.
 pub(crate) fn judge(scenario: Scenario, blocks: &[&Block]) -> Vec<Verdict> {
     blocks.iter().flat_map(|block| judge_one(scenario, block)).collect()
 }
@@ -42,7 +42,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
         })
     };
     let value = |metric: &Metric| ours.spread(metric.name).map(|spread| spread.median);
-    // Against the best of those with that role.
+    // Compares with the best contender of that role.
     let against = |role: Role, metric: &Metric| {
         let others = block.rows.iter().filter(|row| row.is(role));
         let times = others.filter_map(|row| Some(times_better(ours, row, metric)?.median));
@@ -51,10 +51,10 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
     let at_most = |metric: &Metric, most: f64| value(metric).map(|value| (value, value <= most));
     let times =
         |role, metric: &Metric, least: f64| against(role, metric).map(|times| (times, times >= least));
-    let nobody_starves = verdict("no task starves", at_most(&STARVED, 0.0), " starved");
+    let none_starves = verdict("no task starves", at_most(&STARVED, 0.0), " starved");
     match scenario {
         Scenario::Uncontended => {
-            // Nobody gets below the calls with their conditions; without these it would be no lock.
+            // No lock can be faster than the conditional calls. Calls without conditions are not a lock.
             let (faster, close) = (against(Role::Peer, &OPS), against(Role::Conditional, &OPS));
             let reached = faster.is_some_and(|times| times >= 1.5) || close.is_some_and(|times| times >= 0.9);
             let parts = [(faster, "times the best peer"), (close, "of the conditional calls")];
@@ -69,7 +69,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
                 measured: parts.join(", "),
                 reached,
             });
-            // Rare renewals may come on top.
+            // Allows for rare renewals.
             [verdict("2 requests for each lock", at_most(&REQUESTS, 2.05), ""), speed, None]
         }
         Scenario::Tasks if store == "s3" => [
@@ -79,9 +79,9 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
                 " times fewer",
             ),
             verdict("20 times the plain loop's locks", times(Role::Peer, &OPS, 20.0), " times"),
-            nobody_starves,
+            none_starves,
         ],
-        Scenario::Tasks => [nobody_starves, None, None],
+        Scenario::Tasks => [none_starves, None, None],
         Scenario::Processes => [
             verdict("a 5th of any peer's requests", times(Role::Peer, &REQUESTS, 5.0), " times fewer"),
             None,
@@ -151,7 +151,7 @@ mod tests {
                 mine,
                 row("p", Role::Peer, OPS.name, &[peer]),
                 row("c", Role::Conditional, OPS.name, &[calls]),
-                // Without conditions it is no lock, however fast.
+                // Calls without conditions are not a lock, however fast they are.
                 row("l", Role::Limit, OPS.name, &[1_000.0]),
             ];
             reached(&block(Scenario::Uncontended, "s3", 0.0, rows))
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_judged() {
+    fn targets_without_measurements_are_not_judged() {
         let rows = vec![row("leasehold", Role::Ours, "other", &[1.0])];
         for scenario in Scenario::ALL {
             assert_eq!(reached(&block(*scenario, "etcd", 0.0, rows.clone())), [] as [bool; 0]);

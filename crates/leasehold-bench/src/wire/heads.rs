@@ -1,15 +1,15 @@
-//! Counts HTTP/1.1 requests in what a client sends, however it is cut into packets.
+//! Counts HTTP/1.1 requests in the bytes that a client sends, however they are split into packets.
 
 use std::collections::BTreeMap;
 
-/// No head of a request is longer; nor is a line of a chunked body.
+/// The maximum length of a request's head, and of a line in a chunked body.
 const LONGEST_HEAD: usize = 64 << 10;
 
-/// What one client sends on one connection.
+/// The bytes that one client sends on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {
     state: State,
-    /// The head or the line that is not complete yet.
+    /// The incomplete head or line.
     partial: Vec<u8>,
     counts: BTreeMap<String, u64>,
 }
@@ -18,28 +18,28 @@ pub(crate) struct Heads {
 enum State {
     #[default]
     Head,
-    /// So much of the body is left.
+    /// This much of the body is left.
     Body(u64),
-    /// The line that says how long the next chunk is.
+    /// The line with the length of the next chunk.
     ChunkSize,
-    /// So much of the chunk is left, with the line break behind it.
+    /// This much of the chunk is left, including its line break.
     Chunk(u64),
-    /// What may follow the last chunk, up to an empty line.
+    /// The trailer after the last chunk, up to an empty line.
     Trailer,
-    /// What was sent is not HTTP/1.1.
+    /// The client does not send HTTP/1.1.
     Unreadable,
 }
 
-/// As what a connection is counted that cannot be understood.
+/// How a connection that cannot be parsed is counted.
 pub(crate) const UNREADABLE: &str = "unreadable";
 
 impl Heads {
-    /// The requests since the last call whose heads are complete: by method, or by operation where a header names it.
+    /// The requests since the last call whose heads are complete, by method, or by operation if a header names it.
     pub(crate) fn take(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.counts)
     }
 
-    /// Reads on.
+    /// Parses more bytes.
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             bytes = match self.state {
@@ -61,9 +61,9 @@ impl Heads {
         }
     }
 
-    /// Collects `bytes` up to `end` and lets `then` see what was collected; gives the rest.
+    /// Collects `bytes` up to `end`, passes what was collected to `then`, and returns the rest.
     fn until<'a>(&mut self, end: &[u8], bytes: &'a [u8], then: fn(&mut Self, &[u8])) -> &'a [u8] {
-        // The end may lie across two packets.
+        // `end` may span two packets.
         let before = self.partial.len();
         self.partial.extend_from_slice(bytes);
         let begin = before.saturating_sub(end.len() - 1);
@@ -99,7 +99,7 @@ impl Heads {
                 },
                 "transfer-encoding" if value.eq_ignore_ascii_case("chunked") => body = State::ChunkSize,
                 "transfer-encoding" => return self.give_up(),
-                // DynamoDB's operations all are POST.
+                // All operations of DynamoDB are POST requests.
                 "x-amz-target" => name = value.rsplit('.').next().unwrap_or(value).to_owned(),
                 _ => {}
             }
@@ -108,7 +108,7 @@ impl Heads {
         self.state = body;
     }
 
-    /// A line of a chunked body.
+    /// Parses a line of a chunked body.
     fn line(&mut self, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
         let line = line.trim();
@@ -133,7 +133,7 @@ impl Heads {
     }
 }
 
-/// Skips at most `most` bytes: how many, and what follows.
+/// Skips up to `most` bytes. Returns how many were skipped, and the rest.
 fn skip(bytes: &[u8], most: u64) -> (u64, &[u8]) {
     let count = usize::try_from(most).unwrap_or(usize::MAX).min(bytes.len());
     (count as u64, &bytes[count..])
@@ -143,7 +143,7 @@ fn skip(bytes: &[u8], most: u64) -> (u64, &[u8]) {
 mod tests {
     use super::*;
 
-    /// Requests of each kind, one after the other without a pause.
+    /// Requests of each kind, pipelined.
     const PIPELINED: &str = "PUT /b/k HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\nGET / HTTP/1DELETE /b/k HTTP/1.1\r\nhost: h\r\n\r\n\
         PUT /c HTTP/1.1\r\ntransfer-encoding: Chunked\r\n\r\n4;x=y\r\nab\r\n\r\n0\r\nTrailer: t\r\n\r\n\
         POST / HTTP/1.1\r\nX-Amz-Target: DynamoDB_20120810.UpdateItem\r\ncontent-length: 2\r\n\r\n{}\
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_is_said_to_be_unreadable() {
+    fn a_connection_without_http_counts_as_unreadable() {
         for wrong in [
             "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             "GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n",

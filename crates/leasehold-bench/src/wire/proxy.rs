@@ -1,5 +1,5 @@
-//! A proxy between contenders and a server that adds a round trip and counts requests. It reads what is sent as it comes and
-//! sends it on after half of the round trip, each way: bandwidth and pipelining stay as they are.
+//! A proxy between contenders and a server that adds a round trip and counts requests. It reads data as it arrives and
+//! forwards it after half of the round trip, in each direction, so that bandwidth and pipelining stay the same.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,22 +16,22 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::heads::Heads;
 use super::timer::{self, Timer};
 
-/// What is read at once.
+/// How many bytes to read at once.
 const PACKET: usize = 64 << 10;
 
 /// How many packets may be under way in one direction of a connection.
 const UNDER_WAY: usize = 4_096;
 
-/// What the bytes are.
+/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaks {
-    /// HTTP/1.1, whose requests are counted.
+    /// HTTP/1.1. The proxy counts its requests.
     Http,
-    /// Something else; the server counts itself.
+    /// Another protocol. The server counts.
     Other,
 }
 
-/// A proxy on a free loopback port. Ends when dropped, with its connections.
+/// A proxy on a free loopback port. Dropping it closes its connections.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     address: SocketAddr,
@@ -51,7 +51,7 @@ impl Counts {
     }
 }
 
-/// What each connection is told.
+/// The settings of each connection.
 #[derive(Clone, Debug)]
 struct Way {
     server: String,
@@ -62,7 +62,7 @@ struct Way {
 }
 
 impl Proxy {
-    /// Listens for clients of `server`, which is `round_trip` further away than it is.
+    /// Starts a proxy for clients of `server` that adds `round_trip`.
     pub(crate) async fn start(server: &str, speaks: Speaks, round_trip: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -77,7 +77,7 @@ impl Proxy {
         Ok(Self { address, counts, listener: tokio::spawn(accept(listener, way)) })
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -109,7 +109,7 @@ async fn accept(listener: TcpListener, way: Way) {
     }
 }
 
-/// Until either side closes both of its directions, or breaks off.
+/// Runs until either side closes both directions, or the connection breaks.
 async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
     let server = TcpStream::connect(&way.server).await?;
     client.set_nodelay(true)?;
@@ -123,7 +123,7 @@ async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
     Ok(())
 }
 
-/// Carries one direction of a connection to its end.
+/// Forwards one direction of a connection until it ends.
 async fn carry(from: OwnedReadHalf, to: OwnedWriteHalf, heads: Option<Heads>, way: &Way) -> io::Result<()> {
     if way.half.is_zero() {
         carry_at_once(from, to, heads, way).await
@@ -162,7 +162,7 @@ async fn carry_later(
             let count = from.read(&mut packet).await?;
             let due = timer::now() + way.half;
             note(&mut heads, &packet[..count], way);
-            // The end of the connection takes as long as what was sent before it.
+            // The end of the connection is delayed like the data before it.
             if sent.send((due, packet[..count].to_vec())).await.is_err() || count == 0 {
                 return Ok(());
             }
@@ -196,7 +196,7 @@ fn note(heads: &mut Option<Heads>, bytes: &[u8], way: &Way) {
 mod tests {
     use super::*;
 
-    /// A server that answers every byte with itself.
+    /// A server that echoes every byte.
     async fn echo() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -1,5 +1,5 @@
-//! Sleeps that end within a tenth of a millisecond of when they should: the runtime's own are rounded up to whole
-//! milliseconds, which for a way of 2.5 ms is a lot.
+//! Sleeps that are accurate to a tenth of a millisecond. The runtime rounds its own up to whole milliseconds, which is
+//! too coarse for a delay of 2.5 ms.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, SystemClock};
 use tokio::sync::oneshot;
 
-/// A thread of its own that wakes those who sleep. Ends with its last handle.
+/// A thread that wakes sleepers. Ends with its last handle.
 #[derive(Clone, Debug)]
 pub(super) struct Timer(Arc<Shared>);
 
@@ -27,7 +27,7 @@ struct Sleepers {
 #[derive(Debug, Default)]
 struct State {
     queue: BinaryHeap<Reverse<Sleeper>>,
-    /// Tells those apart that wake at the same time.
+    /// Distinguishes sleepers that wake at the same time.
     count: u64,
     over: bool,
 }
@@ -72,7 +72,7 @@ impl Timer {
         Self(Arc::new(Shared { sleepers }))
     }
 
-    /// Completes at `due`, time since the machine started.
+    /// Completes at `due`, in time since the machine started.
     pub(super) async fn sleep_until(&self, due: Duration) {
         if due <= now() {
             return;
@@ -105,7 +105,7 @@ impl Sleepers {
             state = match left {
                 Some(Duration::ZERO) => {
                     if let Some(Reverse(next)) = state.queue.pop() {
-                        // Who does not wait any more need not be woken.
+                        // A sleeper that was dropped need not be woken.
                         let _ = next.wake.send(());
                     }
                     state

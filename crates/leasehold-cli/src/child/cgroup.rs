@@ -1,7 +1,8 @@
-//! A cgroup for the command: the kernel keeps all that it starts in it, whoever that runs as and wherever it went.
+//! A cgroup for the command. The kernel keeps all descendants of the command in it, whatever their user, session or
+//! parent.
 //!
-//! Only where it is asked for: to move a process into a cgroup takes the kernel ten milliseconds or more, and the rest of a run
-//! takes a third of that.
+//! Used only on request: moving a process into a cgroup takes the kernel ten milliseconds or more, three times as long
+//! as the rest of a run.
 
 use std::fs;
 use std::io;
@@ -9,12 +10,12 @@ use std::path::{Path, PathBuf};
 
 use leasehold::lease::Id;
 
-/// A cgroup of version 2, below our own.
+/// A cgroup (version 2) below our own.
 #[derive(Debug)]
 pub(super) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes one for `run`.
+    /// Creates a cgroup for `run`.
     pub(super) fn make(run: Id) -> io::Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let groups = fs::read_to_string("/proc/self/cgroup")?;
@@ -22,13 +23,13 @@ impl Cgroup {
             .ok_or_else(|| io::Error::other("no hierarchy of version 2 is mounted that we are in"))?;
         let made = Self(ours.join(format!("leasehold-{run}")));
         fs::create_dir(&made.0).map_err(|error| at(&made.0, &error))?;
-        // Linux 5.14.
+        // `cgroup.kill` exists since Linux 5.14.
         let kill = made.0.join("cgroup.kill");
         fs::metadata(&kill).map_err(|error| at(&kill, &error))?;
         Ok(made)
     }
 
-    /// The one that was made in `folder`, by another process.
+    /// The cgroup at `folder`, which another process has created.
     pub(super) fn made(folder: PathBuf) -> Self {
         Self(folder)
     }
@@ -37,22 +38,22 @@ impl Cgroup {
         &self.0
     }
 
-    /// Moves the process `pid` into it.
+    /// Moves the process `pid` into the cgroup.
     pub(super) fn add(&self, pid: u32) -> io::Result<()> {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).map_err(|error| at(&self.0, &error))
     }
 
-    /// Kills all that is in it, and what is forked meanwhile.
+    /// Kills all processes in the cgroup, including those that are forked meanwhile.
     pub(super) fn kill(&self) {
-        // It fails when all has ended and somebody has removed it.
+        // Fails if all processes have ended and the cgroup was removed.
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
-    /// Whether nothing in it runs, for certain.
+    /// Whether the cgroup certainly contains no running process.
     pub(super) fn is_empty(&self) -> bool {
         match fs::read_to_string(self.0.join("cgroup.events")) {
             Ok(events) => events.lines().any(|line| line == "populated 0"),
-            // Only an empty one can be removed.
+            // Only an empty cgroup can be removed.
             Err(error) => {
                 error.kind() == io::ErrorKind::NotFound
                     || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
@@ -63,7 +64,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // It stays while something runs in it; whoever drops it last finds it empty.
+        // The kernel does not remove a cgroup with processes, so only the last drop succeeds.
         let _ = fs::remove_dir(&self.0);
     }
 }
@@ -72,7 +73,7 @@ fn at(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Where our own cgroup is, by `/proc/self/mountinfo` and `/proc/self/cgroup`.
+/// The folder of our own cgroup, according to `/proc/self/mountinfo` and `/proc/self/cgroup`.
 fn folder(mounts: &str, groups: &str) -> Option<PathBuf> {
     let ours = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     mounts.lines().find_map(|line| {
@@ -82,7 +83,7 @@ fn folder(mounts: &str, groups: &str) -> Option<PathBuf> {
         if kind.split(' ').next() != Some("cgroup2") {
             return None;
         }
-        // In a container a part of the hierarchy may be mounted.
+        // In a container, only a part of the hierarchy may be mounted.
         Some(Path::new(point).join(Path::new(ours).strip_prefix(root).ok()?))
     })
 }
@@ -101,7 +102,7 @@ mod tests {
         assert!(!cgroup.is_empty());
         fs::write(&events, "populated 0\nfrozen 0\n").unwrap();
         assert!(cgroup.is_empty());
-        // What cannot be read is not known to be empty.
+        // An unreadable cgroup is not known to be empty.
         fs::remove_file(&events).unwrap();
         fs::create_dir(&events).unwrap();
         assert!(!cgroup.is_empty());

@@ -1,13 +1,15 @@
 //! `leasehold __guardian`: a process that kills the command when `leasehold run` cannot.
 //!
-//! `run` may be stopped (SIGSTOP, Ctrl-Z), starved or killed while its command, which has a process group of its own,
-//! goes on. The guardian is told the end of the lease after every renewal, over a pipe; it kills the command with all
-//! that it started at that end, and at once when the pipe closes without a farewell. It leads a group of its own, so
-//! that what stops `run` does not stop it. (PDEATHSIG, see [`super::shim`], covers only the command itself.)
+//! `run` may be stopped (SIGSTOP, Ctrl-Z), starved or killed while its command, which has its own process group,
+//! continues. After every renewal, `run` sends the end of the lease to the guardian over a pipe. The guardian kills
+//! the command and its descendants at that time, or as soon as the pipe closes without a final message. It leads its
+//! own process group, so that whatever stops `run` does not stop it. (PDEATHSIG, see [`super::shim`], covers only the
+//! command itself.)
 //!
-//! When `run` is gone, nothing ties what the command started to it but the environment: that is what they are found by.
+//! When `run` has ended, only an environment variable identifies the descendants of the command.
 //!
-//! It ends last: a store that sees processes die grants the lock to others only when it has ended too.
+//! The guardian ends last: a store that watches processes grants the lock to others only once the guardian has ended
+//! too.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -26,14 +28,14 @@ use super::tree::Tree;
 use super::{BURIAL, GUARDIAN, RUN};
 use crate::exit::FAILED;
 
-/// The farewell.
+/// The final message.
 const DONE: &str = "done";
-/// Renewals are told to the guardian; smaller movements of the deadline are clock reading, not news.
+/// Smaller changes of the deadline are inaccuracies of reading clocks, not renewals, and are not sent.
 const NEWS: Duration = Duration::from_millis(20);
-/// No timer is trusted for longer: timers stop while the machine is suspended.
+/// The longest sleep: timers stop while the machine is suspended.
 const SLICE: Duration = Duration::from_millis(500);
 
-/// The guardian, as `run` sees it.
+/// The guardian, as seen by `run`.
 #[derive(Debug)]
 pub(super) struct Guardian {
     process: Child,
@@ -41,7 +43,7 @@ pub(super) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts it for what has the mark of `run`. It has nothing to kill before [`watch`](Self::watch).
+    /// Starts the guardian for processes with the mark of `run`. It kills nothing before [`watch`](Self::watch).
     pub(super) fn start(run: Id, cgroup: Option<&Cgroup>) -> io::Result<Self> {
         let process = Command::new(super::OURSELVES)
             .arg0("leasehold")
@@ -57,7 +59,7 @@ impl Guardian {
         Ok(Self { process, told: None })
     }
 
-    /// None if somebody has ended it already.
+    /// `None` if the guardian has already ended.
     pub(super) fn unless_ended(mut self) -> Option<Self> {
         matches!(self.process.try_wait(), Ok(None)).then_some(self)
     }
@@ -70,13 +72,13 @@ impl Guardian {
         Pid::from_raw(i32::try_from(self.process.id()).ok()?)
     }
 
-    /// Tells it whom to kill.
+    /// Tells the guardian which processes to kill.
     pub(super) fn watch(&mut self, tree: &Tree) {
         let group = if tree.own_group { "group" } else { "process" };
         self.tell(&format!("{group} {}", tree.leader.pid.as_raw_nonzero()));
     }
 
-    /// Tells it that the lease ends when `remaining` has passed from `now` on.
+    /// Tells the guardian that the lease ends when `remaining` has passed since `now`.
     pub(super) fn set_end(&mut self, now: Moment, remaining: Duration) {
         let known = self.told.map_or(Duration::ZERO, |end| end.remaining(now));
         if self.told.is_some() && remaining.abs_diff(known) < NEWS {
@@ -87,57 +89,58 @@ impl Guardian {
         self.tell(&format!("end {boot_ns} {} {}", now.wall_us(), remaining.as_micros()));
     }
 
-    /// Sends it home: the command has ended.
+    /// Asks the guardian to exit, because the command has ended.
     pub(super) fn dismiss(mut self) -> Dismissed {
         self.tell(DONE);
-        // Nobody waits for its end, since the lock is to be released now.
+        // Does not wait for its end, so that the lock can be released now.
         Dismissed(self.process)
     }
 
     fn tell(&mut self, line: &str) {
-        // A guardian that somebody killed is not missed before it is needed. The pipe holds hundreds of renewals, so a
-        // guardian that somebody stopped blocks nobody for hours.
+        // A guardian that was killed makes this fail, which does not matter until a guardian is needed. The pipe holds
+        // hundreds of renewals, so a stopped guardian does not block for hours.
         if let Some(pipe) = &mut self.process.stdin {
             let _ = pipe.write_all(format!("{line}\n").as_bytes());
         }
     }
 }
 
-/// A guardian that was sent home, and may not have heard of it: if the lease has ended, it kills what we started and
-/// what we start next.
+/// A guardian that was asked to exit but may not have read that. If the lease has ended, it kills what this process
+/// started, and what it starts next.
 #[derive(Debug)]
 pub(crate) struct Dismissed(Child);
 
 impl Dismissed {
-    /// Ends it for certain, though it was stopped or starved.
+    /// Ends the guardian even if it is stopped or starved.
     pub(crate) fn end(mut self) {
-        // Both fail only when it has ended already, and others have taken note of that.
+        // Both fail only if it has ended and was already waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Drop for Dismissed {
-    /// One that was stopped would stay for ever. Its end is not waited for.
+    /// A stopped guardian would stay forever. Does not wait for its end.
     fn drop(&mut self) {
         let _ = self.0.kill();
     }
 }
 
-/// What the guardian was told.
+/// A message to the guardian.
 enum News {
     Watch { leader: Pid, own_group: bool },
     End(Deadline),
     Done,
 }
 
-/// The guardian itself.
+/// The main function of the guardian.
 pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
     leave_session(root);
     let mut known_root = Known::now(root);
-    // It is our parent, or has ended: what has its number then is a stranger. No process starts at 0.
+    // `root` is our parent, or it has ended and its process id may belong to another process. No process has start
+    // time 0.
     known_root.start = known_root.start.filter(|_| getppid() == Some(root)).or(Some(0));
     let mut ear = Ear::default();
     let mut tree = None::<Tree>;
@@ -164,7 +167,7 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     if let Some(mut tree) = tree {
         let leader = processes::find(tree.leader.pid).ok().flatten();
         tree.forget_replaced_leader(leader.as_slice());
-        // The lock may be granted to others when we end, and before only when the lease does.
+        // The lock may be granted to others once this process has ended; before that, only if the lease has.
         let given_up = Deadline::new(SystemClock.now(), BURIAL);
         let cgroup = arguments.get(1).map(|folder| Cgroup::made(folder.into()));
         tree.kill_for_good(mark().as_deref(), cgroup.as_ref(), || {
@@ -175,36 +178,37 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The kernel sends SIGHUP to a stopped process whose parent dies, if that is the last of its group's ties to their session. Who
-/// leads a group cannot leave its session, so we join the group of `root` for a moment.
+/// Leaves the session. Otherwise the kernel could send SIGHUP to a stopped guardian when its parent dies, if the
+/// parent is the last link between the guardian's process group and the session. The leader of a process group cannot
+/// leave its session, so this process first joins the group of `root`.
 fn leave_session(root: Pid) {
     let left = getpgid(Some(root)).and_then(|group| setpgid(None, Some(group))).and_then(|()| setsid());
-    // Only a guardian that is stopped is worse off without.
+    // A failure affects only a stopped guardian.
     let _ = left;
 }
 
-/// What stands in the environment of the command, of all that it started, and in ours, and of nobody else.
+/// The mark in the environment of this process, of the command, and of all its descendants. No other process has it.
 fn mark() -> Option<Vec<u8>> {
     Some(format!("{RUN}={}", std::env::var(RUN).ok()?).into_bytes())
 }
 
-/// What came of listening for a while.
+/// The result of listening for a while.
 enum Heard {
     News(News),
     Nothing,
-    /// There will be no more, or none that can be understood.
+    /// There will be no more messages, or an invalid one arrived.
     End,
 }
 
-/// Reads stdin, a pipe, with a time limit.
+/// Reads messages from stdin, a pipe, with a time limit.
 #[derive(Default)]
 struct Ear {
-    /// What was read and not understood yet.
+    /// Bytes that were read but not parsed.
     unread: Vec<u8>,
 }
 
 impl Ear {
-    /// The next news; waits for it, for at most `limit`. What was said before comes first, also when there is no time.
+    /// Waits up to `limit` for the next message. Returns messages that have already arrived even if `limit` is zero.
     fn listen(&mut self, limit: Duration) -> Heard {
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
@@ -213,7 +217,7 @@ impl Ear {
                 return news.map_or(Heard::End, Heard::News);
             }
             let stdin = io::stdin();
-            // Less than a second.
+            // `SLICE` is less than a second.
             let limit = Timespec { tv_sec: 0, tv_nsec: limit.min(SLICE).subsec_nanos().into() };
             match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&limit)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => return Heard::Nothing,
@@ -221,7 +225,7 @@ impl Ear {
                 Err(_) => return Heard::End,
             }
             let mut buffer = [0; 512];
-            // The descriptor's own reader: what a buffered one holds would not be polled for.
+            // Unbuffered: poll(2) does not see bytes in a buffer.
             match rustix::io::read(&stdin, &mut buffer) {
                 Ok(0) => return Heard::End,
                 Ok(length) => self.unread.extend_from_slice(&buffer[..length]),

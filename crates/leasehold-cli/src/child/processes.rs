@@ -1,4 +1,4 @@
-//! The processes of this machine, as `/proc` shows them.
+//! The processes of this machine, from `/proc`.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -8,26 +8,27 @@ use rustix::process::Pid;
 
 use super::GUARDIAN;
 
-/// A process by its number and its start: the system gives numbers to others later.
+/// A process, identified by its id and its start time: the system reuses process ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) pid: Pid,
-    /// When it started, in clock ticks since boot; `None` of one that cannot end unnoticed, and of one that was not seen.
+    /// The start time in clock ticks since boot. `None` for a process that cannot end unnoticed, and for one that was
+    /// not found.
     pub(crate) start: Option<u64>,
 }
 
 impl Known {
-    /// One that cannot end unnoticed: ourselves, and our children.
+    /// A process that cannot end unnoticed: this process or a child.
     pub(crate) fn of_ours(pid: Pid) -> Self {
         Self { pid, start: None }
     }
 
-    /// What has the number `pid` now.
+    /// The process that has the id `pid` now.
     pub(super) fn now(pid: Pid) -> Self {
         Self { pid, start: find(pid).ok().flatten().map(|process| process.start) }
     }
 
-    /// Whether `seen` has its number and is another process.
+    /// Whether `seen` is another process with the same id.
     pub(super) fn is_replaced_by(&self, seen: &Process) -> bool {
         seen.pid == self.pid && self.start.is_some_and(|start| start != seen.start)
     }
@@ -38,27 +39,27 @@ pub(super) struct Process {
     pub(super) pid: Pid,
     pub(super) parent: i32,
     pub(super) group: i32,
-    /// When it started, in clock ticks since boot.
+    /// The start time in clock ticks since boot.
     pub(super) start: u64,
-    /// A zombie: it does nothing any more.
+    /// Whether it is a zombie, which no longer runs.
     pub(super) ended: bool,
 }
 
 impl Process {
-    /// Whether it is the process `other`, and not one that was given its number later.
+    /// Whether it is the process `other`, and not a later one with the same id.
     pub(super) fn is(&self, other: &Self) -> bool {
         (self.pid, self.start) == (other.pid, other.start)
     }
 
-    /// Whether it is the guardian of a run within this one: it ends by itself, after all that it has to kill. Its name is not
-    /// enough, since every program may choose its arguments.
+    /// Whether it is the guardian of a run within this one. It ends by itself, after everything that it must kill. Its
+    /// name is not sufficient, since every program can choose its arguments.
     pub(super) fn is_guardian(&self) -> bool {
         let line = fs::read(self.file("cmdline"));
         line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(GUARDIAN.as_bytes()))
             && self.runs_our_program()
     }
 
-    /// By its name: an older build may be replaced while it runs.
+    /// Compares the names: the program file may be replaced while an older build runs.
     fn runs_our_program(&self) -> bool {
         let program = |link: &str| {
             let path = fs::read_link(link).ok()?;
@@ -68,7 +69,7 @@ impl Process {
         its.is_some() && its == program("/proc/self/exe")
     }
 
-    /// Whether `mark`, which is `KEY=value`, stands in its environment.
+    /// Whether its environment contains `mark`, which has the form `KEY=value`.
     pub(super) fn is_marked(&self, mark: &[u8]) -> bool {
         let environment = fs::read(self.file("environ"));
         environment.is_ok_and(|text| text.split(|byte| *byte == 0).any(|entry| entry == mark))
@@ -79,12 +80,12 @@ impl Process {
     }
 }
 
-/// All processes; none where there is no `/proc`. An error says that some may be missing.
+/// All processes; none if there is no `/proc`. If this fails, some may be missing.
 pub(super) fn all() -> io::Result<Vec<Process>> {
     all_in(Path::new("/proc"))
 }
 
-/// The process `pid`, if it is there.
+/// The process `pid`, if it exists.
 pub(super) fn find(pid: Pid) -> io::Result<Option<Process>> {
     process(Path::new("/proc"), pid.as_raw_nonzero().get())
 }
@@ -107,11 +108,11 @@ fn all_in(folder: &Path) -> io::Result<Vec<Process>> {
 fn process(folder: &Path, pid: i32) -> io::Result<Option<Process>> {
     let stat = match fs::read(folder.join(pid.to_string()).join("stat")) {
         Ok(stat) => stat,
-        // It has ended; or it is somebody else's, and the mount's `hidepid` hides it.
+        // It has ended; or it belongs to another user, and the mount option `hidepid` hides it.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
             return Ok(None);
         }
-        // It ended while it was read.
+        // It ended while it was being read.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
             return Ok(None);
         }
@@ -122,12 +123,12 @@ fn process(folder: &Path, pid: i32) -> io::Result<Option<Process>> {
 }
 
 fn parse(pid: i32, stat: &str) -> Option<Process> {
-    // The second field is the program's name in parentheses, which may hold spaces and parentheses.
+    // The second field is the program's name in parentheses. It may contain spaces and parentheses.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
-    // Counted as in proc(5), the state is field 3.
+    // Fields are numbered as in proc(5); the state is field 3.
     let field = |number: usize| fields.get(number - 3).copied();
     let number = |field: &str| field.parse().ok();
-    // A process whose first thread has ended shows as a zombie while its others still run.
+    // A process whose main thread has ended is shown as a zombie while other threads still run.
     let ended = match field(3)? {
         "X" => true,
         "Z" => field(20)?.parse::<u64>().ok()? <= 1,

@@ -1,11 +1,11 @@
-//! `leasehold __child PID CMD...`: the command's process before it is the command's.
+//! `leasehold __child PID CMD...`: the process that later executes the command.
 //!
-//! A command must not outlive us, since nobody would renew its lock nor stop it. Linux kills it with us if the process
-//! asks for that itself, after the fork; code that runs there needs `unsafe`, and this needs none: we start ourselves,
-//! ask, and turn into the command.
+//! A command must not outlive `leasehold run`, which renews its lock and stops it. Linux kills the command together
+//! with `run` if the process requests that itself, after the fork. Running code after the fork needs `unsafe`. This
+//! needs none: `run` starts itself again, and that process makes the request and then executes the command.
 //!
-//! That costs about a millisecond, so the process is started before the lock is had. It waits at a socket that it has in
-//! place of stdin; by one message it is given the command's own stdin, and what the environment becomes.
+//! That takes about a millisecond, so the process is started before the lock is acquired. It waits on a socket in
+//! place of stdin. One message contains the command's stdin and the changes to the environment.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -24,16 +24,16 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use super::{Environment, OURSELVES, code_of, is_interactive};
 use crate::exit::FAILED;
 
-/// The hidden verb.
+/// The internal subcommand.
 pub(super) const VERB: &str = "__child";
 
-/// In place of the process that it dies with.
+/// Used in place of the process id by a command that may outlive `run`.
 const OUTLIVES: &str = "-";
 
-/// What the environment becomes fits: Linux lets no message between processes be longer, unless told to.
+/// The maximum size of the changes to the environment: Linux's default limit for a message on a socket.
 const LONGEST: usize = 212_992;
 
-/// A process that waits to become a command.
+/// A process that waits to execute a command.
 #[derive(Debug)]
 pub(super) struct Shim {
     pub(super) process: tokio::process::Child,
@@ -41,9 +41,9 @@ pub(super) struct Shim {
 }
 
 impl Shim {
-    /// Starts it for `command`. If it is to die with us, the kernel ties its life to the *thread* that starts it.
+    /// Starts the process for `command`. With `dies_with_us`, the kernel ties its life to the *thread* that starts it.
     pub(super) fn start(command: &[OsString], dies_with_us: bool) -> io::Result<Self> {
-        // Messages keep their bounds, and the end of one side is told to the other.
+        // Preserves message boundaries, and each side sees when the other closes.
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut process = tokio::process::Command::new(OURSELVES);
@@ -56,7 +56,8 @@ impl Shim {
         Ok(Self { process: process.spawn()?, socket })
     }
 
-    /// Has it become the command, with our stdin, and with `environment` on top of ours.
+    /// Makes the process execute the command, with our stdin, and with the changes of `environment` to our
+    /// environment.
     pub(super) fn go(self, environment: &Environment<'_>) -> io::Result<tokio::process::Child> {
         let mut text = Vec::new();
         for (key, value) in environment {
@@ -76,14 +77,14 @@ impl Shim {
         Ok(self.process)
     }
 
-    /// Ends it before it becomes anything.
+    /// Ends the process before it executes the command.
     pub(super) async fn end(mut self) {
-        // It fails when it has ended already.
+        // Fails if the process has already ended.
         let _ = self.process.kill().await;
     }
 }
 
-/// The process itself.
+/// The main function of the process.
 pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let [parent, program, rest @ ..] = arguments else { return ExitCode::from(FAILED) };
     if parent != OUTLIVES && !dies_with(parent) {
@@ -92,7 +93,7 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let mut command = Command::new(program);
     let error = match told(command.args(rest)) {
         Ok(true) => command.exec(),
-        // Whoever started us has no use for us.
+        // `run` closed the socket: the command is not needed.
         Ok(false) => return ExitCode::from(FAILED),
         Err(error) => error,
     };
@@ -101,15 +102,15 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     ExitCode::from(code_of(&error))
 }
 
-/// Asks to be killed with the parent; false when that failed or the parent is gone already.
+/// Requests to be killed with the parent. Returns false if that failed or the parent has already ended.
 fn dies_with(parent: &OsString) -> bool {
-    // In this order: a parent that dies in between is noticed either by the kernel or here.
+    // In this order, either the kernel or the second line notices if the parent dies in between.
     let asked = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
     asked && now.as_deref() == parent.to_str()
 }
 
-/// Waits for the message of [`Shim::go`] and does to `command` what it says; false when there will be none.
+/// Waits for the message of [`Shim::go`] and applies it to `command`. Returns false if there will be no message.
 fn told(command: &mut Command) -> io::Result<bool> {
     let mut text = vec![0; LONGEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

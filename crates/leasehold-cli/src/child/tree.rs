@@ -1,4 +1,4 @@
-//! The command and everything that it started.
+//! The command and its descendants.
 
 use std::io;
 use std::time::Duration;
@@ -11,36 +11,37 @@ use rustix::process::{
 use super::cgroup::Cgroup;
 use super::processes::{self, Known, Process};
 
-/// How often [`Tree::kill`] looks for processes that were forked while it killed: a fork bomb ends some day too.
+/// The maximum number of rounds in which [`Tree::kill`] looks for newly forked processes, so that it ends despite a
+/// fork bomb.
 const MOST_ROUNDS: usize = 1_000;
 
-/// What was killed is given so long to end before it is looked for again: from this,
+/// How long to wait for killed processes before the next look: at first this long,
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-/// up to this.
+/// at most this long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The processes of a command.
 ///
-/// On Linux we are made the reaper of orphans before the command starts, so that all its descendants stay descendants of
-/// ours, also those that left the process group. Elsewhere only the group is known.
+/// On Linux this process becomes a child subreaper before the command starts, so that all descendants of the command
+/// remain our descendants, even if they leave the process group. Elsewhere only the group is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tree {
-    /// Whose descendants they are: `leasehold run`.
+    /// The ancestor of all of them: `leasehold run`.
     pub(crate) root: Known,
     /// The command itself.
     pub(crate) leader: Known,
-    /// Its end was taken note of: the system may give its number to a process of somebody else.
+    /// Whether the end of the command has been reaped. After that, its process id may belong to another process.
     pub(crate) leader_ended: bool,
-    /// Whether the command leads a process group of its own.
+    /// Whether the command leads its own process group.
     pub(crate) own_group: bool,
-    /// A child of the root that is not part of it.
+    /// A child of the root that is not part of the command.
     pub(crate) spare: Option<Pid>,
 }
 
 impl Tree {
     /// Sends `signal` to the command alone.
     pub(crate) fn signal_leader(&self, signal: Signal) {
-        // It fails when the command has become another user (sudo): nothing can be done about that.
+        // Fails if the command runs as another user (sudo), which cannot be helped.
         if !self.leader_ended {
             let _ = kill_process(self.leader.pid, signal);
         }
@@ -52,16 +53,16 @@ impl Tree {
             let _ = kill_process_group(self.leader.pid, signal);
             return;
         }
-        // The group is also that of whoever started us, so its members are picked out by descent.
+        // The group also contains our own caller, so signal only our descendants in it.
         for process in self.members_of_shared_group().unwrap_or_default() {
             let _ = kill_process(process, signal);
         }
         self.signal_leader(signal);
     }
 
-    /// Whether there are processes in the command's group, once the command itself has ended.
+    /// Whether the command's group still contains processes after the command itself has ended.
     pub(crate) fn group_is_left(&self) -> bool {
-        // The usual case, told without a look at each process of the machine.
+        // The common case, which is decided without listing all processes of the machine.
         let nothing = if self.own_group { !self.group_exists() } else { self.is_childless() };
         if nothing {
             return false;
@@ -70,7 +71,7 @@ impl Tree {
         if self.own_group {
             return self.group_exists();
         }
-        // Who cannot be seen is not known to have ended.
+        // A process that cannot be listed is not known to have ended.
         self.members_of_shared_group().map_or(true, |members| !members.is_empty())
     }
 
@@ -78,7 +79,7 @@ impl Tree {
         test_kill_process_group(self.leader.pid).is_ok()
     }
 
-    /// Kills all of it: the group, and every descendant wherever it went. SIGKILL leaves no time to clean up.
+    /// Kills the group and every other descendant. SIGKILL leaves no time to clean up.
     pub(crate) fn kill(&self) {
         if self.own_group {
             let _ = kill_process_group(self.leader.pid, Signal::KILL);
@@ -101,19 +102,20 @@ impl Tree {
         self.reap_orphans();
     }
 
-    /// Takes note that the command has ended, and its group with it, if a stranger has its number among `all`. The number of a
-    /// group is not given to others either as long as a process is in it.
+    /// Marks the command and its group as ended if another process in `all` has its id. The system does not reuse the
+    /// id of a group that contains a process.
     pub(super) fn forget_replaced_leader(&mut self, all: &[Process]) {
         if all.iter().any(|process| self.leader.is_replaced_by(process)) {
             (self.leader_ended, self.own_group) = (true, false);
         }
     }
 
-    /// Kills all of it, what has `mark`, which is `KEY=value`, in its environment, and what is in `cgroup`; waits until all that has been found has
-    /// ended, unless `given_up`: a process may hang in the kernel.
+    /// Kills the processes of the command, those with `mark` (of the form `KEY=value`) in their environment, and those
+    /// in `cgroup`. Waits until all that it has found have ended, or until `given_up` returns true: a process may hang
+    /// in the kernel.
     ///
-    /// Once the root has ended, what the command started has become the children of others: on a terminal, where the command
-    /// has no group of its own, nothing else tells them from the user's other programs.
+    /// Once the root has ended, the descendants of the command have other parents. On a terminal, where the command
+    /// has no separate group, only the mark distinguishes them from the user's other programs.
     pub(super) fn kill_for_good(
         &self,
         mark: Option<&[u8]>,
@@ -127,7 +129,7 @@ impl Tree {
         self.kill_until_ended(mark, cgroup, given_up, processes::all, kill);
     }
 
-    /// The rounds of [`kill_for_good`](Self::kill_for_good): `kill` ends processes that `list` shows.
+    /// The rounds of [`kill_for_good`](Self::kill_for_good): `kill` ends processes that `list` returns.
     fn kill_until_ended(
         &self,
         mark: Option<&[u8]>,
@@ -136,19 +138,20 @@ impl Tree {
         mut list: impl FnMut() -> io::Result<Vec<Process>>,
         mut kill: impl FnMut(Pid),
     ) {
-        // Their numbers are theirs for as long as one of them is there, be it as a zombie.
+        // The system does not reuse the id of the group while one of its processes exists, even as a zombie.
         let mut group = self.own_group.then_some(self.leader.pid.as_raw_nonzero().get());
         let mut empty_looks = 0;
         let mut first_look = true;
         let mut pause = SHORTEST_PAUSE;
-        // A process that is dying has no environment any more, and perhaps another parent: it is known by having been found.
+        // A dying process has no environment any more, and possibly another parent, so it is recognised by having been
+        // found before.
         let mut found: Vec<Process> = Vec::new();
         loop {
             if let Some(cgroup) = cgroup {
                 cgroup.kill();
             }
             let mut ended = false;
-            // Who cannot be seen is not known to have ended.
+            // A process that cannot be listed is not known to have ended.
             if let Ok(all) = list() {
                 // One look may miss a process that was forked meanwhile.
                 let is_there = all.iter().any(|process| Some(process.group) == group);
@@ -164,7 +167,7 @@ impl Tree {
                 };
                 let alive = all.iter().filter(|p| !p.ended && p.pid != getpid() && belongs(p));
                 found = alive.copied().collect();
-                // Only of those that were seen now: the number of another may be a stranger's.
+                // Only processes that this look has found: the id of another may have been reused.
                 for process in found.iter().filter(|process| !process.is_guardian()) {
                     kill(process.pid);
                 }
@@ -179,13 +182,13 @@ impl Tree {
         }
     }
 
-    /// Takes note of the end of orphans that became our children, so that they do not stay as zombies. Not of the
-    /// command's own end: that is awaited elsewhere.
+    /// Reaps orphans that became our children, so that they do not remain as zombies. Does not reap the command, which
+    /// is awaited elsewhere.
     pub(crate) fn reap_orphans(&self) {
         if self.root.pid != getpid() {
             return;
         }
-        // Whoever is missing is reaped the next time.
+        // A process that is missing from the list is reaped by the next call.
         for process in processes::all().unwrap_or_default() {
             let ours = process.ended && process.parent == self.root.pid.as_raw_nonzero().get();
             if ours && process.pid != self.leader.pid && Some(process.pid) != self.spare {
@@ -194,15 +197,15 @@ impl Tree {
         }
     }
 
-    /// Whether we have no child but the spare one, and so, as the reaper of orphans, no other descendant. Certain when true:
-    /// the kernel's lists may leave out a child behind one that ends meanwhile, but never the first.
+    /// Whether the spare process is our only child. Then, as the subreaper, we have no other descendants. Certain if
+    /// true: the kernel's lists may leave out a child behind one that is ending, but never the first.
     fn is_childless(&self) -> bool {
         let Some(spare) = self.spare else { return false };
         let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
         let mut children = String::new();
         for thread in threads {
             let list = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("children")));
-            // A thread that has ended has left its children to another, and a kernel may keep no lists.
+            // A thread that has ended has passed its children to another. Some kernels have no such lists.
             let Ok(list) = list else { return false };
             children += &list;
         }
@@ -232,7 +235,7 @@ impl Tree {
     }
 }
 
-/// Without a runtime: the guardian has none.
+/// Sleeps without a runtime, since the guardian has none.
 fn sleep(pause: Duration) {
     let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() }));
 }
@@ -245,12 +248,12 @@ mod tests {
         Pid::from_raw(number).unwrap()
     }
 
-    /// Numbers that no process has.
+    /// Process ids that are never used.
     const ROOT: i32 = i32::MAX;
     const LEADER: i32 = i32::MAX - 1;
     const OURS: i32 = i32::MAX - 2;
 
-    /// Of a run whose processes started at 1 and 2.
+    /// The tree of a run whose processes started at 1 and 2.
     fn tree() -> Tree {
         Tree {
             root: Known { pid: pid(ROOT), start: Some(1) },
@@ -265,7 +268,7 @@ mod tests {
         Process { pid: pid(number), parent, group, start, ended: false }
     }
 
-    /// Who is killed, look by look, when each look shows what `looks` says; `None` fails.
+    /// The processes that are killed in each look, if the looks return `looks`; `None` stands for an error.
     fn killed(tree: &Tree, looks: &[Option<Vec<Process>>]) -> Vec<Vec<i32>> {
         let (killed, mut left) = (std::cell::RefCell::new(Vec::new()), looks.iter());
         let list = || {
@@ -283,7 +286,7 @@ mod tests {
     #[test]
     fn a_command_that_has_ended_is_not_signalled_again() {
         let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        // As if the system had given the number to `other`.
+        // As if the system had reused the process id for `other`.
         let leader = Known::of_ours(pid(i32::try_from(other.id()).unwrap()));
         let tree = Tree { leader, leader_ended: true, own_group: false, ..tree() };
         tree.signal_leader(Signal::KILL);
@@ -302,11 +305,11 @@ mod tests {
     fn only_what_the_same_look_has_shown_is_killed() {
         let ours = process(OURS, ROOT, OURS, 3);
         let looks = [Some(vec![ours]), None, Some(vec![])];
-        assert_eq!(killed(&tree(), &looks), [vec![OURS], vec![], vec![]], "its number may be a stranger's");
+        assert_eq!(killed(&tree(), &looks), [vec![OURS], vec![], vec![]], "its process id may be reused");
     }
 
     #[test]
-    fn whoever_was_given_a_number_of_ours_later_is_not_killed() {
+    fn a_process_with_a_reused_id_is_not_killed() {
         let ours = process(OURS, ROOT, OURS, 3);
         let strangers = vec![
             ours,
@@ -322,12 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_with_the_number_of_the_command_is_not_killed() {
+    fn a_process_with_the_reused_id_of_the_command_is_not_killed() {
         let (stranger, follower) = (process(LEADER, 1, LEADER, 9), process(OURS - 1, 1, LEADER, 9));
         let mut replaced = tree();
         replaced.forget_replaced_leader(&[stranger, follower]);
         assert_eq!(killed(&replaced, &[Some(vec![stranger, follower])]), [[0; 0]]);
-        // It is the command, though its parent is gone.
+        // It is still the command, although its parent has ended.
         let (leader, follower) = (process(LEADER, 1, LEADER, 2), process(OURS - 1, 1, LEADER, 3));
         let mut same = tree();
         same.forget_replaced_leader(&[leader, follower]);

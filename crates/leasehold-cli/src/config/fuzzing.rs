@@ -1,5 +1,10 @@
 //! Properties of `config.toml` with any content.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a property reports a failure by a panic"
+)]
 
 use std::path::Path;
 

@@ -50,10 +50,10 @@ pub(crate) fn lock(status: &Status) -> Value {
     Value::Object(object)
 }
 
-/// `{"type":"leader","lock","term","value","holder"}`, or `{"type":"nobody","lock"}`
+/// `{"type":"leader","lock","term","value","holder"}`, or `{"type":"no_leader","lock"}`
 pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
     match leader {
-        None => json!({ "type": "nobody", "lock": election }),
+        None => json!({ "type": "no_leader", "lock": election }),
         Some(Leader { term, value, holder, .. }) => {
             json!({ "type": "leader", "lock": election, "term": term, "value": value, "holder": holder })
         }

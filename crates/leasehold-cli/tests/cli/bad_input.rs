@@ -28,7 +28,7 @@ fn hostile_lock_names_are_usage_errors_on_one_line() {
 }
 
 #[test]
-fn bad_store_urls_are_125_and_name_what_is_wrong() {
+fn bad_store_urls_exit_with_125_and_name_the_error() {
     let sandbox = Sandbox::new();
     sandbox.write("a-file", "not a folder");
     for (url, named) in [
@@ -114,7 +114,7 @@ fn misspelled_words_get_a_suggestion() {
 }
 
 #[test]
-fn bad_objects_are_usage_errors_that_name_what_is_wrong() {
+fn bad_objects_are_usage_errors_with_a_reason() {
     let sandbox = Sandbox::new();
     for (object, named) in
         [("counter.json", "s3://"), ("sqlite:locks.db", "s3://"), ("mem:", "s3://"), ("etcd://h/x", "s3://")]

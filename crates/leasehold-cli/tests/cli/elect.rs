@@ -127,7 +127,7 @@ fn without_the_store_the_command_dies_before_another_leads() {
 
 /// The guardian finds its targets by descent, so it would kill the next command.
 #[test]
-fn a_guardian_that_overslept_is_gone_before_the_next_term() {
+fn a_starved_guardian_has_ended_before_the_next_term() {
     let sandbox = Sandbox::new();
     let mut leader = sandbox.hold("elect x --ttl 1s", "trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let (guardian, pid) = (leader.guardian(), leader.first.clone());

@@ -77,7 +77,7 @@ fn a_shell_runs_the_command_only_when_asked_to() {
 }
 
 #[test]
-fn what_cannot_be_run_is_126_or_127_and_takes_no_lock() {
+fn a_command_that_cannot_run_exits_126_or_127_without_a_lock() {
     let sandbox = Sandbox::new();
     let missing = sandbox.run("run x -- /no/such/command").expect(127);
     assert!(missing.stderr.contains("/no/such/command"), "{missing:?}");
@@ -95,7 +95,7 @@ fn what_cannot_be_run_is_126_or_127_and_takes_no_lock() {
 }
 
 #[test]
-fn a_lock_that_is_held_is_123_124_or_what_was_asked_for() {
+fn a_held_lock_exits_with_123_124_or_the_given_code() {
     let sandbox = Sandbox::new();
     let mut command =
         sandbox.scripted("run deploy/prod --owner alice --note deploying", "echo $LEASEHOLD_TOKEN; cat");
@@ -171,7 +171,7 @@ fn json_errors_are_documents_on_stderr() {
 }
 
 #[test]
-fn a_report_into_a_pipe_or_a_device_leaves_it_what_it_is() {
+fn a_report_does_not_replace_a_pipe_or_a_device() {
     use std::os::unix::fs::FileTypeExt as _;
     let sandbox = Sandbox::new();
     // A link like /dev/stdout. Not /dev/stdout itself: a defect could destroy it for the whole machine.

@@ -80,7 +80,7 @@ fn a_loss_kills_only_the_command_in_a_shared_group() {
 }
 
 #[test]
-fn what_a_command_leaves_ends_before_leasehold_does() {
+fn processes_left_by_a_command_end_before_leasehold() {
     let sandbox = Sandbox::new();
     let script = "sleep 1000 & echo $! > left; echo ready";
     let after = "kill -0 $(cat left) 2> /dev/null && echo it lives; echo over";

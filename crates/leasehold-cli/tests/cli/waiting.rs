@@ -77,7 +77,7 @@ fn wait_takes_nothing() {
 }
 
 #[test]
-fn what_others_wrote_cannot_move_the_cursor() {
+fn text_of_other_processes_cannot_move_the_cursor() {
     let sandbox = Sandbox::new();
     let mut command =
         sandbox.leasehold(["run", "x", "--note", "\u{1b}[2Jgone\n", "--", "sh", "-c", "echo ready; cat"]);

@@ -11,7 +11,7 @@ fn fails(guide: &str, errors: &[&str]) {
 }
 
 #[test]
-fn what_is_right_passes() {
+fn a_correct_guide_passes() {
     let run = runner::follow(
         "```sh\ncd \"$HOME\"\nx=1\n```\n\n```sh\necho $x two\nleasehold run a -- echo three >&2\n```\n\n```text\n1 ...\nthree\n```\n",
     );

@@ -145,7 +145,7 @@ fn scripts_of_gitlab() {
 }
 
 #[test]
-fn what_would_not_be_run_is_an_error() {
+fn a_step_that_would_not_be_run_is_an_error() {
     for (text, error) in [
         ("on: push\n", "without a command"),
         ("steps:\n  - run: echo ${{ github.sha }}\n", "an expression"),

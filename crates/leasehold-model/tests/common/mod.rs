@@ -1,4 +1,4 @@
-//! The model under stateright.
+//! Runs the model under stateright.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use leasehold_model::world::World;
 use leasehold_model::{Action, LeaseModel};
 use stateright::{Checker, HasDiscoveries, Model, Path, Property};
 
-/// The model, as stateright wants it.
+/// The adapter between the model and stateright.
 struct Checked(LeaseModel);
 
 impl Model for Checked {
@@ -45,12 +45,12 @@ impl Model for Checked {
     }
 }
 
-/// The processors; the checker uses them all.
+/// The number of processors; the checker uses all of them.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Which of the two scopes is asked for.
+/// The small or the large scope, by the environment variable.
 pub(crate) fn scale(small: Scope, large: Scope) -> Scope {
     match std::env::var("LEASEHOLD_MODEL_SCOPE").as_deref() {
         Ok("large") => large,
@@ -59,7 +59,7 @@ pub(crate) fn scale(small: Scope, large: Scope) -> Scope {
     }
 }
 
-/// Checks every history: nothing is broken, everything is reached, and there are at least so many states.
+/// Checks every history: no property is violated, everything is reached, and there are at least `at_least` states.
 pub(crate) fn holds(model: LeaseModel, at_least: usize) -> Coverage {
     let scope = model.scope;
     let checker = Checked(model)
@@ -81,7 +81,7 @@ pub(crate) fn holds(model: LeaseModel, at_least: usize) -> Coverage {
     checker.model().0.coverage.clone()
 }
 
-/// Checks until `promise` is broken, and prints a shortest history that does it.
+/// Checks until `promise` is broken, and prints a shortest history that breaks it.
 pub(crate) fn is_broken(promise: &'static str, model: LeaseModel) {
     let scope = model.scope;
     let checker = Checked(model)

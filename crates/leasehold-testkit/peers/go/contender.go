@@ -1,16 +1,16 @@
 package peers
 
-// What a contender of the benchmark does: the verbs after the word `bench`.
+// The commands of a contender of the benchmark: the verbs after the word `bench`.
 //
 //	PROGRAM bench contend --lock LOCK --tasks N (--count C | --seconds S) --ttl-ms T --hold-us H ...
 //	PROGRAM bench hold    --lock LOCK --ttl-ms T ...
 //	PROGRAM bench many    --lock PREFIX --locks N --seconds S --ttl-ms T ...
 //
-// Each takes and releases a lock of its own, LOCK-warm-PROCESS, so that connections are open, those that contend several
-// times, says "ready", and waits for the line "go".
+// Each first acquires and releases a separate lock, LOCK-warm-PROCESS, which opens its connections; `contend` does so
+// several times. Then it prints "ready", and waits for the line "go".
 //
 //   - contend: N tasks of one process, each in a loop: acquire, hold for H microseconds, release; C times each, or until S
-//     seconds have passed, when acquisitions that still wait are given up. Then a line `E TASK ASKED GRANTED RELEASING
+//     seconds have passed; acquisitions that still wait are then cancelled. Then a line `E TASK ASKED GRANTED RELEASING
 //     RELEASED` for each acquisition, in microseconds on the wall clock: before and after the call that acquires, before and
 //     after the one that releases. Then "done".
 //   - hold: says `granted MICROSECONDS`, and releases the lock when its input ends.
@@ -29,34 +29,34 @@ import (
 	"time"
 )
 
-// Client is the client under test, as a process has it.
+// Client is the part of the client under test that the tasks of a process share.
 type Client interface {
-	// Contender returns what one task takes the lock with. Those of different tasks exclude each other.
+	// Contender returns the lock for one task. The locks of different tasks exclude each other.
 	Contender(lock string) (Contender, error)
-	// Holder returns what one lock of many is taken with. Those of different locks may share a session.
+	// Holder returns one of many locks. Different locks may share a session.
 	Holder(lock string) (Contender, error)
-	// Close gives back what holders share.
+	// Close releases what holders share.
 	Close() error
 }
 
-// Contender takes one lock, again and again.
+// Contender acquires one lock repeatedly.
 type Contender interface {
 	// Acquire waits for the lock, until the context is cancelled.
 	Acquire(context.Context) error
 	Release() error
-	// Lost says whether the lock, which was acquired, is not held any more as far as the client knows.
+	// Lost reports whether the client has lost the lock that it acquired, as far as it knows.
 	Lost() bool
-	// Close gives back what it has for itself.
+	// Close releases what this contender does not share.
 	Close() error
 }
 
 const (
-	warmCycles = 50              // how often those that contend take a lock before the start,
+	warmCycles = 50              // how often contenders acquire a lock before the start,
 	warmTime   = 2 * time.Second // unless that takes longer
-	atOnce     = 64              // acquisitions under way of many locks
+	atOnce     = 64              // concurrent acquisitions of many locks
 )
 
-// bench does what the command line says after the word `bench`.
+// bench runs the command line after the word `bench`.
 func bench(arguments []string, connect func(Options) (Client, error)) error {
 	if len(arguments) == 0 {
 		return errors.New("there is no verb after bench")
@@ -83,7 +83,7 @@ func bench(arguments []string, connect func(Options) (Client, error)) error {
 	return client.Close()
 }
 
-// ready takes another lock so many times, says that it has, and waits for the start.
+// ready acquires another lock the given number of times, prints "ready", and waits for the start.
 func ready(client Client, options Options, input *bufio.Reader, cycles int) error {
 	lock, err := client.Contender(fmt.Sprint(options.Text("lock"), "-warm-", os.Getpid()))
 	if err != nil {
@@ -155,7 +155,7 @@ func contend(client Client, options Options, input *bufio.Reader) error {
 	return together(len(tasks), func(i int) error { return tasks[i].Close() })
 }
 
-// cycles is what a task does. A count below zero is none.
+// cycles is the loop of a task. A negative count means no limit.
 func cycles(until context.Context, lock Contender, count int, hold time.Duration) (events []event, err error) {
 	for ; count != 0 && until.Err() == nil; count-- {
 		var e event
@@ -234,7 +234,7 @@ func many(client Client, options Options, input *bufio.Reader) error {
 	})
 }
 
-// together does something N times at once, and returns the first error.
+// together runs a function N times concurrently, and returns the first error.
 func together(times int, do func(int) error) error {
 	failed := make(chan error, times)
 	for i := range times {
@@ -248,7 +248,7 @@ func together(times int, do func(int) error) error {
 	return nil
 }
 
-// limited does something N times, a few at once, and returns an error of it.
+// limited runs a function N times, a few at a time, and returns one of its errors.
 func limited(times int, do func(int) error) error {
 	var next atomic.Int64
 	var first error

@@ -1,12 +1,12 @@
-// Package peers is what programs that take locks with another client have in common: what they are told on the command
-// line, and what they say on their standard output. Options are --name VALUE, or --name alone where a program says so.
+// Package peers contains the common part of the programs that take locks with another client: their command line, and
+// the lines that they print. Options are --name VALUE, or --name alone where a program allows that.
 //
 //	PROGRAM hold --lock LOCK ...                        says "granted", at the end of its input "released"
 //	PROGRAM try --lock LOCK ...                         says "granted" and releases; or says "held" and exits with 1
 //	PROGRAM increment --lock LOCK --file FILE --times N ...
 //
-// increment adds one to the number in a plain file, N times, each under the lock, and says between which moments it
-// held it: nanoseconds since the machine was started. What follows the word `bench` is said in contender.go.
+// increment adds one to the number in a plain file, N times, each under the lock, and prints between which times it
+// held it, in nanoseconds since the machine was started. contender.go describes what follows the word `bench`.
 package peers
 
 import (
@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHeld says that somebody else holds the lock.
+// ErrHeld says that another client holds the lock.
 var ErrHeld = errors.New("held")
 
 // Lock is a lock of the client under test.
@@ -30,14 +30,14 @@ type Lock interface {
 	Acquire() error
 	// Try takes the lock, or returns ErrHeld at once.
 	Try() error
-	// Release fails when the lock was not held any more.
+	// Release fails if the lock is no longer held.
 	Release() error
 }
 
-// Options are what the command line says after the verb.
+// Options are the options of the command line after the verb.
 type Options map[string]string
 
-// Text returns an option that has to be there.
+// Text returns a required option.
 func (o Options) Text(name string) string {
 	value, there := o[name]
 	if !there {
@@ -60,8 +60,7 @@ func (o Options) number(name string) int {
 	return number
 }
 
-// Run does what the command line says, and ends the program: for the tests by way of open, for the benchmark by way of
-// connect.
+// Run runs the command line and ends the program. The tests' commands use open, the benchmark's use connect.
 func Run(open func(Options) (Lock, error), connect func(Options) (Client, error)) {
 	if len(os.Args) < 2 {
 		fail(errors.New("there is no verb"))

@@ -1,7 +1,7 @@
-//! Chaos on real servers. `./chaos --help` says how to run it: the script starts this program, which starts all others,
-//! itself again among them.
+//! Runs chaos on real servers. `./chaos` starts this program; see `./chaos --help`. It starts the servers, and itself
+//! again as each worker.
 
-// A panic is how a worker fails.
+// A worker fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Until it is done, or somebody has had enough: everything that was started is killed as it is dropped.
+/// Runs until everything is done or the user interrupts it. Dropping what was started kills it.
 async fn run(options: &Options) -> ExitCode {
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt()).unwrap(), signal(SignalKind::terminate()).unwrap());
@@ -45,7 +45,7 @@ async fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// Judges a history that was kept.
+/// Judges histories that were kept.
 fn check(files: &[String]) -> ExitCode {
     if files.is_empty() {
         eprintln!("chaos: `check` needs a history");

@@ -1,5 +1,5 @@
-//! A program that takes locks, for tests that need processes of their own. It says what it does on its standard output,
-//! a line each, and fails by its exit code.
+//! A program that takes locks, for tests that need several processes. It prints a line for each step on its standard
+//! output and reports failure by its exit code.
 //!
 //! ```text
 //! leasehold-testkit-worker increment --store URL --lock LOCK --file FILE --times N
@@ -11,11 +11,13 @@
 //! leasehold-testkit-worker add --object URL --times N
 //! ```
 //!
-//! `increment` adds one to the number in a plain file, N times, each under the lock. `hold` holds the lock until it is
-//! killed. `answer` does too, and says for each line of its input whether it does. `leave` takes it and ends without a release, the grant detached. `try` exits with 1 if somebody has it.
-//! With `--permits` they do so with one of N permits. `permit` holds a permit, N times. `add` adds one to the number `n` in the JSON of an object, N times, without a lock.
+//! `increment` adds one to the number in a plain file, N times, each time under the lock. `hold` holds the lock until
+//! it is killed. `answer` does so too, and for each line of its input prints whether it still does. `leave` acquires
+//! the lock, detaches the grant and exits without a release. `try` exits with 1 if the lock is held. With `--permits`
+//! they use one of N permits. `permit` holds a permit, N times. `add` adds one to the number `n` in a JSON object, N
+//! times, without a lock.
 
-// A panic is how a worker fails.
+// A worker fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::HashMap;
@@ -28,7 +30,7 @@ use leasehold::{Error, ErrorKind, Guard, Locker, Object, Semaphore, Token};
 use leasehold_testkit::process::end_at_panics;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-/// Long enough that holders meet.
+/// Long enough for holders to overlap.
 const HOLD: Duration = Duration::from_millis(20);
 
 #[tokio::main]
@@ -54,7 +56,7 @@ async fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// `--name value`, each at most once.
+/// Options of the form `--name value`, each at most once.
 struct Options(HashMap<String, String>);
 
 impl Options {
@@ -76,7 +78,7 @@ impl Options {
         self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is no number"))
     }
 
-    /// With `--permits`.
+    /// The semaphore that `--permits` asks for, if given.
     fn semaphore(&self, locker: &Locker) -> Option<Semaphore> {
         self.0
             .contains_key("permits")
@@ -88,14 +90,15 @@ impl Options {
     }
 }
 
-/// Says `line` at once, also into a pipe.
+/// Prints `line` and flushes, also into a pipe.
 fn say(line: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
     out.flush().unwrap();
 }
 
-/// Prints token (0 without one) and the time between which the lock was held, on the machine's clock, in nanoseconds: for each addition.
+/// Prints, for each addition, the token (0 without one) and the interval in which the lock was held, in nanoseconds on
+/// the machine's clock.
 async fn increment(locker: &Locker, options: &Options) {
     let file = std::path::Path::new(options.text("file"));
     let lock = locker.lock(options.text("lock"));
@@ -112,7 +115,7 @@ async fn increment(locker: &Locker, options: &Options) {
     }
 }
 
-/// Prints for each hold the permit's number and then what `increment` does.
+/// For each hold prints the permit's number, then what `increment` prints.
 async fn permit(locker: &Locker, options: &Options) {
     let semaphore = options.semaphore(locker).unwrap();
     for _ in 0..options.number("times") {
@@ -127,7 +130,7 @@ async fn permit(locker: &Locker, options: &Options) {
     }
 }
 
-/// The token; 0 where the store has none.
+/// The token; 0 if the store has none.
 fn token(guard: &Guard) -> u64 {
     guard.token().map_or(0, Token::get)
 }
@@ -142,7 +145,7 @@ async fn hold(locker: &Locker, options: &Options) {
     say(format_args!("lost {loss}"));
 }
 
-/// Each answer is asked for, so that it is one of after the question, and not of before a pause.
+/// Checks the guard only after each question, so that an answer is never from before a pause.
 async fn answer(locker: &Locker, options: &Options) {
     let guard = options.lock(locker).acquire().await.unwrap();
     say(format_args!("granted {}", token(&guard)));

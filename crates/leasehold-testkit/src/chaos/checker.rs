@@ -1,9 +1,9 @@
-//! The judge: reads a merged history, and nothing else. It shares no code with leasehold, knows nothing of how locks
-//! are made, and believes no clock but the one in the history.
+//! Judges a merged history, and reads nothing else. It shares no code with leasehold, does not know how locks are
+//! implemented, and uses only the times in the history.
 //!
-//! A grant is *believed in* at a moment when its worker asked whether it holds the lock and was told yes. The moment is known
-//! to lie between two times. So everything here that is said to be before something else is certainly before it: wide
-//! bounds hide violations, and never make one up.
+//! A grant is *believed in* at a moment when its worker asked whether it holds the lock and the answer was yes. Each
+//! moment is known only as an interval. The checker orders two moments only if their intervals do not overlap, so wide
+//! intervals can hide a violation but never invent one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,17 +13,17 @@ use serde_json::Value;
 /// What must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// Between two moments at which one grant is believed in, none other is.
+    /// While one grant is believed in, no other is.
     OneHolder,
-    /// Once a token has been believed in, no lower one is.
+    /// Once a token has been believed in, no lower token is.
     TokensRise,
     /// No two grants have the same token.
     TokensAreUnique,
-    /// The resource accepts no lower token than it has seen.
+    /// The resource accepts no token lower than the highest it has seen.
     FenceHolds,
-    /// The counter is exactly the number of the writes that it accepted.
+    /// The counter equals the number of accepted writes.
     CounterIsExact,
-    /// When the faults are over, the lock is granted again.
+    /// After the last fault, the lock is granted again.
     GrantedAgain,
     /// The history can be read.
     Readable,
@@ -41,7 +41,7 @@ impl Rule {
         Self::Readable,
     ];
 
-    /// What it is called in a history.
+    /// The name of the rule in a history.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OneHolder => "one holder",
@@ -55,12 +55,12 @@ impl Rule {
     }
 }
 
-/// A rule that was broken, and how.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The rule.
     pub rule: Rule,
-    /// What happened.
+    /// A description of the violation.
     pub text: String,
 }
 
@@ -70,20 +70,20 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What there was.
+/// What a history contains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Grants.
     pub grants: u64,
-    /// Grants after one that its holder did not give up.
+    /// Grants that follow one that was lost or never given up.
     pub takeovers: u64,
-    /// Grants that their holders were told, or found, to be lost.
+    /// Grants whose holders found out that they had lost the lock.
     pub losses: u64,
-    /// Losses that the holder knew of before the next grant was believed in; of those with one.
+    /// Losses that the holder noticed before the next grant was believed in. Only losses with a next grant count.
     pub known_first: u64,
-    /// Losses after which there was another grant.
+    /// Losses that another grant followed.
     pub succeeded: u64,
-    /// Times that a grant was believed in.
+    /// Checks that passed.
     pub checks: u64,
     /// Writes that the counter accepted.
     pub writes: u64,
@@ -97,14 +97,14 @@ pub struct Counts {
     pub faults: BTreeMap<String, u64>,
 }
 
-/// What a history proves.
+/// The result of judging a history.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// Promises that were broken.
+    /// Violations of promised rules.
     pub broken: Vec<Finding>,
-    /// Rules that were broken and not promised.
+    /// Violations of rules that were not promised.
     pub observed: Vec<Finding>,
-    /// What there was.
+    /// What the history contains.
     pub counts: Counts,
 }
 
@@ -117,7 +117,7 @@ pub fn judge(history: &str) -> Verdict {
     case.verdict()
 }
 
-/// A moment at which a grant was believed in lies between these times.
+/// A moment at which a grant was believed in. It lies between these times.
 #[derive(Clone, Copy, Debug)]
 struct Belief {
     grant: usize,
@@ -139,7 +139,8 @@ struct Grant {
 }
 
 impl Grant {
-    /// It is believed in from this time on at the latest, and until this one at least.
+    /// The grant was certainly believed in throughout this interval: from its earliest upper bound to its latest lower
+    /// bound.
     fn span(&self) -> Option<(u64, u64)> {
         let first = self.beliefs.iter().map(|belief| belief.until).min()?;
         let last = self.beliefs.iter().map(|belief| belief.from).max()?;
@@ -158,7 +159,7 @@ struct Access {
 
 #[derive(Debug, Default)]
 struct Case {
-    /// `None` until a `run` has said so.
+    /// `None` until a `run` event has been read.
     promises: Option<BTreeSet<&'static str>>,
     grants: Vec<Grant>,
     by_name: BTreeMap<String, usize>,
@@ -247,7 +248,7 @@ impl Case {
         for (lock, accesses) in std::mem::take(&mut self.accesses) {
             self.fence_and_counter(&lock, accesses);
         }
-        // What is no history proves nothing, whoever promised what.
+        // A file without a `run` event is no history, so it proves nothing.
         if self.promises.is_none() {
             self.find(
                 Rule::Readable,
@@ -278,7 +279,7 @@ impl Case {
             let Some((first, last)) = grant.span() else { continue };
             let later = beliefs.partition_point(|belief| belief.from <= first);
             let within = beliefs[later..].iter().take_while(|belief| belief.from < last);
-            // One is enough: there may be thousands.
+            // One finding per grant is enough: there may be thousands.
             let other = within.copied().find(|belief| belief.grant != number && belief.until < last);
             if let Some(other) = other {
                 findings.push(format!(
@@ -293,7 +294,7 @@ impl Case {
         findings.into_iter().for_each(|text| self.find(Rule::OneHolder, text));
     }
 
-    /// What was granted or believed in comes after all that certainly was before it, also by its token.
+    /// Whatever was granted or believed in has a higher token than everything that certainly came before.
     fn tokens_rise(&mut self, lock: &str) {
         let granted = self.on(lock).map(|(number, grant)| {
             let Grant { token, from, until, .. } = *grant;
@@ -401,7 +402,7 @@ fn described(grant: &Grant) -> String {
 mod tests {
     use super::*;
 
-    /// A history by hand, in which every rule is promised.
+    /// A handwritten history in which every rule is promised.
     #[derive(Default)]
     struct Told(String);
 
@@ -415,7 +416,7 @@ mod tests {
             self.event(what, span, &format!(",\"lock\":\"l\",\"grant\":\"{grant}\",\"token\":{token}"))
         }
 
-        /// Granted, and checked twice.
+        /// A grant, checked twice.
         fn held(self, grant: &str, token: u64, first: u64, last: u64) -> Self {
             self.about("granted", grant, token, (first - 5, first))
                 .about("checked", grant, token, (first, first + 10))
@@ -459,8 +460,8 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_after_one_another_is_no_violation() {
-        // The later check of the first may have been before the check of the second: bounds overlap.
+    fn grants_that_may_be_sequential_are_no_violation() {
+        // The second holder's check may have come after both of the first holder's: the intervals overlap.
         let told = Told::default().held("a", 1, 100, 200).about("granted", "b", 2, (100, 205)).about(
             "checked",
             "b",
@@ -487,7 +488,7 @@ mod tests {
 
     #[test]
     fn an_old_holder_that_believes_again_is_found() {
-        // Stopped for long, and none the wiser: its check passes after the successor's.
+        // The holder was stopped for long and does not know: its check passes after the successor's.
         let told = Told::default().held("a", 1, 100, 110).held("b", 2, 200, 210).about(
             "checked",
             "a",
@@ -527,22 +528,22 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_found() {
+    fn unreadable_lines_are_found() {
         let told = Told("{\"what\":\"granted\"}\nnonsense\n".to_owned());
         assert_eq!(told.broken(), [Rule::Readable, Rule::Readable]);
-        // A check of a grant that nobody was granted.
+        // A check of a grant that does not exist.
         assert_eq!(Told::default().about("checked", "a", 1, (1, 2)).broken(), [Rule::Readable]);
     }
 
     #[test]
-    fn what_is_not_promised_is_only_observed() {
+    fn violations_that_are_not_promised_are_only_observed() {
         let run = Told::default().event("run", (0, 0), ",\"promises\":[]");
         let verdict = judge(&run.held("a", 0, 100, 300).held("b", 0, 150, 200).0);
         assert_eq!((verdict.broken.len(), verdict.observed.len()), (0, 1));
     }
 
     #[test]
-    fn what_is_no_history_is_found() {
+    fn a_file_that_is_no_history_is_found() {
         for text in ["", "nonsense\n", &Told::default().held("a", 1, 100, 200).0] {
             assert!(judge(text).broken.iter().any(|finding| finding.rule == Rule::Readable), "{text}");
         }

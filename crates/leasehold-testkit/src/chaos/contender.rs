@@ -1,4 +1,4 @@
-//! The locks that chaos is tried on: leasehold's, and those of [`naive`](super::naive).
+//! The locks under chaos: leasehold's, and the incorrect ones in [`naive`](super::naive).
 
 use std::time::Duration;
 
@@ -6,53 +6,52 @@ use async_trait::async_trait;
 use leasehold::clock::{SystemClock, timeout};
 use leasehold::{Error, ErrorKind, Guard, Lock, Released, Token};
 
-/// How to acquire.
+/// How to acquire a lock.
 #[derive(Clone, Copy, Debug)]
 pub enum Attempt {
-    /// If it is free.
+    /// Without waiting.
     Try,
-    /// Waiting so long at most.
+    /// Waiting for at most this long.
     Wait(Duration),
-    /// Waiting, and going away in the middle of it.
+    /// Waiting, and dropping the future after this long.
     Abandon(Duration),
 }
 
 /// How to end a hold.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
-    /// With a release, and waiting for its answer.
+    /// Releases the lock and waits for the answer.
     Release,
-    /// By dropping it.
+    /// Drops the guard.
     Drop,
 }
 
-/// Something that can be locked.
+/// A lock implementation.
 #[async_trait]
 pub trait Contender: Send + Sync {
-    /// Tries to acquire it; `None` when somebody else has it.
+    /// Tries to acquire the lock; `None` if it is held.
     async fn acquire(&self, attempt: Attempt) -> Result<Option<Box<dyn Hold>>, String>;
 }
 
-/// A lock that is held.
+/// A held lock.
 #[async_trait]
 pub trait Hold: Send + Sync {
-    /// Its token; 0 without one.
+    /// The fencing token; 0 if there is none.
     fn token(&self) -> u64;
-    /// Whether it believes that it is still held.
+    /// Whether the holder believes that it still holds the lock.
     fn check(&self) -> bool;
-    /// Completes when it is told that it is not. Cancel safe.
+    /// Completes when the holder learns that it has lost the lock. Cancel safe.
     async fn lost(&self);
-    /// Ends it, and says how that went.
+    /// Ends the hold and describes the result.
     async fn end(self: Box<Self>, end: End) -> String;
 }
 
-/// A lock of leasehold's.
+/// A leasehold lock.
 #[derive(Debug)]
 pub struct Leasehold {
     /// The lock.
     pub lock: Lock,
-    /// Whether the guard is asked if it still holds the lock, and its token passed on. One who does neither is a naive user of
-    /// a good lock.
+    /// Whether the worker checks its guard and passes its token on. A worker that does neither misuses a correct lock.
     pub checked: bool,
 }
 
@@ -75,7 +74,7 @@ impl Contender for Leasehold {
     }
 }
 
-/// With what caused it.
+/// The error's kind, and its message with all causes.
 fn in_full(error: &Error) -> String {
     format!("{:?}: {error:#}", error.kind())
 }
@@ -88,7 +87,7 @@ struct HolderInfo {
 #[async_trait]
 impl Hold for HolderInfo {
     fn token(&self) -> u64 {
-        // One who does not ask passes no token on either.
+        // A worker that does not check its guard does not pass its token on either.
         if self.checked { self.guard.token().map_or(0, Token::get) } else { 0 }
     }
 

@@ -1,4 +1,4 @@
-//! What a scenario runs on: its servers, and what is done to each worker's way to them.
+//! The servers of a scenario, and the faults on each worker's connection to them.
 
 use std::io;
 use std::path::Path;
@@ -12,17 +12,17 @@ use super::scenario::Scenario;
 use super::servers::Servers;
 use crate::servers::with_option;
 
-/// The servers of a scenario, and what is done to the ways to them.
+/// The servers of a scenario, and the faults on the workers' connections to them.
 #[derive(Debug)]
 pub struct Environment {
     servers: Box<dyn Servers>,
     faults: Vec<Kind>,
     options: &'static str,
-    /// Of each worker.
+    /// The faults on each worker's connection.
     harms: Vec<Harms>,
 }
 
-/// What is done to one worker's way now. Of several the newest counts; when that is over, the newest of the others.
+/// The faults on one worker's connection. The newest applies; when it ends, the newest of the remaining ones.
 #[derive(Debug, Default)]
 struct Harms(Mutex<Vec<(u64, Kind, Duration)>>);
 
@@ -48,10 +48,10 @@ impl Harms {
 }
 
 impl Environment {
-    /// Starts what `scenario` needs, for so many workers, with its data below `folder`.
+    /// Starts the servers that `scenario` needs, for `workers` workers, with their data below `folder`.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When a server does not start.
     pub async fn start(scenario: &Scenario, workers: usize, folder: &Path) -> io::Result<Self> {
         let servers = (scenario.start)(folder, workers).await?;
         let faults = [servers.ways(), scenario.server_faults].concat();
@@ -65,12 +65,12 @@ impl Environment {
         if self.options.is_empty() { url } else { with_option(&url, self.options) }
     }
 
-    /// What can be done to the servers and to the ways to them.
+    /// The faults that can be applied to the servers and to the connections to them.
     pub fn faults(&self) -> &[Kind] {
         &self.faults
     }
 
-    /// Harms what worker `n` asks, for `duration`.
+    /// Applies a fault to the connection of worker `n` for `duration`.
     pub async fn harm(&self, n: usize, kind: Kind, duration: Duration) {
         let harms = &self.harms[n];
         let number = harms.begin(kind, duration);
@@ -80,15 +80,16 @@ impl Environment {
         self.servers.harm(n, harms.newest());
     }
 
-    /// Stops the server, or the leader, for `duration`. One at a time.
+    /// Stops the server, or the cluster's leader, for `duration`. Only one call at a time.
     ///
     /// # Errors
-    /// When it has no process.
+    /// When the server has no process.
     pub async fn stop(&self, duration: Duration) -> io::Result<()> {
         self.servers.stop(duration).await
     }
 
-    /// `kill -9` of the server, or the leader, and a start after `duration`. One at a time.
+    /// Kills the server, or the cluster's leader, with `kill -9`, and starts it again after `duration`. Only one call
+    /// at a time.
     ///
     /// # Errors
     /// When it does not start again.

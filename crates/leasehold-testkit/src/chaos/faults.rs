@@ -1,4 +1,4 @@
-//! Does what is planned, to whoever it meets.
+//! Carries out planned faults. The nemesis uses it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,55 +13,56 @@ use super::history::History;
 use super::plan::{Fault, Kind};
 use super::resource::Resource;
 
-/// How long a fault that is meant for a holder waits for one: longer than a dead one is in the way. Then it meets anybody.
-const STORE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a fault meant for a holder waits for one: longer than a dead holder's lease. After that it hits any
+/// worker.
+const WAIT_FOR_HOLDER: Duration = Duration::from_secs(5);
 
-/// How long a successor goes on holding the lock when the old holder is back.
+/// How long the successor keeps holding the lock after the old holder has resumed.
 const AFTERMATH: Duration = Duration::from_millis(300);
 
-/// What can be harmed.
+/// Everything that faults act on.
 #[derive(Debug)]
 pub struct World {
-    /// The servers, and the ways to them.
+    /// The servers, and the proxies in front of them.
     pub environment: Environment,
     /// The workers.
     pub berths: Vec<Berth>,
-    /// What the lock protects, and who knows who holds it.
+    /// The counter that the lock protects. It knows which worker holds the lock.
     pub resource: Resource,
     /// The wall clocks that can be stepped.
     pub steppers: Vec<Stepper>,
-    /// Where faults are written down.
+    /// Where faults are recorded.
     pub history: History,
 }
 
-/// The wall clock of a worker, in a file that faketime reads.
+/// A worker's wall clock, in a file that faketime reads.
 #[derive(Debug)]
 pub struct Stepper {
     path: PathBuf,
 }
 
 impl Stepper {
-    /// A clock that is right, in a file in `folder`.
+    /// Creates a file in `folder` for a clock that shows the right time.
     ///
     /// # Errors
-    /// When that cannot be written.
+    /// When the file cannot be written.
     pub fn new(folder: &Path, worker: usize) -> io::Result<Self> {
         let stepper = Self { path: folder.join(format!("clock-{worker}")) };
         stepper.set(0)?;
         Ok(stepper)
     }
 
-    /// Its file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Sets the clock so many seconds off.
+    /// Sets the clock's offset from true time, in seconds.
     ///
     /// # Errors
     /// When the file cannot be written.
     pub fn set(&self, seconds: i64) -> io::Result<()> {
-        // Never half a file: it is read whenever anybody asks for the time.
+        // Written by rename: faketime may read the file at any time and must not see half of it.
         let new = self.path.with_extension("new");
         std::fs::write(&new, format!("{seconds:+}s\n"))?;
         std::fs::rename(new, &self.path)
@@ -69,10 +70,10 @@ impl Stepper {
 }
 
 impl World {
-    /// Does it, and undoes it.
+    /// Applies the fault, and removes it after its duration.
     ///
     /// # Errors
-    /// When a server does not come back.
+    /// When a server does not restart.
     pub async fn suffer(&self, fault: &Fault) -> io::Result<()> {
         let from = self.history.now();
         let linger = fault.kind.is_for_a_holder().then(|| self.resource.linger());
@@ -80,7 +81,7 @@ impl World {
             Kind::StopHolder | Kind::KillHolder | Kind::CutHolder => self.holder().await,
             _ => None,
         };
-        // Counted as what it was.
+        // Recorded as the kind of fault that it turned out to be.
         let kind = if holder.is_some() { fault.kind } else { fault.kind.without_a_holder() };
         let victim = holder.unwrap_or_else(|| self.anybody(fault));
         let berth = &self.berths[victim];
@@ -102,7 +103,7 @@ impl World {
             Kind::StepWall => self.step(fault)?,
             kind => self.environment.harm(victim, kind, fault.lasts).await,
         }
-        // Once more, with the one that comes back and the one that has succeeded it both at work.
+        // Wait while the old holder, now resumed, and its successor are both at work.
         if linger.is_some() {
             SystemClock.sleep(AFTERMATH).await;
         }
@@ -113,14 +114,14 @@ impl World {
         Ok(())
     }
 
-    /// The number of the worker that holds the lock, and was told now that it is to stay, if anybody is.
+    /// The worker that holds the lock and has just been asked to keep it, if any.
     async fn holder(&self) -> Option<usize> {
         let mut seen = self.resource.seen();
         let reads = seen.borrow().reads;
         let read = async {
             seen.wait_for(|seen| seen.reads > reads).await.ok().and_then(|seen| seen.holder.clone())
         };
-        let holder = timeout(&SystemClock, STORE_TIMEOUT, read).await.flatten();
+        let holder = timeout(&SystemClock, WAIT_FOR_HOLDER, read).await.flatten();
         let home = |who: &String| self.berths.iter().position(|berth| berth.is_home_of(who));
         holder.as_ref().and_then(home)
     }
@@ -129,7 +130,7 @@ impl World {
         (fault.pick % self.berths.len() as u64) as usize
     }
 
-    /// Not undone: a wall clock that was set wrong is wrong until it is set again.
+    /// Steps a wall clock. It stays wrong until the next step.
     fn step(&self, fault: &Fault) -> io::Result<()> {
         const HOUR: i64 = 3_600;
         let to = [-HOUR, 0, HOUR][(fault.pick / 7 % 3) as usize];

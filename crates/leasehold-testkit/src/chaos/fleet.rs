@@ -1,4 +1,4 @@
-//! The workers: processes that are started, stopped, killed, and started again.
+//! The worker processes: started, stopped, killed, and replaced.
 
 use std::ffi::OsString;
 use std::io;
@@ -15,13 +15,13 @@ use tokio::task::JoinHandle;
 use super::worker::{CRASHED, Orders};
 use crate::process::signal;
 
-/// How long a worker may take to end when it is told to.
+/// How long a worker may take to exit when it is asked to.
 const FAREWELL: Duration = Duration::from_secs(30);
 
-/// Before a dead worker is succeeded by the next with its number.
+/// The pause before a dead worker is replaced.
 const MOURNING: Duration = Duration::from_millis(300);
 
-/// What is done to a worker.
+/// An action on a worker.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     Stop(Duration),
@@ -33,13 +33,13 @@ enum Order {
 pub struct Recipe {
     /// This program.
     pub program: PathBuf,
-    /// Its orders; of `who`, the number.
+    /// The worker's orders. `who` holds only its number; the run count is appended.
     pub orders: Orders,
-    /// Further variables of its environment.
+    /// Additional environment variables.
     pub variables: Vec<(OsString, OsString)>,
 }
 
-/// A worker's place, in which one process lives after the other. All ends when it is dropped.
+/// Runs one worker process at a time and replaces it when it dies. Dropping it ends everything.
 #[derive(Debug)]
 pub struct Berth {
     number: String,
@@ -57,31 +57,31 @@ impl Berth {
         Self { number, orders, finish, task: tokio::spawn(tend(recipe, received, finishing)) }
     }
 
-    /// Whether the worker that calls itself `who` lives here.
+    /// Whether the worker that calls itself `who` runs here.
     pub fn is_home_of(&self, who: &str) -> bool {
         who.split('.').next() == Some(&self.number)
     }
 
-    /// Its name: that of its workers, without how many there have been.
+    /// The name that all workers here share, without the run count.
     pub fn name(&self) -> &str {
         &self.number
     }
 
-    /// Stops the process that lives here, so long.
+    /// Stops the running process for `duration`.
     pub fn stop(&self, duration: Duration) {
-        // When nobody listens any more, the run is over.
+        // If the receiver is gone, the run is over.
         let _ = self.orders.send(Order::Stop(duration));
     }
 
-    /// `kill -9` of the process that lives here. Another one moves in.
+    /// Kills the running process with `kill -9`. Another one replaces it.
     pub fn kill(&self) {
         let _ = self.orders.send(Order::Kill);
     }
 
-    /// Lets the last worker end, and says which have died of something that nobody did to them.
+    /// Ends the last worker, and returns the deaths that no fault caused.
     ///
     /// # Errors
-    /// When a worker could not be started or heard.
+    /// When a worker could not be started or waited for.
     pub async fn leave(self) -> io::Result<Vec<String>> {
         self.finish.send_replace(true);
         self.task.await.map_err(io::Error::other)?
@@ -99,12 +99,12 @@ async fn tend(
         recipe.orders.who = format!("{number}.{incarnation}");
         recipe.orders.seed = recipe.orders.seed.wrapping_add(incarnation);
         let mut child = start(&recipe)?;
-        // Held open until the end: to wait for a process would close it.
+        // Held open until the end, because `Child::wait` would close it.
         let input = child.stdin.take();
         let mut killed = false;
         let (death, over) = tokio::select! {
             death = attend(&mut child, &mut orders, &mut killed) => (death?, false),
-            // Also when nobody can say so any more.
+            // Also when the sender is gone.
             () = finished(&mut finishing) => (None, true),
         };
         let death = if over { say_goodbye(child, input, killed).await? } else { death };
@@ -131,8 +131,8 @@ fn start(recipe: &Recipe) -> io::Result<Child> {
         .spawn()
 }
 
-/// Does to a worker what is ordered until it is dead; says how, if that was not ordered. It was `killed` also when this is
-/// dropped while it dies.
+/// Carries out orders until the worker dies. Returns how it died, unless that was ordered. `killed` is set even if
+/// this future is dropped while the worker dies.
 async fn attend(
     child: &mut Child,
     orders: &mut mpsc::UnboundedReceiver<Order>,
@@ -160,14 +160,14 @@ async fn attend(
     }
 }
 
-/// Lets a worker end; says how it did, if not as it should.
+/// Asks a worker to exit. Returns how it exited if that was not as expected.
 async fn say_goodbye(
     mut child: Child,
     input: Option<ChildStdin>,
     killed: bool,
 ) -> io::Result<Option<String>> {
     drop(input);
-    // It may be stopped, or gone already.
+    // The worker may be stopped, or already dead.
     let _ = signal(&child, Signal::CONT);
     let Some(status) = timeout(&SystemClock, FAREWELL, child.wait()).await else {
         child.kill().await?;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_leave_as_told_is_reported() {
+    async fn a_worker_that_does_not_exit_cleanly_is_reported() {
         assert_eq!(goodbye("cat", false).await, None);
         assert_eq!(goodbye("exit 77", false).await, None);
         assert!(goodbye("cat; exit 101", false).await.unwrap().contains("101"));

@@ -1,18 +1,18 @@
-//! What happened, a line of JSON for each event, in files of their own for each process: merged afterwards.
+//! The record of events, one line of JSON for each. Each process writes its own file; the files are merged afterwards.
 //!
-//! | `what` | who writes it | further fields |
+//! | `what` | written by | further fields |
 //! |---|---|---|
 //! | `run` | the nemesis, first | `store`, `promises`: the rules that must hold |
 //! | `granted` | a worker, when it was granted the lock | `lock`, `grant`, `token` (0: none) |
-//! | `checked` | a worker that asked whether it holds the lock, and was told yes | the same |
-//! | `lost` | a worker that was told no, or told unasked | the same |
+//! | `checked` | a worker whose check passed: it still holds the lock | the same |
+//! | `lost` | a worker that found out that it has lost the lock | the same |
 //! | `over` | a worker that gave the lock up | the same, `how` |
 //! | `read`, `write` | the counter that the lock protects | `lock`, `token`, `accepted`, `value`, `number` |
 //! | `failed` | a worker whose acquisition failed | `error` |
 //! | `fault` | the nemesis | `kind`, `target` |
 //! | `healed` | the nemesis, when the last fault is over | |
 //!
-//! All have `who`, and `from` and `until`: milliseconds of true time between which the event lies.
+//! All events have `who`, and `from` and `until`: milliseconds of true time between which the event lies.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use super::true_time::TrueTime;
 
-/// A file of events, and the time to date them with.
+/// A file of events, and the clock that dates them.
 #[derive(Debug)]
 pub struct History {
     file: Mutex<File>,
@@ -32,25 +32,25 @@ pub struct History {
 }
 
 impl History {
-    /// What `who` will say, in a new file in `folder`.
+    /// Creates the file in `folder` for the events of `who`.
     ///
     /// # Errors
-    /// When the file exists already, or cannot be made.
+    /// When the file already exists or cannot be created.
     pub fn create(folder: &Path, who: &str) -> io::Result<Self> {
         let path = folder.join(format!("{who}.jsonl"));
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
         Ok(Self { file: Mutex::new(file), who: who.to_owned(), time: TrueTime::open()? })
     }
 
-    /// The time that it is at least: to be asked for before what is to be told.
+    /// A lower bound of the current time. Read it before the event that is to be recorded.
     pub fn now(&self) -> u64 {
         self.time.at_least_ms()
     }
 
-    /// Writes down `what` happened between `from` and now.
+    /// Records that `what` happened between `from` and now.
     ///
     /// # Panics
-    /// When it cannot be written: a history with holes proves nothing.
+    /// When the file cannot be written: a history with holes proves nothing.
     pub fn tell(&self, what: &str, from: u64, mut more: Value) {
         let until = self.time.at_most_ms();
         let fields = more.as_object_mut().expect("the further fields are an object");
@@ -59,16 +59,16 @@ impl History {
         {
             fields.insert(name.to_owned(), value);
         }
-        // In one write: a process that is killed leaves whole lines, and half of the last one at most.
+        // A single write: a process that is killed leaves whole lines, and at most one partial line at the end.
         let line = format!("{more}\n");
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.write_all(line.as_bytes()).expect("the history is writable");
     }
 }
 
-/// The events in all files of `folder`, by the time at which they ended at the latest.
+/// The events in all files of `folder`, sorted by the latest time at which they can have ended.
 ///
-/// A last line that was cut off by the death of its writer is left out.
+/// A last line that its writer's death cut off is left out.
 ///
 /// # Errors
 /// When the files cannot be read.
@@ -81,7 +81,7 @@ pub fn merged(folder: &Path) -> io::Result<String> {
             lines.extend(text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned));
         }
     }
-    // Stable, so that what one process has said at the same time stays in its order.
+    // A stable sort keeps the order of events that one process recorded at the same time.
     lines.sort_by_cached_key(|line| time_of(line));
     Ok(lines.concat())
 }

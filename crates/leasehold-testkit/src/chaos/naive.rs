@@ -1,4 +1,4 @@
-//! Locks as people write them, and that are none: what the checker must see through.
+//! Incorrect locks of the kinds that people write. The checker must find the violations that they cause.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use rusqlite::{Connection, params};
 use super::contender::{Attempt, Contender, End, Hold};
 use crate::http;
 
-/// How often one who waits asks.
+/// The polling interval of a waiter.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// moto wants to know who asks, and does not look at the signature.
+/// moto requires an identity, but does not check the signature.
 const SIGNED: &str = "authorization: AWS4-HMAC-SHA256 Credential=leasehold/20260101/us-east-1/s3/aws4_request, \
                       SignedHeaders=host, Signature=none\r\n";
 
-/// Milliseconds on this machine's wall clock: what none of these locks should have asked for.
+/// Milliseconds on this machine's wall clock, which none of these locks should rely on.
 fn wall_ms() -> i64 {
     i64::try_from(SystemClock.now().wall_us() / 1_000).unwrap_or(i64::MAX)
 }
 
-/// Tries until it is granted or `attempt` is over.
+/// Retries until the lock is granted or `attempt` is over.
 async fn insist<F>(attempt: Attempt, mut one: impl FnMut() -> F) -> Result<Option<Box<dyn Hold>>, String>
 where
     F: Future<Output = Result<Option<Box<dyn Hold>>, String>>,
@@ -45,9 +45,9 @@ where
     }
 }
 
-/// An object in a bucket, created with `If-None-Match: *`. It says until when it is valid; whoever finds it expired, on
-/// its own clock, deletes it, and so does its owner when done. There is no token and no renewal, and the owner does not
-/// look at it again.
+/// An object in a bucket, created with `If-None-Match: *`, that contains its expiry time. A contender that finds it
+/// expired by its own clock deletes it; the owner deletes it on release. There is no token and no renewal, and the
+/// owner never reads it again.
 #[derive(Clone, Debug)]
 pub struct PlainObject {
     server: String,
@@ -59,7 +59,7 @@ impl PlainObject {
     /// The lock `lock` in the bucket of the store URL `url`.
     ///
     /// # Panics
-    /// When that names no bucket and no endpoint.
+    /// When the URL names no bucket or no endpoint.
     pub fn new(url: &str, lock: &str, ttl: Duration) -> Self {
         let mut url = StoreUrl::parse(url).unwrap();
         let endpoint = url.take("endpoint").expect("the store URL names an endpoint");
@@ -123,8 +123,8 @@ impl Hold for HeldObject {
     }
 }
 
-/// A row in a database that says until when it is taken. It counts tokens, and its owner stops in time; but the times
-/// are those of each client's own clock.
+/// A database row with an expiry time. It counts tokens, and the owner stops when the time has come, but each client
+/// uses its own clock.
 #[derive(Clone, Debug)]
 pub struct ExpiryColumn {
     file: String,
@@ -136,7 +136,7 @@ impl ExpiryColumn {
     /// The lock `lock` in the SQLite database of the store URL `url`.
     ///
     /// # Panics
-    /// When that is none.
+    /// When the URL is invalid.
     pub fn new(url: &str, lock: String, ttl: Duration) -> Self {
         Self { file: StoreUrl::parse(url).unwrap().path().to_owned(), lock, ttl }
     }

@@ -1,4 +1,5 @@
-//! Runs a scenario: servers, workers, the plan of faults, a while without, and the verdict.
+//! Runs a scenario: starts servers and workers, applies the plan of faults, waits for recovery, and judges the
+//! history.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,55 +21,55 @@ use super::resource::Resource;
 use super::scenario::{Clocks, Scenario};
 use super::worker::Orders;
 
-/// How many processes take the lock.
+/// How many processes contend for the lock.
 const WORKERS: usize = 8;
 
-/// Faults begin when the lock was granted so many times.
+/// Faults start after this many grants.
 const GRANTS_BEFORE: u64 = 2;
 
-/// After the last fault, so many grants are waited for, and so long at most. Long enough for any lease and any client that
-/// has backed off.
+/// After the last fault, the run waits for this many grants, and at most this long: long enough for any lease to end
+/// and for any client that has backed off.
 const GRANTS_AFTERWARDS: u64 = 3;
 const RECOVERY: Duration = Duration::from_secs(60);
 
-/// A lock that is none is found out by then.
+/// An incorrect lock must be found out within this time.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
 /// How often the checker looks at a lock that must be found out.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How chaos is made.
+/// Settings of a chaos run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What the plan of faults is drawn from.
+    /// The seed of the plan of faults.
     pub seed: u64,
-    /// For how long faults come.
+    /// For how long faults occur.
     pub duration: Duration,
-    /// What to preload into workers whose clocks are faked.
+    /// The faketime library, preloaded into workers whose clocks are faked.
     pub faketime: String,
-    /// Whether histories are kept although nothing is wrong.
+    /// Whether histories are kept even if nothing is wrong.
     pub keep: bool,
 }
 
-/// What came of a scenario.
+/// The result of a scenario.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What it was.
+    /// The scenario.
     pub scenario: Scenario,
     /// The verdict on its history.
     pub verdict: Verdict,
-    /// Everything that is wrong, the verdict included; empty when all is as it has to be.
+    /// Everything that is wrong, including broken promises; empty on success.
     pub wrong: Vec<String>,
-    /// Where the histories are kept, when something is wrong or somebody wants them.
+    /// Where the histories are kept: if something is wrong, or on request.
     pub kept: Option<PathBuf>,
-    /// How long it took.
+    /// How long the run took.
     pub took: Duration,
 }
 
 /// Runs `scenario`.
 ///
 /// # Errors
-/// When servers or workers cannot be run: that proves nothing.
+/// When servers or workers cannot be run. Such a run proves nothing.
 pub async fn run(scenario: &Scenario, settings: &Settings) -> io::Result<Outcome> {
     let start = SystemClock.now();
     let mut folder = Folder(tempfile::Builder::new().prefix("leasehold-chaos-").tempdir()?);
@@ -84,7 +85,7 @@ pub async fn run(scenario: &Scenario, settings: &Settings) -> io::Result<Outcome
     }
 }
 
-/// What is to be looked at when something goes wrong. Kept also when this program itself panics.
+/// The logs and histories. Also kept if this program panics.
 struct Folder(TempDir);
 
 impl Folder {
@@ -120,7 +121,7 @@ async fn make_and_judge(
 }
 
 fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> Vec<String> {
-    // What must be found is observed, not promised: it is only wrong not to find it.
+    // A rule that must be broken is observed, not promised. It is an error only if the checker does not find it.
     let mut wrong: Vec<String> = verdict.broken.iter().map(ToString::to_string).collect();
     wrong.extend(odd_deaths);
     if let Some(rule) = scenario.must_break
@@ -134,7 +135,7 @@ fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>
     wrong
 }
 
-/// Gives the workers that died of something that nobody did to them.
+/// Runs the workers and the faults. Returns the deaths of workers that no fault caused.
 async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> io::Result<Vec<String>> {
     let histories = folder.join("histories");
     std::fs::create_dir(&histories)?;
@@ -160,7 +161,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
         world.berths.push(Berth::occupy(Recipe { program: std::env::current_exe()?, orders, variables }));
     }
     world.granted(GRANTS_BEFORE).await;
-    // What must be found out is looked at until it is, and not for much longer than that takes.
+    // A lock that must be found out is run until it is, but not much longer than that takes.
     let duration = if scenario.must_break.is_some() { LONG_ENOUGH } else { settings.duration };
     let faults = plan(settings.seed, &world.kinds(), duration, scenario.ttl);
     if scenario.must_break.is_some() {
@@ -177,7 +178,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
     Ok(deaths?.concat())
 }
 
-/// Completes when the checker has found what must be found.
+/// Completes when the checker has found the expected violation.
 async fn found_out(scenario: &Scenario, histories: &Path) -> io::Result<()> {
     loop {
         SystemClock.sleep(LOOK).await;
@@ -189,7 +190,7 @@ async fn found_out(scenario: &Scenario, histories: &Path) -> io::Result<()> {
 }
 
 impl World {
-    /// What can be done to it.
+    /// The kinds of fault that apply to this scenario.
     fn kinds(&self) -> Vec<Kind> {
         let mut kinds = Kind::TO_WORKERS.to_vec();
         kinds.extend(self.environment.faults());
@@ -199,7 +200,7 @@ impl World {
         kinds
     }
 
-    /// The variables of the environment of worker `n`, with which faketime gives it clocks of its own.
+    /// The environment variables that give worker `n` its own faked clocks.
     fn clock_of(
         &mut self,
         n: usize,
@@ -219,7 +220,7 @@ impl World {
         };
         let spec = match n {
             1 | 2 if clocks != Clocks::TwiceTooFast => {
-                // Stepped while it runs: the wall clock only, since nothing else can be set.
+                // A clock that is stepped while it runs: only the wall clock can be.
                 let stepper = Stepper::new(folder, n)?;
                 variables.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
                 variables.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
@@ -246,7 +247,7 @@ impl World {
         Ok(variables)
     }
 
-    /// Every fault in its time, also while others last.
+    /// Applies each fault at its time, even while others last.
     async fn suffer_all(&self, faults: &[Fault]) -> io::Result<()> {
         let mut at = Duration::ZERO;
         let all = faults.iter().map(|fault| {
@@ -260,13 +261,13 @@ impl World {
         try_join_all(all.collect::<Vec<_>>()).await.map(|_| ())
     }
 
-    /// All faults are over.
+    /// Records the end of the faults, and waits for further grants.
     async fn recover(&self) {
         self.history.tell("healed", self.history.now(), json!({}));
         self.granted(GRANTS_AFTERWARDS).await;
     }
 
-    /// Waits until the lock was granted so many times more, or far too long: the checker will say so.
+    /// Waits for `times` more grants. Gives up after a long time; the checker then reports that.
     async fn granted(&self, times: u64) {
         let mut seen = self.resource.seen();
         let so_far = seen.borrow().grants;

@@ -1,31 +1,31 @@
-//! What the user asks for.
+//! The command line of `./chaos`.
 
 use std::time::Duration;
 
 use super::scenario::Scenario;
 
-/// What the user asks for: `[NAME]... [MINUTES] [--seed N] [--seconds N] [--at-once N] [--keep]`.
+/// The arguments: `[NAME]... [MINUTES] [--seed N] [--seconds N] [--at-once N] [--keep]`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// On what to make chaos.
+    /// The scenarios to run.
     pub scenarios: Vec<&'static Scenario>,
-    /// Whether that is everything.
+    /// Whether these are all scenarios.
     pub everything: bool,
-    /// What the plans of faults are drawn from.
+    /// The seed of the plans of faults.
     pub seed: u64,
-    /// For how long faults come, in each scenario.
+    /// For how long faults occur in each scenario.
     pub duration: Duration,
-    /// How many scenarios run at the same time.
+    /// How many scenarios run at once.
     pub at_once: usize,
-    /// Whether histories are kept although nothing is wrong.
+    /// Whether histories are kept even if nothing is wrong.
     pub keep: bool,
 }
 
 impl Options {
-    /// From arguments; `all` are the scenarios that there are.
+    /// Reads the arguments. `all` are the existing scenarios.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// A description of what is wrong with the arguments.
     pub fn read(arguments: &[String], all: &[&'static Scenario]) -> Result<Self, String> {
         let seed = fastrand::u64(..1_000_000);
         let mut options = Self {
@@ -71,7 +71,7 @@ fn number(option: &str, value: Option<&String>) -> Result<u64, String> {
     value.parse().map_err(|_| format!("`{value}` is no number for `{option}`"))
 }
 
-/// The scenario of that name, or those whose names begin with it and a dash.
+/// The scenario named `name`, or those whose names begin with `name` and a dash.
 fn called(name: &str, all: &[&'static Scenario]) -> Result<Vec<&'static Scenario>, String> {
     let begin = format!("{name}-");
     let known: Vec<&str> = all.iter().map(|scenario| scenario.name).collect();

@@ -1,15 +1,15 @@
-//! Which faults come when: drawn from a seed, before anything runs.
+//! Which faults happen when: drawn from a seed before the run starts.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-/// What goes wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The holder is stopped for longer than its lease, and goes on as if nothing had happened.
+    /// The holder is stopped for longer than its lease, then resumed.
     StopHolder,
-    /// Any worker is stopped, for long or short.
+    /// Any worker is stopped, for any duration.
     StopWorker,
     /// `kill -9` of the holder.
     KillHolder,
@@ -17,9 +17,9 @@ pub enum Kind {
     KillWorker,
     /// The holder cannot reach the store for longer than its lease.
     CutHolder,
-    /// What workers ask is done, and the answers are lost.
+    /// Workers' requests are applied, and the answers are lost.
     LoseAnswers,
-    /// Connections break instead of requests.
+    /// Connections break, and requests with them.
     CutConnections,
     /// Requests arrive late.
     DelayRequests,
@@ -27,17 +27,17 @@ pub enum Kind {
     DelayAnswers,
     /// Requests arrive twice.
     DoubleRequests,
-    /// Requests arrive twice, and the second answer is given.
+    /// Requests arrive twice, and the second answer is returned.
     GiveSecondAnswer,
-    /// The store says that it is overloaded.
+    /// The store reports that it is overloaded.
     Unavailable,
     /// The server is stopped for a while.
     StopServer,
-    /// `kill -9` of the server, and a start on the same data and port.
+    /// `kill -9` of the server, and a restart on the same data and port.
     KillServer,
     /// The leader of a cluster is stopped for a while.
     StopLeader,
-    /// `kill -9` of the leader of a cluster, and a start on the same data and port.
+    /// `kill -9` of a cluster's leader, and a restart on the same data and port.
     KillLeader,
     /// A wall clock is set an hour forward or back while a process runs.
     StepWall,
@@ -64,9 +64,9 @@ impl Kind {
         Self::KillLeader,
         Self::StepWall,
     ];
-    /// What happens to processes that contend for a lock.
+    /// Faults of the worker processes.
     pub const TO_WORKERS: &[Self] = &[Self::StopHolder, Self::StopWorker, Self::KillHolder, Self::KillWorker];
-    /// What a proxy does to HTTP.
+    /// Faults that an HTTP proxy can cause.
     pub const TO_REQUESTS: &[Self] = &[
         Self::CutHolder,
         Self::LoseAnswers,
@@ -77,10 +77,10 @@ impl Kind {
         Self::GiveSecondAnswer,
         Self::Unavailable,
     ];
-    /// What a wire does to anything else.
+    /// Faults that a proxy for other protocols can cause.
     pub const TO_CONNECTIONS: &[Self] = &[Self::CutHolder, Self::LoseAnswers, Self::DelayAnswers];
 
-    /// What it is called in a history.
+    /// The name of the fault in a history.
     pub const fn name(self) -> &'static str {
         match self {
             Self::StopHolder => "holder stopped",
@@ -103,12 +103,12 @@ impl Kind {
         }
     }
 
-    /// Whether a lock should be held all the while.
+    /// Whether a worker must hold the lock throughout the fault.
     pub fn is_for_a_holder(self) -> bool {
         matches!(self, Self::StopHolder | Self::CutHolder | Self::KillServer | Self::KillLeader)
     }
 
-    /// What it is when nobody holds the lock: it meets any worker.
+    /// The kind of fault that remains when no worker holds the lock: it then hits any worker.
     pub(super) fn without_a_holder(self) -> Self {
         match self {
             Self::StopHolder => Self::StopWorker,
@@ -118,11 +118,11 @@ impl Kind {
         }
     }
 
-    /// For how long, in parts of the ttl.
+    /// The duration, as a fraction of the ttl.
     fn lasts(self, random: &mut Rng) -> f64 {
         let mut between = |least: f64, most: f64| least + (most - least) * random.f64();
         match self {
-            // Longer than the lease: somebody else is granted the lock meanwhile.
+            // Longer than the lease, so that another worker is granted the lock meanwhile.
             Self::StopHolder | Self::CutHolder => between(1.3, 2.2),
             Self::StopServer | Self::KillServer | Self::StopLeader | Self::KillLeader => between(0.1, 1.2),
             Self::StopWorker | Self::DelayRequests | Self::DelayAnswers => between(0.1, 1.6),
@@ -131,25 +131,25 @@ impl Kind {
     }
 }
 
-/// A fault of a plan.
+/// One fault of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
     /// What goes wrong.
     pub kind: Kind,
-    /// After the fault before it has begun.
+    /// The delay since the previous fault began.
     pub after: Duration,
-    /// For how long.
+    /// How long it lasts.
     pub lasts: Duration,
-    /// Draws whom it meets, where that is open.
+    /// Selects the target where the kind of fault does not.
     pub pick: u64,
 }
 
-/// Faults of `kinds` for `duration`, to leases of `ttl`. Every kind comes once before any comes again.
+/// Faults of `kinds` for `duration`, on leases of `ttl`. Each kind occurs once before any occurs again.
 pub fn plan(seed: u64, kinds: &[Kind], duration: Duration, ttl: Duration) -> Vec<Fault> {
     let mut random = Rng::with_seed(seed);
     let mut faults = Vec::new();
     let (mut at, mut bag) = (Duration::ZERO, Vec::new());
-    // In a short plan faults come fast, so that each kind comes at all.
+    // A short plan has short pauses, so that every kind occurs.
     let pause = (duration / (kinds.len().max(1) as u32)).min(ttl).as_secs_f64();
     while !kinds.is_empty() {
         if bag.is_empty() {

@@ -1,4 +1,5 @@
-//! Runs what was asked for, and says what came of it: a line for each scenario as it ends, the faults, and the verdict.
+//! Runs the selected scenarios and prints the results: a line for each scenario as it ends, the faults, and the
+//! verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -13,13 +14,13 @@ use super::plan::Kind;
 use super::scenario::Scenario;
 use crate::servers::set_by_test;
 
-/// How many findings of one scenario are shown.
+/// How many findings are printed for one scenario.
 const SHOWN: usize = 10;
 
-/// Runs it; whether all was as it has to be.
+/// Runs the scenarios. Returns whether all results are as expected.
 ///
 /// # Panics
-/// When `./chaos` or `./test` has not said where faketime is.
+/// When `./chaos` or `./test` has not set the path of faketime.
 pub async fn run_and_tell(options: &Options) -> bool {
     let settings = Settings {
         seed: options.seed,
@@ -53,7 +54,7 @@ fn heading() -> String {
     format!("{:<22}         {}", "", COLUMNS.join("  "))
 }
 
-/// Says what came of a scenario; whether that is as it has to be.
+/// Prints the result of a scenario. Returns whether it is as expected.
 fn told(scenario: &Scenario, result: &io::Result<Outcome>) -> bool {
     match result {
         Ok(outcome) => {
@@ -67,7 +68,7 @@ fn told(scenario: &Scenario, result: &io::Result<Outcome>) -> bool {
     }
 }
 
-/// A line about one scenario, and what is wrong with it below.
+/// A line about one scenario, followed by what is wrong with it.
 fn line(outcome: &Outcome) -> String {
     let counts = &outcome.verdict.counts;
     let verdict = if outcome.wrong.is_empty() { "ok" } else { "WRONG" };
@@ -109,7 +110,7 @@ fn by_rule(outcome: &Outcome) -> BTreeMap<&'static str, usize> {
     rules
 }
 
-/// How often each fault came, over all outcomes.
+/// How often each fault occurred, in all scenarios together.
 fn faults(outcomes: &[Outcome]) -> String {
     let mut all = BTreeMap::<&str, u64>::new();
     for (kind, count) in outcomes.iter().flat_map(|outcome| &outcome.verdict.counts.faults) {
@@ -119,7 +120,7 @@ fn faults(outcomes: &[Outcome]) -> String {
     format!("faults: {}", all.join(", "))
 }
 
-/// Kinds of faults that never came, and what they never led to with locks that are some.
+/// Kinds of fault that never occurred, and effects that never occurred with correct locks.
 fn missing(outcomes: &[Outcome]) -> Vec<&'static str> {
     let came: BTreeSet<&str> = outcomes
         .iter()

@@ -1,7 +1,8 @@
-//! What the locks protect: a counter for each lock, in the nemesis's memory, behind a socket.
+//! The resource that the locks protect: a counter for each lock, in the nemesis's memory, behind a socket.
 //!
-//! It refuses every read and write with a lower token than it has seen, and does nothing else to protect itself: whoever
-//! adds one reads the number, and writes the next one a little later. Token 0 stands for none, and is refused nothing.
+//! It refuses every read and write with a token lower than the highest it has seen. It has no other protection: a
+//! worker that adds one reads the number and writes the next one a little later. Token 0 means that there is none; it
+//! is never refused.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use super::history::History;
 
-/// The counters. They end when this is dropped.
+/// The server of the counters. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Resource {
     address: SocketAddr,
@@ -40,22 +41,22 @@ struct Counter {
     requests: u64,
 }
 
-/// What a resource has seen.
+/// What a resource has observed.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Who has begun to use a lock and has not said that it is over.
+    /// The worker that last began to use a lock and has not reported the end.
     pub holder: Option<String>,
-    /// How many times somebody has begun to.
+    /// How many times a worker has begun to use a lock.
     pub grants: u64,
-    /// How often somebody has read.
+    /// How many reads there were.
     pub reads: u64,
 }
 
 impl Resource {
-    /// Listens on a free loopback port, and writes down what it accepts and refuses.
+    /// Listens on a free loopback port, and records what it accepts and refuses.
     ///
     /// # Errors
-    /// Without such a port.
+    /// When no port is free.
     pub async fn start(history: History) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -69,25 +70,25 @@ impl Resource {
         Ok(Self { address, shared, task })
     }
 
-    /// Where workers connect to.
+    /// The address that workers connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it has seen, and what it sees.
+    /// A receiver of what the resource observes.
     pub fn seen(&self) -> watch::Receiver<Seen> {
         self.shared.seen.subscribe()
     }
 
-    /// Until this is dropped, whoever reads is asked to stay: a fault that is meant for a holder finds one, and whoever
-    /// succeeds it holds the lock when it comes back.
+    /// Until the result is dropped, every worker that reads is asked to keep the lock. This way a fault that is meant
+    /// for a holder finds one, and its successor still holds the lock when the old holder resumes.
     pub fn linger(&self) -> Linger {
         self.shared.lingering.fetch_add(1, Ordering::Relaxed);
         Linger(self.shared.clone())
     }
 }
 
-/// Holders stay while this lives.
+/// Workers are asked to keep the lock while this exists.
 #[derive(Debug)]
 pub struct Linger(Arc<Shared>);
 
@@ -106,7 +107,7 @@ impl Drop for Resource {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((connection, _)) = listener.accept().await {
         let shared = shared.clone();
-        // Workers are killed: their connections end anyhow.
+        // Connections break when workers are killed, so errors are ignored.
         tokio::spawn(async move { serve(connection, &shared).await.ok() });
     }
 }
@@ -115,7 +116,7 @@ async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut connection = BufReader::new(connection);
     loop {
         let mut line = String::new();
-        // Half a line is what somebody was killed over.
+        // A partial line comes from a worker that was killed.
         if connection.read_line(&mut line).await? == 0 || !line.ends_with('\n') {
             return Ok(());
         }
@@ -132,7 +133,7 @@ impl Shared {
         let token: u64 = token.parse().ok()?;
         match *verb {
             "read" => {
-                // Counted before it is told, which has others act on it.
+                // Recorded before `seen` changes, because others act on that.
                 let answer = self.counted("read", lock, token, None);
                 self.seen.send_modify(|seen| {
                     seen.grants += u64::from(seen.holder.as_deref() != Some(*who));
@@ -154,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// One read or write. The order of the history is the order of what was done, since both are done under one lock.
+    /// One read or write. A mutex is held throughout, so that the history has the order of the operations.
     fn counted(&self, what: &str, lock: &str, token: u64, written: Option<u64>) -> String {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let counter = counters.entry(lock.to_owned()).or_default();
@@ -187,18 +188,18 @@ impl Client {
     /// Connects to a resource as `who`.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the resource is gone.
     pub async fn connect(address: &str, who: &str) -> io::Result<Self> {
         let connection = BufReader::new(TcpStream::connect(address).await?);
         Ok(Self { connection, who: who.to_owned(), stay: false })
     }
 
-    /// Whether its last answer asked to go on holding the lock.
+    /// Whether the last answer asked the worker to keep the lock.
     pub fn asks_to_stay(&self) -> bool {
         self.stay
     }
 
-    /// The counter; `None` when the token is too low.
+    /// Reads the counter; `None` if the token is too low.
     ///
     /// # Errors
     /// When the resource is gone.
@@ -207,7 +208,7 @@ impl Client {
         self.ask(&request).await
     }
 
-    /// Sets the counter; `None` when the token is too low.
+    /// Sets the counter; `None` if the token is too low.
     ///
     /// # Errors
     /// When the resource is gone.
@@ -216,7 +217,7 @@ impl Client {
         self.ask(&request).await
     }
 
-    /// Says that a lock is not used any more.
+    /// Reports that the worker no longer uses the lock.
     ///
     /// # Errors
     /// When the resource is gone.

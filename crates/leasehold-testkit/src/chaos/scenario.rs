@@ -1,5 +1,5 @@
-//! What chaos is made on: each store on each of its servers, and the locks that must be found out. The files of the
-//! [stores](crate::stores) have them.
+//! The scenarios: each store on each of its servers, and the locks that the checker must find out. They are defined in
+//! the files of the [stores](crate::stores).
 
 use std::time::Duration;
 
@@ -8,54 +8,55 @@ use super::plan::Kind as Fault;
 use super::servers::Start;
 use super::worker::Kind;
 
-/// What is done to the clocks of workers.
+/// How workers' clocks are wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clocks {
-    /// Rates within the bound, wall clocks an hour off, and steps.
+    /// Rates within the bound; wall clocks that are an hour off and are stepped.
     WithinBounds,
-    /// Wall clocks an hour off, and steps: for a store whose processes share one machine, and so its boot clock.
+    /// Wall clocks that are an hour off and are stepped: for a store whose processes share one machine, and so its
+    /// boot clock.
     WallOnly,
-    /// Half of them run at half the true rate, the others at twice that: beyond all bounds.
+    /// Half of them run at half the true rate, the others at twice that: far beyond the bound.
     TwiceTooFast,
 }
 
-/// Something to make chaos on.
+/// A setup that chaos runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// What it is called.
+    /// The name.
     pub name: &'static str,
     /// Starts its servers.
     pub start: Start,
-    /// What can be done to them: those that keep their data in memory are stopped, and not killed.
+    /// The faults of the servers. Servers that keep their data in memory are stopped but not killed.
     pub server_faults: &'static [Fault],
     /// Options of the store URL.
     pub options: &'static str,
-    /// Which lock workers take.
+    /// The kind of lock that workers acquire.
     pub kind: Kind,
     /// The leases' time to live.
     pub ttl: Duration,
-    /// What is done to clocks.
+    /// How the workers' clocks are wrong.
     pub clocks: Clocks,
     /// The rules that must hold.
     pub promises: &'static [Rule],
-    /// The rule that must be found broken: the lock is none, or the clocks are beyond what it can take.
+    /// The rule that the checker must find broken, because the lock is incorrect or the clocks exceed the bound.
     pub must_break: Option<Rule>,
-    /// Fewer grants than this, in a short run, and nothing was tried.
+    /// With fewer grants than this, even in a short run, nothing was tested.
     pub least_grants: u64,
 }
 
-/// Without tokens, nothing can keep a stopped process's write out.
+/// Without tokens, nothing can reject the late write of a stopped process.
 pub const WITHOUT_TOKENS: &[Rule] = &[Rule::OneHolder, Rule::GrantedAgain, Rule::Readable];
 
-/// With clocks beyond the bound, two may believe at once, and tokens keep them apart.
+/// If clocks exceed the bound, two holders may believe in their locks at once. Tokens still order their writes.
 pub const FENCE_ONLY: &[Rule] =
     &[Rule::TokensAreUnique, Rule::FenceHolds, Rule::CounterIsExact, Rule::GrantedAgain, Rule::Readable];
 
-/// Of a naive lock nothing is promised, but the history must be one.
+/// An incorrect lock promises nothing, but its history must be readable.
 const NOTHING: &[Rule] = &[Rule::Readable];
 
 impl Scenario {
-    /// A store of leasehold's, with everything that it promises where there are tokens.
+    /// A store of leasehold's, with everything that it promises if it has tokens.
     pub const fn store(name: &'static str, start: Start, server_faults: &'static [Fault]) -> Self {
         Self {
             name,
@@ -71,7 +72,7 @@ impl Scenario {
         }
     }
 
-    /// A lock that is none.
+    /// An incorrect lock.
     pub const fn naive(
         name: &'static str,
         kind: Kind,

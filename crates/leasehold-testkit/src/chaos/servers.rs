@@ -1,5 +1,5 @@
-//! The servers of a scenario, which are killed and started again on the same data and port, and the ways of the workers
-//! to them, on which requests and answers are harmed.
+//! The servers of a scenario, which can be killed and restarted on the same data and port, and the proxies between
+//! them and the workers, which inject faults into requests and answers.
 
 use std::fmt;
 use std::io;
@@ -14,29 +14,31 @@ use crate::launch::{Launch, Launched};
 use crate::proxy::{Harm, Proxy};
 use crate::servers::through;
 
-/// Starts the servers of a scenario, with their data below a folder, and a way to them for each of so many workers.
+/// Starts the servers of a scenario, with their data below a folder, and a proxy for each of the given number of
+/// workers.
 pub type Start = for<'a> fn(&'a Path, usize) -> BoxFuture<'a, io::Result<Box<dyn Servers>>>;
 
-/// Servers, and a way to them for each worker.
+/// Servers, with a proxy for each worker.
 #[async_trait]
 pub trait Servers: fmt::Debug + Send + Sync {
-    /// The store URL by the way of worker `n`.
+    /// The store URL through the proxy of worker `n`.
     fn url(&self, n: usize) -> String;
 
-    /// What can be done to the ways.
+    /// The faults that the proxies can inject.
     fn ways(&self) -> &'static [Kind] {
         &[]
     }
 
-    /// Harms the way of worker `n` like this from now on, or no longer.
+    /// Sets the fault that the proxy of worker `n` injects from now on; `None` stops it.
     fn harm(&self, _n: usize, _harm: Option<(Kind, Duration)>) {}
 
-    /// Stops the server, or the leader, for `duration`. One at a time.
+    /// Stops the server, or the cluster's leader, for `duration`. Only one call at a time.
     async fn stop(&self, _duration: Duration) -> io::Result<()> {
         Ok(())
     }
 
-    /// `kill -9` of the server, or the leader, and a start after `duration`. One at a time.
+    /// Kills the server, or the cluster's leader, with `kill -9`, and starts it again after `duration`. Only one call
+    /// at a time.
     async fn kill(&self, _duration: Duration) -> io::Result<()> {
         Ok(())
     }
@@ -46,13 +48,13 @@ pub trait Servers: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Http {
     server: tokio::sync::Mutex<Launched>,
-    /// The store URL, past the proxies.
+    /// The store URL, without a proxy.
     url: String,
     proxies: Vec<Proxy>,
 }
 
 impl Http {
-    /// Starts it, with its data below `folder`, and the proxies.
+    /// Starts the server, with its data below `folder`, and the proxies.
     pub fn start<'a>(
         launch: &'static dyn Launch,
         folder: &'a Path,
@@ -93,7 +95,7 @@ impl Servers for Http {
     }
 }
 
-/// What a proxy does to each request. What is late is as late as the fault is long: so some is later than the lease.
+/// What the proxy does to each request. A delay lasts as long as the fault, so some requests arrive after the lease.
 fn harm_of(kind: Kind, duration: Duration) -> Harm {
     match kind {
         Kind::LoseAnswers => Harm::AnswerLost,

@@ -1,18 +1,17 @@
-//! True time, also for a process whose clocks are faked.
+//! True time, even for a process whose clocks are faked.
 //!
-//! faketime replaces the functions of the C library that read clocks. A file is none of them, so `/proc/uptime` tells how
-//! long the machine has really been up, suspend included, in hundredths of a second that have passed completely. That is
-//! enough, because it is never rounded against the one who reads: an event lies between the lower bound that was read
-//! before it and the upper bound that was read after it.
+//! faketime replaces the C library's clock functions, but not the contents of `/proc/uptime`: the seconds that the
+//! machine has been up, including suspend, rounded down to hundredths. Because the value is always rounded down, an
+//! event lies between the lower bound that was read before it and the upper bound that was read after it.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// The grain of `/proc/uptime`.
+/// The resolution of `/proc/uptime`.
 const GRAIN_MS: u64 = 10;
 
-/// Reads the machine's time since it booted, in milliseconds.
+/// Reads the time since the machine booted, in milliseconds.
 #[derive(Debug)]
 pub struct TrueTime(File);
 
@@ -20,15 +19,15 @@ impl TrueTime {
     /// Opens `/proc/uptime`.
     ///
     /// # Errors
-    /// When there is none: this is no Linux.
+    /// When there is none: the system is not Linux.
     pub fn open() -> io::Result<Self> {
         File::open("/proc/uptime").map(Self)
     }
 
-    /// It is at least that late: to be read before an event.
+    /// A lower bound of the current time. Read it before an event.
     ///
     /// # Panics
-    /// When the kernel does not say.
+    /// When `/proc/uptime` cannot be read.
     pub fn at_least_ms(&self) -> u64 {
         let mut text = [0; 64];
         let length = self.0.read_at(&mut text, 0).expect("/proc/uptime is readable");
@@ -36,16 +35,16 @@ impl TrueTime {
         in_ms(text).unwrap_or_else(|| panic!("/proc/uptime says {text:?}"))
     }
 
-    /// It is at most that late: to be read after an event.
+    /// An upper bound of the current time. Read it after an event.
     ///
     /// # Panics
-    /// When the kernel does not say.
+    /// When `/proc/uptime` cannot be read.
     pub fn at_most_ms(&self) -> u64 {
         self.at_least_ms() + GRAIN_MS
     }
 }
 
-/// `35923.34 25410.17`: seconds with two decimals, and something else.
+/// `35923.34 25410.17`: the uptime in seconds with two decimals, and the idle time.
 fn in_ms(text: &str) -> Option<u64> {
     let (seconds, hundredths) = text.split_whitespace().next()?.split_once('.')?;
     let (seconds, hundredths): (u64, u64) = (seconds.parse().ok()?, hundredths.parse().ok()?);

@@ -1,6 +1,6 @@
-//! A worker: a process of its own that takes the lock, uses it, and writes down what it believes.
+//! A worker process: it acquires the lock, uses it, and records what it believes.
 //!
-//! It ends when its standard input does. It never decides whether anything went wrong: that is for the checker.
+//! It ends when its standard input does. It does not judge what happened; the checker does.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,22 +17,22 @@ use super::history::History;
 use super::naive::{ExpiryColumn, PlainObject};
 use super::resource::Client;
 
-/// What a worker ends with when it was its own decision to die.
+/// The exit code of a worker that crashed on purpose.
 pub const CRASHED: u8 = 77;
 
-/// Nobody stays for longer than so many additions.
+/// The most additions that a worker makes in one hold.
 const MOST_ROUNDS: u32 = 500;
 
-/// Which lock workers take.
+/// The kind of lock that workers acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// leasehold's, as its users are told to.
+    /// leasehold's, used as documented.
     Leasehold,
-    /// leasehold's, without ever asking whether it is still held.
+    /// leasehold's, used without ever checking whether it is still held.
     Unchecked,
-    /// An object that is created, and deleted by whoever finds it too old: the loop that many have written.
+    /// An object that exists while the lock is held. A contender deletes it when it is too old.
     PlainObject,
-    /// A row with the time at which it expires, on the clock of whoever wrote it.
+    /// A database row with an expiry time, by the clock of the process that wrote it.
     ExpiryColumn,
 }
 
@@ -40,7 +40,7 @@ impl Kind {
     /// All of them.
     pub const ALL: &[Self] = &[Self::Leasehold, Self::Unchecked, Self::PlainObject, Self::ExpiryColumn];
 
-    /// What it is called.
+    /// The name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Leasehold => "leasehold",
@@ -51,14 +51,14 @@ impl Kind {
     }
 }
 
-/// What a worker is told.
+/// The arguments of a worker.
 #[derive(Clone, Debug)]
 pub struct Orders {
-    /// Its name: its number, and how many there have been with it.
+    /// Its name: its number, and how many workers have had that number.
     pub who: String,
-    /// Which lock.
+    /// The kind of lock.
     pub kind: Kind,
-    /// The store URL; for a naive lock, where that lies.
+    /// The store URL; for an incorrect lock, where it is stored.
     pub store: String,
     /// The lock's name.
     pub lock: String,
@@ -68,12 +68,12 @@ pub struct Orders {
     pub folder: PathBuf,
     /// Where the resource listens.
     pub resource: String,
-    /// What to draw its decisions from.
+    /// The seed of the worker's decisions.
     pub seed: u64,
 }
 
 impl Orders {
-    /// As arguments.
+    /// The orders as arguments.
     pub fn arguments(&self) -> Vec<String> {
         vec![
             "worker".to_owned(),
@@ -88,7 +88,7 @@ impl Orders {
         ]
     }
 
-    /// From the arguments after `worker`; `None` when they are not [`arguments`](Self::arguments).
+    /// Reads the arguments after `worker`; `None` if they are not [`arguments`](Self::arguments).
     pub fn read(arguments: &[String]) -> Option<Self> {
         let [who, kind, store, lock, ttl, folder, resource, seed] = arguments else { return None };
         Some(Self {
@@ -107,14 +107,14 @@ impl Orders {
 /// Works until standard input ends.
 ///
 /// # Panics
-/// When there is no resource, or the history cannot be written.
+/// When the resource cannot be reached, or the history cannot be written.
 pub async fn work(orders: Orders) -> ExitCode {
     let mut worker = Worker::new(orders).await;
     let mut input = tokio::io::stdin();
     let mut nothing = [0; 1];
     tokio::select! {
         code = worker.work() => code,
-        // Nobody ever writes anything: this is the end, also that of the nemesis.
+        // The nemesis never writes to it, so a read completes only when the nemesis closes it or dies.
         _ = input.read(&mut nothing) => ExitCode::SUCCESS,
     }
 }
@@ -134,7 +134,7 @@ struct Grant {
     hold: Box<dyn Hold>,
 }
 
-/// What became of a hold.
+/// How a hold ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Finished,
@@ -157,7 +157,7 @@ impl Worker {
                     let grant = self.granted(from, hold);
                     let used = self.hold(&grant).await;
                     if used == Use::Finished && self.random.u8(..100) < 4 {
-                        // No destructor runs: what it holds, it leaves behind.
+                        // Exits without running destructors: what the worker holds stays held.
                         std::process::exit(i32::from(CRASHED));
                     }
                     self.end(grant, used).await;
@@ -172,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// The lock. A store that does not answer now is asked again.
+    /// Opens the lock. Retries if the store does not answer.
     async fn contender(&mut self) -> Box<dyn Contender> {
         let Orders { kind, store, lock, ttl, who, .. } = self.orders.clone();
         match kind {
@@ -213,7 +213,7 @@ impl Worker {
         grant
     }
 
-    /// Uses the lock for a while: mostly a short one, sometimes one that needs renewals.
+    /// Uses the lock for a while: mostly a short one, sometimes one long enough to need renewals.
     async fn hold(&mut self, grant: &Grant) -> Use {
         let rounds = match self.random.u8(..100) {
             ..80 => self.random.u32(1..4),
@@ -234,7 +234,7 @@ impl Worker {
         Use::Finished
     }
 
-    /// Asks whether the lock is held, as one who is about to rely on it.
+    /// Checks whether the lock is held, as a program does before it relies on it.
     fn checked(&self, grant: &Grant) -> bool {
         let from = self.history.now();
         let held = grant.hold.check();
@@ -244,7 +244,7 @@ impl Worker {
         held
     }
 
-    /// Reads the counter, and writes the next number a little later. `false` when the lock is lost.
+    /// Reads the counter, and writes the next number a little later. Returns `false` if the lock is lost.
     async fn add_one(&mut self, grant: &Grant) -> bool {
         let token = grant.hold.token();
         let read = self.resource.read(&grant.lock, token).await.expect("the resource answers");
@@ -252,7 +252,7 @@ impl Worker {
         if self.random.bool() && !self.pause_unless_lost(grant).await {
             return false;
         }
-        // The pause between this check and the write is where a process can be stopped.
+        // A process can be stopped between this check and the write.
         if !self.checked(grant) {
             return false;
         }
@@ -260,9 +260,9 @@ impl Worker {
         self.resource.write(&grant.lock, token, value + 1).await.expect("the resource answers").is_some()
     }
 
-    /// Says that the lock was lost; and does what a lock cannot keep anybody from: writes all the same.
+    /// Records that the lock was lost. Then writes anyway, which a lock cannot prevent.
     async fn lost(&mut self, grant: &Grant) -> Use {
-        // The resource may know first, when this process was stopped for long.
+        // If this process was stopped for long, the resource may have refused it before the guard notices.
         if !grant.hold.check() {
             self.tell("lost", self.history.now(), grant);
         }
@@ -293,7 +293,7 @@ impl Worker {
         self.history.tell(what, from, event);
     }
 
-    /// A short pause; `false` when the lock is lost meanwhile.
+    /// A short pause. Returns `false` if the lock is lost meanwhile.
     async fn pause_unless_lost(&mut self, grant: &Grant) -> bool {
         tokio::select! {
             () = self.pause(5, 60) => true,

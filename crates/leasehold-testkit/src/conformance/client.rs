@@ -1,4 +1,4 @@
-//! One client of the store under test, and what the cases ask of it.
+//! A client of the store under test, with assertions that the cases share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use leasehold::{ErrorKind, Guard, Holder, HolderInfo, LockName, Loss, LossReason
 
 use super::Harness;
 
-/// A ttl for cases in which nothing lapses.
+/// A ttl for cases in which no lease lapses.
 pub(super) const LONG: Duration = Duration::from_secs(120);
 
-/// A client of the storage under test. What it is asked for must be so, or the case fails.
+/// A client of the storage under test. Its methods fail the case if the store does not answer as expected.
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) store: Arc<dyn LeaseStore>,
@@ -22,7 +22,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// A further client, which calls itself `who`.
+    /// Opens another client, whose holder is named `who`.
     pub(super) async fn open(harness: &dyn Harness, who: &str) -> Self {
         let who = Holder {
             name: who.into(),
@@ -42,10 +42,10 @@ impl Client {
         &self.who
     }
 
-    /// A fresh claim by this client.
+    /// A new claim of this client.
     pub(super) fn claim(&self, name: &LockName, ttl: Duration) -> Claim {
         let mut claim = Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone());
-        // A server that is slow, on a busy machine, is no fault of the store's client.
+        // On a busy machine a server may be slow. That is no fault of the store's client.
         claim.store_timeout = self.limit / 2;
         claim
     }
@@ -54,14 +54,14 @@ impl Client {
         self.within("try_acquire", self.store.try_acquire(claim)).await.unwrap()
     }
 
-    /// A try that must be granted.
+    /// Tries to acquire the lock, which must be granted.
     pub(super) async fn granted(&self, name: &LockName, ttl: Duration) -> Grant {
         self.granted_to(&self.claim(name, ttl)).await
     }
 
-    /// A try of `claim` that must be granted.
+    /// Tries `claim`, which must be granted.
     pub(super) async fn granted_to(&self, claim: &Claim) -> Grant {
-        // On a busy machine a grant may arrive after its lease; then it was released.
+        // On a busy machine a grant may arrive after its lease has ended. The client has then released it.
         const TRIES: usize = 3;
         for _ in 0..TRIES {
             match self.attempt(claim).await {
@@ -76,7 +76,7 @@ impl Client {
         panic!("`{}` is free, and {TRIES} grants came too late", claim.name);
     }
 
-    /// A try that must be refused because somebody has it.
+    /// Tries to acquire the lock, which must be refused because it is held.
     pub(super) async fn refused(&self, name: &LockName) -> HolderInfo {
         match self.attempt(&self.claim(name, LONG)).await {
             AcquireOutcome::Held(held) => held,
@@ -84,13 +84,13 @@ impl Client {
         }
     }
 
-    /// Tries and waits until granted.
+    /// Tries and waits until the lock is granted.
     pub(super) async fn wait(&self, name: &LockName, ttl: Duration) -> Grant {
         self.within("waiting for the lock", self.try_until_granted(name, ttl)).await
     }
 
     async fn try_until_granted(&self, name: &LockName, ttl: Duration) -> Grant {
-        // On paused time a store whose `changed` completes at once, for ever, would never reach the limit.
+        // On paused time, a store whose `changed` always completes at once would never reach the limit.
         const MOST_TRIES: usize = 100_000;
         let mut claim = self.claim(name, ttl);
         claim.waits = true;
@@ -98,14 +98,14 @@ impl Client {
             match self.store.try_acquire(&claim).await.unwrap() {
                 AcquireOutcome::Granted(grant) => return grant,
                 AcquireOutcome::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
-                // A slow server may have cost us a grant that we never heard of.
+                // A slow server may have granted the lock without our seeing the answer in time.
                 AcquireOutcome::Lost(_) => claim.id = self.claim(name, ttl).id,
             }
         }
         panic!("`changed` says that `{name}` is free and `try_acquire` that it is not, {MOST_TRIES} times")
     }
 
-    /// A renewal that must succeed.
+    /// Renews the lease, which must succeed.
     pub(super) async fn renewed(&self, grant: &mut Grant) {
         match self.within("renew", self.store.renew(grant)).await.unwrap() {
             Renewal::Renewed => {}
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// A renewal that must find the lease lost.
+    /// Renews the lease, which must be lost.
     pub(super) async fn lost(&self, grant: &mut Grant) -> Loss {
         match self.within("renew", self.store.renew(grant)).await.unwrap() {
             Renewal::Renewed => panic!("the lease of token {} was gone, and yet it was renewed", grant.token),
@@ -152,13 +152,13 @@ impl Client {
         assert!(matches!(status.state, State::Held(_)), "{status:?}");
     }
 
-    /// Of two grants one after the other, the later one has the higher token, where the store has tokens.
+    /// Asserts that the later of two grants has the higher token, if the store has tokens.
     pub(super) fn assert_rises(&self, earlier: Token, later: Token) {
         let rises = earlier < later || !self.store.capabilities().tokens;
         assert!(rises, "token {later} after {earlier}");
     }
 
-    /// The guard's token; `None` where the store has none, and says so.
+    /// The guard's token; `None` if the store reports that it has none.
     pub(super) fn token(&self, guard: &Guard) -> Option<Token> {
         if self.store.capabilities().tokens {
             return Some(guard.token().unwrap());
@@ -167,13 +167,14 @@ impl Client {
         None
     }
 
-    /// Lost to an operator. A store that remembers nothing cannot tell an eviction from a deletion by hand.
+    /// Asserts that the loss was caused by an operator. A store without history cannot tell an eviction from a
+    /// deletion by hand.
     pub(super) fn assert_ended(&self, loss: &Loss) {
         let forgetful = !self.store.capabilities().history && loss.reason == LossReason::Deleted;
         assert!(loss.reason == LossReason::Ended || forgetful, "{loss}");
     }
 
-    /// The deadline that a holder was promised must have passed by now: somebody else was granted the lock.
+    /// Asserts that the holder's deadline had passed by now, when another client was granted the lock.
     pub(super) fn assert_passed(&self, deadline: Deadline) {
         let left = deadline.remaining(self.env().now());
         assert!(
@@ -182,7 +183,7 @@ impl Client {
         );
     }
 
-    /// What must happen within the limit of the harness.
+    /// Awaits `future`, which must complete within the harness's limit.
     pub(super) async fn within<T>(&self, what: &str, future: impl Future<Output = T>) -> T {
         match timeout(&*self.env().clock, self.limit, future).await {
             Some(output) => output,

@@ -1,4 +1,4 @@
-//! Elections: one of several candidates leads, and observers find out who.
+//! Elections: one of several candidates leads, and observers learn who it is.
 
 use futures_util::StreamExt;
 use futures_util::future::{join, join_all};
@@ -9,7 +9,7 @@ use leasehold::{Election, Leader, Leadership, Locker, Result};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// The election of one candidate or follower on a client of its own.
+/// The election on a new client.
 async fn election(harness: &dyn Harness, who: &str) -> (Client, Election) {
     let client = Client::open(harness, who).await;
     let election = Locker::new(client.store.clone()).election("lock");
@@ -25,16 +25,17 @@ async fn next(client: &Client, changes: &mut BoxStream<'static, Result<Option<Le
     client.within("news of a leader", changes.next()).await.unwrap().unwrap()
 }
 
-/// `leader` is the candidate `who`.
+/// Asserts that `leader` is the candidate `who`.
 fn assert_is(leader: Option<&Leader>, who: &str) {
     let leader = leader.unwrap();
     assert_eq!(leader.value, Some(format!("http://{who}.example")));
     assert_eq!(leader.holder.as_ref().map(|holder| holder.name.as_str()), Some(who));
 }
 
-/// The stream tells of `leadership`, of the candidate `who`, after `first`.
+/// Asserts that the stream reports `leadership` of the candidate `who`; `first` is its next item.
 ///
-/// Not always at once: a store may write a grant a second time, with a higher token, before its holder hears of it.
+/// It may report a lower term first: a store may write a grant twice, with a higher token, before its holder learns of
+/// it.
 async fn assert_tells(
     client: &Client,
     changes: &mut BoxStream<'static, Result<Option<Leader>>>,
@@ -49,13 +50,12 @@ async fn assert_tells(
         if term == leads {
             return told;
         }
-        assert!(term < leads, "term {term:?} is told of who leads with {leads:?}");
+        assert!(term < leads, "term {term:?} was reported, above the leader's {leads:?}");
         told = next(client, changes).await;
     }
 }
 
-/// Of three candidates one leads; each that resigns is followed by another, with a higher term, long before a ttl has
-/// passed.
+/// One of three candidates leads. When it resigns, another follows with a higher term, long before a ttl has passed.
 pub async fn one_candidate_leads_and_another_follows_when_it_resigns(harness: &dyn Harness) {
     let candidates =
         [election(harness, "one").await, election(harness, "two").await, election(harness, "three").await];
@@ -79,8 +79,8 @@ pub async fn one_candidate_leads_and_another_follows_when_it_resigns(harness: &d
     candidates[0].0.assert_free(&name("lock")).await;
 }
 
-/// An observer that was there before anybody led is told of each leader, with value and term, and of nobody.
-pub async fn an_observer_is_told_of_each_leader_and_of_nobody(harness: &dyn Harness) {
+/// An observer that started before there was a leader sees each leader with its value and term, and each vacancy.
+pub async fn an_observer_sees_each_leader_and_each_vacancy(harness: &dyn Harness) {
     let (one, first) = election(harness, "one").await;
     let (two, second) = election(harness, "two").await;
     let (three, follower) = election(harness, "three").await;
@@ -97,8 +97,8 @@ pub async fn an_observer_is_told_of_each_leader_and_of_nobody(harness: &dyn Harn
     assert_eq!(next(&three, &mut changes).await, None);
 }
 
-/// An observer hears of the next leader also when it has not seen the moment between two leaders.
-pub async fn an_observer_is_told_of_a_leader_that_follows_at_once(harness: &dyn Harness) {
+/// An observer sees the next leader even if it misses the moment between the two.
+pub async fn an_observer_sees_a_leader_that_follows_at_once(harness: &dyn Harness) {
     let (one, first) = election(harness, "one").await;
     let (two, second) = election(harness, "two").await;
     let (three, follower) = election(harness, "three").await;
@@ -115,8 +115,8 @@ pub async fn an_observer_is_told_of_a_leader_that_follows_at_once(harness: &dyn 
     assert_tells(&three, &mut changes, told, &leadership, "two").await;
 }
 
-/// A leader's value is there for as long as it leads: renewals keep it.
-pub async fn what_a_leader_advertises_survives_its_renewals(harness: &dyn Harness) {
+/// A leader's value survives its renewals.
+pub async fn the_value_of_a_leader_survives_its_renewals(harness: &dyn Harness) {
     let (one, first) = election(harness, "one").await;
     let (two, follower) = election(harness, "two").await;
     let leadership = campaign(&one, &first.ttl(harness.ttl())).await;
@@ -129,8 +129,8 @@ pub async fn what_a_leader_advertises_survives_its_renewals(harness: &dyn Harnes
     assert_eq!(two.within("a look", follower.leader()).await.unwrap(), None);
 }
 
-/// A leader that does not renew any more is nobody once its lease has ended, and not before.
-pub async fn a_leader_whose_lease_has_ended_is_nobody(harness: &dyn Harness) {
+/// A leader that stops renewing is reported until its lease has ended, and no longer.
+pub async fn no_leader_is_reported_once_its_lease_has_ended(harness: &dyn Harness) {
     let one = Client::open(harness, "one").await;
     let (two, follower) = election(harness, "two").await;
     let grant = one.granted(&name("lock"), harness.ttl()).await;

@@ -6,7 +6,7 @@ use leasehold::lease::{Evicted, Released};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// An evicted grant is over at once, whatever its ttl; its holder's release then finds nothing to release.
+/// An evicted grant ends at once, whatever its ttl. The holder's release then finds nothing to release.
 pub async fn eviction_frees_at_once(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -18,7 +18,7 @@ pub async fn eviction_frees_at_once(harness: &dyn Harness) {
     two.renewed(&mut next).await;
 }
 
-/// Eviction is a compare-and-set: a token that is not the live grant's changes nothing.
+/// Eviction is a compare-and-set: with a token other than the live grant's, it changes nothing.
 pub async fn eviction_with_another_token_changes_nothing(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

@@ -1,4 +1,4 @@
-//! Futures that a program polls once, keeps, and does not poll again.
+//! Futures that are polled once, kept, and never polled again.
 
 use futures_util::FutureExt;
 use leasehold::lease::Released;
@@ -11,7 +11,7 @@ use super::locks::locker;
 /// How many futures of each kind are kept.
 const MANY: usize = 12;
 
-/// Acquisitions, releases and questions that were polled once and are kept do not delay another lock of the process: it is
+/// Acquisitions, releases and queries that are polled once and kept do not delay another lock of the process: it is
 /// granted, renewed and released.
 pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
     let (two, there) = locker(harness, "two").await;
@@ -35,7 +35,7 @@ pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
         let released = here.lock(format!("released-{n}")).ttl(LONG);
         let guard = one.within("acquire", released.acquire()).await.unwrap();
         let mut release = Box::pin(guard.release());
-        // A store may answer at once.
+        // A store may answer on the first poll.
         let _ = release.as_mut().now_or_never();
         releases.push(release);
         let (asks, name) = (here.clone(), LockName::new("held").unwrap());

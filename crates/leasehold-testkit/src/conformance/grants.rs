@@ -1,4 +1,4 @@
-//! Who is granted a lock, and what others are told.
+//! Who is granted a lock, and what other claimants see.
 
 use leasehold::HolderInfo;
 use leasehold::lease::Released;
@@ -6,7 +6,7 @@ use leasehold::lease::Released;
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// A lock that never existed is granted; released, it is granted again.
+/// A lock that never existed is granted. After its release, it is granted again.
 pub async fn a_free_lock_is_granted_and_granted_again_after_its_release(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -18,8 +18,8 @@ pub async fn a_free_lock_is_granted_and_granted_again_after_its_release(harness:
     assert_eq!(two.release(&mut third).await, Released::Released);
 }
 
-/// A second claimant is refused, from the same client and from another, and learns the holder and the token.
-pub async fn a_second_claimant_is_told_who_holds_it(harness: &dyn Harness) {
+/// A second claimant, on the same client or on another, is refused and sees the holder and the token.
+pub async fn a_second_claimant_sees_the_holder(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let mut grant = one.granted(&lock, LONG).await;
@@ -32,7 +32,7 @@ pub async fn a_second_claimant_is_told_who_holds_it(harness: &dyn Harness) {
     one.renewed(&mut grant).await;
 }
 
-/// A lock is not in the way of another, also when one's name is the beginning of the other's.
+/// Locks with different names are independent, even if one name is a prefix of the other.
 pub async fn locks_of_different_names_are_independent(harness: &dyn Harness) {
     let client = Client::open(harness, "one").await;
     let mut grants = Vec::new();
@@ -45,8 +45,8 @@ pub async fn locks_of_different_names_are_independent(harness: &dyn Harness) {
     }
 }
 
-/// A claim that is tried again, because an answer was lost or a caller was impatient, is not refused on account of its
-/// own earlier grant.
+/// A claim that is tried again is not refused because of its own earlier grant. Claims are retried when an answer is
+/// lost or a caller times out.
 pub async fn one_claim_tried_twice_is_granted_to_itself(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -60,7 +60,7 @@ pub async fn one_claim_tried_twice_is_granted_to_itself(harness: &dyn Harness) {
     two.granted(&lock, LONG).await;
 }
 
-/// A grant is live when it arrives, and no grant and no renewal is for longer than its ttl.
+/// A grant is live when it arrives. Neither a grant nor a renewal lasts longer than its ttl.
 pub async fn a_grant_is_for_at_most_its_ttl(harness: &dyn Harness) {
     let client = Client::open(harness, "one").await;
     for ttl in [harness.ttl(), LONG] {

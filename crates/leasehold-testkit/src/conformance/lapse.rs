@@ -1,4 +1,4 @@
-//! When a lease lapses, and whose ttl says so.
+//! When a lease lapses, and which ttl decides.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use leasehold::lease::Ttl;
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// A holder that does not renew is succeeded, and only after the deadline that it was promised.
+/// If a holder does not renew, another claimant takes over, but only after the deadline that the holder was promised.
 pub async fn a_lapsed_lease_is_taken_over_and_not_before(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -19,7 +19,7 @@ pub async fn a_lapsed_lease_is_taken_over_and_not_before(harness: &dyn Harness) 
     assert!(!second.deadline.passed(two.env().now()));
 }
 
-/// The ttl in the record rules: a contender in more of a hurry waits all the same.
+/// The record's ttl decides: a contender with a shorter ttl does not take over earlier.
 pub async fn a_contender_with_a_shorter_ttl_waits_for_that_of_the_record(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -28,7 +28,7 @@ pub async fn a_contender_with_a_shorter_ttl_waits_for_that_of_the_record(harness
     two.assert_passed(first.deadline);
 }
 
-/// The ttl in the record rules: a contender that plans to stay for hours does not wait for hours.
+/// The record's ttl decides: a contender with a ttl of hours does not wait for hours.
 pub async fn a_contender_with_a_longer_ttl_waits_no_longer_for_it(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -37,7 +37,7 @@ pub async fn a_contender_with_a_longer_ttl_waits_no_longer_for_it(harness: &dyn 
     two.assert_passed(first.deadline);
 }
 
-/// A lock delay, for resources that check no token: contenders wait for it after a lapse, and not after a release.
+/// A lock delay, for resources that check no token: contenders wait for it after a lapse, but not after a release.
 pub async fn a_lock_delay_lengthens_a_lapse_and_not_a_release(harness: &dyn Harness) {
     const DELAY: Duration = Duration::from_secs(3);
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);

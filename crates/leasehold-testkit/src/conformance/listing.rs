@@ -1,4 +1,4 @@
-//! Names: what comes out is what went in.
+//! Lock names: a listing returns them exactly as they were given.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,8 @@ fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Spaces, percent signs, dots, quotes, other scripts: each is locked, refused to a second claimant, inspected, listed.
+/// Names with spaces, percent signs, dots, quotes or other scripts can be locked, refused to a second claimant,
+/// inspected and listed.
 pub async fn names_with_odd_characters_are_listed_as_they_are(harness: &dyn Harness) {
     const ODD: &[&str] = &[
         "with space",
@@ -44,7 +45,7 @@ pub async fn names_with_odd_characters_are_listed_as_they_are(harness: &dyn Harn
         "e\u{301}",
     ];
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
-    // As long as a name may be, in segments that MinIO still takes (255 bytes each, when encoded).
+    // The longest name that is allowed, in segments that MinIO accepts (255 bytes each when encoded).
     let long = format!("{}x", "üüüüüüü/".repeat(LockName::MAX_BYTES / 15));
     assert_eq!(long.len(), LockName::MAX_BYTES);
     let names: Vec<&str> = ODD.iter().copied().chain([long.as_str()]).collect();
@@ -55,7 +56,8 @@ pub async fn names_with_odd_characters_are_listed_as_they_are(harness: &dyn Harn
     assert_eq!(listed(&two, "").await, set(&names));
 }
 
-/// Names that a store might take for one: other case, other composition, encoded and not, and names within names.
+/// Names that a store might confuse are different locks: other case, other composition, encoded or not, one within the
+/// other.
 pub async fn names_that_look_alike_are_different_locks(harness: &dyn Harness) {
     const ALIKE: &[&str] =
         &["a", "A", "a.lock", "a/b", "a%2Fb", "a%252Fb", "a b", "a+b", "a%20b", "é", "e\u{301}", "a ", "a."];
@@ -66,13 +68,13 @@ pub async fn names_that_look_alike_are_different_locks(harness: &dyn Harness) {
     assert_eq!(listed(&one, "").await, set(ALIKE));
 }
 
-/// A prefix is a prefix of the name's text, with or without a slash at its end.
+/// A prefix is compared with the name's text, with or without a trailing slash.
 pub async fn listing_goes_by_prefix(harness: &dyn Harness) {
     let client = Client::open(harness, "one").await;
     assert_eq!(listed(&client, "").await, set(&[]));
     for lock in ["a", "a/b", "a/b/c", "ab", "b", "a%", "ä/x"] {
         let mut grant = client.granted(&name(lock), LONG).await;
-        // A lock whose record stays when it is released is listed as before.
+        // A lock whose record remains after its release is still listed.
         if lock == "ab" && client.store.capabilities().history {
             client.release(&mut grant).await;
         }
@@ -86,7 +88,7 @@ pub async fn listing_goes_by_prefix(harness: &dyn Harness) {
     assert_eq!(listed(&client, "c").await, set(&[]));
 }
 
-/// Stores answer in pages, of a thousand at most: the second page counts too.
+/// Stores answer in pages of at most a thousand. A listing includes the pages after the first.
 pub async fn listing_goes_beyond_a_thousand_locks(harness: &dyn Harness) {
     const LOCKS: usize = 1_050;
     const AT_ONCE: usize = 32;

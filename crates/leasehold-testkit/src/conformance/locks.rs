@@ -11,7 +11,7 @@ use leasehold::{ErrorKind, Guard, Lock, Locker};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// A locker on a client of its own, and that client for a look behind the scenes.
+/// A locker on a new client, and the client, to inspect the store directly.
 pub(super) async fn locker(harness: &dyn Harness, who: &str) -> (Client, Locker) {
     let client = Client::open(harness, who).await;
     (client.clone(), Locker::new(client.store))
@@ -21,7 +21,7 @@ async fn acquired(client: &Client, lock: &Lock) -> Guard {
     client.within("acquire", lock.acquire()).await.unwrap()
 }
 
-/// A hundred tasks of one process share a lock: each has it once, no two at a time, with rising tokens.
+/// A hundred tasks of one process share a lock: each gets it once, one at a time, with rising tokens.
 pub async fn a_hundred_tasks_share_a_lock(harness: &dyn Harness) {
     const TASKS: u64 = 100;
     let (client, locker) = locker(harness, "one").await;
@@ -49,7 +49,7 @@ pub async fn a_hundred_tasks_share_a_lock(harness: &dyn Harness) {
     client.assert_free(&name("lock")).await;
 }
 
-/// A guard that is dropped releases its lock, long before its lease ends.
+/// Dropping a guard releases its lock, long before its lease ends.
 pub async fn dropping_a_guard_releases_its_lock(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -58,7 +58,7 @@ pub async fn dropping_a_guard_releases_its_lock(harness: &dyn Harness) {
     assert_eq!(guard.release().await.unwrap(), Released::Released);
 }
 
-/// An acquisition that is given up, wherever it was, keeps nobody else from the lock.
+/// An acquisition that is dropped at any point does not block other clients.
 pub async fn an_acquisition_given_up_leaves_nothing_behind(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -66,7 +66,7 @@ pub async fn an_acquisition_given_up_leaves_nothing_behind(harness: &dyn Harness
     loop {
         let lock = here.lock("lock").ttl(LONG);
         let given_up = {
-            // Polled once, twice, ...: dropped before the request, while it is under way, when its answer is there.
+            // Polled once, twice, and so on: dropped before the request, during it, and after its answer.
             let mut acquire = pin!(lock.acquire());
             let mut granted = None;
             for _ in 0..=polls {
@@ -90,7 +90,7 @@ pub async fn an_acquisition_given_up_leaves_nothing_behind(harness: &dyn Harness
     acquired(&one, &here.lock("lock").ttl(LONG)).await.release().await.unwrap();
 }
 
-/// `with` holds the lock exactly as long as its body runs, and tells what the body said.
+/// `with` holds the lock exactly while its body runs, and returns the body's result.
 pub async fn with_holds_the_lock_while_its_body_runs(harness: &dyn Harness) {
     let (_, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -108,8 +108,8 @@ pub async fn with_holds_the_lock_while_its_body_runs(harness: &dyn Harness) {
     guard.release().await.unwrap();
 }
 
-/// A holder whose grant an operator ends is told so at its next renewal, and its check fails from then on.
-pub async fn a_holder_is_told_that_it_was_evicted(harness: &dyn Harness) {
+/// A holder whose grant an operator ends learns of it at its next renewal. Its check fails from then on.
+pub async fn a_holder_learns_that_it_was_evicted(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, _) = locker(harness, "two").await;
     let guard = acquired(&one, &here.lock("lock").ttl(harness.ttl())).await;
@@ -124,7 +124,7 @@ pub async fn a_holder_is_told_that_it_was_evicted(harness: &dyn Harness) {
     assert!(guard.remaining().is_zero());
 }
 
-/// A guard renews its lease by itself: it is held for longer than its ttl, and free at once after its release.
+/// A guard renews its lease by itself. The lock is held for longer than its ttl, and free as soon as it is released.
 pub async fn a_guard_keeps_its_lease_alive(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -138,7 +138,7 @@ pub async fn a_guard_keeps_its_lease_alive(harness: &dyn Harness) {
     two.granted(&name("lock"), LONG).await;
 }
 
-/// A lock that is handed on by ticket is held without a gap, by one at a time, and with one token.
+/// A lock that is passed on by ticket is held without a gap, by one client at a time and with one token.
 pub async fn a_ticket_hands_a_lock_on(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (_, there) = locker(harness, "two").await;
@@ -152,8 +152,8 @@ pub async fn a_ticket_hands_a_lock_on(harness: &dyn Harness) {
     one.granted(&name("lock"), LONG).await;
 }
 
-/// A guard that was made of a ticket gives a ticket for the same grant again, which is as good: at every step of a script
-/// the lock is held, under one token, and the first ticket stays valid too.
+/// A guard made from a ticket can give a ticket for the same grant again. At every step the lock is held under one
+/// token, and the first ticket stays valid too.
 pub async fn a_ticket_is_taken_up_and_handed_on_again(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let guard = acquired(&one, &here.lock("lock").ttl(LONG).for_ticket()).await;

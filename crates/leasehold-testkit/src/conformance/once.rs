@@ -1,4 +1,4 @@
-//! Jobs that run once per period, whichever client comes first.
+//! Jobs that run once per period, on whichever client comes first.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,19 +10,19 @@ use leasehold::{ErrorKind, Locker, Once, OncePer};
 use super::Harness;
 use super::client::{Client, name};
 
-/// Longer than any case may take: whoever waits for the end of such a rest fails.
+/// Longer than any case may take: a client that waits for such a rest to end fails the case.
 const LONG: Duration = Duration::from_secs(3_600);
 
 type Ran = Once<usize, &'static str>;
 
-/// A further client, and the job that all share.
+/// Another client, and the job that all of them share.
 async fn job(harness: &dyn Harness, who: &str, period: Duration) -> (Client, OncePer) {
     let client = Client::open(harness, who).await;
     let lock = Locker::new(client.store.clone()).lock("job").ttl(harness.ttl()).owner(who);
     (client, lock.once_per(period))
 }
 
-/// Where locks have no cooldown, a job is refused before it runs. Returns whether that is so here.
+/// A store without cooldowns refuses a job before it runs. Returns whether this store does.
 async fn is_refused(harness: &dyn Harness) -> bool {
     let (client, once) = job(harness, "one", LONG).await;
     if client.store.capabilities().cooldowns {
@@ -34,7 +34,7 @@ async fn is_refused(harness: &dyn Harness) -> bool {
     true
 }
 
-/// Of several clients that start a job at once one runs it. The others learn that it ran, as soon as it has.
+/// If several clients start a job at once, one runs it. The others learn that it ran as soon as it has ended.
 pub async fn one_of_many_runs_a_job_and_the_others_learn_that_it_ran(harness: &dyn Harness) {
     if is_refused(harness).await {
         return;
@@ -62,7 +62,7 @@ pub async fn one_of_many_runs_a_job_and_the_others_learn_that_it_ran(harness: &d
     }
 }
 
-/// A job that failed is run by another who waited, in the same period; and then no more.
+/// A job that failed is run by another waiting client in the same period, and not a third time.
 pub async fn a_job_that_failed_is_run_by_another_in_the_same_period(harness: &dyn Harness) {
     if is_refused(harness).await {
         return;
@@ -85,13 +85,13 @@ pub async fn a_job_that_failed_is_run_by_another_in_the_same_period(harness: &dy
     assert!(matches!(start("three").await, Once::AlreadyRan(_)));
 }
 
-/// A job whose machine died in the middle is run by another after the lease, in the same period.
+/// If the machine dies during the job, another runs it after the lease has ended, in the same period.
 pub async fn a_job_of_a_dead_machine_is_run_by_another_in_the_same_period(harness: &dyn Harness) {
     if is_refused(harness).await {
         return;
     }
     let dead = Client::open(harness, "dead").await;
-    // Never renewed.
+    // Never renewed, as if the machine had died.
     let grant = dead.granted(&name("job"), harness.ttl()).await;
     let (client, once) = job(harness, "two", LONG).await;
     let tried = once.try_run(async |_| -> Result<(), ()> { panic!("it must not run yet") }).await;
@@ -103,7 +103,7 @@ pub async fn a_job_of_a_dead_machine_is_run_by_another_in_the_same_period(harnes
     assert_eq!(client.within("the job", ran).await.unwrap(), Once::Ran(Ok(1)));
 }
 
-/// When its period is over a job runs again, and not before: also for clients that have only just come and only try.
+/// A job runs again after its period and not before, even on a client that has just started and does not wait.
 pub async fn a_job_runs_again_after_its_period_and_not_before(harness: &dyn Harness) {
     if is_refused(harness).await {
         return;

@@ -1,4 +1,4 @@
-//! Many at once.
+//! Many claims at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ async fn clients(harness: &dyn Harness) -> Vec<Client> {
     join_all((0..CLIENTS).map(async |n| Client::open(harness, &format!("client {n}")).await)).await
 }
 
-/// 16 claims at once, from tasks of their own; returns those that were granted.
+/// Makes 16 claims at once, each in its own task. Returns the grants.
 async fn race(clients: &[Client], lock: &LockName) -> Vec<Grant> {
     let tasks = (0..TASKS).map(|n| {
         let client = clients[n % CLIENTS].clone();
@@ -28,12 +28,13 @@ async fn race(clients: &[Client], lock: &LockName) -> Vec<Grant> {
     let granted = verdicts.into_iter().filter_map(|verdict| match verdict.unwrap() {
         AcquireOutcome::Granted(grant) => Some(grant),
         AcquireOutcome::Held(_) => None,
-        AcquireOutcome::Lost(loss) => panic!("nobody can have lost it: {loss}"),
+        AcquireOutcome::Lost(loss) => panic!("no grant can be lost yet: {loss}"),
     });
     granted.collect()
 }
 
-/// Of 16 claims at once on 4 clients exactly one is granted, on a lock that never existed and on one that is free.
+/// Of 16 simultaneous claims on 4 clients exactly one is granted, on a lock that never existed and on one that is
+/// free.
 pub async fn one_of_many_racing_claims_is_granted(harness: &dyn Harness) {
     let clients = clients(harness).await;
     let lock = name("lock");
@@ -45,7 +46,7 @@ pub async fn one_of_many_racing_claims_is_granted(harness: &dyn Harness) {
     }
 }
 
-/// Of 16 claims on 4 clients that all wait for a dead holder exactly one succeeds it.
+/// Of 16 claims on 4 clients that all wait for a dead holder, exactly one takes over.
 pub async fn one_of_many_racing_takeovers_succeeds(harness: &dyn Harness) {
     let clients = clients(harness).await;
     let lock = name("lock");
@@ -60,7 +61,7 @@ pub async fn one_of_many_racing_takeovers_succeeds(harness: &dyn Harness) {
     let winner = clients[0].within("a takeover", winners.recv()).await.unwrap();
     clients[0].assert_passed(first.deadline);
     clients[0].assert_rises(first.token, winner.token);
-    // Whoever else was let in by the same lapse has as good as arrived when a further client has asked twice.
+    // By the time another client has asked twice, a second claim that the same lapse let through would have arrived.
     for client in &clients {
         assert_eq!(client.refused(&lock).await.token, Some(winner.token));
     }
@@ -68,8 +69,8 @@ pub async fn one_of_many_racing_takeovers_succeeds(harness: &dyn Harness) {
     tasks.abort_all();
 }
 
-/// 16 tasks on 4 clients add to a counter that nothing but the lock protects: not one addition is lost, and the tokens
-/// rise in the order in which the additions were made.
+/// 16 tasks on 4 clients add to a counter that only the lock protects. No addition is lost, and the tokens rise in the
+/// order of the additions.
 pub async fn a_counter_under_the_lock_is_exact_and_tokens_rise_with_it(harness: &dyn Harness) {
     let clients = clients(harness).await;
     let lock = name("lock");
@@ -91,7 +92,7 @@ pub async fn a_counter_under_the_lock_is_exact_and_tokens_rise_with_it(harness: 
     assert_eq!(counter.value.load(Ordering::Relaxed), (TASKS * rounds) as u64);
 }
 
-/// A value, and the token under which it was last written.
+/// A value, and the token of its last write.
 #[derive(Default)]
 struct Counter {
     value: AtomicU64,
@@ -99,7 +100,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// Reads, lets others run, writes: two holders at once lose an addition.
+    /// Reads, yields to other tasks, then writes: two simultaneous holders would lose an addition.
     async fn add_one_carelessly(&self, client: &Client, grant: &Grant) {
         let value = self.value.load(Ordering::Relaxed);
         for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! What release frees, when, and what it must not free.
+//! What a release frees, and what it must not free.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leasehold::lease::{Released, State};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// After a release another is granted the lock at the first try, whatever the ttl was.
+/// After a release, another client is granted the lock at the first try, whatever the ttl was.
 pub async fn release_frees_at_once(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -21,7 +21,7 @@ pub async fn release_frees_at_once(harness: &dyn Harness) {
     two.granted(&lock, LONG).await;
 }
 
-/// A release that is repeated, because its answer was lost, frees nobody else's grant, whatever it is answered.
+/// Repeating a release, as after a lost answer, does not free another client's grant.
 pub async fn a_second_release_changes_nothing(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -35,7 +35,7 @@ pub async fn a_second_release_changes_nothing(harness: &dyn Harness) {
     two.renewed(&mut second).await;
 }
 
-/// A holder that comes back late learns that it had lost the lock, and leaves its successor alone.
+/// A holder that releases too late learns that it had lost the lock, and does not free its successor's grant.
 pub async fn release_after_a_takeover_does_not_free_the_successor(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -47,7 +47,7 @@ pub async fn release_after_a_takeover_does_not_free_the_successor(harness: &dyn 
     one.refused(&lock).await;
 }
 
-/// Without a record there is nothing to release, and nothing is put there.
+/// Without a record there is nothing to release, and the release creates none.
 pub async fn release_after_the_record_was_deleted_is_already_lost(harness: &dyn Harness) {
     let one = Client::open(harness, "one").await;
     let lock = name("lock");
@@ -57,7 +57,7 @@ pub async fn release_after_the_record_was_deleted_is_already_lost(harness: &dyn 
     one.granted(&lock, LONG).await;
 }
 
-/// A lock released with a cooldown is granted to nobody before the rest is over, not even to the one who released it.
+/// A lock that was released with a cooldown is granted to no client before the cooldown is over, not even to its last holder.
 pub async fn a_resting_lock_is_not_granted_before_its_time(harness: &dyn Harness) {
     let cooldown = harness.ttl();
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);

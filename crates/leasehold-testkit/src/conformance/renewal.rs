@@ -1,4 +1,4 @@
-//! What renewal prolongs, and what it must not bring back.
+//! What a renewal prolongs, and what it must not restore.
 
 use leasehold::LossReason;
 use leasehold::lease::Evicted;
@@ -6,14 +6,14 @@ use leasehold::lease::Evicted;
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// A holder that renews keeps the lock for longer than its ttl, and each renewal moves its deadline.
+/// A holder that renews keeps the lock for longer than its ttl. Each renewal moves its deadline.
 pub async fn renewal_keeps_a_lease_beyond_its_first_deadline(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let mut grant = one.granted(&lock, harness.ttl()).await;
     let (start, token) = (one.env().now(), grant.token);
     while one.env().now().longest_since(start) < harness.ttl() * 2 {
-        // The time between two renewals of a holder, not a guess at how long something takes.
+        // The pause between two renewals.
         one.env().sleep(harness.ttl() / 4).await;
         let before = grant.deadline;
         one.renewed(&mut grant).await;
@@ -26,7 +26,7 @@ pub async fn renewal_keeps_a_lease_beyond_its_first_deadline(harness: &dyn Harne
     two.assert_passed(renewed);
 }
 
-/// What another was granted is not taken back.
+/// A renewal does not take back what another client was granted.
 pub async fn renewal_after_a_takeover_is_lost(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -36,7 +36,7 @@ pub async fn renewal_after_a_takeover_is_lost(harness: &dyn Harness) {
         LossReason::TakenOver { by } => {
             assert_eq!((by.holder.as_ref(), by.token), (Some(two.who()), Some(second.token)));
         }
-        // The holder's own deadline has passed: a store may say so without asking anybody.
+        // The holder's own deadline has passed, so a store may answer without a request.
         LossReason::Expired { .. } => {}
         other => panic!("{other:?}"),
     }
@@ -44,7 +44,7 @@ pub async fn renewal_after_a_takeover_is_lost(harness: &dyn Harness) {
     two.assert_held_by(&lock, &second).await;
 }
 
-/// What an operator ended stays ended, whether or not another has the lock by now.
+/// A grant that an operator ended stays ended, whether or not another client has the lock by now.
 pub async fn renewal_after_an_eviction_is_lost(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -58,7 +58,7 @@ pub async fn renewal_after_an_eviction_is_lost(harness: &dyn Harness) {
     two.renewed(&mut second).await;
 }
 
-/// A record that was deleted is not brought back by its holder, who would not know whose it has become since.
+/// A holder does not restore a deleted record: another client may have been granted the lock since.
 pub async fn renewal_after_the_record_was_deleted_is_lost(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

@@ -1,4 +1,4 @@
-//! Semaphores: at most so many hold a permit, and each permit is a lock.
+//! Semaphores: a limited number of permits, each of which is a lock.
 
 use futures_util::future::join;
 use leasehold::ErrorKind;
@@ -7,8 +7,8 @@ use super::Harness;
 use super::client::{LONG, name};
 use super::locks::locker;
 
-/// So many permits as there are can be held at once, by different clients, and no more.
-pub async fn so_many_permits_are_held_at_once_and_no_more(harness: &dyn Harness) {
+/// Different clients can hold all permits at once, and no more.
+pub async fn no_more_permits_are_held_at_once_than_exist(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (_, there) = locker(harness, "two").await;
     let (here, there) = (here.semaphore("s", 2).ttl(LONG), there.semaphore("s", 2).ttl(LONG));
@@ -27,8 +27,8 @@ pub async fn so_many_permits_are_held_at_once_and_no_more(harness: &dyn Harness)
     second.release().await.unwrap();
 }
 
-/// A permit that is released goes to one who waits for any of them, with a higher token.
-pub async fn a_released_permit_goes_to_who_waits_for_any(harness: &dyn Harness) {
+/// A released permit goes to a client that waits for any of them, with a higher token.
+pub async fn a_released_permit_goes_to_a_waiter(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
     let here = here.semaphore("s", 2).ttl(LONG);
@@ -49,7 +49,7 @@ pub async fn a_released_permit_goes_to_who_waits_for_any(harness: &dyn Harness) 
     third.release().await.unwrap();
 }
 
-/// Who waited for a permit and gave up keeps nobody else from any of them.
+/// A client that gives up waiting for a permit does not block other clients from any permit.
 pub async fn a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (_, there) = locker(harness, "two").await;

@@ -1,4 +1,4 @@
-//! Readers-writer locks: several hold it shared, or one holds it exclusively, and then all of it.
+//! Readers-writer locks: several shared holders, or one exclusive holder.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use super::Harness;
 use super::client::{LONG, name};
 use super::locks::locker;
 
-/// Shared holders are together, and an exclusive one is alone: beside them, beside another one, beside a plain lock.
+/// Shared holders hold the lock together. An exclusive holder excludes shared holders, other exclusive ones and plain
+/// locks.
 pub async fn shared_holders_are_together_and_an_exclusive_one_is_alone(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -36,7 +37,7 @@ pub async fn shared_holders_are_together_and_an_exclusive_one_is_alone(harness: 
     next.release().await.unwrap();
 }
 
-/// Once somebody waits for the exclusive hold, nobody else is given a shared one before it.
+/// While a client waits for the exclusive hold, no other client is given a shared one.
 pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -48,7 +49,7 @@ pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness
         there.rw_lock("x").ttl(LONG).on_wait(move |_| has_heard.notify_one())
     };
     let come = async {
-        // It has the gate, or it would not have heard of a slot.
+        // The writer holds the gate: before that it would not wait for a slot.
         two.within("the wait for the shared holder", has_heard.notified()).await;
         assert_eq!(here.try_shared().await.unwrap_err().kind(), ErrorKind::Held);
         reader.release().await.unwrap();
@@ -60,7 +61,7 @@ pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness
     one.within("the shared hold", here.shared()).await.unwrap().release().await.unwrap();
 }
 
-/// An exclusive hold is lost with any of the locks that it is made of, and the others are free again.
+/// Losing any of its locks loses an exclusive hold, and the other locks are freed.
 pub async fn the_loss_of_one_part_is_the_loss_of_an_exclusive_hold(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -73,7 +74,7 @@ pub async fn the_loss_of_one_part_is_the_loss_of_an_exclusive_hold(harness: &dyn
     one.assert_ended(&loss);
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     one.within("the cancellation", guard.cancellation().cancelled()).await;
-    // Although the guard still lives.
+    // Although the guard has not been dropped.
     let next = two.within("the next hold", there.rw_lock("x").ttl(LONG).exclusive()).await.unwrap();
     next.release().await.unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);

@@ -1,12 +1,12 @@
-//! What people are told about a lock.
+//! What inspection shows about a lock.
 
 use leasehold::lease::{End, State};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// Never granted, held, free again: with holder, token, and the grants that are over.
-pub async fn inspection_tells_free_held_and_history(harness: &dyn Harness) {
+/// A lock that was never granted, is held, and is free again: holder, token, and past grants.
+pub async fn inspection_shows_free_held_and_history(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let status = two.inspect(&lock).await;
@@ -28,8 +28,8 @@ pub async fn inspection_tells_free_held_and_history(harness: &dyn Harness) {
     assert_eq!((past.token, &past.holder, past.end), (grant.token, one.who(), End::Released));
 }
 
-/// A lease that has lapsed is shown so, and never while its holder may still believe in it.
-pub async fn inspection_tells_a_lapsed_lease_and_not_too_early(harness: &dyn Harness) {
+/// A lapsed lease is shown as lapsed, but not while its holder may still believe in it.
+pub async fn inspection_shows_a_lapsed_lease_and_not_too_early(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let grant = one.granted(&lock, harness.ttl()).await;
@@ -40,9 +40,9 @@ pub async fn inspection_tells_a_lapsed_lease_and_not_too_early(harness: &dyn Har
             match two.inspect(&lock).await.state {
                 State::Lapsed(held) => return Some(held),
                 State::Held(_) => two.env().sleep(harness.ttl() / 10).await,
-                // A store that ends leases itself, and remembers nothing of them.
+                // A store that ends leases itself may keep no record of them.
                 State::Free if !two.store.capabilities().history => return None,
-                State::Free => panic!("nobody released it"),
+                State::Free => panic!("the lock is free without a release"),
             }
         }
     };
@@ -52,8 +52,8 @@ pub async fn inspection_tells_a_lapsed_lease_and_not_too_early(harness: &dyn Har
     assert_eq!((held.holder.as_ref(), held.token), (Some(one.who()), Some(grant.token)));
 }
 
-/// The latest grants that are over, newest first, with how each of them ended.
-pub async fn history_tells_how_grants_ended(harness: &dyn Harness) {
+/// The latest past grants, newest first, with how each of them ended.
+pub async fn history_shows_how_grants_ended(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
     let mut released = one.granted(&lock, LONG).await;

@@ -1,4 +1,4 @@
-//! Sweeping: what is deleted, and what is not.
+//! Sweeping: which records are deleted, and which are kept.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use leasehold::{ErrorKind, LockName};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// The pause between two looks at whether the store's clock has gone on.
+/// The pause between two checks of whether the store's clock has advanced.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The record of a lock that has been free for long goes, those of a held one and of one that was free a moment ago stay, and
-/// the token after it is higher. A store that cannot do that refuses.
+/// The record of a lock that has been free for long is deleted. Those of a held lock and of one that was just released
+/// are kept. The next token is higher. A store that cannot sweep refuses.
 pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harness) {
     const LATE: Duration = Duration::from_secs(1);
     const NEVER: Duration = Duration::from_secs(3_600);
@@ -42,7 +42,7 @@ pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harn
         let names: Vec<LockName> = two.within("list", two.store.list("").try_collect()).await.unwrap();
         names.contains(&old)
     };
-    // Where a release deletes there is nothing to sweep.
+    // If a release deletes the record, there is nothing to sweep.
     if listed().await {
         let due = async {
             while sweep(&old, LATE, true).await.unwrap() == Swept::Kept {
@@ -51,7 +51,7 @@ pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harn
         };
         two.within("until it is old", due).await;
         assert!(listed().await, "a dry run deletes nothing");
-        // A store that is slow to answer may keep it for now.
+        // A store that is slow to answer may keep the record for now.
         let deleted = async {
             loop {
                 let swept = sweep(&old, LATE, false).await;
@@ -62,7 +62,7 @@ pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harn
                 two.env().sleep(PAUSE).await;
             }
         };
-        // Found out before the first delete.
+        // Refused before the first delete.
         if is_refused(&two.within("until it is swept", deleted).await) {
             return two.assert_free(&old).await;
         }

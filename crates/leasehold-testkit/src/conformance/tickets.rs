@@ -1,11 +1,11 @@
-//! Grants that leave the client they were granted to.
+//! Grants that are passed to another client.
 
 use leasehold::lease::{Grant, Released};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// `grant` as another process knows it that was told no more than what a ticket says.
+/// `grant` as a process knows it that has only a ticket.
 fn told(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
@@ -18,8 +18,8 @@ fn told(grant: &Grant) -> Grant {
     }
 }
 
-/// A grant that came from elsewhere, without what the store remembers about it, is renewed and released all the same;
-/// and when it is over it is over, also for its ticket.
+/// A grant that came from another process, without what the store remembers about it, can be renewed and released.
+/// Once it has ended, its ticket has ended too.
 pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -38,7 +38,7 @@ pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
     one.renewed(&mut next).await;
 }
 
-/// A claim that is detached from the start is exclusive, lapses, and is renewed and released like any other.
+/// A detached claim is exclusive, lapses, and is renewed and released like any other.
 pub async fn a_detached_grant_is_a_grant_like_any_other(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

@@ -1,4 +1,4 @@
-//! Tokens rise from grant to grant, whatever comes between two of them.
+//! Tokens rise from grant to grant, whatever happens between two of them.
 
 use leasehold::Token;
 use leasehold::lease::Evicted;
@@ -6,7 +6,7 @@ use leasehold::lease::Evicted;
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// Where a store has no tokens, the number of a grant only says which grant is meant.
+/// If a store has no tokens, the number of a grant only identifies it.
 fn assert_rising(client: &Client, tokens: &[Token]) {
     let rise = tokens.is_sorted_by(|one, next| one < next);
     assert!(rise || !client.store.capabilities().tokens, "tokens do not rise: {tokens:?}");
@@ -18,7 +18,7 @@ pub async fn tokens_rise_from_grant_to_grant(harness: &dyn Harness) {
     let lock = name("lock");
     let mut tokens = Vec::new();
     for n in 0..6 {
-        // Twice in a row by the same client too: that may be another path (a remembered version) than after another's.
+        // Also twice in a row by the same client: with a remembered version, it may take another path.
         let client = &clients[n / 2 % 2];
         let mut grant = client.granted(&lock, LONG).await;
         tokens.push(grant.token);
@@ -49,7 +49,8 @@ pub async fn tokens_rise_when_a_grant_is_evicted(harness: &dyn Harness) {
     assert_rising(&one, &tokens);
 }
 
-/// Across deletion of the record, while held and while free, for clients that saw it before and for those that did not.
+/// Across deletion of the record, while held and while free, for clients that saw it before and for those that did
+/// not.
 pub async fn tokens_rise_when_the_record_is_deleted_by_hand(harness: &dyn Harness) {
     let one = Client::open(harness, "one").await;
     let lock = name("lock");

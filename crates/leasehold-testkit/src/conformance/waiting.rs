@@ -1,11 +1,11 @@
-//! Waiters are woken by what frees the lock, long before its lease would have lapsed.
+//! Waiters are woken when the lock is freed, long before its lease would have lapsed.
 
 use leasehold::lease::{Evicted, Ttl};
 
 use super::Harness;
 use super::client::{Client, name};
 
-/// A waiter is granted the lock when its holder releases it, although the lease had a day to go.
+/// A waiter is granted the lock when its holder releases it, although the lease would have lasted long.
 pub async fn a_waiter_is_woken_by_a_release(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -16,7 +16,7 @@ pub async fn a_waiter_is_woken_by_a_release(harness: &dyn Harness) {
         two.wait(&lock, harness.ttl()).await
     };
     let released = async {
-        // Lets the waiter wait: it is polled first, and its first look at the store is under way.
+        // Lets the waiter start waiting: it is polled first, and its first request is under way.
         one.env().sleep(harness.ttl() / 4).await;
         one.release(&mut grant).await
     };
@@ -24,7 +24,7 @@ pub async fn a_waiter_is_woken_by_a_release(harness: &dyn Harness) {
     two.assert_rises(grant.token, next.token);
 }
 
-/// A release between being refused and beginning to wait is noticed.
+/// A waiter notices a release that happens after it was refused and before it starts to wait.
 pub async fn a_waiter_that_comes_after_the_release_is_not_left_waiting(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

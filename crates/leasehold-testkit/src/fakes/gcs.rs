@@ -1,5 +1,5 @@
-//! A server that speaks just enough of GCS's JSON API for a lock, in the memory of the test, and takes no more than one
-//! write a second for each object, as GCS says of itself. (GCS lets short bursts through; this one does not.)
+//! An in-memory server with just enough of GCS's JSON API for a lock. It accepts one write a second for each object,
+//! the limit that GCS documents. (GCS allows short bursts; this server does not.)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,7 +16,7 @@ use crate::http::{Request, http_date};
 
 const BETWEEN_WRITES: Duration = Duration::from_secs(1);
 
-/// A server on a free loopback port. Ends when dropped.
+/// A server on a free loopback port. It stops when it is dropped.
 #[derive(Debug)]
 pub struct FakeGcs {
     address: SocketAddr,
@@ -24,10 +24,10 @@ pub struct FakeGcs {
     listener: JoinHandle<()>,
 }
 
-/// How the writes and deletes of locks' objects were answered.
+/// How many writes and deletes of locks' objects had which result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
-    /// Done.
+    /// Applied.
     pub done: usize,
     /// 412: the object had another generation.
     pub conflicts: usize,
@@ -51,10 +51,10 @@ struct Object {
 }
 
 impl FakeGcs {
-    /// Starts one.
+    /// Starts a server.
     ///
     /// # Panics
-    /// Without a free loopback port.
+    /// When no loopback port is free.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -63,22 +63,23 @@ impl FakeGcs {
         Self { address, objects, listener }
     }
 
-    /// A store URL on it. It knows any bucket.
+    /// A store URL on this server, which accepts any bucket.
     pub fn url(&self) -> String {
         format!("gs://bucket/locks?endpoint=http%3A%2F%2F{}&credentials=anonymous", self.address)
     }
 
-    /// Where it listens. It is a token server and a metadata server too, and gives everybody the token `fake`.
+    /// The address that it listens on. It is also a token server and a metadata server, which give every client the
+    /// token `fake`.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The `Authorization` headers that came with requests for objects; `None` for requests without.
+    /// The `Authorization` headers of requests for objects; `None` for requests without one.
     pub fn callers(&self) -> BTreeSet<Option<String>> {
         lock(&self.objects).callers.clone()
     }
 
-    /// What came of the writes so far.
+    /// The results of the writes so far.
     pub fn writes(&self) -> Writes {
         lock(&self.objects).writes
     }
@@ -97,7 +98,7 @@ fn lock(objects: &Mutex<Objects>) -> MutexGuard<'_, Objects> {
 async fn accept(listener: TcpListener, objects: Arc<Mutex<Objects>>) {
     while let Ok((connection, _)) = listener.accept().await {
         let objects = objects.clone();
-        // A client that hangs up is none of the server's troubles.
+        // The client may disconnect at any time, so errors are ignored.
         tokio::spawn(async move { serve(connection, &objects).await.ok() });
     }
 }
@@ -138,7 +139,7 @@ impl Objects {
     fn change(&mut self, request: &Request, name: String, value: Option<Vec<u8>>) -> Vec<u8> {
         let now = SystemClock.now();
         let last = self.last_write.get(&name);
-        // Not the objects that the server is examined with, or the examination would take minutes.
+        // Objects that the examination of the server writes are not throttled: it would take minutes.
         let counts = !name.contains(".leasehold-probe");
         if counts && last.is_some_and(|last| now.shortest_since(*last) < BETWEEN_WRITES) {
             self.writes.throttled += 1;
@@ -166,12 +167,12 @@ impl Objects {
     }
 }
 
-/// The object that the path names. Names that need more than their slashes encoded are not used in tests of this server.
+/// The object that the path names. Tests of this server use no names in which more than slashes must be encoded.
 fn named(request: &Request) -> String {
     request.path().rsplit('/').next().unwrap_or_default().replace("%2F", "/")
 }
 
-/// Name and content of a multipart upload.
+/// The name and content in a multipart upload.
 fn uploaded(body: &[u8]) -> (String, Vec<u8>) {
     let text = String::from_utf8_lossy(body);
     let mut parts = text.split("\r\n\r\n").skip(1).filter_map(|part| part.split("\r\n--").next());

@@ -1,5 +1,5 @@
-//! A server that speaks just enough S3 for a lock, in the memory of the test: one that honours preconditions, or one that
-//! ignores them, as servers from before November 2024 do.
+//! An in-memory server with just enough of S3 for a lock. It either honours preconditions or ignores them, as servers
+//! from before November 2024 do.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,16 +13,16 @@ use tokio::task::JoinHandle;
 
 use crate::http::{Request, http_date};
 
-/// What the server makes of `If-Match` and `If-None-Match`.
+/// How the server treats `If-Match` and `If-None-Match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preconditions {
-    /// What they say.
+    /// It honours them.
     Honoured,
-    /// Nothing: every write and every delete succeeds.
+    /// It ignores them: every write and every delete succeeds.
     Ignored,
 }
 
-/// A server on a free loopback port. Ends when dropped.
+/// A server on a free loopback port. It stops when it is dropped.
 #[derive(Debug)]
 pub struct FakeS3 {
     address: SocketAddr,
@@ -37,10 +37,10 @@ struct Objects {
 }
 
 impl FakeS3 {
-    /// Starts one.
+    /// Starts a server.
     ///
     /// # Panics
-    /// Without a free loopback port.
+    /// When no loopback port is free.
     pub async fn start(preconditions: Preconditions) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -49,12 +49,12 @@ impl FakeS3 {
         Self { address, objects, listener }
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A store URL on it. It knows any bucket and any credentials.
+    /// A store URL on this server, which accepts any bucket and any credentials.
     pub fn url(&self) -> String {
         format!("s3://bucket/locks?endpoint=http%3A%2F%2F{}&region=us-east-1", self.address)
     }
@@ -74,7 +74,7 @@ impl Drop for FakeS3 {
 async fn accept(listener: TcpListener, objects: Arc<Mutex<Objects>>, preconditions: Preconditions) {
     while let Ok((connection, _)) = listener.accept().await {
         let objects = objects.clone();
-        // A client that hangs up is none of the server's troubles.
+        // The client may disconnect at any time, so errors are ignored.
         tokio::spawn(async move { serve(connection, &objects, preconditions).await.ok() });
     }
 }
@@ -111,7 +111,7 @@ impl Answer {
     fn to_bytes(&self) -> Vec<u8> {
         let date = http_date(SystemClock.now().wall_us() / 1_000_000);
         let etag = self.etag.as_ref().map(|etag| format!("etag: {etag}\r\n")).unwrap_or_default();
-        // No body, and no length of one, may come with 204.
+        // A response with status 204 must have neither a body nor a content length.
         let length = match self.status {
             "204 No Content" => String::new(),
             _ => format!("content-length: {}\r\n", self.body.len()),
@@ -154,7 +154,7 @@ impl Objects {
         }
     }
 
-    /// Every key below the prefix on one page. Keys that need escaping in XML are not locks' keys.
+    /// Lists every key below the prefix on one page. Locks' keys need no escaping in XML.
     fn list(&self, request: &Request) -> Answer {
         let bucket = format!("{}/", request.path().trim_end_matches('/'));
         let prefix = request.parameter("prefix").unwrap_or_default().replace("%2F", "/");

@@ -1,10 +1,11 @@
-//! Outcomes drawn at random, replayable from a seed.
+//! Random outcomes, replayable from a seed.
 
 use std::time::Duration;
 
 use super::Outcome;
 
-/// How likely each harm is. Probabilities of the fields are tried in turn; what is left is [`Outcome::Fine`].
+/// The probability of each fault. They are tried in the order of the fields; otherwise the outcome is
+/// [`Outcome::Fine`].
 ///
 /// ```
 /// # use leasehold_testkit::fault::Chaos;
@@ -15,19 +16,19 @@ use super::Outcome;
 pub struct Chaos {
     /// Applied, answer lost.
     pub applied_lost: f64,
-    /// Never applied, nobody can tell.
+    /// Never applied, reported as unknown.
     pub dropped: f64,
-    /// Reported as unknown at once, and delivered when the test says ([`deliver`](super::FaultyRegister::deliver)).
+    /// Reported as unknown at once, applied when the test calls [`deliver`](super::FaultyRegister::deliver).
     pub held_back: f64,
     /// Applied twice.
     pub twice: f64,
     /// Applied twice, and the second answer reported.
     pub twice_second_answer: f64,
-    /// Applied and answered, and a copy is delivered when the test says.
+    /// Applied and answered; a copy arrives when the test calls [`deliver`](super::FaultyRegister::deliver).
     pub twice_late: f64,
     /// Refused for now.
     pub not_applied: f64,
-    /// Refused for now, with the wish to be left alone for up to [`delay_most`](Self::delay_most).
+    /// Refused for now, with a request to wait for up to [`delay_most`](Self::delay_most).
     pub throttled: f64,
     /// Arrives late, by up to [`delay_most`](Self::delay_most).
     pub delayed: f64,
@@ -39,7 +40,7 @@ pub struct Chaos {
 }
 
 impl Chaos {
-    /// No harm at all yet; the sequence of outcomes replays for the same `seed`.
+    /// No faults yet. The same `seed` gives the same sequence of outcomes.
     pub fn seeded(seed: u64) -> Self {
         Self {
             applied_lost: 0.0,
@@ -57,7 +58,7 @@ impl Chaos {
         }
     }
 
-    /// Every harm with probability `each` (at most 1/10).
+    /// Every fault with probability `each` (at most 1/10).
     pub fn all(seed: u64, each: f64) -> Self {
         Self {
             applied_lost: each,

@@ -1,4 +1,4 @@
-//! What goes through the network: requests and their answers.
+//! Requests and answers in the simulated network.
 
 use bytes::Bytes;
 use leasehold::error::StoreError;
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// What is held in the network, with the one who waits for the answer, if it still matters to anybody.
+/// A request or answer that is held in the network, and the channel to its caller, if it has one.
 #[derive(Debug)]
 pub(super) enum InNetwork {
     Request(Request, Option<oneshot::Sender<Reply>>),
@@ -78,7 +78,7 @@ impl InNetwork {
             _ => None,
         };
         if let Some(caller) = caller {
-            // The caller may have given up long ago.
+            // The caller may have given up.
             let _ = caller.send(reply);
         }
         write

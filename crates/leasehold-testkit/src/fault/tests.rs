@@ -140,7 +140,7 @@ async fn a_stalled_request_arrives_although_its_caller_gave_up() {
 }
 
 #[tokio::test]
-async fn a_stalled_answer_tells_of_the_past() {
+async fn a_stalled_answer_has_the_earlier_value() {
     let register = MapRegister::faulty();
     register.next_read(Outcome::AnswerStalled);
     let reader = tokio::spawn({

@@ -1,5 +1,5 @@
-//! A store with leases of its own, of which whole calls are lost, late and doubled: as when a file is busy, a thread is
-//! slow, or a process dies in the middle.
+//! Simulates a store with its own leases, such as SQLite. Whole calls are lost, late or duplicated, as when a file is
+//! busy, a thread is slow, or a process dies in the middle.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,14 +21,14 @@ use super::checker::{Checker, Write};
 use super::network::Network;
 use crate::fault::{Chaos, Outcome};
 
-/// How long the operations without a patience of their own put up with a store that does not answer.
+/// How long operations without their own store timeout wait for a store that does not answer.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The store as one process reaches it, with the checker looking on.
+/// The store as one process reaches it. The checker observes it.
 #[derive(Debug)]
 pub(super) struct Calls {
     pub(super) store: Arc<dyn LeaseStore>,
-    /// The process's own.
+    /// The process's environment.
     pub(super) env: Env,
     /// True time.
     pub(super) clock: Arc<TestClock>,
@@ -36,7 +36,7 @@ pub(super) struct Calls {
     pub(super) script: Arc<Script>,
 }
 
-/// What becomes of calls, and those that are still to arrive.
+/// The fates of calls, and the calls that have not arrived yet.
 #[derive(Default)]
 pub(super) struct Script(Mutex<Fates>);
 
@@ -102,7 +102,7 @@ impl Network for Script {
 }
 
 impl Calls {
-    /// Makes `call`, or not, once or twice, now or later, and within `limit` if it is to be answered at all.
+    /// Makes `call` never, once or twice, now or later. An answer comes within `limit` or not at all.
     async fn carry<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -162,7 +162,7 @@ impl Calls {
             }
             Outcome::Fine => call().await,
         };
-        // A process that stands still takes in no answer.
+        // A process that stands still receives no answer.
         self.env.sleep(Duration::ZERO).await;
         reply
     }
@@ -176,7 +176,7 @@ fn lost() -> StoreError {
     Fault::unavailable("injected: the answer was lost").maybe_applied()
 }
 
-/// The same grant, for a call that may outlive the one that it was made for.
+/// The same grant, for a call that may outlive its caller.
 fn copy(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
@@ -185,12 +185,12 @@ fn copy(grant: &Grant) -> Grant {
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,
-        // SQLite, whose calls these are, only asks whether there is one.
+        // These are calls of SQLite, which only looks at whether there is a memo.
         memo: grant.memo.as_ref().map(|_| Box::new(()) as Box<_>),
     }
 }
 
-/// The checker is told of what the store has committed.
+/// Informs the checker of what the store has committed.
 fn committed(checker: &Checker, grant: &Grant, note: Option<&str>, now: Duration) {
     let (id, ttl_ms) = (grant.id.to_string(), grant.ttl.as_millis());
     let (token, newborn, value) = (grant.token.get(), false, None);

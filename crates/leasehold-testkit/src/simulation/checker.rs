@@ -1,4 +1,4 @@
-//! The checker: what a history must never show, in true time and in the order in which the store commits.
+//! The checker: asserts the invariants of a history in true time and in the order in which the store commits.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, PoisonError, Weak};
@@ -11,15 +11,15 @@ use super::History;
 /// How something is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
-    /// By one alone.
+    /// By one holder alone.
     Alone,
-    /// By any number together.
+    /// By any number of holders together.
     Shared,
-    /// By so many together.
+    /// By at most this many holders together.
     Permit(usize),
 }
 
-/// Sees what nobody in the history sees.
+/// Observes the whole history, which no process in it can do.
 #[derive(Debug, Default)]
 pub(super) struct Checker(Mutex<Checked>);
 
@@ -27,23 +27,23 @@ pub(super) struct Checker(Mutex<Checked>);
 pub(super) struct Checked {
     pub(super) history: History,
     locks: HashMap<String, Lock>,
-    /// Until then, in true time, nobody is to begin the job.
+    /// Before this moment, in true time, no process may start the job.
     pub(super) rests_until: Duration,
-    /// Whether the history is over, and no more harm is to be done.
+    /// Whether the history is over, so that no more faults occur.
     pub(super) concluded: bool,
-    /// What the holder of each token that was granted advertises.
+    /// What the holder of each granted token advertises.
     pub(super) values: HashMap<u64, String>,
-    /// What anybody holds, or has held, and how.
+    /// Everything that is or was held, and how.
     pub(super) held: Vec<(Held, Weak<Guard>)>,
-    /// The nonces of all writes that the store committed.
+    /// The nonces of all committed writes.
     nonces: HashSet<String>,
-    /// When the writes were sent first, by their nonces.
+    /// When each write was first sent, by its nonce.
     sent: HashMap<String, Duration>,
-    /// From when to when processes stood still with their clocks, by what the notes of their acquisitions begin with.
+    /// When processes stood still with their clocks, by the beginning of the notes of their acquisitions.
     stood_still: HashMap<String, Vec<(Duration, Duration)>>,
-    /// When claims that were cancelled must have ended, by their notes.
+    /// When cancelled claims must have ended, by their notes.
     cancelled: HashMap<String, Duration>,
-    /// The highest token that the resource accepted, and the writes.
+    /// The highest token that the resource has accepted, and the writes that it has accepted.
     accepted: u64,
     effects: HashSet<String>,
     pub(super) violation: Option<(&'static str, String)>,
@@ -52,49 +52,50 @@ pub(super) struct Checked {
 /// One lock.
 #[derive(Debug, Default)]
 struct Lock {
-    /// The highest token that anybody has believed in.
+    /// The highest token that has been believed in.
     believed: u64,
-    /// The highest token that the store has committed, and in which grant.
+    /// The highest committed token, and its grant.
     committed: u64,
     grant: String,
-    /// When that was, in true time.
+    /// When it was granted, in true time.
     granted: Duration,
-    /// Tokens up to this were granted by records that were deleted by hand: exclusion is given up for, for them.
+    /// Tokens up to this one come from records that were deleted by hand. They are exempt from mutual exclusion.
     deleted: u64,
-    /// The grants, by the tokens of their records; but for creates that landed too late to be used, in which nobody may
-    /// ever believe.
+    /// The grants, by the tokens of their records. Creates that landed too late to be used are left out: they must
+    /// never be believed in.
     grants: BTreeMap<u64, Granted>,
-    /// Those of them that an operator ended; their holders find out when they renew.
+    /// The grants that an operator ended. Their holders learn of that when they renew.
     evicted: HashSet<u64>,
-    /// Those of which holders were told that they are lost, as token and acquisition: others may try with the same token.
+    /// The grants that their holders know to be lost, as token and acquisition: another acquisition may try the same
+    /// token.
     lost: HashSet<(u64, String)>,
     /// The tokens of all guards.
     given: HashSet<u64>,
-    /// The acquisitions, with their tokens, that copies of their processes have renewed.
+    /// The tokens and acquisitions that copies of their processes have renewed.
     copied: HashSet<String>,
 }
 
-/// What the store has granted.
+/// A grant of the store.
 #[derive(Clone, Debug)]
 struct Granted {
-    /// The highest token that was committed before: those between belong to this grant.
+    /// The highest token committed before. The tokens above it, up to the record's, belong to this grant.
     after: u64,
     /// The acquisition.
     id: String,
-    /// What those who look are told of its holder.
+    /// The note of the holder that inspection shows.
     note: String,
-    /// Until when anybody may believe in it, in true time.
+    /// The latest moment, in true time, at which the grant may be believed in.
     alive_until: Duration,
-    /// When the write was sent that it counts from.
+    /// When its latest write was sent.
     sent: Duration,
-    /// For how long a holder may believe in it without another answer.
+    /// How long a holder may believe in the grant without another answer.
     span: Duration,
-    /// To how many guards it was given.
+    /// How many guards it was given to.
     given: usize,
 }
 
 impl Lock {
-    /// The grant that `token` belongs to, with the token of its record.
+    /// The grant that `token` belongs to, and the token of its record.
     fn grant_of(&self, token: u64) -> Option<(u64, &Granted)> {
         let (top, grant) = self.grants.range(token..).next()?;
         (grant.after < token).then_some((*top, grant))
@@ -105,12 +106,12 @@ impl Lock {
 #[derive(Clone, Debug)]
 pub(super) struct Write<'a> {
     pub(super) token: u64,
-    /// Names the acquisition.
+    /// The acquisition's id.
     pub(super) grant: &'a str,
-    /// Names the write, where writes have names.
+    /// The write's nonce, if writes have one.
     pub(super) nonce: &'a str,
     pub(super) ttl_ms: u64,
-    /// Whether a create wrote it, and nobody has shown a sign of life since.
+    /// Whether a create wrote it and it has not been renewed since.
     pub(super) newborn: bool,
     pub(super) note: Option<&'a str>,
     pub(super) value: Option<&'a str>,
@@ -125,7 +126,7 @@ impl Checker {
         self.lock().violates(invariant, what);
     }
 
-    /// A check of the guard of `name` with `token`, acquired as `note`, has passed at `now`, in true time.
+    /// A check of the guard of `name` with `token`, acquired with `note`, passed at `now`, in true time.
     pub(super) fn believed(&self, name: &str, token: u64, note: &str, now: Duration) {
         let mut checked = self.lock();
         checked.history.checks += 1;
@@ -135,8 +136,8 @@ impl Checker {
         let grant = lock.grant_of(token).map(|(top, grant)| (top, grant.clone()));
         let evicted = grant.as_ref().is_some_and(|(top, _)| lock.evicted.contains(top));
         let deleted = token <= lock.deleted;
-        // What the holder's clocks have missed since its latest renewal was sent; and before that, as long as the holder may not
-        // have heard of that renewal.
+        // What the holder's clocks have missed since it sent its latest renewal; and what they missed before that, as
+        // long as the holder may not have received the answer to that renewal.
         let missed = grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(grant, now));
         let excused = deleted || evicted || !missed.is_zero();
         if token < highest && !excused {
@@ -157,7 +158,7 @@ impl Checker {
         }
     }
 
-    /// A task, which asked as `note`, is given a guard of `name` with `token`.
+    /// A task that acquires with `note` is given a guard of `name` with `token`.
     pub(super) fn given(&self, name: &str, token: u64, note: &str) {
         let mut checked = self.lock();
         let lock = checked.of(name);
@@ -176,7 +177,7 @@ impl Checker {
         }
     }
 
-    /// A process has waited for so long in a rush, where it is to wait for no longer than `bound`.
+    /// A process has waited this long in a rush. The limit is `bound`.
     pub(super) fn waited(&self, waited: Duration, bound: Option<Duration>) {
         let mut checked = self.lock();
         checked.history.waited = checked.history.waited.max(waited);
@@ -185,7 +186,7 @@ impl Checker {
         }
     }
 
-    /// The store committed, at `now` in true time, that `write` holds `name`.
+    /// The store committed `write`, which says that `name` is held, at `now` in true time.
     pub(super) fn committed(&self, name: &str, write: &Write<'_>, now: Duration) {
         let mut checked = self.lock();
         let until = now + longest_belief(write.ttl_ms);
@@ -223,7 +224,7 @@ impl Checker {
         }
     }
 
-    /// The store committed a write with `nonce`, of whatever.
+    /// The store committed a write with `nonce` to `key`.
     pub(super) fn applied(&self, key: &str, nonce: &str) {
         let mut checked = self.lock();
         if !checked.nonces.insert(format!("{key}/{nonce}")) {
@@ -231,7 +232,7 @@ impl Checker {
         }
     }
 
-    /// Somebody sends, at `now`, that `write` is to hold `name`, for the first time or on.
+    /// A process sends `write`, a grant or renewal of `name`, at `now`.
     pub(super) fn sends(&self, name: &str, write: &Write<'_>, now: Duration) {
         let mut checked = self.lock();
         let token = write.token;
@@ -252,7 +253,7 @@ impl Checker {
         checked.stood_still.entry(format!("{process:x}")).or_default().push((from, to));
     }
 
-    /// A copy of the holder of `token` has renewed what it holds.
+    /// A copy of the holder of `token` has renewed its grant.
     pub(super) fn copy_renewed(&self, name: &str, token: u64, grant: &serde_json::Value) {
         let mut checked = self.lock();
         checked.history.copied += 1;
@@ -260,7 +261,7 @@ impl Checker {
         checked.of(name).copied.insert(copied);
     }
 
-    /// The holder of `token` was told that it is lost.
+    /// The holder of `token` learned that it is lost.
     pub(super) fn lost(&self, name: &str, token: u64) {
         let mut checked = self.lock();
         let lock = checked.of(name);
@@ -272,7 +273,7 @@ impl Checker {
         checked.history.handed_lost += usize::from(news && handed);
     }
 
-    /// An acquisition was given up; if it has a note of its own, nothing of that may go on after `until`.
+    /// An acquisition was given up. If it has its own note, nothing with that note may be sent after `until`.
     pub(super) fn cancelled(&self, note: Option<&str>, until: Duration) {
         let mut checked = self.lock();
         checked.history.cancelled += 1;
@@ -281,7 +282,7 @@ impl Checker {
         }
     }
 
-    /// An operator is about to evict whoever has the grant of `token`, as its record says.
+    /// An operator is about to evict the holder of the grant with `token` in its record.
     pub(super) fn evicting(&self, name: &str, token: u64) {
         self.lock().of(name).evicted.insert(token);
     }
@@ -299,7 +300,7 @@ impl Checker {
         lock.deleted = lock.committed;
     }
 
-    /// The resource has accepted a write with `token`, which carries `content`.
+    /// The resource has accepted a write of `content` with `token`.
     pub(super) fn accepted(&self, token: u64, content: &str) {
         let mut checked = self.lock();
         checked.history.accepted += 1;
@@ -313,7 +314,7 @@ impl Checker {
         }
     }
 
-    /// In a history in which nothing went wrong, `sent` requests were sent where `budget` are enough.
+    /// In a history without faults, `sent` requests were sent; `budget` are allowed.
     pub(super) fn spent(&self, sent: usize, budget: usize) {
         if sent > budget {
             self.violated("I9", format!("{sent} requests were sent, and {budget} are enough"));
@@ -326,12 +327,12 @@ impl Checked {
         self.locks.entry(name.to_owned()).or_default()
     }
 
-    /// How much true time the clocks of the process that has `grant` have missed, of which it may not know at `now`.
+    /// How much true time the clocks of the process with `grant` have missed without its knowledge at `now`.
     fn missed(&self, grant: &Granted, now: Duration) -> Duration {
         let process = grant.note.split('-').next().unwrap_or_default();
         let pauses = self.stood_still.get(process).map_or(&[][..], Vec::as_slice);
         let missed = pauses.iter().map(|(from, to)| {
-            // What was granted before the pause ends within a span of the holder's own time.
+            // A grant from before the pause ends within one span of the holder's own time.
             if *to + grant.span > now { *to - *from } else { to.saturating_sub(grant.sent.max(*from)) }
         });
         missed.sum()
@@ -342,8 +343,9 @@ impl Checked {
     }
 }
 
-/// For how long a holder may believe in a grant that was sent in the instant in which it was committed, by the slowest clock
-/// within the bound: ttl (1 - rho) - delta, in true time. By the design's numbers, not by the code that is examined.
+/// How long a holder may believe in a grant that was committed in the instant in which it was sent, by the slowest
+/// clock within the bound: ttl (1 - rho) - delta, in true time. Computed from the documented numbers, not with the
+/// code under test.
 fn longest_belief(ttl_ms: u64) -> Duration {
     let ttl = Duration::from_millis(ttl_ms);
     let delta = (ttl / 100).max(Duration::from_millis(50));

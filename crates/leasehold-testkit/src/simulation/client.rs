@@ -1,4 +1,4 @@
-//! A machine and the process on it: what they do, and what befalls them.
+//! A simulated machine with a process: what the process does, and which faults occur.
 
 mod process;
 
@@ -17,14 +17,14 @@ use super::plan::{Fault, Store};
 use super::world::{Link, World};
 use super::{LOCK, Plan, RESOURCE, copy};
 
-/// How long a request may take to be sent after the acquisition that it is of was given up: some seconds of waiting
-/// for the store's clock, and the pauses of a process, on top of the patience.
+/// How much later than its store timeout an abandoned acquisition may still send a request: some seconds of waiting
+/// for the store's clock, and the pauses of the process.
 const AFTERMATH: Duration = Duration::from_secs(10);
 
-/// One machine and the process on it.
+/// A machine and the process on it.
 pub(super) struct Client {
     pub(super) seed: u64,
-    /// Which task of its process this is.
+    /// The number of this task within its process.
     pub(super) task: u64,
     pub(super) world: Arc<World>,
     pub(super) locker: Locker,
@@ -34,17 +34,17 @@ pub(super) struct Client {
     pub(super) random: fastrand::Rng,
     pub(super) ttl: Duration,
     pub(super) acquisitions: u32,
-    /// Of the latest acquisition.
+    /// The note of the latest acquisition.
     pub(super) note: String,
     /// The resource, as this machine reaches it.
     pub(super) resource: Arc<dyn Register>,
     /// What it shares with the other tasks of its process.
     pub(super) process: Arc<Shared>,
-    /// The seed of the process that follows this one, which is dead.
+    /// The seed of the process that replaces this one, which has died.
     pub(super) successor: Option<u64>,
-    /// For how long in all its clock jumped. In this world no true time passes meanwhile.
+    /// By how much its clock has jumped in total. No true time passes during a jump.
     pub(super) suspended: Duration,
-    /// For how long in all it was stopped.
+    /// For how long it was stopped in total.
     pub(super) paused: Duration,
 }
 
@@ -82,7 +82,7 @@ impl Client {
         &self.world.plan
     }
 
-    /// Acquires, holds, releases, and has accidents, until its process dies. Gives the seed of the next one.
+    /// Acquires, holds and releases locks, with faults, until its process dies. Returns the seed of the next process.
     pub(super) async fn work(mut self) -> u64 {
         loop {
             if let Some(seed) = self.successor {
@@ -111,8 +111,8 @@ impl Client {
         }
     }
 
-    /// The lock, to be acquired with a note that no other acquisition has; or, among the tasks of a process, none of
-    /// another process: then they pass it on among themselves.
+    /// The lock, with a note that no other acquisition has, or one that only the tasks of this process share: then
+    /// they pass the lock on among themselves.
     pub(super) fn lock(&mut self) -> Lock {
         self.acquisitions += 1;
         self.note = if self.has_company() && self.random.u8(..6) > 0 {
@@ -136,9 +136,9 @@ impl Client {
         match timeout(&*clock, limit, self.acquire()).await {
             Some(outcome) => outcome.ok(),
             None => {
-                // Its requests go on in the background for as long as it was patient.
+                // Its requests go on in the background until its store timeout is over.
                 let until = self.world.now() + 4 * self.plan().longest_ttl() + AFTERMATH;
-                // Another task's acquisition may have the same, and go on.
+                // A note without a task number is shared with other tasks, whose acquisitions may go on.
                 let note = Some(&*self.note).filter(|note| note.contains('-'));
                 self.world.checker.cancelled(note, until);
                 if dies {
@@ -149,7 +149,7 @@ impl Client {
         }
     }
 
-    /// Holds the lock for a while, with accidents.
+    /// Holds the lock for a while, with faults.
     pub(super) async fn hold(&mut self, guard: &Guard, how: Held) {
         let (steps, most_ms) = self.pace();
         for _ in 0..steps {
@@ -158,10 +158,10 @@ impl Client {
             }
             self.accident().await;
             if self.random.u8(..8) == 0 {
-                // Without a check: as a program that was stopped after it.
+                // Without a check, like a program that was stopped after its check.
                 self.write(guard).await;
             }
-            // Straight after an accident, as a program that was stopped between two instructions.
+            // Straight after a fault, like a program that was stopped between two instructions.
             self.check(guard, how);
             self.rest(most_ms).await;
         }
@@ -177,11 +177,11 @@ impl Client {
         if held && (how == Held::Alone || workload.is_one_lock()) {
             checker.believed(guard.name().as_str(), token, &self.note, self.world.now());
         }
-        // Of one lock, tokens tell more; and where records are deleted by hand, two may hold it.
+        // For a single lock, the tokens show more. And if its record is deleted by hand, it may have two holders.
         if held && !workload.is_one_lock() {
             checker.together(how);
         }
-        // What is lost with another part of it is still renewed for a moment.
+        // A hold with several locks loses all of them when it loses one. The others may still be renewed for a moment.
         if !held && workload.is_one_lock() {
             checker.lost(guard.name().as_str(), token);
         }
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// Whether nothing befalls anybody any more.
+    /// Whether the time of faults is over.
     fn faultless(&self) -> bool {
         self.world.now() > self.plan().faults_until
     }
@@ -220,8 +220,9 @@ impl Client {
         }
         let has = |fault| self.world.plan.has(fault);
         match fault {
-            // A clock that jumps while no true time passes is a suspend for a holder, and only for it: who holds one of
-            // several locks may at the same time watch how long the others have shown no sign of life.
+            // A clock that jumps while no true time passes simulates a suspend only for the holder of a single lock.
+            // The holder of one of several locks may at the same time be observing how long the others have not been
+            // renewed.
             0 if has(Fault::Suspends) && self.plan().workload.is_one_lock() => {
                 self.host.machine().suspend(length);
                 self.suspended += length;
@@ -231,7 +232,7 @@ impl Client {
             3 if has(Fault::Hangs) => self.link.stall(),
             4..8 => self.link.recover(self.plan().chaos(seed)),
             8 | 9 if has(Fault::Pauses) => self.pause(length).await,
-            // The wall clock is what tells of a restore, so in these histories nobody sets it.
+            // The wall clock reveals a restore, so histories with restores do not set it.
             10 if has(Fault::Restores) && !has(Fault::WallSteps) && self.plan().store != Store::File => {
                 self.pause(length).await;
                 self.host.restored(length);
@@ -249,7 +250,7 @@ impl Client {
         }
     }
 
-    /// The process stands still, while true time passes.
+    /// The process stands still while true time passes.
     async fn pause(&mut self, length: Duration) {
         self.host.stop();
         self.world.clock_sleep(length).await;
@@ -257,14 +258,14 @@ impl Client {
         self.paused += length;
     }
 
-    /// Whether a machine may be paused without its knowledge. What it holds is believed in for too long until it is renewed next,
-    /// which the checker can excuse for one lock only; and a rest is longer by that.
+    /// Whether a machine may be paused without noticing. Its grants are then believed in for too long until the next
+    /// renewal, which the checker can exempt for a single lock only. It would also lengthen a rest.
     fn knows_nothing_of_time(&self) -> bool {
         let plan = self.plan();
         plan.workload.is_one_lock() && plan.once_per.is_none() && plan.store != Store::File
     }
 
-    /// The machine stands still with its clocks, while true time passes.
+    /// The machine stands still, with its clocks, while true time passes.
     async fn stand_still(&mut self, length: Duration) {
         let from = self.world.now();
         self.host.stand_still();
@@ -273,10 +274,10 @@ impl Client {
         self.world.checker.stood_still(self.seed, from, self.world.now());
     }
 
-    /// The process dies, with what it holds and with all its tasks: nothing is released, and what is in the network may
-    /// arrive. Another is started in its place, on the same machine.
+    /// The process dies with everything that it holds and with all its tasks. It releases nothing, and what is in the
+    /// network may still arrive. Another process starts on the same machine.
     pub(super) fn crash(&mut self, guard: impl Sized) {
-        // Its tasks go on in vain.
+        // Its tasks still run, but nothing that they send arrives.
         self.link.die();
         std::mem::forget(guard);
         self.successor = Some(self.random.u64(..));
@@ -288,7 +289,7 @@ impl Client {
     }
 }
 
-/// As a program writes that has never heard of tokens.
+/// Writes like a program that does not use tokens.
 async fn overwrite(register: &dyn Register, content: String) -> leasehold::Result<()> {
     leasehold::update(register, RESOURCE, async |_| Ok::<_, leasehold::Error>(Some(content.clone().into())))
         .await

@@ -1,4 +1,4 @@
-//! A copy of a process that holds the lock: made while it ran, it knows what the process knew, and renews by the same rules.
+//! A copy of a process that holds the lock. It knows what the process knew, and renews by the same rules.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use super::LOCK;
 use super::plan::Store;
 use super::world::World;
 
-/// Copies the process with this seed, if it holds the lock. The copy lives until it loses the lock, or for some renewals.
+/// Copies the process with this seed, if it holds the lock. The copy lives until it loses the lock or has renewed a
+/// few times.
 pub(super) fn run(world: &Arc<World>, process: u64, seed: u64) {
     tokio::spawn(live(world.clone(), process, fastrand::Rng::with_seed(seed)));
 }
@@ -30,7 +31,7 @@ async fn live(world: Arc<World>, process: u64, mut random: fastrand::Rng) {
         return;
     }
     let mut version = cell.version;
-    // The token of whoever created an object is the object's generation.
+    // The grant that created an object has the object's generation as its token.
     if record["token"].as_u64().unwrap_or(0) == 0 {
         record["token"] = version.as_str().parse::<u64>().unwrap_or(0).into();
     }
@@ -48,7 +49,7 @@ async fn live(world: Arc<World>, process: u64, mut random: fastrand::Rng) {
         let body = record.to_string();
         match register.write(&key, Precondition::Version(&version), body.into()).await {
             Ok(Write::Committed(renewed)) => version = renewed,
-            // The other one was first: this one has lost the lock.
+            // The other process renewed first, so this one has lost the lock.
             _ => return,
         }
         world.checker.copy_renewed(LOCK, record["token"].as_u64().unwrap_or(0), &record["grant"]);

@@ -1,5 +1,5 @@
-//! What befalls all machines of a history: requests that arrive at some time, an operator, a store under load, and the
-//! end of all processes at once.
+//! Faults that affect all machines of a history: late deliveries, an operator, an overloaded store, and the
+//! simultaneous death of all processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use super::plan::{Fault, Store};
 use super::world::World;
 use super::{LOCK, Plan};
 
-/// For how long a create may be on its way, from the look that found nothing: an answer that was a quarter of the longest
-/// ttl late, the wait for a `Date` that is true to a second, and another second until its own answer.
+/// How long a create may be under way after the read that found nothing: an answer that is a quarter of the longest
+/// ttl late, the wait for a `Date` that is exact to a second, and another second until its own answer.
 const BRAND_NEW: Duration = Duration::from_secs(4);
-/// For how much longer a create may be on its way while clocks stand still, without a `Date` telling.
+/// How much longer a create may be under way while clocks stand still, without a `Date` that shows it.
 const UNTOLD: Duration = Duration::from_secs(2);
 
-/// What happens to all.
+/// The source of the faults that affect all machines.
 pub(super) struct Fate {
     world: Arc<World>,
     operator: Locker,
@@ -54,7 +54,7 @@ impl Fate {
         }
     }
 
-    /// Takes its course until the history is over, and then ends all processes.
+    /// Applies faults until the history is over, then ends all processes.
     pub(super) async fn take_its_course(mut self) {
         while self.world.now() < self.plan().length {
             self.world.clock_sleep(Duration::from_millis(self.random.u64(50..1_500))).await;
@@ -87,7 +87,7 @@ impl Fate {
         self.end_machines().await;
     }
 
-    /// All processes die.
+    /// Kills all processes.
     async fn end_machines(&mut self) {
         for link in self.world.links() {
             link.die();
@@ -107,8 +107,8 @@ impl Fate {
             Store::Register | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
         };
-        // Nobody deletes by hand what was granted a moment ago, while another's create is on its way: what that does to
-        // tokens is said in the documentation.
+        // The record of a recent grant is not deleted, while another client's create may be under way: the
+        // documentation says what that does to tokens.
         let untold = if self.plan().has(Fault::StandStills) { UNTOLD } else { Duration::ZERO };
         if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + untold {
             return;
@@ -120,7 +120,7 @@ impl Fate {
         }
     }
 
-    /// Ends whatever is held.
+    /// Evicts the current holder, if any.
     async fn evict(&self) {
         let Ok(name) = LockName::new(LOCK) else { return };
         let status = self.operator.inspect(&name).await;

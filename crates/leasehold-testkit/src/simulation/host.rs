@@ -1,4 +1,4 @@
-//! A simulated machine's clock, which is also what its processes run by.
+//! The clock of a simulated machine, which its processes use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,26 +8,26 @@ use async_trait::async_trait;
 use leasehold::clock::{Clock, Moment, TestClock};
 use tokio::sync::watch;
 
-/// The clock of one process, on a machine that others may share.
+/// The clock of one process, on a machine that it may share.
 ///
-/// A process that is stopped wakes from no sleep, and takes in no answer (see [`Machine`](crate::machine::Machine)): so
-/// nothing in it goes on, while its clock does.
+/// In a process that is stopped no sleep ends and no answer is received (see [`Machine`](crate::machine::Machine)). So
+/// nothing in it makes progress, while its clock runs.
 #[derive(Debug)]
 pub(super) struct Host {
     clock: Arc<TestClock>,
-    /// What the boot clock has missed, in nanoseconds.
+    /// How much time the boot clock has missed, in nanoseconds.
     missed_ns: AtomicU64,
-    /// What both clocks have missed.
+    /// How much time both clocks have missed.
     still: Mutex<Still>,
-    /// By how many of its tasks.
+    /// How many of its tasks have stopped it.
     stopped: watch::Sender<u32>,
 }
 
-/// A machine that is paused together with its clocks.
+/// The state of a machine that is paused together with its clocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Still {
     missed_ns: u64,
-    /// What the boot clock of the machine would show, since when, and for how many tasks.
+    /// What the machine's boot clock would show, since when, and for how many tasks.
     since: Option<(Moment, u32)>,
 }
 
@@ -41,14 +41,14 @@ impl Host {
         self.still.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its clocks stand still from now on.
+    /// Stops its clocks.
     pub(super) fn stand_still(&self) {
         let mut still = self.still();
         let (since, tasks) = still.since.unwrap_or((self.clock.now(), 0));
         still.since = Some((since, tasks + 1));
     }
 
-    /// Its clocks go on, and have missed the time.
+    /// Resumes its clocks, which have missed the time.
     pub(super) fn resume(&self) {
         let mut still = self.still();
         still.since = match still.since {
@@ -73,7 +73,7 @@ impl Host {
         self.stopped.send_modify(|stopped| *stopped -= 1);
     }
 
-    /// The machine was restored from a snapshot that was taken so long ago: only the wall clock knows.
+    /// Restores the machine from a snapshot that is this old. Only the wall clock shows it.
     pub(super) fn restored(&self, gap: Duration) {
         self.missed_ns.fetch_add(gap.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -102,7 +102,7 @@ impl Clock for Host {
             // The sender lives as long as `self`, so this cannot fail.
             let _ = self.stopped.subscribe().wait_for(|stopped| *stopped == 0).await;
             left = duration.saturating_sub(self.now().longest_since(start));
-            // What is lost in rounding is less than a microsecond.
+            // A rounding error of less than a microsecond.
             if left < Duration::from_micros(1) {
                 return;
             }

@@ -1,11 +1,11 @@
-//! Bad networks between a process and whatever it calls.
+//! The interface of the simulated networks between a process and its stores.
 
 use async_trait::async_trait;
 use std::time::Duration;
 
 use crate::fault::{Chaos, FaultyRegister};
 
-/// A network that the test does harm to.
+/// A network in which a test causes faults.
 #[async_trait]
 pub(super) trait Network: Send + Sync {
     fn disconnect(&self);
@@ -13,7 +13,7 @@ pub(super) trait Network: Send + Sync {
     fn heal(&self);
     fn chaos(&self, chaos: Chaos);
     fn throttle(&self, wait: Option<Duration>);
-    /// What was held back longest arrives; `false` when nothing is.
+    /// Delivers the oldest request or answer that is held back. Returns `false` if there is none.
     async fn deliver(&self) -> bool;
 }
 

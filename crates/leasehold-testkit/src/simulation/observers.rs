@@ -1,4 +1,4 @@
-//! Those who look on in a simulated election, from machines and behind networks of their own.
+//! The observers of a simulated election. Each has its own machine and network.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use super::plan::Fault;
 use super::world::World;
 use super::{LOCK, Workload};
 
-/// How many observe each election.
+/// How many observers each election has.
 const OBSERVERS: u64 = 2;
 
-/// How long an observer whose network has healed may take to learn who leads: it may have just begun a pause after
-/// trouble, or have a request under way that will never be answered.
+/// How long an observer may take to learn who leads after its network has healed: it may have just begun to back off,
+/// or have a request under way that will never be answered.
 const LEARNING: Duration = Duration::from_secs(60);
 
-/// The name of the invariant.
+/// The invariant that the observers check.
 const OBSERVERS_ARE_TOLD: &str = "E1";
 
-/// All observers of one history.
+/// The observers of one history.
 pub(super) struct Observers {
     checker: Arc<Checker>,
     tasks: JoinSet<()>,
@@ -34,12 +34,12 @@ pub(super) struct Observers {
 
 struct Observed {
     client: Arc<Client>,
-    /// The term of the leader told last.
+    /// The term of the leader that the observer saw last.
     latest: watch::Receiver<Option<u64>>,
 }
 
 impl Observers {
-    /// None, where nobody campaigns.
+    /// Starts the observers, if the workload is an election.
     pub(super) fn start(world: &Arc<World>) -> Self {
         let (plan, mut tasks) = (&world.plan, JoinSet::new());
         let watched = (0..if plan.workload == Workload::Election { OBSERVERS } else { 0 }).map(|n| {
@@ -54,7 +54,7 @@ impl Observers {
         Self { checker: world.checker.clone(), tasks, watched }
     }
 
-    /// The history is over, and whoever leads now has `term`: all are told so, once their networks are well again.
+    /// The history is over, and the last leader has `term`. All observers must see it once their networks have healed.
     pub(super) async fn conclude(mut self, term: u64) {
         for Observed { client, latest } in &mut self.watched {
             client.world.checker.lock().concluded = true;
@@ -103,7 +103,7 @@ async fn observe(client: Arc<Client>, tell: watch::Sender<Option<u64>>) {
     client.world.checker.violated(OBSERVERS_ARE_TOLD, "an observer was told nothing any more".to_owned());
 }
 
-/// Networks break, and heal again.
+/// Breaks and heals the network of an observer.
 async fn have_accidents(client: Arc<Client>, seed: u64) {
     let plan = client.plan();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -119,7 +119,7 @@ async fn have_accidents(client: Arc<Client>, seed: u64) {
                 client.host.machine().suspend(plan.ttl.mul_f64(3.0 * random.f64()));
             }
             3 if plan.has(Fault::WallSteps) => client.host.machine().step_wall(random.i64(-3_600..3_600)),
-            // Also after all processes have died: it is none of theirs.
+            // Also after all processes have died: an observer has its own process.
             _ => {
                 client.link.revive();
                 client.link.recover(plan.chaos(random.u64(..)));
@@ -129,7 +129,7 @@ async fn have_accidents(client: Arc<Client>, seed: u64) {
 }
 
 impl Checker {
-    /// An observer that was told of `highest` before is told of `leader`.
+    /// An observer that has seen terms up to `highest` sees `leader`.
     fn told(&self, leader: &Leader, highest: Option<u64>) {
         let mut checked = self.lock();
         checked.history.told += 1;

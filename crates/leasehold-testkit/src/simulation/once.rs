@@ -10,7 +10,7 @@ use super::client::Client;
 use super::plan::Fault;
 
 impl Client {
-    /// Runs the job if it is due; it succeeds, fails or dies.
+    /// Runs the job if it is due. It succeeds, fails, or dies.
     pub(super) async fn run_once(&mut self, period: Duration) {
         let once = self.lock().once_per(period);
         let due = if self.random.u8(..3) == 0 { once.try_acquire().await } else { once.acquire().await };
@@ -38,7 +38,7 @@ impl Client {
         }
     }
 
-    /// At the end of the history: until the job can run again.
+    /// Waits at the end of the history until the job can run again.
     pub(super) async fn runs_at_last(&mut self, period: Duration) {
         while !matches!(self.lock().once_per(period).acquire().await, Ok(Due::Now(_))) {
             self.env.sleep(Duration::from_millis(100)).await;
@@ -46,14 +46,14 @@ impl Client {
         self.begun(self.world.now());
     }
 
-    /// A rest ends by the store's clock, so it is as long as its front ends agree.
+    /// A rest ends by the store's clock, so its length is only as exact as the front ends agree on the time.
     fn begun(&self, now: Duration) {
         self.world.checker.begun(now + 2 * self.plan().front_ends());
     }
 }
 
 impl Checker {
-    /// Somebody begins the job at `now`, in true time.
+    /// A process starts the job at `now`, in true time.
     fn begun(&self, now: Duration) {
         let until = self.lock().rests_until;
         if now < until {
@@ -61,7 +61,7 @@ impl Checker {
         }
     }
 
-    /// The store knows that the job ran in the period that lasts until `until`, in true time.
+    /// The store knows that the job ran in the period that ends at `until`, in true time.
     fn rests(&self, until: Duration) {
         let mut checked = self.lock();
         checked.history.runs += 1;

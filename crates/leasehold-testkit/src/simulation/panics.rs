@@ -1,11 +1,12 @@
-//! Panics of the tasks of a history. Nobody awaits most of them, so that a panic would end one unnoticed: the history
-//! would go on with less in it, and prove less.
+//! Detects panics in the tasks of a history. Most tasks are never awaited, so without this a panic would end a task
+//! unnoticed, and the history would prove less.
 
 use std::cell::RefCell;
 use std::panic;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-/// The first panic of a history, on whichever of its threads. Its own lock: who panics may hold the checker's.
+/// The first panic of a history, on any of its threads. It has its own mutex, because the panicking thread may hold
+/// the checker's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Panics(Arc<Mutex<Option<String>>>);
 
@@ -15,27 +16,27 @@ thread_local! {
 }
 
 impl Panics {
-    /// Hears of panics on this thread from now on, and no more of those of another history.
+    /// Records panics on this thread from now on, for this history instead of any other.
     pub(super) fn listen(&self) {
         install();
         HISTORY.set(Some(self.clone()));
     }
 
-    /// This thread belongs to no history any more. Gives the first panic.
+    /// Detaches this thread from its history. Returns the first panic.
     pub(super) fn conclude(&self) -> Option<String> {
         HISTORY.set(None);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// The hook that was there before goes on telling of all panics, wherever they are.
+/// Installs a panic hook. The previous hook still reports all panics.
 fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             before(info);
-            // A thread that ends has no history any more.
+            // A thread that is ending no longer has a history.
             let history = HISTORY.try_with(|history| history.borrow().clone()).ok().flatten();
             if let Some(Panics(first)) = history {
                 let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,14 +68,14 @@ mod tests {
             drop(tokio::spawn(async { panic!("on purpose") }));
             yield_now().await;
         });
-        // As clients do, whose tasks are shut down.
+        // Like the clients, whose tasks are shut down.
         found(async {
             let mut tasks = JoinSet::new();
             tasks.spawn(async { panic!("on purpose") });
             yield_now().await;
             tasks.shutdown().await;
         });
-        // As SQLite does, on a thread of its own.
+        // Like SQLite's calls, on a blocking thread.
         found(async { drop(spawn_blocking(|| panic!("on purpose"))) });
     }
 

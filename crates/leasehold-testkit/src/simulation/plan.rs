@@ -1,33 +1,33 @@
-//! What happens in one history, and its text form, by which it is replayed.
+//! The plan of one history, and its text form, from which it can be replayed.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::fault::Chaos;
 
-/// How long a waiter waits between two looks, but for jitter.
+/// The longest pause between two polls of a waiter, before jitter.
 pub(super) const LONGEST_POLL: Duration = Duration::from_millis(800);
 
-/// What the machines of a history want.
+/// What the machines of a history contend for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// One lock.
     Lock,
-    /// To be the leader, with observers looking on.
+    /// Leadership, with observers.
     Election,
-    /// A permit of a semaphore with so many.
+    /// A permit of a semaphore with this many permits.
     Semaphore(usize),
     /// A shared or an exclusive hold.
     RwLock,
 }
 
 impl Workload {
-    /// Whether there is one lock that one holds at a time, so that its tokens tell all.
+    /// Whether there is a single lock with one holder at a time, so that the tokens show everything.
     pub(super) fn is_one_lock(self) -> bool {
         matches!(self, Self::Lock | Self::Election)
     }
 
-    /// The workload that is printed so.
+    /// The workload with this printed name.
     pub(super) fn named(name: &str) -> Option<Self> {
         match name {
             "lock" => Some(Self::Lock),
@@ -49,19 +49,19 @@ impl fmt::Display for Workload {
     }
 }
 
-/// What happens in one history.
+/// The plan of one history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// All that is drawn at random follows from it.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// What they contend for.
+    /// What the machines contend for.
     pub workload: Workload,
-    /// Where the locks lie.
+    /// Where the locks are stored.
     pub store: Store,
     /// How many machines contend.
     pub machines: usize,
-    /// How many tasks the process on each machine has. Several pass a lock on among themselves. (Where a job runs once per
-    /// period, one.)
+    /// How many tasks the process on each machine has. Several tasks pass a lock on among themselves. With `once_per`,
+    /// there is one.
     pub tasks: usize,
     /// How long the history lasts, in true time.
     pub length: Duration,
@@ -69,30 +69,31 @@ pub struct Plan {
     pub ttl: Duration,
     /// How likely each harm of the network is for each request.
     pub harm: f64,
-    /// How far clock rates may be off. More than the bound of 0.005 and the promise does not hold.
+    /// How far clock rates may be off. Above the bound of 0.005 the guarantees do not hold.
     pub rate_error: f64,
-    /// How far the clocks of the store's front ends may be off, each. More than half of the margin (5 s) and the promise
-    /// does not hold.
+    /// How far the clock of each of the store's front ends may be off. Above half of the margin (5 s) the guarantees
+    /// do not hold.
     pub skew: Duration,
-    /// Instead of holding the lock now and then: all run a job once per so long.
+    /// If set, all processes run a job once per this period instead of holding the lock now and then.
     pub once_per: Option<Duration>,
-    /// Whether the resource that holders write to checks their tokens.
+    /// Whether the resource checks the tokens of its writers.
     pub fenced: bool,
-    /// What else may happen.
+    /// The kinds of faults that may occur.
     pub faults: Faults,
-    /// After this nothing of it happens any more.
+    /// No fault occurs after this moment.
     pub faults_until: Duration,
 }
 
-/// Where the locks of a history lie.
+/// Where the locks of a history are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// In a register, as records that stay.
+    /// In a register, as records that remain.
     Register,
-    /// In a file of SQLite, on one machine. Which of the calls of one instant comes first is up to threads, so what is drawn
-    /// replays, and such races do not.
+    /// In a SQLite file on one machine. The order of simultaneous calls depends on threads, so random choices can be
+    /// replayed, but such races cannot.
     File,
-    /// In a register, as objects that exist while the lock is held, as simple clients have it: a release deletes.
+    /// In a register, as objects that exist while the lock is held, the protocol of simple clients. A release deletes
+    /// the object.
     Objects,
 }
 
@@ -100,35 +101,35 @@ pub enum Store {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
-    /// Requests are applied, and their answers lost.
+    /// Requests are applied, and their answers are lost.
     LostAnswers,
     /// Requests are lost.
     LostRequests,
-    /// Requests arrive late, also when nobody waits for them any more.
+    /// Requests arrive late, even after their callers have given up.
     LateRequests,
     /// Answers arrive late.
     LateAnswers,
-    /// Requests arrive twice: at once with either answer, or much later.
+    /// Requests arrive twice: at once, with either answer, or much later.
     Doubles,
-    /// Requests are refused for now, or told to slow down.
+    /// Requests are refused for now, or answered with a request to slow down.
     Refusals,
     /// A machine is cut off.
     Partitions,
-    /// A machine's network takes requests and answers nothing.
+    /// A machine's network accepts requests and answers none.
     Hangs,
-    /// A machine sleeps, and its clocks know.
+    /// A machine is suspended, and its clocks show it.
     Suspends,
-    /// A process stands still for a while, and goes on as if nothing had happened.
+    /// A process is stopped for a while, then resumes.
     Pauses,
-    /// A virtual machine is brought back from a snapshot: its boot clock has missed the time.
+    /// A virtual machine is restored from a snapshot: its boot clock has missed the time.
     Restores,
-    /// Wall clocks are set, by up to an hour.
+    /// Wall clocks are stepped by up to an hour.
     WallSteps,
     /// Clocks go too fast or too slow.
     Rates,
-    /// A process dies with what it holds, and another starts.
+    /// A process dies with everything that it holds, and another starts.
     Crashes,
-    /// Acquisitions are given up before they are answered, or die so.
+    /// Acquisitions are given up before they are answered, or their processes die.
     Cancellations,
     /// Contenders ask for different ttls.
     Ttls,
@@ -138,11 +139,11 @@ pub enum Fault {
     Evictions,
     /// All processes die at once, and others start.
     Restarts,
-    /// For a while the store tells everybody to slow down.
+    /// The store asks all clients to slow down for a while.
     Throttling,
     /// The clocks of the store's front ends disagree.
     Skew,
-    /// A virtual machine is paused together with its clocks: it does not know that time has passed.
+    /// A virtual machine is paused together with its clocks, so that it does not notice that time has passed.
     StandStills,
     /// A process that holds a lock is copied while it runs, and the copy renews the lock too.
     Copies,
@@ -182,39 +183,39 @@ impl Fault {
 pub struct Faults(u32);
 
 impl Faults {
-    /// None.
+    /// No faults.
     pub const NONE: Self = Self(0);
 
-    /// All of them.
+    /// All faults.
     pub fn all() -> Self {
         Fault::ALL.into_iter().fold(Self::NONE, |faults, (fault, _)| faults.with(fault))
     }
 
-    /// These and `fault`.
+    /// Adds `fault`.
     #[must_use]
     pub fn with(self, fault: Fault) -> Self {
         Self(self.0 | 1 << fault as u32)
     }
 
-    /// These without `fault`.
+    /// Removes `fault`.
     #[must_use]
     pub fn without(self, fault: Fault) -> Self {
         Self(self.0 & !(1 << fault as u32))
     }
 
-    /// Whether `fault` is one of them.
+    /// Whether `fault` is in the set.
     pub fn has(self, fault: Fault) -> bool {
         self.0 & 1 << fault as u32 != 0
     }
 
-    /// How many there are.
+    /// How many faults the set has.
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 }
 
 impl Plan {
-    /// The plan that `seed` stands for: one lock in a register, and most kinds of fault.
+    /// The plan for `seed`: one lock in a register, and most kinds of fault.
     pub fn from_seed(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let length = Duration::from_secs(random.u64(30..60));
@@ -235,7 +236,7 @@ impl Plan {
             faults_until: length,
         };
         for (fault, _) in Fault::ALL {
-            // Not all at once in every history: some hide what others do.
+            // Not all faults in every history: some hide the effects of others.
             let one_in = if fault == Fault::Deletions { 4 } else { 3 };
             if (random.u8(..one_in) == 0) == (fault == Fault::Deletions) {
                 plan.faults = plan.faults.with(fault);
@@ -244,30 +245,30 @@ impl Plan {
         plan
     }
 
-    /// The plan that `seed` stands for, with a job that runs once per period.
+    /// The plan for `seed`, with a job that runs once per period.
     pub fn once_from_seed(seed: u64) -> Self {
         let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
         let mut plan = Self { once_per: Some(Duration::from_millis(period_ms)), ..Self::from_seed(seed) };
-        // Who deletes the record by hand deletes what tells that it ran; who evicts ends the rest.
+        // Deleting the record by hand deletes the record of the run. An eviction ends the rest.
         plan.faults = plan.faults.without(Fault::Deletions).without(Fault::Evictions);
         plan
     }
 
-    /// A history in which nothing goes wrong.
+    /// A history without faults.
     pub fn quiet_from_seed(seed: u64) -> Self {
         Self { harm: 0.0, machines: 1, ..Self::from_seed(seed) }.with_faults(Faults::NONE)
     }
 
-    /// The same with these kinds of fault.
+    /// Replaces the kinds of fault.
     #[must_use]
     pub fn with_faults(self, faults: Faults) -> Self {
         Self { faults, ..self }
     }
 
-    /// The same with what `knobs` says, in the form in which plans are printed: `machines=2,faults=crashes+rates`.
+    /// Applies `knobs`, which have the form in which plans are printed: `machines=2,faults=crashes+rates`.
     ///
     /// # Errors
-    /// The knob that is none, or has no such value.
+    /// The knob that does not exist or has an invalid value.
     pub fn with(mut self, knobs: &str) -> Result<Self, String> {
         for knob in knobs.split(',').filter(|knob| !knob.is_empty()) {
             let set = knob.split_once('=').and_then(|(name, value)| self.set(name, value));
@@ -308,7 +309,7 @@ impl Plan {
         self.faults.has(fault)
     }
 
-    /// What the network does to requests drawn from `seed`.
+    /// The network's faults, drawn from `seed`.
     pub(super) fn chaos(&self, seed: u64) -> Chaos {
         let harm = |fault| if self.has(fault) { self.harm } else { 0.0 };
         let mut chaos = Chaos::seeded(seed);
@@ -328,33 +329,35 @@ impl Plan {
         if self.has(Fault::Rates) { self.rate_error } else { 0.0 }
     }
 
-    /// How far front ends are off. Tokens of records that were deleted by hand are as good as they agree, which is said
-    /// in the documentation.
+    /// How far front ends are off. After deletions by hand, tokens rise only as far as the front ends agree on the
+    /// time, as the documentation says.
     pub(super) fn front_ends(&self) -> Duration {
         if self.has(Fault::Skew) && !self.has(Fault::Deletions) { self.skew } else { Duration::ZERO }
     }
 
-    /// The longest ttl that anybody asks for.
+    /// The longest ttl of any claim.
     pub(super) fn longest_ttl(&self) -> Duration {
         if self.has(Fault::Ttls) { 2 * self.ttl } else { self.ttl }
     }
 
-    /// Whether nothing goes wrong, and the tasks of each process want the lock all the time: then nobody is to starve.
+    /// Whether there are no faults and the tasks of each process want the lock all the time. Then no process may
+    /// starve.
     pub(super) fn is_rush(&self) -> bool {
         self.tasks > 1 && self.faults == Faults::NONE
     }
 
-    /// For how long a process may wait in a rush beside one other. Of several, any may be the one that finds the lock free.
+    /// How long a process may wait in a rush with one other process. With more processes, any of them may find the
+    /// lock free.
     pub(super) fn longest_wait(&self) -> Option<Duration> {
-        // A stay, and the one who has the lock at its end.
+        // A stay, and the hold that is in progress at its end.
         let stay = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
-        // That others wait shows after eight stays at the latest. Then there is an absence, in which who waits looks once; the
-        // very first grant waits for the store's clock.
+        // A process notices other waiters after at most eight stays. Then it pauses, and a waiter looks once during
+        // that pause. The very first grant also waits for the store's clock.
         let bound = 9 * stay + 2 * LONGEST_POLL + Duration::from_millis(2_200);
         (self.machines == 2).then_some(bound)
     }
 
-    /// Whether nobody is in anybody's way, and nothing goes wrong.
+    /// Whether there is neither contention nor a fault.
     pub(super) fn is_quiet(&self) -> bool {
         self.machines == 1 && self.tasks == 1 && self.faults == Faults::NONE
     }
@@ -365,7 +368,7 @@ impl Store {
         [(Self::Register, "register"), (Self::File, "file"), (Self::Objects, "objects")];
 }
 
-/// In one line, as `LEASEHOLD_PLAN` takes it.
+/// One line, in the form that `LEASEHOLD_PLAN` takes.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, workload, machines, tasks, harm, rate_error, fenced, .. } = self;
@@ -390,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_is_read_back_from_what_is_printed() {
+    fn a_printed_plan_is_parsed_back() {
         for seed in 0..50 {
             let plan = Plan { workload: Workload::Semaphore(3), ..Plan::once_from_seed(seed) };
             assert_eq!(Plan::from_seed(seed + 1).with(&plan.to_string()), Ok(plan));

@@ -1,4 +1,4 @@
-//! The stores of a simulated history, with the checker looking on: it sees what is committed, and in which order.
+//! The stores of a simulated history. The checker observes what they commit, and in which order.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use super::checker::{self, Checker};
 use super::plan::LONGEST_POLL;
 use super::{LOCK, RESOURCE};
 
-/// A register with the checker looking on.
+/// A register that the checker observes.
 #[derive(Debug)]
 pub(super) struct Recorder {
     pub(super) inner: MemoryRegister,
     pub(super) checker: Arc<Checker>,
     pub(super) requests: AtomicUsize,
-    /// Whether what is there may be deleted. A late copy of a create then finds nothing again, as it expects to.
+    /// Whether records may be deleted. A late copy of a create may then succeed, because it finds nothing.
     deletes: bool,
 }
 
-/// What matters of a lock's record.
+/// The fields of a lock's record that the checker needs.
 #[derive(Deserialize)]
 struct Record<'a> {
     state: &'a str,
@@ -68,7 +68,7 @@ impl Record<'_> {
     }
 }
 
-/// Somebody sends `value` at `now`, in true time, to be written under `key`.
+/// A process sends `value` at `now`, in true time, to be written to `key`.
 pub(super) fn sends(checker: &Checker, key: &str, value: &[u8], now: Duration) {
     if let Some(name) = lock_name(key)
         && let Ok(record) = serde_json::from_slice::<Record<'_>>(value)
@@ -78,7 +78,7 @@ pub(super) fn sends(checker: &Checker, key: &str, value: &[u8], now: Duration) {
     }
 }
 
-/// The lock whose record lies under `key`.
+/// The lock whose record has this key.
 fn lock_name(key: &str) -> Option<&str> {
     let name = key.strip_suffix(".lock").unwrap_or(key);
     (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
@@ -96,7 +96,7 @@ impl Recorder {
     fn written(&self, key: &str, version: &Version, creates: bool, Body { bytes, metadata }: &Body) {
         if key == RESOURCE {
             let token = metadata.user.get("leasehold-token").and_then(|token| token.parse().ok());
-            // A resource that checks nothing is told the token along with the content.
+            // Writers to a resource that does not check tokens put the token into the content.
             let content = String::from_utf8_lossy(bytes);
             let told = content.split(' ').next().and_then(|token| token.parse().ok());
             self.checker.accepted(token.or(told).unwrap_or(0), &content);
@@ -106,7 +106,7 @@ impl Recorder {
             if !(creates && self.deletes) {
                 self.checker.applied(key, record.nonce);
             }
-            // The token of the grant that created an object is the object's own generation.
+            // The grant that created an object has the object's generation as its token.
             let generation = || version.as_str().parse().unwrap_or(0);
             let token = if record.token == 0 { generation() } else { record.token };
             if record.state == "held" {
@@ -163,7 +163,7 @@ impl Register for Recorder {
     }
 
     fn capabilities(&self) -> RegisterCapabilities {
-        // Of a store behind a network: with the memory's own, a history would be polls and little else.
+        // Polls like a store behind a network: with the memory store's interval, a history would consist of polls.
         let poll_interval = PollInterval { min: Duration::from_millis(50), max: LONGEST_POLL };
         RegisterCapabilities { poll_interval, ..self.inner.capabilities() }
     }

@@ -1,18 +1,18 @@
-//! Making the plan of a violation smaller for as long as the same invariant is violated.
+//! Shrinks the plan of a violation while the same invariant is violated.
 
 use std::time::Duration;
 
 use super::plan::{Fault, Plan};
 use super::{Violation, run};
 
-/// How many seeds a smaller plan is tried with: what is drawn differs as soon as anything is left out.
+/// How many seeds each smaller plan is tried with: leaving anything out changes all random choices.
 const SEEDS: u64 = 48;
 
-/// How many histories it may take in all.
+/// The limit of histories in total.
 const HISTORIES: u32 = 8_000;
 
-/// The smallest plan that is found in which the invariant of `violation` is violated too: kinds of fault are left out one by
-/// one, then machines, what befalls them late, and what comes after the violation. Takes some thousand histories at most.
+/// Finds a smaller plan that violates the same invariant. Leaves out kinds of fault one by one, then machines, late
+/// faults, and the time after the violation. Runs some thousand histories at most.
 ///
 /// ```no_run
 /// # use leasehold_testkit::simulation::{Plan, run, shrink};
@@ -22,7 +22,7 @@ const HISTORIES: u32 = 8_000;
 /// ```
 pub fn shrink(violation: Box<Violation>) -> Box<Violation> {
     let mut search = Search { smallest: violation, left: HISTORIES };
-    // First, while the history is long: in a short one little happens without one fault or the other.
+    // First, while the history is long: in a short one, little happens without one fault or another.
     while search.leaves_a_fault_out() {}
     while search.makes_it_smaller() {}
     search.smallest
@@ -34,7 +34,7 @@ struct Search {
 }
 
 impl Search {
-    /// Whether any of the plans with a fault less violates the same.
+    /// Whether a plan with one fault fewer violates the same invariant.
     fn leaves_a_fault_out(&mut self) -> bool {
         let mut smaller = false;
         for (fault, _) in Fault::ALL {
@@ -46,7 +46,7 @@ impl Search {
         smaller
     }
 
-    /// Whether any of the smaller plans violates the same.
+    /// Whether a smaller plan violates the same invariant.
     fn makes_it_smaller(&mut self) -> bool {
         let mut smaller = self.leaves_a_fault_out();
         let plan = self.smallest.plan.clone();
@@ -75,7 +75,7 @@ impl Search {
         smaller
     }
 
-    /// With its own seed first: what was drawn until then may be the same.
+    /// Tries its own seed first: its random choices may be the same up to the violation.
     fn try_plan(&mut self, plan: Plan) -> bool {
         for n in 0..SEEDS {
             if self.left == 0 {

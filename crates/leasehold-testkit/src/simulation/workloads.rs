@@ -1,4 +1,4 @@
-//! What the machines of a simulated history want, and who may have it at once.
+//! The workloads of the simulated machines, and who may hold what at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::checker::{Checker, Held};
 use super::client::Client;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
 
-/// How long a contender may wait for the store's clock, whose answers are true to a second: before it creates a record,
-/// and again when it finds one that another has just created.
+/// How long a contender may wait for the store's clock, whose answers are exact to a second: before it creates a
+/// record, and again when it finds a record that another has just created.
 const CLOCK_WAITS: Duration = Duration::from_millis(2_200);
 
 impl Client {
-    /// One of what there is, and how it is held.
+    /// Acquires what the workload contends for. Returns how it is held.
     pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
         let tries = self.random.u8(..3) == 0 && !self.plan().is_rush();
         let lock = self.lock();
@@ -25,7 +25,7 @@ impl Client {
             Workload::Lock if tries => lock.try_acquire().await?,
             Workload::Lock => lock.acquire().await?,
             Workload::Election => {
-                // It advertises what no other does.
+                // It advertises a value that no other acquisition has.
                 let candidate = lock.election().value(self.note.clone());
                 Guard::from(if tries {
                     candidate.try_campaign().await?
@@ -49,12 +49,12 @@ impl Client {
         Ok((guard, Held::Alone))
     }
 
-    /// In what time a lock is free again that nobody renews: ttl (1 + rho) + delta on the slowest clock, and a poll.
+    /// How long until a lock is free again after its last renewal: ttl (1 + rho) + delta on the slowest clock, and a
+    /// poll.
     pub(super) fn bound(&self) -> Duration {
         let ttl = Ttl::new(self.plan().longest_ttl()).unwrap_or_default();
-        // A create that is still on its way (for at most a ttl, see `Plan::chaos`) may find nothing, where a release
-        // deletes.
-        // Elsewhere the renewal of one that is dead may be.
+        // If a release deletes the object, a late create (up to a ttl late, see `Plan::chaos`) may succeed. In other
+        // stores, a late renewal of a dead holder may.
         let late = match self.plan().store {
             Store::Objects => 2 * self.plan().ttl,
             Store::Register | Store::File if self.plan().has(Fault::LateRequests) => self.plan().ttl,
@@ -64,12 +64,12 @@ impl Client {
         on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }
 
-    /// I7: whoever died holding what, all of it can be had again within a lapse and a poll.
+    /// I7: everything that a dead holder held can be acquired again within a lapse and a poll.
     pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
         let bound = self.bound();
         let (all, bound) = match self.plan().workload {
             Workload::Semaphore(permits) => (permits, bound),
-            // Slots are not looked at before the gate is had.
+            // The slots are tried only once the gate is held.
             Workload::RwLock => (1, bound * 2),
             Workload::Lock | Workload::Election => (1, bound),
         };
@@ -95,7 +95,7 @@ impl Client {
 }
 
 impl Checker {
-    /// Somebody was granted `guard`.
+    /// A client was granted `guard`.
     pub(super) fn granted(&self, guard: Guard, how: Held, workload: Workload) -> Arc<Guard> {
         let guard = Arc::new(guard);
         let mut checked = self.lock();
@@ -107,7 +107,7 @@ impl Checker {
         guard
     }
 
-    /// A check of what is held as `how` has passed: asks all other guards in the same instant.
+    /// A check of something held as `how` has passed: checks all other guards in the same instant.
     pub(super) fn together(&self, how: Held) {
         let guards = self.lock().held.clone();
         let believed = guards

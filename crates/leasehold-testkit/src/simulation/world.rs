@@ -1,4 +1,4 @@
-//! What the machines of a history share: true time, the store, the resource, and the networks between.
+//! What the machines of a history share: true time, the store, the resource, and the networks.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,19 +25,19 @@ pub(super) struct World {
     pub(super) checker: Arc<Checker>,
     /// True time.
     clock: Arc<TestClock>,
-    /// Where the locks lie, in all but files.
+    /// The store of the locks, unless they are in a file.
     pub(super) register: Arc<Recorder>,
-    /// Where else they lie.
+    /// The file with the locks, if they are in one.
     file: Option<Disk>,
-    /// What holders write to.
+    /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
     spent: Mutex<Spent>,
-    /// Where nothing goes wrong: which processes wait, by their seeds.
+    /// The processes that wait, by their seeds, in a history without faults.
     waiting: Mutex<HashMap<u64, Waiting>>,
 }
 
-/// What entitles to requests, in a history in which one has the lock to itself.
+/// The events that allow requests, in a history without contention.
 #[derive(Debug, Default)]
 struct Spent {
     acquisitions: usize,
@@ -45,15 +45,15 @@ struct Spent {
     held_since: Option<Duration>,
 }
 
-/// Who waits in a process.
+/// The waiting tasks of a process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Waiting {
     tasks: usize,
-    /// Since one of them does, or one was served last.
+    /// Since when one of them waits, or since the last one was served.
     since: Duration,
 }
 
-/// A file on the only machine of a history, the stores that have it open, and the clock of that machine.
+/// A file on the only machine of a history, the stores that have it open, and that machine's clock.
 struct Disk {
     stores: Vec<Arc<dyn LeaseStore>>,
     clock: Arc<TestClock>,
@@ -80,7 +80,7 @@ impl Disk {
 /// How many connections to a file the processes of a history share.
 const CONNECTIONS: u64 = 2;
 
-/// The networks between one process, the store and the resource.
+/// The networks from one process to the store and to the resource.
 #[derive(Clone)]
 pub(super) struct Link {
     locks: Arc<dyn Network>,
@@ -121,7 +121,7 @@ impl World {
         &self.clock
     }
 
-    /// Lets true time pass.
+    /// Waits in true time.
     pub(super) async fn clock_sleep(&self, duration: Duration) {
         self.clock.sleep(duration).await;
     }
@@ -147,7 +147,7 @@ impl World {
         let mut options = StoreOptions::default();
         options.env = env.clone();
         options.store_clock = store_clock;
-        // No more than front ends that disagree make necessary: what else is wrong with bounds of time is to show.
+        // Only skewed front ends need a margin. A smaller margin shows other errors in the time bounds.
         if skew_us == 0 {
             options.margin = Duration::ZERO;
         }
@@ -184,7 +184,7 @@ impl World {
         }
     }
 
-    /// A network to the register, with the checker told of what is sent.
+    /// A network to the register. The checker sees what is sent.
     fn network(&self) -> FaultyRegister {
         let (checker, clock) = (self.checker.clone(), self.clock.clone());
         FaultyRegister::new(self.register.clone()).observed(move |sent| {
@@ -194,12 +194,12 @@ impl World {
         })
     }
 
-    /// The clock of a new process's machine; `None` where each has its own.
+    /// The clock of a new process's machine; `None` if each process has its own machine.
     pub(super) fn machine_clock(&self) -> Option<Arc<TestClock>> {
         self.file.as_ref().map(|file| file.clock.clone())
     }
 
-    /// An operator's own locker: on true time, and on a good network.
+    /// The operator's locker, on true time and on a good network.
     pub(super) fn operator(&self) -> Locker {
         let mut options = StoreOptions::default();
         options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
@@ -209,7 +209,7 @@ impl World {
         })
     }
 
-    /// The networks of all processes that there are and were.
+    /// The networks of all processes, including dead ones.
     pub(super) fn links(&self) -> Vec<Link> {
         self.all_links().clone()
     }
@@ -218,21 +218,21 @@ impl World {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody has the lock.
+    /// A process has acquired the lock.
     pub(super) fn acquired(&self) {
         let mut spent = self.spent();
         spent.acquisitions += 1;
         spent.held_since = Some(self.now());
     }
 
-    /// And has it no more.
+    /// The process has released the lock.
     pub(super) fn released(&self) {
         let mut spent = self.spent();
         let since = spent.held_since.take().unwrap_or_default();
         spent.held += self.now() - since;
     }
 
-    /// A task of the process with this seed wants the lock.
+    /// A task of the process with this seed starts to wait for the lock.
     pub(super) fn waits(&self, seed: u64) {
         let mut waiting = self.waiting();
         let process = waiting.entry(seed).or_default();
@@ -242,7 +242,7 @@ impl World {
         process.tasks += 1;
     }
 
-    /// It has it.
+    /// The task has stopped waiting.
     pub(super) fn waits_no_more(&self, seed: u64) {
         let mut waiting = self.waiting();
         let Some(process) = waiting.get_mut(&seed) else { return };
@@ -252,7 +252,7 @@ impl World {
         self.has_waited(since);
     }
 
-    /// F1, of those who still wait at the end.
+    /// Checks F1 for processes that still wait at the end.
     pub(super) fn check_waits(&self) {
         let waiting: Vec<_> = self.waiting().values().copied().collect();
         waiting.iter().filter(|process| process.tasks > 0).for_each(|process| self.has_waited(process.since));
@@ -272,13 +272,13 @@ impl World {
         self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// I9: in a quiet history, each acquisition costs one request, the first of a process one more, each release one, and
-    /// each renewal one. Renewals come every third of the ttl, or a tenth of that earlier.
+    /// I9: in a quiet history, each acquisition costs one request, the first of a process one more, each release one,
+    /// and each renewal one. Renewals come every third of the ttl, or up to a tenth of that earlier.
     pub(super) fn check_budget(&self) {
         let Spent { acquisitions, held, held_since } = *self.spent();
         let held = held + held_since.map_or(Duration::ZERO, |since| self.now() - since);
         let renewals = held.as_secs_f64() / (self.plan.ttl.as_secs_f64() / 3.0 * 0.9);
-        // The latest acquisition may have been interrupted before anybody heard of it.
+        // The latest acquisition may have been interrupted before its answer arrived.
         let budget = 1 + 2 * acquisitions + 2 + renewals as usize;
         self.checker.spent(self.register.requests.load(Ordering::Relaxed), budget);
     }
@@ -297,26 +297,26 @@ impl Link {
         self.each().into_iter().for_each(<dyn Network>::stall);
     }
 
-    /// Cut off for ever: its process is no more.
+    /// Cuts the network off for ever: its process is dead.
     pub(super) fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
         self.disconnect();
     }
 
-    /// Well again, without any harm.
+    /// Removes all faults.
     pub(super) fn heal(&self) {
         if !self.dead.load(Ordering::Relaxed) {
             self.each().into_iter().for_each(<dyn Network>::heal);
         }
     }
 
-    /// Well again, also if it was cut off for ever with everybody else's.
+    /// Removes all faults, even after [`die`](Self::die).
     pub(super) fn revive(&self) {
         self.dead.store(false, Ordering::Relaxed);
         self.heal();
     }
 
-    /// Well again, but for `chaos`.
+    /// Removes all faults except `chaos`.
     pub(super) fn recover(&self, chaos: Chaos) {
         self.heal();
         self.locks.chaos(chaos.clone());
@@ -327,7 +327,7 @@ impl Link {
         self.each().into_iter().for_each(|network| network.throttle(wait));
     }
 
-    /// What was held back longest arrives.
+    /// Delivers the oldest request or answer that is held back.
     pub(super) async fn deliver(&self) {
         for network in self.each() {
             network.deliver().await;

@@ -1,10 +1,10 @@
-//! moto, which is a server for S3 and for DynamoDB.
+//! moto, a server with both S3 and DynamoDB.
 
 use tokio::process::Command;
 
 use crate::launch::program;
 
-/// Runs moto on `address`. Its data is in memory: it can be stopped, and not be killed.
+/// The command that runs moto on `address`. It keeps its data in memory, so chaos may stop it but not kill it.
 pub(super) fn moto(address: &str) -> Command {
     let (host, port) = address.split_once(':').unwrap_or((address, ""));
     let mut moto = Command::new(program("LEASEHOLD_TEST_MOTO_PYTHON"));

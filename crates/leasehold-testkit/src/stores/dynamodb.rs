@@ -1,4 +1,4 @@
-//! DynamoDB: DynamoDB Local and moto.
+//! DynamoDB, on DynamoDB Local and on moto.
 
 use std::io;
 use std::path::Path;
@@ -24,9 +24,9 @@ impl Server {
     pub const DYNAMODB_LOCAL: Self = Self { variable: "LEASEHOLD_TEST_DYNAMODB_LOCAL" };
     /// moto's DynamoDB.
     pub const DYNAMODB_MOTO: Self = Self { variable: "LEASEHOLD_TEST_DYNAMODB_MOTO" };
-    /// moto as it comes, whose DynamoDB checks conditions and then writes: two steps.
+    /// Unmodified moto, whose DynamoDB is not atomic: it checks conditions, then writes.
     pub const DYNAMODB_RACY: Self = Self { variable: "LEASEHOLD_TEST_BAD_DYNAMODB_RACY" };
-    /// Every DynamoDB that locks work on.
+    /// Every DynamoDB on which locks work.
     pub const DYNAMODB: &[Self] = &[Self::DYNAMODB_LOCAL, Self::DYNAMODB_MOTO];
 }
 
@@ -51,7 +51,7 @@ fn client_options(endpoint: &str, table: &str) -> Vec<String> {
 #[derive(Debug)]
 pub struct DynamoDb;
 
-/// The option that creates a missing table.
+/// The option that creates the table.
 const CREATE: &str = "create=true";
 
 #[async_trait]
@@ -69,7 +69,7 @@ impl TestStore for DynamoDb {
         }
     }
 
-    /// A table for each case, and not a prefix of one table: a listing reads the whole table, and moto, which serves one
+    /// Each case gets its own table instead of a prefix: a listing reads the whole table, and moto, which handles one
     /// request at a time, would delay the renewals of other cases.
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
         let url = storage.server.expect("a server").url();
@@ -86,7 +86,7 @@ impl TestStore for DynamoDb {
         assert!(deleted.attributes.is_some(), "there is a record to delete");
     }
 
-    /// For a table of its own; `./test` has done that for the one that others share.
+    /// Only for the separate table of a case; `./test` does it for the shared table.
     async fn vouch_for(&self, url: &str) {
         if !url.contains(CREATE) {
             return;
@@ -104,8 +104,8 @@ impl TestStore for DynamoDb {
         Some(Budget {
             request: |seen| operation(seen, "/lock"),
             examines_first: false,
-            // The first finds that there is no item, whose token could be counted on, and tells the time; the second creates
-            // it; the third gives it a token that is certainly new.
+            // The first finds no item and reads the time; the second creates the item; the third gives it a token that
+            // is certainly new.
             first: &["UpdateItem", "UpdateItem", "UpdateItem"],
             cold: &["UpdateItem"],
             refusal: &["UpdateItem"],
@@ -141,17 +141,17 @@ impl TestStore for DynamoDb {
     }
 }
 
-/// The operation that `seen` is, if it is one on an item whose key ends with `key`.
+/// The operation of `seen`, if it concerns an item whose key ends with `key`.
 pub fn operation(seen: &Seen, key: &str) -> Option<String> {
     let body: serde_json::Value = serde_json::from_slice(&seen.body).unwrap();
     let (_, operation) = seen.target.as_ref()?.rsplit_once('.')?;
     body["Key"]["key"]["S"].as_str()?.ends_with(key).then(|| operation.to_owned())
 }
 
-/// A plain client of the table that a store URL names, and the table's name: for what people do beside leasehold.
+/// A plain client of the table that a store URL names, and the table's name, for operations outside leasehold.
 ///
 /// # Panics
-/// When the URL has no endpoint and no region.
+/// When the URL has no endpoint or no region.
 pub async fn client(url: &str) -> (aws_sdk_dynamodb::Client, String) {
     let mut url = parsed(url);
     let config = aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await;
@@ -162,7 +162,7 @@ pub async fn client(url: &str) -> (aws_sdk_dynamodb::Client, String) {
     (aws_sdk_dynamodb::Client::from_conf(config), url.authority().unwrap().to_owned())
 }
 
-/// DynamoDB Local, with its data on the disk or in memory.
+/// DynamoDB Local, with its data on disk or in memory.
 #[derive(Debug)]
 struct Local {
     in_memory: bool,

@@ -29,16 +29,16 @@ use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 mod chaos;
 
 impl Server {
-    /// etcd itself, one member.
+    /// etcd with one member.
     pub const ETCD: Self = Self { variable: "LEASEHOLD_TEST_ETCD" };
 }
 
 impl Program {
     /// etcd's server, for clusters that a test starts itself.
     pub const ETCD_SERVER: Self = Self::tool("LEASEHOLD_TEST_ETCD_SERVER");
-    /// etcd's command, which has `lock`.
+    /// etcd's command-line client, which has a `lock` command.
     pub const ETCDCTL: Self = Self::tool("LEASEHOLD_TEST_ETCDCTL");
-    /// A peer: the mutex of etcd's client in Go.
+    /// A peer: the mutex of etcd's Go client.
     pub const ETCD_GO: Self = Self::peer("LEASEHOLD_TEST_PEER_ETCD_GO", |url| {
         options(&[("--endpoint", parsed(url).authority().expect("the store URL names a host"))])
     });
@@ -130,10 +130,10 @@ impl Measured for Cluster {
     }
 }
 
-/// Runs etcd's own tool on `endpoint`, and gives what it says.
+/// Runs `etcdctl` on `endpoint` and returns its output.
 ///
 /// # Panics
-/// When it fails.
+/// When the command fails.
 pub async fn etcdctl(endpoint: &str, arguments: &[&str]) -> String {
     try_etcdctl(endpoint, arguments).await.unwrap_or_else(|error| panic!("etcdctl {arguments:?}: {error}"))
 }
@@ -153,7 +153,7 @@ async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, Strin
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Waits until `count` keys begin with `prefix`: so many hold or wait.
+/// Waits until `count` keys begin with `prefix`: so many clients hold the lock or wait.
 pub async fn in_line(endpoint: &str, prefix: &str, count: usize) {
     let standing = async {
         loop {

@@ -1,4 +1,4 @@
-//! Google Cloud Storage: fake-gcs-server.
+//! Google Cloud Storage, on fake-gcs-server.
 
 use std::io;
 use std::path::Path;
@@ -20,9 +20,9 @@ use crate::servers::{Server, below, endpoint, parsed};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {
-    /// fake-gcs-server, a GCS in Go.
+    /// fake-gcs-server, a GCS server in Go.
     pub const FAKE_GCS: Self = Self { variable: "LEASEHOLD_TEST_GCS_FAKE" };
-    /// gcp-storage-emulator, a GCS in Python, which ignores preconditions.
+    /// gcp-storage-emulator, a GCS server in Python, which ignores preconditions.
     pub const BAD_GCS: Self = Self { variable: "LEASEHOLD_TEST_BAD_GCS" };
 }
 
@@ -63,7 +63,7 @@ impl TestStore for Gcs {
 
     fn budget(&self) -> Option<Budget> {
         Some(Budget {
-            // Uploads have the object's name in their body, so all requests are counted.
+            // An upload has the object's name in its body, so all requests are counted.
             request: |seen| Some(seen.method.clone()),
             examines_first: true,
             first: &["GET", "POST"],
@@ -116,7 +116,7 @@ impl Launch for FakeGcsServer {
         let header = "content-type: application/json\r\n";
         let made = http::exchange(address, "POST", "/storage/v1/b?project=p", header, body.as_bytes());
         match made.await? {
-            // Or an earlier try has made it, and its answer was lost.
+            // 409: an earlier try created it, and its answer was lost.
             (200 | 409, _) => {
                 Ok(below(&format!("gs://{STORE}?{}&credentials=anonymous", endpoint(address)), "chaos"))
             }

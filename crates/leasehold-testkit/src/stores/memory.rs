@@ -1,4 +1,4 @@
-//! The memory of a process.
+//! Storage in the memory of the test process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::conformance::Harness;
 use crate::harness::OnRegister;
 use crate::test_store::{Bench, Kind, Storage, TestStore};
 
-/// The memory of a process.
+/// Storage in the memory of the test process.
 #[derive(Debug)]
 pub struct Memory;
 

@@ -1,4 +1,4 @@
-//! S3: MinIO and moto.
+//! S3, on MinIO and on moto.
 
 use std::io;
 use std::path::Path;
@@ -25,18 +25,18 @@ use crate::servers::{Server, below, endpoint, parsed};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {
-    /// MinIO, an S3 in Go.
+    /// MinIO, an S3 server in Go.
     pub const MINIO: Self = Self { variable: "LEASEHOLD_TEST_S3_MINIO" };
-    /// moto, an S3 in Python.
+    /// moto, an S3 server in Python.
     pub const MOTO: Self = Self { variable: "LEASEHOLD_TEST_S3_MOTO" };
-    /// An old gofakes3, an S3 in Go, which ignores preconditions.
+    /// An old gofakes3, an S3 server in Go, which ignores preconditions.
     pub const S3_IGNORING: Self = Self { variable: "LEASEHOLD_TEST_BAD_S3_IGNORING" };
-    /// s3s-fs, an S3 in Rust, which checks preconditions and then writes: two steps.
+    /// s3s-fs, an S3 server in Rust, which is not atomic: it checks preconditions, then writes.
     pub const S3_RACY: Self = Self { variable: "LEASEHOLD_TEST_BAD_S3_RACY" };
 }
 
 impl Program {
-    /// Amazon's command.
+    /// The AWS command-line client.
     pub const AWS: Self = Self::tool("LEASEHOLD_TEST_AWS");
 }
 
@@ -55,7 +55,7 @@ impl TestStore for S3 {
             &[
                 Storage::at("s3_minio", Server::MINIO, Kind::Http),
                 Storage::at("s3_moto", Server::MOTO, Kind::Serial),
-                // Without tokens.
+                // The existence protocol has no tokens.
                 Storage::at("s3_moto_existence", Server::MOTO, Kind::Alone).with("protocol=existence"),
             ]
         }
@@ -66,7 +66,7 @@ impl TestStore for S3 {
     }
 
     async fn delete_record(&self, url: &str, name: &LockName) {
-        // Not through leasehold's register, which deletes only where the server can do so conditionally: MinIO cannot.
+        // Not through leasehold's register, which deletes only if the server has conditional deletes. MinIO does not.
         let (client, parsed) = (client(url).await, parsed(url));
         let key = format!("{}/{}", parsed.path().trim_matches('/'), object(url, name));
         let bucket = parsed.authority().unwrap();
@@ -132,7 +132,7 @@ impl TestStore for S3 {
 /// A client of the server at `url`, for what an operator does by hand.
 ///
 /// # Panics
-/// When the URL has no endpoint and no region.
+/// When the URL has no endpoint or no region.
 pub async fn client(url: &str) -> aws_sdk_s3::Client {
     let mut url = parsed(url);
     client_of(&url.take("endpoint").unwrap(), url.take("region").unwrap()).await
@@ -148,7 +148,7 @@ async fn client_of(endpoint: &str, region: String) -> aws_sdk_s3::Client {
     aws_sdk_s3::Client::from_conf(config)
 }
 
-/// MinIO, which keeps what it was told over `kill -9`.
+/// MinIO, whose data survives `kill -9`.
 #[derive(Debug)]
 struct MinIo;
 
@@ -161,7 +161,7 @@ impl Launch for MinIo {
     fn command(&self, address: &str, folder: &Path) -> Command {
         let mut minio = Command::new(program("LEASEHOLD_TEST_MINIO_SERVER"));
         minio.arg("server").arg(folder.join("minio")).args(["--address", address]);
-        // Or it makes one in the home of whoever runs this.
+        // By default MinIO creates this folder in the user's home.
         minio.arg("--certs-dir").arg(folder.join("certs"));
         minio.env("MINIO_ROOT_USER", program("AWS_ACCESS_KEY_ID"));
         minio.env("MINIO_ROOT_PASSWORD", program("AWS_SECRET_ACCESS_KEY"));
@@ -188,7 +188,7 @@ impl Launch for Moto {
 async fn make_bucket(address: &str) -> io::Result<String> {
     let client = client_of(&format!("http://{address}"), "us-east-1".to_owned()).await;
     match client.create_bucket().bucket(STORE).send().await {
-        // An earlier try has made it, and its answer was lost.
+        // An earlier try created it, and its answer was lost.
         Err(error)
             if !error.as_service_error().is_some_and(|error| error.is_bucket_already_owned_by_you()) =>
         {

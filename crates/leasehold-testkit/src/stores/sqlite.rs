@@ -1,4 +1,4 @@
-//! SQLite: a file.
+//! SQLite, in a file.
 
 #[cfg(feature = "chaos")]
 use std::io;
@@ -76,7 +76,7 @@ impl TestStore for Sqlite {
     }
 }
 
-/// A file, which nothing lies between.
+/// A SQLite file. There is no network to harm.
 #[cfg(feature = "chaos")]
 #[derive(Debug)]
 struct File(PathBuf);

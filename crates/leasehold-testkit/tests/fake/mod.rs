@@ -1,4 +1,4 @@
-//! A store in memory that is right, or wrong in one way of the test's choosing.
+//! An in-memory store that is correct, or has one chosen flaw.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,13 +22,13 @@ use tokio::sync::Notify;
 
 macro_rules! flaws {
     ($($flaw:ident,)*) => {
-        /// One way to be wrong.
+        /// A flaw of the store.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Flaw {
             $($flaw,)*
         }
 
-        /// Every way to be wrong.
+        /// All flaws.
         pub(crate) const FLAWS: &[Flaw] = &[$(Flaw::$flaw,)*];
     };
 }
@@ -46,7 +46,7 @@ flaws! {
     RefusesItsOwnClaim,
     AsksAndActsApart,
     TakesOverByAskingAndActingApart,
-    NobodyKnowsTheHolder,
+    HolderIsUnknown,
     OneLockForAll,
     CaseDoesNotMatter,
     NamesEndAtPercent,
@@ -77,7 +77,7 @@ flaws! {
     DetachEnds,
 }
 
-/// Storage for one case.
+/// The storage of one case.
 pub(crate) struct Fake {
     shared: Arc<Shared>,
 }
@@ -88,7 +88,7 @@ struct Shared {
     woken: Notify,
     env: Env,
     flaw: Option<Flaw>,
-    /// The highest token of any row, also of those that were deleted.
+    /// The highest token of any row, including deleted rows.
     highest: AtomicU64,
 }
 
@@ -114,7 +114,7 @@ struct Live {
 struct Store(Arc<Shared>);
 
 impl Fake {
-    /// A store with that flaw, or without any.
+    /// A store with this flaw, or without any.
     pub(crate) fn new(flaw: Option<Flaw>) -> Self {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         Self {
@@ -173,12 +173,12 @@ impl Store {
         self.0.env.now().shortest_since(live.renewed) >= self.lapses_after(live, contender)
     }
 
-    /// Who or what keeps `row` from being granted now.
+    /// What keeps `row` from being granted now.
     fn held(&self, row: &Row, contender: Option<Ttl>) -> Option<HolderInfo> {
         let now = self.0.env.now();
         let mut held = HolderInfo::default();
         if let Some(live) = row.live.as_ref().filter(|live| !self.lapsed(live, contender)) {
-            if !self.is(Flaw::NobodyKnowsTheHolder) {
+            if !self.is(Flaw::HolderIsUnknown) {
                 held.holder = Some(live.holder.clone());
                 held.token = Token::new(row.token);
             }

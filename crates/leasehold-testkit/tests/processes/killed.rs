@@ -1,4 +1,4 @@
-//! What becomes of a lock whose holder is killed, by who ends its lease.
+//! What happens to a lock whose holder is killed, depending on what ends its lease.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ pub(super) const LONG: &[&str] = &["--ttl", "3600"];
 const TTL: Duration = Duration::from_secs(2);
 const TTL_OPTION: &[&str] = &["--ttl", "2"];
 
-/// Like flock(1): the lease had an hour to go, and its holder's death ends it.
-pub(super) async fn is_succeeded_at_the_next_try(url: &str) {
+/// Like flock(1): the holder's death ends the lease, which had an hour left.
+pub(super) async fn the_next_try_takes_over(url: &str) {
     let mut holder = Worker::start("hold", url, "lock", LONG);
     let first = holder.granted().await;
     let (said, code) = Worker::start("try", url, "lock", &[]).end().await;
@@ -27,8 +27,8 @@ pub(super) async fn is_succeeded_at_the_next_try(url: &str) {
     assert_eq!(next.end().await.1, Some(0));
 }
 
-/// One that waits already is let in by the death of the holder as well, an hour before the lease ends.
-pub(super) async fn lets_a_waiter_in_at_once(url: &str) {
+/// A waiter is granted the lock when the holder dies, an hour before the lease would end.
+pub(super) async fn a_waiter_takes_over_at_once(url: &str) {
     let mut holder = Worker::start("hold", url, "lock", LONG);
     let first = holder.granted().await;
     let mut waiter = Worker::start("hold", url, "lock", LONG);
@@ -36,9 +36,9 @@ pub(super) async fn lets_a_waiter_in_at_once(url: &str) {
     assert!(waiter.granted().await > first);
 }
 
-/// A waiter takes over by observation, with the store's clock off; not before the lease that the dead holder was
-/// granted has run out, and without anybody's help.
-pub(super) async fn is_succeeded_by_observation(url: &str) {
+/// A waiter takes over by observation, without the store's clock. It does so only after the dead holder's lease has
+/// ended, and without other clients.
+pub(super) async fn a_waiter_takes_over_by_observation(url: &str) {
     let url = with_option(url, "store_clock=off");
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
@@ -49,29 +49,29 @@ pub(super) async fn is_succeeded_by_observation(url: &str) {
     assert!(granted.passed(SystemClock.now()), "{url}: granted before the lease of the dead had run out");
 }
 
-/// A try is granted the lock of a dead holder as soon as the store's own clock shows that its lease is over; what
-/// inspection says and what a try gets is the same.
-pub(super) async fn is_succeeded_when_the_clock_of_the_store_says_so(url: &str) {
-    is_succeeded_when(&with_option(url, "margin=0s"), |state| matches!(state, State::Lapsed(_))).await;
+/// A try is granted the lock of a dead holder once the store's clock shows that its lease is over. Inspection and the
+/// try agree.
+pub(super) async fn a_try_takes_over_by_the_clock_of_the_store(url: &str) {
+    a_try_takes_over_when(&with_option(url, "margin=0s"), |state| matches!(state, State::Lapsed(_))).await;
 }
 
-/// The store ends the lease by itself: then the lock is free.
-pub(super) async fn is_succeeded_when_the_store_has_ended_its_lease(url: &str) {
-    is_succeeded_when(url, |state| matches!(state, State::Free)).await;
+/// The store ends the lease itself. The lock is then free.
+pub(super) async fn a_try_takes_over_when_the_store_ends_the_lease(url: &str) {
+    a_try_takes_over_when(url, |state| matches!(state, State::Free)).await;
 }
 
-async fn is_succeeded_when(url: &str, ended: fn(&State) -> bool) {
+async fn a_try_takes_over_when(url: &str, ended: fn(&State) -> bool) {
     let mut holder = Worker::start("hold", url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     holder.kill().await;
     let name = LockName::new("lock").unwrap();
     let over = async {
         loop {
-            // Another client each time: nothing was observed before.
+            // A new client each time, so that it has observed nothing before.
             match Locker::open(url).await.unwrap().inspect(&name).await.unwrap().state {
                 state if ended(&state) => return,
                 State::Held(_) => SystemClock.sleep(TTL / 10).await,
-                state => panic!("nobody released it, and it is {state:?}"),
+                state => panic!("the lock is {state:?} without a release"),
             }
         }
     };
@@ -80,9 +80,9 @@ async fn is_succeeded_when(url: &str, ended: fn(&State) -> bool) {
     assert!(next.granted().await > first, "{url}");
 }
 
-/// etcd ends a dead holder's lease by itself: within its ttl, rounded up to seconds, and the half second in which it
-/// looks for expired leases; and not before the holder's own deadline.
-pub(super) async fn is_succeeded_within_the_bound(url: &str) {
+/// etcd ends a dead holder's lease within its ttl, rounded up to seconds, plus the half second in which it looks for
+/// expired leases. It does not do so before the holder's own deadline.
+pub(super) async fn a_waiter_takes_over_within_the_bound(url: &str) {
     let mut holder = Worker::start("hold", url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     let mut waiter = Worker::start("hold", url, "lock", TTL_OPTION);
@@ -95,6 +95,6 @@ pub(super) async fn is_succeeded_within_the_bound(url: &str) {
         alive.passed(SystemClock.now()),
         "granted after {took:?}, and the holder may have renewed just before"
     );
-    // Far above the bound, since this machine may be slow: it is the bound's order that matters.
+    // Far above the bound, since this machine may be slow: only the order of magnitude matters.
     assert!(took < TTL * 5, "granted after {took:?}");
 }

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_wakes_before_the_time_has_come() {
+    async fn no_sleeper_wakes_before_its_time() {
         let clock = Arc::new(TestClock::default());
         let wakes = Arc::new(AtomicUsize::new(0));
         let sleepers = (0..1_000).map(|_| {

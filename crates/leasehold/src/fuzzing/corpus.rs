@@ -1,4 +1,4 @@
-//! The kept inputs as a regression suite, on every toolchain and without a fuzzer.
+//! Runs the properties on the kept inputs, as a regression suite on every toolchain, without a fuzzer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::TARGETS;
 use crate::random::Random;
 
-/// How many changed copies of each kept input are tried too.
+/// How many changed copies of each kept input are also tested.
 const CHANGED: usize = 100;
 
 fn fuzz() -> PathBuf {

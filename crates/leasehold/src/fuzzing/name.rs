@@ -1,12 +1,12 @@
-//! Names of locks, and texts that others wrote.
+//! Lock names, and texts from other machines.
 
 use super::{assert_readable, assert_readable_error};
 use crate::lease::{Holder, HolderInfo, printable as shown};
 use crate::stores::fuzzing::assert_is_kept_by_objects;
 use crate::types::LockName;
 
-/// A name that is accepted is accepted in every form in which it comes back, and an error never repeats what could do
-/// harm.
+/// An accepted name is accepted in each form in which it comes back. No error contains text that could harm a
+/// terminal.
 pub fn lock_name(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let name = match LockName::new(&text) {
@@ -26,7 +26,7 @@ pub fn lock_name(data: &[u8]) {
     assert_is_kept_by_objects(&name);
 }
 
-/// Nothing that another machine wrote reaches a terminal as it is, or at any length.
+/// Text from another machine is cleaned and limited before it reaches a terminal.
 pub fn printable(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     for most in [0, 1, 64, 4_096] {

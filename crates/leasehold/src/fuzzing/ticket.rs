@@ -7,9 +7,10 @@ use super::assert_readable_error;
 use crate::lease::{Token, Ttl};
 use crate::ticket::Ticket;
 
-/// What is read as a ticket is written as one that reads the same; no error and no `Debug` shows the secret in it.
+/// A parsed ticket is written back to text that parses to the same ticket. No error and no `Debug` output shows its
+/// secret.
 ///
-/// What does not begin as a ticket does is put into one: nothing would ever be found in base64.
+/// Input without a ticket's prefix is also encoded into a ticket, because a fuzzer would not find valid base64.
 pub fn ticket(data: &[u8]) {
     let text = String::from_utf8_lossy(data).into_owned();
     read(&text);
@@ -23,7 +24,7 @@ fn read(text: &str) {
         Ok(ticket) => ticket,
         Err(error) => {
             assert_readable_error(&error);
-            // One of a few sentences of ours, with nothing of the text in it.
+            // One of a few fixed sentences, without any of the input.
             assert!(error.to_string().starts_with("this is not a ticket: "), "{error}");
             assert!(error.to_string().len() < 60, "{error}");
             return;

@@ -1,16 +1,16 @@
-//! Store URLs, and what each store makes of them.
+//! Store URLs, and how each store parses them.
 
 use super::{assert_readable, assert_readable_error};
 use crate::error::Error;
 use crate::stores::fuzzing::readings;
 use crate::url::StoreUrl;
 
-/// Stands for a password wherever one may stand.
+/// Used in every place where a password may be.
 const SECRET: &str = "hunter2-9f3k";
 
-/// A URL that is read is shown as one that reads the same, but for its secrets, which are shown nowhere.
+/// The displayed form of a URL parses to the same URL, without its secrets. No output shows a secret.
 ///
-/// The first line is the URL; the others are what people may write before and after a password.
+/// The first line is the URL. The next two are text before and after a password.
 pub fn store_url(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -21,7 +21,7 @@ pub fn store_url(data: &[u8]) {
     }
     let (before, after) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     for scheme in ["s3", "gs", "dynamodb", "etcd", "sqlite", "mem", "other"] {
-        // As it is: who does not know of percent-encoding writes it so.
+        // Not encoded: users who do not know percent-encoding write it so.
         hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1:2379/prefix"));
         hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1/a?region=eu-west-1"));
     }

@@ -123,7 +123,7 @@ impl<'a> Change<'a> {
             let made = make(seen.content.clone()).await?;
             let took = env.now().longest_since(began);
             driver.budget.extend(took);
-            let Some(bytes) = made.filter(|bytes| !self.is_in_vain(&seen, bytes)) else {
+            let Some(bytes) = made.filter(|bytes| !self.changes_nothing(&seen, bytes)) else {
                 return Ok(Changed { content: seen.content, written: false, attempts });
             };
             let started = env.now();
@@ -143,7 +143,7 @@ impl<'a> Change<'a> {
     }
 
     /// Whether a write of `bytes` would change nothing.
-    fn is_in_vain(&self, seen: &Seen, bytes: &Bytes) -> bool {
+    fn changes_nothing(&self, seen: &Seen, bytes: &Bytes) -> bool {
         let raises = self.token > seen.sight.token;
         let retyped =
             self.content_type.is_some_and(|kind| seen.sight.metadata.content_type.as_deref() != Some(kind));

@@ -376,7 +376,7 @@ mod tests {
             let now = after(&after(&base, 8, "2"), 9, "3");
             assert_eq!(told(&base, true, &now), Verdict::Never);
             let unsure = verdict(&base, &[nonce(1)], true, &now, &capabilities(false));
-            assert_eq!(unsure, Verdict::Untold, "where versions come back, it may have replaced it later");
+            assert_eq!(unsure, Verdict::Untold, "where versions recur, it may have replaced it later");
         }
     }
 
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_say_about_the_object_stays() {
+    fn metadata_of_other_clients_is_kept() {
         let mut metadata = Metadata { content_type: Some("text/plain".into()), ..Metadata::default() };
         metadata.user.insert("owner".into(), "ann".into());
         let base = Sight::new(Version::new("1"), metadata).unwrap();
@@ -444,7 +444,7 @@ mod tests {
         let three = fenced_after(&foreign("a"), 1, Some(token(3)), "b", false);
         assert!(!foreign("a").lets_through(None, &a), "nothing is fenced");
         assert!(foreign("a").lets_through(Some(token(3)), &a));
-        assert!(three.lets_through(Some(token(3)), &a), "whoever has none may have read it");
+        assert!(three.lets_through(Some(token(3)), &a), "an earlier holder without a token may have read it");
         assert!(three.lets_through(None, &a), "an update of a fenced object neither");
         assert!(three.lets_through(Some(token(5)), &Version::new("b")));
         assert!(!three.lets_through(Some(token(3)), &Version::new("b")), "the holder's own");

@@ -36,7 +36,7 @@ use crate::types::LockName;
 ///
 /// let leadership = election.campaign().await?; // waits until it leads
 /// println!("leading, term {}", leadership.term()?);
-/// let leader = changes.next().await.unwrap()?.expect("somebody leads");
+/// let leader = changes.next().await.unwrap()?.expect("there is a leader");
 /// assert_eq!(leader.value.as_deref(), Some("http://10.0.0.7:8080"));
 ///
 /// leadership.check()?; // still leading? local, no I/O

@@ -31,12 +31,12 @@ use crate::runtime::pacing::{Pacing, Turns};
 use crate::runtime::task;
 use crate::types::LockName;
 
-/// How long the operations without a patience of their own put up with a store that does not answer.
+/// How long operations without their own store timeout wait for a store that does not answer.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Leases on any [`Register`]: one JSON object for each lock, granted, renewed and released by conditional writes.
 ///
-/// The same protocol runs on stores that keep their records in a form of their own: DynamoDB.
+/// The same protocol runs on stores with their own record format: DynamoDB.
 ///
 /// ```
 /// # use leasehold::{Locker, RegisterLeases, lease::StoreOptions, env::Env, stores::memory::MemoryRegister};
@@ -54,22 +54,22 @@ pub struct RegisterLeases {
     records: Arc<dyn Records>,
     rules: Rules,
     known: Arc<RecordCache>,
-    /// Those who wait ask here, and keep no renewal waiting.
+    /// Limits the reads of waiters, so that they do not delay renewals.
     polls: Arc<Limiter>,
 }
 
-/// What a grant keeps between calls.
+/// What a grant remembers between calls.
 #[derive(Debug)]
 struct Memo {
     version: Version,
     record: Record,
-    /// Whether the grant of `record` was answered in time by the store, so that its token is known to be good.
+    /// Whether the grant of `record` was answered in time, so that its token is certain.
     confirmed: bool,
-    /// Renewals and releases that were sent since `record` and may still land.
+    /// Renewals and releases that were sent after `record` and may still be applied.
     attempts: Vec<Attempt>,
-    /// The nonces of creates that were never answered and may land once the record is deleted.
+    /// The nonces of creates that were never answered and may still succeed once the record is deleted.
     late_creates: Vec<Id>,
-    /// Whether others may renew it too: the grant comes from a ticket.
+    /// Whether other processes may renew it too, because the grant comes from a ticket.
     shared: bool,
 }
 
@@ -78,19 +78,20 @@ impl Memo {
         Self { version, record, confirmed, attempts: Vec::new(), late_creates: Vec::new(), shared: false }
     }
 
-    /// What the record says unless others have renewed it. Rule 11: what is renewed by another, without a ticket, is lost.
+    /// The nonce of the record, unless other processes may renew it. Rule 11: if another process renews it without a
+    /// ticket, the lease is lost.
     fn known(&self) -> Option<Id> {
         (!self.shared).then_some(self.record.nonce)
     }
 }
 
-/// A grant whose memo is in use. It goes back when this is dropped, with the future that uses it perhaps: what was sent is
-/// listed there.
+/// A grant whose memo is in use. Dropping this, even together with the future that uses it, puts the memo back. It
+/// lists the requests that were sent.
 struct Lent<'a> {
     leases: &'a RegisterLeases,
     grant: &'a mut Grant,
     memo: Option<Memo>,
-    /// Whether creates that come late have to be looked for.
+    /// Whether to look for late creates.
     is_over: bool,
 }
 
@@ -114,18 +115,18 @@ struct Sight {
 /// How a record is to be written.
 #[derive(Clone, Copy)]
 enum Send<'a> {
-    /// Over this version, which is this record, or over nothing.
+    /// Over this version, which is this record; or over nothing.
     Over(Option<(&'a Version, &'a Record)>),
-    /// Over whatever free record there is: see [`Records::claim`].
+    /// Over any free record: see [`Records::claim`].
     Unseen,
 }
 
-/// What became of a conditional write.
+/// The result of a conditional write.
 enum Sent {
     Committed(Box<Record>, Version),
-    /// Conflict, or no answer: what is in the store now has to tell. A conflict may have brought it along.
+    /// A conflict, or no answer: a read must show the outcome. A conflict may include what was read.
     Unclear(Option<Box<Sight>>),
-    /// Certainly without effect, and the pause before another try is over.
+    /// Certainly without effect. The pause before the next attempt is over.
     Again,
 }
 
@@ -135,12 +136,13 @@ impl RegisterLeases {
         Self::on(Arc::new(JsonRecords::new(register)), options)
     }
 
-    /// Leases on `register` by the protocol of simple clients: a lock is held while an object with its name, as it is,
-    /// exists; a release deletes the object. Objects that leasehold did not write are held by an unknown holder, and
-    /// never taken over.
+    /// Leases on `register` by the protocol of simple clients: a lock is held while an object with exactly its name
+    /// exists, and a release deletes the object. Objects that leasehold did not write are held by an unknown holder
+    /// and are never taken over.
     ///
-    /// Grants carry fencing tokens only where the register's [versions are generations](crate::register::RegisterCapabilities::generations);
-    /// inspection tells of no grants that are over, and no lock can cooldown.
+    /// Grants have fencing tokens only if the register's [versions are
+    /// generations](crate::register::RegisterCapabilities::generations). Inspection shows no past grants, and locks
+    /// have no cooldown.
     pub fn by_existence(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self::on(Arc::new(ExistenceRecords::new(register)), options)
     }
@@ -168,7 +170,7 @@ impl RegisterLeases {
         self.records.store_time()
     }
 
-    /// `grant` with its memo, to work on.
+    /// `grant`, with its memo taken out for use.
     async fn lent<'a>(
         &'a self,
         grant: &'a mut Grant,
@@ -180,7 +182,7 @@ impl RegisterLeases {
         })
     }
 
-    /// The memo of `grant`; read from the store for a grant that comes from a ticket.
+    /// The memo of `grant`. For a grant from a ticket, it is read from the store.
     async fn remembered(
         &self,
         grant: &mut Grant,
@@ -217,7 +219,7 @@ impl RegisterLeases {
     ) -> Result<Renewal, StoreError> {
         loop {
             let sent = self.now();
-            // A process that stood still between two tries: its guard has said that the lease is lost.
+            // The process may have stood still between two attempts. Its guard has then reported the loss.
             if grant.deadline.passed(sent) {
                 return Ok(lost(grant, LossReason::Expired { last_error: None }));
             }
@@ -237,20 +239,20 @@ impl RegisterLeases {
                     let is_late = |sighting: &Observation| is_late_grant(&sighting.record, grant);
                     let landed = match settled {
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
-                        // Nothing, and then a request of ours that came late: what was granted is over.
+                        // A late request after the record was deleted: the original grant is over.
                         Settled::Earlier | Settled::Foreign
                             if sight.sighting.as_ref().is_some_and(is_late) =>
                         {
                             return Ok(lost(grant, LossReason::Ended));
                         }
                         Settled::Foreign => return Ok(lost(grant, LossReason::RenewedElsewhere)),
-                        // The old deadline stands until a write of ours is known to have landed.
+                        // The old deadline applies until one of our writes is known to have been applied.
                         Settled::Earlier => None,
-                        // From THAT attempt's send, whichever it was.
+                        // Counts from the time at which that attempt was sent.
                         Settled::Landed(attempt) => Some(attempt),
                     };
                     if let Some(Observation { record, version, .. }) = sight.sighting {
-                        // Of a late create of the same claim nothing is known to be good.
+                        // The token of a late create of the same claim is not certain.
                         memo.confirmed &= record.nonce == memo.record.nonce || landed.is_some();
                         (memo.record, memo.version) = (record, version);
                     }
@@ -258,12 +260,13 @@ impl RegisterLeases {
                 }
             };
             if let Some(attempt) = landed {
-                // With the room for them: between renewals there are none.
+                // Also frees the memory: between renewals there are no attempts.
                 memo.attempts = Vec::new();
-                // Contenders go by the record: by its ttl, where a ticket may say another, and by when it says it was written.
+                // Contenders go by the record: by its ttl, which may differ from a ticket's, and by its time of
+                // writing.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
                     .sooner(self.beyond_margin(self.written_early(&memo.record, attempt)));
-                // An answer later than the lease that it prolongs prolongs nothing (fault 16).
+                // An answer that arrives after the lease that it would prolong prolongs nothing (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
                 }
@@ -273,12 +276,12 @@ impl RegisterLeases {
         }
     }
 
-    /// What is left of `early` when others have waited for the margin, as they do before they go by the store's clock.
+    /// `early` less the margin, for which contenders wait before they go by the store's clock.
     fn beyond_margin(&self, early: Duration) -> Duration {
         early.saturating_sub(self.rules.margin)
     }
 
-    /// How much too early `record`, which `attempt` wrote, says that it was written.
+    /// How much too early the time of writing in `record` is, which `attempt` wrote.
     fn written_early(&self, record: &Record, attempt: Attempt) -> Duration {
         let early = rules::written_early(record, attempt.sent, self.store_time(), self.now());
         if !early.is_zero() {
@@ -308,26 +311,26 @@ impl RegisterLeases {
                     let sight = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
                         Freed::Landed => return Ok(Released::Released),
-                        // A delete leaves nothing to know it by. Nobody else deletes what was ours until now.
+                        // A deletion leaves no trace. But until now no other client had reason to delete this record.
                         Freed::Gone if self.may_have_deleted(&memo.attempts) => {
                             return Ok(Released::Released);
                         }
                         Freed::Gone => return Ok(Released::AlreadyLost),
                         Freed::StillOurs => {
                             let Some(Observation { record, version, .. }) = sight.sighting else { continue };
-                            // Those who look for it delete it.
+                            // The search for late creates deletes it.
                             if self.records.deletes() && is_late_grant(&record, grant) {
                                 let deleted = self.may_have_deleted(&memo.attempts);
                                 return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
                             }
-                            // Rule 11: a copy of this process has it by now.
+                            // Rule 11: a copy of this process may have renewed it.
                             let content = sight.found.as_ref();
                             let settled =
                                 rules::settle_renewal(grant.id, memo.known(), &memo.attempts, content);
                             if matches!(settled, Settled::Foreign) && !is_late_grant(&record, grant) {
                                 return Ok(Released::AlreadyLost);
                             }
-                            // Of a late create of the same claim nothing is known to be good.
+                            // The token of a late create of the same claim is not certain.
                             memo.confirmed &= record.nonce == memo.record.nonce;
                             (memo.record, memo.version) = (record, version);
                         }
@@ -345,8 +348,8 @@ impl LeaseStore for RegisterLeases {
         let mut outcome = self.contend(claim, &mut attempts).await;
         self.leave_no_ghosts(&claim.name, &attempts, &mut outcome);
         match outcome {
-            // Whatever ended the budget: what was sent earlier and never answered may still land, and what was created
-            // may lie there without its token.
+            // However this ended: an earlier request without an answer may still be applied, and a created record may
+            // exist whose token is not certain.
             Err(StoreError::NotApplied(fault))
                 if attempts.iter().any(|sent| sent.unknown || sent.created) =>
             {
@@ -361,7 +364,7 @@ impl LeaseStore for RegisterLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Not until the deadline: the keeper is to hear of trouble before that, and goes on at its own pace.
+        // Ends well before the deadline: the renewer must learn of errors earlier, and retries at its own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut lent = match self.lent(grant, &mut budget).await? {
             Ok(lent) => lent,
@@ -369,7 +372,7 @@ impl LeaseStore for RegisterLeases {
         };
         let Some(memo) = &mut lent.memo else { return Err(not_its_own()) };
         let outcome = self.renew_with(lent.grant, memo, &mut budget).await;
-        // There will be no release, after which to look for late creates.
+        // No release will follow that would look for late creates.
         lent.is_over = matches!(outcome, Ok(Renewal::Lost(_)));
         outcome
     }
@@ -399,7 +402,7 @@ impl LeaseStore for RegisterLeases {
                 return Ok(Evicted::Evicted);
             }
             if record.token != token || record.state == RecordState::Free {
-                // Granted to another since: a delete leaves nothing to know it by.
+                // Another client has been granted the lock since. A deletion leaves no trace.
                 let evicted = self.may_have_deleted(&attempts);
                 return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
             }
@@ -456,8 +459,8 @@ impl Watch for RegisterLeases {
         let mut held = seen.clone();
         loop {
             env.sleep(pacing.pause(self.now(), held.token, turns, held.lapses_within, &env.random)).await;
-            // Never by a write, also when it has lapsed by now: a renewal may have come since the last look, and of
-            // those who wait one can be granted it.
+            // Poll with a read, even if the lease has lapsed by now: it may have been renewed since the last read, and
+            // only one of the waiters can be granted the lock.
             let (sight, had_trouble) = self.poll(name).await?;
             let quiet = sight.quiet(sight.at);
             match rules::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
@@ -487,22 +490,22 @@ impl Diagnose for RegisterLeases {
     async fn examine(&self, examination: &Examination) -> Examined {
         let mut examined = self.records.examine(examination).await;
         if examined.is_sound()
-            && let Ok(nobodys) = LockName::new(format!("{}{}", crate::diagnosis::RESERVED, self.nonce()))
+            && let Ok(unused) = LockName::new(format!("{}{}", crate::diagnosis::RESERVED, self.nonce()))
         {
-            examined.push(examine::store_clock(&*self.records, self.rules, &nobodys).await);
+            examined.push(examine::store_clock(&*self.records, self.rules, &unused).await);
         }
         examined
     }
 }
 
 impl RegisterLeases {
-    /// Whether one of these attempts to free a record may have deleted it without our hearing of it.
+    /// Whether one of these attempts to free a record may have deleted it without an answer.
     fn may_have_deleted(&self, attempts: &[Attempt]) -> bool {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
     }
 
-    /// A look at the record of one who waits, and whether the store gave trouble. In a task: a caller that stops polling must
-    /// not keep its place in the lane.
+    /// Reads the record for a waiter. Also returns whether the store failed. Runs in a task: a caller that stops
+    /// polling must not keep its place in the limiter.
     async fn poll(&self, name: &LockName) -> Result<(Sight, bool), StoreError> {
         let (leases, name) = (self.clone(), name.clone());
         let look = task::output_of(async move {
@@ -514,7 +517,7 @@ impl RegisterLeases {
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }
 
-    /// What a record tells those who wait.
+    /// What a record tells waiters about the length of the hold.
     fn turns(&self, sighting: Option<&Observation>) -> Turns {
         match sighting.map(|sighting| &sighting.record) {
             Some(record) if record.state == RecordState::Held => {
@@ -533,8 +536,8 @@ impl Sight {
     }
 }
 
-/// Whether `record`, which has the id of `grant`, is not what was granted: that is over, and then a request of the same
-/// claim came late, or twice. Whoever withdraws a claim knows no token, and means whatever has its id.
+/// Whether `record`, which has the id of `grant`, is not that grant. The grant is then over, and a request of the same
+/// claim came late or twice. A claim that is withdrawn has no token, and refers to any record with its id.
 fn is_late_grant(record: &Record, grant: &Grant) -> bool {
     grant.token != Token::default() && record.token != grant.token
 }

@@ -1,5 +1,10 @@
 //! Properties of records, markers and marks that hold for any bytes.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a property reports a failure by a panic"
+)]
 
 use std::sync::Arc;
 

@@ -140,7 +140,7 @@ pub(crate) enum Written {
 
 /// What a refused write reports about the stored record.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "only some stores tell, and each is a feature")]
+#[allow(dead_code, reason = "only some stores report it, and each store is a feature")]
 pub(crate) enum Refusal {
     /// Nothing. A read is needed.
     Unexplained,

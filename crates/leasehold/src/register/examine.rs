@@ -1,4 +1,4 @@
-//! The doctor's questions to any register: permissions, preconditions, and that what was written is read.
+//! The doctor's checks of any register: permissions, preconditions, and that reads return what was written.
 
 mod deletes;
 mod races;
@@ -19,10 +19,10 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 use crate::retry::{RetryBudget, retry};
 
-/// What the keys of an examination begin with: those of no lock, and never listed as one.
+/// The prefix of the keys of an examination. They are not locks' keys and never listed as locks.
 const PLACE: &str = ".leasehold-probe-doctor-";
 
-/// Examines `register`, together with the endpoints that `examination` names; `deletes` tells whether releases delete, so that
+/// Examines `register`, together with the endpoints that `examination` names. `deletes`: a release deletes, so
 /// conditional deletes matter.
 pub(crate) async fn examine_all(
     register: &Arc<dyn Register>,
@@ -45,23 +45,23 @@ pub(crate) async fn examine_all(
 
 struct Patient<'a> {
     register: &'a dyn Register,
-    /// What all keys of this examination begin with.
+    /// The prefix of all keys of this examination.
     place: String,
-    /// The one that most is asked of.
+    /// The key that most checks use.
     key: String,
-    /// All that may be there.
+    /// All keys that may exist.
     written: Vec<String>,
     count: usize,
     deletes: bool,
     thorough: bool,
     /// Whether a delete that expects an outdated version was refused.
     conditional_deletes: bool,
-    /// What is wrong with deletes, whether they matter here or not.
+    /// What is wrong with deletes, even if they do not matter here.
     unsafe_deletes: Option<String>,
     found: Examined,
 }
 
-/// `Err` is what ends the examination.
+/// `Err` ends the examination.
 type Step<T> = Result<T, Finding>;
 
 impl<'a> Patient<'a> {
@@ -82,7 +82,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Examines it, and records that at each of its `fronts`.
+    /// Examines the register, and records the result at each of its `fronts`.
     async fn run(mut self, fronts: &[&dyn Register]) -> Examined {
         if let Err(stop) = self.examine().await {
             self.found.push(stop);
@@ -96,7 +96,7 @@ impl<'a> Patient<'a> {
     }
 
     async fn examine(&mut self) -> Step<()> {
-        // Where what is written stays for good, even this would.
+        // If written objects cannot be removed, a race would leave them too.
         if !self.found.is_sound() {
             return Err(Finding::not_applicable(
                 "preconditions",
@@ -127,7 +127,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// A key where there is nothing yet.
+    /// A key that does not exist yet.
     fn another(&mut self) -> String {
         self.count += 1;
         let key = format!("{}-{}", self.place, self.count);
@@ -135,7 +135,7 @@ impl<'a> Patient<'a> {
         key
     }
 
-    /// Creates a key: another one after each answer that was lost, since that may be there.
+    /// Creates a key. Uses another key after each lost answer, since the object may exist.
     async fn created(&mut self) -> Result<(String, Write), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());
@@ -155,7 +155,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// What was written by a request whose answer was lost must not answer the next: another key each time.
+    /// Uses another key for each attempt: an earlier request without an answer may have created an object.
     async fn version_of_nothing(&mut self, version: &Version) -> Result<(), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());
@@ -168,11 +168,11 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// One after the other, so that each that is missing has a line. Gives the version of the first write.
+    /// Checks the permissions one by one, so that each missing one has a line. Returns the version of the first write.
     async fn permissions(&mut self) -> Step<Version> {
         let register = self.register;
         let (place, env) = (self.place.clone(), register.env());
-        // Listings ask again by themselves.
+        // Listings retry by themselves.
         let listed = register.list(&place).next().await.transpose().map(|_| ());
         let written = self.created().await.map(|(key, write)| {
             self.key = key;
@@ -198,7 +198,7 @@ impl<'a> Patient<'a> {
                 Err(Finding::of_error("create-if-absent", CheckStatus::Failed, &error))
             }
             Err(error) => {
-                // What a store does not know is no permission that is missing.
+                // An operation that the store does not know is not a missing permission.
                 let check = if is_denied(&error) { "permission-write" } else { "create-if-absent" };
                 Err(Finding::stopped(check, &error))
             }
@@ -219,7 +219,7 @@ impl<'a> Patient<'a> {
         first
     }
 
-    /// Whether what is there can be read; and that it is what was just written.
+    /// Checks that the object can be read and is what was just written.
     fn may_read(
         &mut self,
         read: Option<Result<Option<VersionedValue>, StoreError>>,
@@ -252,7 +252,7 @@ impl<'a> Patient<'a> {
                 self.found.push(Finding::of_error(check, CheckStatus::Failed, &error));
                 false
             }
-            // Nothing of ours is there to be read: what is not there has to do.
+            // There is no object of ours to read, so the read of a missing object has to do.
             None => match (absent, listed) {
                 (Ok(()), _) => {
                     self.pass(CHECK, "reads are answered");
@@ -267,11 +267,11 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Without it, clouds do not say that something is not there.
+    /// Without this permission, clouds do not report that an object is missing.
     fn may_list(&mut self, listed: Result<(), StoreError>, absent: Result<(), StoreError>, readable: bool) {
         const CHECK: &str = "permission-list";
         let finding = match (listed, absent) {
-            // Something else is wrong: no permission helps.
+            // Another problem: a permission would not help.
             (Ok(()), Err(error)) if readable && !is_denied(&error) => {
                 Finding::of_error("absence", CheckStatus::Failed, &error)
                     .with_help("a lock that was never held cannot be recognised as free")
@@ -284,7 +284,7 @@ impl<'a> Patient<'a> {
                 "listing below the prefix is allowed, and asking for what is not there is not: the permission to list must \
                  have no condition on the prefix",
             ),
-            (Ok(()), _) => Finding::passed(CHECK, "objects can be listed, and what is not there is told"),
+            (Ok(()), _) => Finding::passed(CHECK, "objects can be listed, and the store reports a missing object as missing"),
             (Err(error), Ok(())) => Finding::of_error(CHECK, CheckStatus::Warning, &error)
                 .with_help("locks work without it; `leasehold ls` does not"),
             (Err(error), Err(_)) => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
@@ -304,18 +304,18 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// The version of what is there now.
+    /// The current version.
     async fn current(&self, check: &'static str, key: &str) -> Step<Version> {
         match retry(self.register.env(), || self.register.read(key)).await {
             Ok(Some(cell)) => Ok(cell.version),
             Ok(None) => Err(Finding::of_error(check, CheckStatus::Failed, &vanished(key)).with_help(
-                "somebody deletes objects below the prefix, or what is written is read late: try again",
+                "another client deletes objects below the prefix, or reads return old content: try again",
             )),
             Err(error) => Err(Finding::stopped(check, &error)),
         }
     }
 
-    /// A write over the current version is accepted, and gives a version that never was.
+    /// Checks that a write over the current version is accepted and gives a new version.
     async fn new_version(&mut self, first: &Version) -> Step<()> {
         const CHECK: &str = "new-version";
         let (current, second, body) = self.replaced(None).await?;
@@ -340,8 +340,8 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// Writes `body` over the current version, or a new one in each try. Gives the versions before and after, and what was
-    /// written.
+    /// Writes `body`, or a new body in each attempt, over the current version. Returns the versions before and after,
+    /// and the body.
     async fn replaced(&self, body: Option<Body>) -> Step<(Version, Version, Body)> {
         const CHECK: &str = "current-version";
         let mut budget = RetryBudget::of_question(self.register.env());
@@ -355,7 +355,7 @@ impl<'a> Patient<'a> {
                     let error = cause_of_conflict(self.register, &self.key, &current).await;
                     return Err(Finding::of_error(CHECK, CheckStatus::Failed, &error));
                 }
-                // A write of ours came late.
+                // An earlier write of ours was late.
                 Ok(Write::Conflict) => {
                     budget.pause_after_conflict().await.map_err(|error| Finding::stopped(CHECK, &error))?;
                 }
@@ -369,7 +369,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// For updates and fenced writes alone.
+    /// Needed only for updates and fenced writes.
     async fn metadata(&mut self) {
         const CHECK: &str = "metadata";
         let (register, key) = (self.register, self.another());
@@ -391,7 +391,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Whether `key` is not there any more.
+    /// Whether `key` no longer exists.
     async fn erased(&mut self, key: &str) -> bool {
         let register = self.register;
         let gone = retry(register.env(), || async {

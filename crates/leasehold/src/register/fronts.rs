@@ -1,4 +1,4 @@
-//! Several front ends of one store, asked in turn: requests that are sent at once go to all of them.
+//! Several front ends of one store, used in turn, so that simultaneous requests go to all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::diagnosis::{Examined, Finding};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 
-/// What the doctor calls what it says of front ends.
+/// The name of the doctor's check of front ends.
 pub(super) const CHECK: &str = "endpoints";
 
 /// A register whose requests go to its front ends in turn.
 #[derive(Debug)]
 pub(super) struct Fronts {
     first: Arc<dyn Register>,
-    /// Each by the name of its endpoint: the verdict is recorded of names.
+    /// One register for each endpoint name. Verdicts are recorded by name.
     named: Vec<Arc<dyn Register>>,
-    /// Each at the addresses of its name.
+    /// One register for each address of these names.
     asked: Vec<Arc<dyn Register>>,
     findings: Vec<Finding>,
     next: AtomicUsize,
@@ -40,7 +40,7 @@ impl Fronts {
         let mut named = vec![first.clone()];
         for endpoint in endpoints {
             let other = first.through(endpoint)?;
-            // Naming the store's own endpoint too does no harm.
+            // The store's own endpoint may be named again.
             if named.iter().all(|known| known.place() != other.place()) {
                 named.push(other);
             }
@@ -66,8 +66,8 @@ impl Fronts {
         Ok(Self { first: first.clone(), named, asked, findings, next: AtomicUsize::new(0) })
     }
 
-    /// The addresses of `register`'s own endpoint, for races of `racers` requests, `None` where they are not several; and what
-    /// of it is not examined.
+    /// The addresses of `register`'s own endpoint, for races of `racers` requests, or `None` if there are not several;
+    /// and the findings on what is not examined.
     pub(super) async fn of(
         register: &dyn Register,
         racers: usize,
@@ -84,12 +84,12 @@ impl Fronts {
         Ok((fronts, unexamined))
     }
 
-    /// Each by its name.
+    /// The registers by name.
     pub(super) fn named(&self) -> Vec<&dyn Register> {
         names(&self.named)
     }
 
-    /// Which of them are examined, and which are not. Nothing of one alone.
+    /// Which front ends are examined and which are not. Empty if there is only one.
     pub(super) fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -104,24 +104,24 @@ fn names(named: &[Arc<dyn Register>]) -> Vec<&dyn Register> {
     named.iter().map(|front| &**front).collect()
 }
 
-/// What is asked in turn.
+/// The front ends to use.
 struct Choice {
-    /// At most as many as race, so that each race meets all of them.
+    /// At most as many as there are racers, so that each race uses all of them.
     asked: Vec<Front>,
-    /// What the examination says nothing of.
+    /// Findings on front ends that are not examined.
     unexamined: Vec<Finding>,
 }
 
 struct Front {
-    /// For people.
+    /// The name, for people.
     shown: String,
-    /// The number of its name.
+    /// The index of its name.
     name: usize,
-    /// The register at one address of the name; `None` where the name is asked.
+    /// The register at one address of the name; `None` if the name itself is used.
     address: Option<Arc<dyn Register>>,
 }
 
-/// Of each name the first address, then of each the second, and so on.
+/// Takes the first address of each name, then the second of each, and so on.
 async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error> {
     let (mut by_name, mut silent, mut answering) = (Vec::new(), Vec::new(), 0);
     for (name, register) in names.iter().enumerate() {
@@ -166,7 +166,7 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
     Ok(Choice { asked, unexamined })
 }
 
-/// Logs what the examination of `place` says nothing of: no doctor reports it.
+/// Logs the front ends that the examination of `place` left out, since no doctor reports them.
 pub(super) fn log(place: &str, unexamined: &[Finding]) {
     for Finding { seen, help, .. } in unexamined {
         tracing::warn!(store = place, "{seen}; {}", help.join("; "));

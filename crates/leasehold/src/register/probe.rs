@@ -1,17 +1,17 @@
-//! Does this register enforce its preconditions? Asked once per process and prefix, before the first write.
+//! Checks whether a register enforces its preconditions: once per process and prefix, before the first write.
 //!
-//! A store that ignores `If-Match` grants one lock to everybody, and one that checks it but not atomically does so in
-//! races. Both answer like good ones until it matters. So a store is raced before it is used for locks, and what came of
-//! that is recorded in it: the [marker](evidence::Marker) says of which endpoint and bucket, when, and which version of the
-//! marker itself is outdated.
+//! A store that ignores `If-Match` grants one lock to every client. A store that checks it non-atomically does so in
+//! races. Both behave like correct stores until then. So a store is raced before it is used for locks, and the result
+//! is recorded in the store: the [marker](evidence::Marker) contains the endpoint and bucket, the time, and an
+//! outdated version of the marker itself.
 //!
-//! As long as a marker says that this place passed, a process reads it and makes sure that a write with the outdated
-//! version is refused: two requests. Where it does not, the process examines the store, and others wait for that. Where it
-//! says that this place was found unsafe, nothing is examined: only the doctor lifts a refusal, since a store that is not
-//! atomic passes any examination that is repeated often enough.
+//! If a marker says that this place passed, a process reads it and checks that a write with the outdated version is
+//! refused: two requests. If there is no such marker, the process examines the store while others wait. If the marker
+//! says that this place is unsafe, the store is refused without an examination. Only the doctor can lift a refusal,
+//! because a non-atomic store passes any examination that is repeated often enough.
 //!
-//! No verdict rests on what another process may have written in between: a precondition counts as ignored only when two of
-//! our own writes were accepted of which a good store accepts at most one.
+//! No verdict depends on what other processes write meanwhile. A precondition counts as ignored only if two of our own
+//! writes were accepted, of which a correct store accepts at most one.
 
 pub(crate) mod checks;
 pub(crate) mod evidence;
@@ -33,28 +33,28 @@ use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Writ
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
-/// Followed by a random id, of keys where there must never be anything.
+/// The prefix, followed by a random id, of keys that never exist.
 const NOTHING: &str = ".leasehold-probe-nothing-";
 
-/// Whether metadata is kept is seen on this one.
+/// The key with which it is checked that metadata is stored.
 const KEEPSAKE: &str = ".leasehold-probe-metadata";
 
-/// How long an examination may take.
+/// The time limit of an examination.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// How often the probe is tried when the store is busy, and the pause before the second try.
+/// How many times the probe is tried if the store is busy, and the pause before the second attempt.
 const TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often it is looked whether another process that examines the store is ready, and the pause in between: some twenty
-/// seconds. Then it died, or is very slow.
+/// How many times to check whether another process has finished its examination, and the pause in between: some twenty
+/// seconds in total. After that, it has died or is very slow.
 const LOOKS: u32 = 66;
 const LOOK: Duration = Duration::from_millis(300);
 
-/// How often a verdict is written, when others write theirs.
+/// How many times to try to write a verdict while others write theirs.
 const RECORDS: u32 = 16;
 
-/// What is examined, each recorded at a key of its own: none is the name of a lock's record, so it is never listed as one.
+/// What is examined. Each is recorded at its own key, which is not the name of a lock's record and so is never listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// The preconditions of writes.
@@ -79,18 +79,19 @@ impl Subject {
     }
 }
 
-/// Checks that `register` enforces its preconditions, by writing to objects of its own.
+/// Checks that `register` enforces its preconditions, by writing to its own objects.
 ///
-/// Dropping the future leaves the marker as it is, which the next probe copes with.
+/// Dropping the future leaves the marker as it is. The next probe can handle that.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] when the store ignores preconditions or does not check them atomically, or was found to;
-/// what the store says when it cannot be read from or written to; the last trouble when it stays busy.
+/// [`ErrorKind::Unsupported`] if the store ignores preconditions, does not check them atomically, or was found to do
+/// so earlier; the store's error if it cannot be read or written; the last error if it stays busy.
 pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
     examined(register, Subject::Writes).await
 }
 
-/// Checks that deletes of `register` are conditional, and exclude writes: for locks whose release deletes, and for sweeps.
+/// Checks that deletes of `register` are conditional and exclude writes, for locks whose release deletes, and for
+/// sweeps.
 ///
 /// # Errors
 /// As [`probe`].
@@ -103,12 +104,13 @@ async fn examined(register: &dyn Register, subject: Subject) -> Result<(), Store
     patiently(register, || Box::pin(probe.run())).await.map_err(explained)
 }
 
-/// Checks that `register` keeps the metadata of an object, where fences and the nonces of updates stand. 2 requests.
+/// Checks that `register` stores the metadata of an object, which contains fences and the nonces of updates. 2
+/// requests.
 pub(crate) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreError> {
     patiently(register, || Box::pin(keeps_metadata(register, KEEPSAKE))).await.map_err(explained)
 }
 
-/// Records that the doctor found `register` to be safe, or `unsafe_`.
+/// Records that the doctor found `register` to be safe, or `unsafe_` for this reason.
 pub(crate) async fn record(
     register: &dyn Register,
     subject: Subject,
@@ -118,7 +120,7 @@ pub(crate) async fn record(
     probe.record(unsafe_, true).await
 }
 
-/// Tries again what passes.
+/// Retries transient errors.
 async fn patiently<'a>(
     register: &dyn Register,
     examine: impl Fn() -> BoxFuture<'a, Result<(), StoreError>>,
@@ -141,7 +143,7 @@ async fn patiently<'a>(
 struct Probe<'a> {
     register: &'a dyn Register,
     subject: Subject,
-    /// Names this examination in the marker.
+    /// Identifies this examination in the marker.
     id: Id,
 }
 
@@ -172,7 +174,7 @@ impl Probe<'_> {
         }
         match self.examine().await {
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                // Where even that fails, the marker still does not say that the store passed.
+                // If this fails too, the marker still does not say that the store passed.
                 let _ = self.record(Some(&error.fault().message), false).await;
                 Err(error)
             }
@@ -180,8 +182,8 @@ impl Probe<'_> {
         }
     }
 
-    /// A marker says that the store passed: one more write that must be refused. Where it is accepted after all, the marker
-    /// says so from now on.
+    /// A marker says that the store passed. Sends one more write that must be refused. If it is accepted, records that
+    /// in the marker.
     async fn still_refuses(&self, marker: Marker, outdated: &Version) -> Result<(), StoreError> {
         let what = "it accepted a write that expects an outdated version (If-Match)";
         let refused = marker.refused(&self.place(), self.register.store_time(), what);
@@ -197,7 +199,7 @@ impl Probe<'_> {
         let key = self.subject.key();
         let blank = Marker::blank(self.nonce()).examined_by(self.id, &self.place());
         refuses_second_create(register, key, body(&blank)).await?;
-        // Of nobody knows what state: the create just now may have been another's.
+        // The state is unknown: another process may have created it just now.
         let Some(VersionedValue { value, version: outdated, .. }) = register.read(key).await? else {
             return Err(vanished(key));
         };
@@ -205,7 +207,7 @@ impl Probe<'_> {
         if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
             return Err(match register.read(key).await? {
                 Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
-                // One of them will have passed it soon.
+                // One of the other processes will have passed it soon.
                 _ => Fault::unavailable("other processes are checking them just now").not_applied(),
             });
         }
@@ -229,7 +231,8 @@ impl Probe<'_> {
         self.record(None, false).await
     }
 
-    /// Writes into the marker that this place is `unsafe_`, or passed. Only `lifts` makes one that was refused pass.
+    /// Records in the marker that this place is `unsafe_`, or that it passed. Only with `lifts` does a refused place
+    /// pass.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
         let (register, key) = (self.register, self.subject.key());
         for _ in 0..RECORDS {
@@ -283,7 +286,8 @@ impl Probe<'_> {
     }
 }
 
-/// A version that was replaced is none to delete. Where it is deleted after all, there is no marker of a store that passed.
+/// Checks that a delete of a replaced version is refused. If it succeeds, there is no marker that says the store
+/// passed.
 async fn refuses_outdated_delete(
     register: &dyn Register,
     key: &str,
@@ -297,7 +301,7 @@ async fn refuses_outdated_delete(
     }
 }
 
-/// The current version is one to delete. There must be nothing at `key`.
+/// Checks that a delete of the current version succeeds. There must be nothing at `key`.
 async fn accepts_delete(register: &dyn Register, key: &str) -> Result<(), StoreError> {
     let Write::Committed(version) = register.write(key, Precondition::Absent, fresh(register)).await? else {
         return Err(vanished(key));
@@ -312,7 +316,7 @@ fn body(marker: &Marker) -> Body {
     marker.to_bytes().into()
 }
 
-/// Says what the refused request was for: the user asked for a lock, not for this object.
+/// Explains the purpose of the refused request: the user asked for a lock, not for this object.
 fn explained(mut error: StoreError) -> StoreError {
     let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = &mut error;
     if fault.kind != ErrorKind::Unsupported {

@@ -350,7 +350,7 @@ mod tests {
         let among_others = absences(&mut CohortPolicy::default(), 20, true, true);
         assert!(among_others[1..].iter().all(|backoff| *backoff == 3_000), "{among_others:?}");
         let unawaited = absences(&mut CohortPolicy::default(), 20, false, true);
-        assert!(unawaited.iter().all(|backoff| *backoff == 0), "nobody waits for it here: {unawaited:?}");
+        assert!(unawaited.iter().all(|backoff| *backoff == 0), "no task here waits for it: {unawaited:?}");
     }
 
     /// The backoffs of a task that holds the lock for 100 ms and takes it again `gap_ms` after each release, for 100

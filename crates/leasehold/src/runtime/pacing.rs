@@ -1,9 +1,9 @@
 //! When a waiter polls next, on a store without notifications. Pure: it takes what was seen and returns a pause.
 //!
-//! The next poll comes when the current hold has lasted half as long again as it has by now. So the release of a short
-//! hold is noticed soon, and a long hold costs few reads, until the pauses reach the longest one. If holders take
-//! turns, the history shows the length of a turn, and no waiter polls much more often than turns end. A waiter that has
-//! waited for fewer turns than there are other processes polls less often, because the earlier waiters come first.
+//! A pause is half as long as the current hold has lasted so far, up to a limit. So the release of a short hold is
+//! noticed soon, and a long hold costs few reads. If holders take turns, the history shows the length of a turn, and no
+//! waiter polls much more often than turns end. A waiter that has waited for fewer turns than there are other processes
+//! polls less often, because the earlier waiters come first.
 
 use std::time::Duration;
 

@@ -153,7 +153,7 @@ impl<T> Queue<T> {
                     biased;
                     served = &mut answer => match served {
                         Ok(served) => return served,
-                        // The task that was to serve this one has ended with its runtime.
+                        // The task that should serve this one has ended with its runtime.
                         Err(_) => break,
                     },
                     Ok(()) = seen.changed(), if on_wait.is_some() => {

@@ -67,7 +67,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let worker = Worker::start()?;
-    // Elsewhere: DNS takes its time, and a TLS file may be on a disk that hangs.
+    // On the store's thread: DNS is slow, and a TLS file may be on a disk that hangs.
     let found = worker.run(async { tokio::task::spawn_blocking(move || connected(location)).await });
     let (client, prefix) =
         found.await?.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
@@ -75,8 +75,8 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     Ok(Arc::new(EtcdStore { leases, worker }))
 }
 
-/// The client of the members at `location`, and the prefix of its keys. Blocks; inside the runtime that the connections are to live
-/// in.
+/// Creates the client of the members at `location`, and returns it with the prefix of its keys. Blocks. Must be called
+/// inside the runtime to which the connections will belong.
 fn connected(mut location: Location) -> Result<(Client, String), Error> {
     if let Some(domain) = &location.discovery {
         let found = srv::members(domain, location.tls.is_some())?;
@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// Reading a pipe takes until somebody writes into it.
+    /// Opening a pipe for reading blocks until it has a writer.
     #[test]
     fn a_tls_file_on_a_disk_that_hangs_blocks_no_task() {
         let folder = tempfile::tempdir().unwrap();

@@ -49,12 +49,12 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// A read costs $0.0004 per 1,000 and 10 to 30 ms, so a quarter of a second finds a release soon without being felt on
-/// the bill; beyond two seconds a waiter would save cents a day and make people wait.
+/// A read costs $0.0004 per 1,000 and takes 10 to 30 ms. So polling every quarter of a second notices a release soon
+/// at little cost. With pauses above two seconds, a waiter would save cents a day and delay its user.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 
-/// All names and values of `x-amz-meta-*` together.
+/// The limit for all names and values of `x-amz-meta-*` together.
 const METADATA_BYTES: usize = 2_048;
 
 /// Opens leases on the bucket and prefix that `url` names:
@@ -64,8 +64,8 @@ const METADATA_BYTES: usize = 2_048;
 /// Sends no request to S3. Credentials are loaded with the first request.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] when the machine's metadata
-/// service was asked for the region and gave no answer.
+/// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] if the machine's metadata
+/// service was asked for the region and did not respond.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let protocol = location.protocol;
@@ -73,7 +73,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     Ok(protocol.leases(register, options))
 }
 
-/// Opens the folder of the object that `url` names, and says which key the object has there:
+/// Opens the folder of the object that `url` names, and returns the object's key in it:
 /// `s3://bucket/path/counter.json?region=&endpoint=&path_style=on|off&profile=`.
 ///
 /// # Errors
@@ -100,14 +100,14 @@ pub struct S3Register {
     place: Place,
     settings: Settings,
     access: Access,
-    /// Whether the bucket stands in the path of a URL, and not in its host.
+    /// Whether the bucket is in the path of a URL, not in its host.
     path_style: bool,
     lookup: Lookup,
     keys: Keys,
     requests: Requests,
     contents: Contents,
-    /// Whether deletes were found to be conditional. Callers that come at the same time each find out: a future that is not polled
-    /// must not keep another from it.
+    /// Whether deletes were found to be conditional. Concurrent callers each find out for themselves: a future that is
+    /// not polled must not delay another.
     delete_checked: AtomicBool,
 }
 
@@ -142,7 +142,7 @@ impl S3Register {
         }
     }
 
-    /// The same objects by another client.
+    /// The same objects through another client.
     fn elsewhere(&self, client: Client, place: Place) -> Arc<dyn Register> {
         Arc::new(Self {
             client,
@@ -202,7 +202,7 @@ impl Register for S3Register {
         match self.settle(operation, &object, &watch, result) {
             Ok(output) => match bodies::version(output.e_tag()) {
                 Ok(version) => Ok(Write::Committed(version)),
-                // The object is there, but could never be replaced by its version.
+                // The object was written, but without a version it could never be replaced.
                 Err(fault) => Err(fault.maybe_applied()),
             },
             Err(Meaning::Conflict) => Ok(Write::Conflict),
@@ -256,7 +256,7 @@ impl Register for S3Register {
 
     async fn fronts(&self) -> Result<FrontEnds, Error> {
         let Some(endpoint) = &self.place.endpoint else { return Ok(FrontEnds::default()) };
-        // A proxy looks names up by itself, and a single address is no name.
+        // A proxy resolves names itself, and a single address needs no choice.
         if self.access.proxy.is_some() || self.place.address.is_some() {
             return Ok(FrontEnds::default());
         }
@@ -303,7 +303,7 @@ impl S3Register {
 
     async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
         let watch = self.requests.watch();
-        // A directory bucket lists by whole folders only.
+        // A directory bucket lists whole folders only.
         let asked = match self.place.is_directory() {
             true => prefix.rsplit_once('/').map(|(folder, _)| format!("{folder}/")),
             false => Some(prefix.to_owned()),
@@ -320,7 +320,7 @@ impl S3Register {
         Ok(Page { objects: objects.collect(), next })
     }
 
-    /// What came of a request, with everything but success explained.
+    /// Returns the result of a request, and explains every failure.
     fn settle<T, E>(
         &self,
         operation: Operation,
@@ -346,7 +346,7 @@ fn unfinished() -> StoreError {
 fn failed(meaning: Meaning) -> StoreError {
     match meaning {
         Meaning::Failed(error) => error,
-        // `meaning` gives these only to the operations that take them.
+        // `meaning` returns these only for operations that handle them.
         Meaning::Absent | Meaning::Conflict => {
             Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
         }

@@ -65,7 +65,7 @@ impl Server {
         Self { url, seen }
     }
 
-    /// One with a certificate for 127.0.0.1 and localhost by an authority of its own, whose file is `ca.pem` in `folder`.
+    /// A server with a certificate for 127.0.0.1 and localhost by a new authority, whose file is `ca.pem` in `folder`.
     pub(super) async fn start_tls(
         folder: &Path,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,

@@ -1,6 +1,7 @@
-//! Of each store what is read from outside and its rules, without its client: for the fuzz targets and for `.ci/mutants`,
-//! since an instrumented build of all clients takes many minutes, and a build with them many seconds for each mutant.
-#![allow(dead_code, reason = "only what reads is used here")]
+//! The parts of each store without its client: what it reads from outside, and its rules. For the fuzz targets and
+//! `.ci/mutants`: an instrumented build of all clients takes many minutes, and a normal one many seconds for each
+//! mutant.
+#![allow(dead_code, reason = "only the functions that read are used here")]
 
 pub(super) mod aws {
     pub(in crate::stores) mod access;

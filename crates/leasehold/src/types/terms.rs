@@ -1,4 +1,4 @@
-//! The terms of a lease: its token, its ids, and how long it lasts for whom.
+//! The terms of a lease: its token, its ids, and how long it lasts for its holder and for contenders.
 
 use std::fmt;
 use std::time::Duration;

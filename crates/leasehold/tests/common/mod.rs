@@ -1,4 +1,4 @@
-//! Two or more machines on one register, under paused time.
+//! Several machines on one register, on paused time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) struct World {
     pub(crate) by_existence: bool,
 }
 
-/// A machine with its network and its clock.
+/// A machine with its own network and clock.
 pub(crate) struct Client {
     pub(crate) leases: Arc<RegisterLeases>,
     pub(crate) network: FaultyRegister,
@@ -38,17 +38,17 @@ impl World {
         Self { register, clock, by_existence: false }
     }
 
-    /// One in which a lock is held while its object exists.
+    /// A world with the existence protocol: a lock is held while its object exists.
     pub(crate) fn by_existence() -> Self {
         Self { by_existence: true, ..Self::new() }
     }
 
-    /// A machine that judges lapses by observation alone.
+    /// A machine that detects lapses only by observation.
     pub(crate) fn observer(&self, seed: u64) -> Client {
         self.client(seed, TestClock::default(), false)
     }
 
-    /// A machine that may also go by the store's clock.
+    /// A machine that also uses the store's clock.
     pub(crate) fn dated(&self, seed: u64) -> Client {
         self.client(seed, TestClock::default(), true)
     }
@@ -65,13 +65,13 @@ impl World {
         Client { leases: Arc::new(leases(Arc::new(machine), options)), network, clock, env }
     }
 
-    /// What lies in the store, past every network.
+    /// The record in the store, read directly.
     pub(crate) async fn raw(&self) -> serde_json::Value {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         serde_json::from_slice(&cell.value).unwrap()
     }
 
-    /// Changes what lies in the store by hand.
+    /// Edits the record directly.
     pub(crate) async fn edit(&self, edit: impl FnOnce(&mut serde_json::Value)) {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         let mut value = serde_json::from_slice(&cell.value).unwrap();
@@ -80,7 +80,7 @@ impl World {
         self.register.write(KEY, Precondition::Version(&cell.version), bytes.into()).await.unwrap();
     }
 
-    /// Deletes the record by hand.
+    /// Deletes the record directly.
     pub(crate) async fn delete(&self) {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         self.register.delete(KEY, &cell.version).await.unwrap();

@@ -80,7 +80,7 @@ func newClient(options peers.Options) (*dynamolock.Client, error) {
 		dynamolock.WithLeaseDuration(options.TTL()), dynamolock.WithHeartbeatPeriod(options.TTL()/3))
 }
 
-// client sends bodies that nobody closes early. The SDK (smithy-go 1.20 to 1.28: safeWriteToReadCloser) closes a request's
+// client sends bodies that are not closed early. The SDK (smithy-go 1.20 to 1.28: safeWriteToReadCloser) closes a request's
 // body once the head of the answer is there; net/http, if it was just looking for the end of that body, takes it for cut
 // short and closes the connection, and an answer of 200 is lost.
 type client struct{ *awshttp.BuildableClient }
@@ -96,8 +96,8 @@ func (c client) Do(request *http.Request) (*http.Response, error) {
 	return c.BuildableClient.Do(request)
 }
 
-// process is what a contender of the benchmark has: one client, with its default settings but for the lease duration and the
-// time that it waits for a lock.
+// process is the client of a contender of the benchmark. Only its lease duration and the time that it waits for a lock
+// differ from the defaults.
 type process struct{ client *dynamolock.Client }
 
 func connect(options peers.Options) (peers.Client, error) {

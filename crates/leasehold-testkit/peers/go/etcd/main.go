@@ -1,4 +1,4 @@
-// Takes locks in etcd with the mutex of its own client.
+// Takes locks in etcd with the mutex of etcd's Go client.
 //
 //	--endpoint HOST:PORT --lock PREFIX --ttl SECONDS
 //	bench ... --endpoint HOST:PORT --lock PREFIX --ttl-ms MILLISECONDS
@@ -61,7 +61,7 @@ func (l *lock) Release() error {
 	}
 }
 
-// Errors are returned, and not logged as well: giving up is none.
+// Errors are returned and not also logged, because a cancelled acquisition is not an error.
 func dial(options peers.Options) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: []string{options.Text("endpoint")}, Logger: zap.NewNop()})
 }
@@ -71,7 +71,7 @@ func newSession(client *clientv3.Client, ttl time.Duration) (*concurrency.Sessio
 	return concurrency.NewSession(client, concurrency.WithTTL(int((ttl+time.Second-1)/time.Second)))
 }
 
-// process is what a contender of the benchmark has: one connection. The lease of a session names the key of its mutex, so
+// process is the connection of a contender of the benchmark. The lease of a session names the key of its mutex, so
 // tasks that compete for one lock need a session each, while different locks share one.
 type process struct {
 	client *clientv3.Client
@@ -99,7 +99,7 @@ func (p *process) Holder(name string) (peers.Contender, error) {
 
 func (p *process) Close() error {
 	if p.shared != nil {
-		// Its lease may be gone already.
+		// Its lease may have ended already.
 		_ = p.shared.Close()
 	}
 	return p.client.Close()

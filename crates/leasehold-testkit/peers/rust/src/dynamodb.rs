@@ -1,4 +1,4 @@
-//! What the clients for DynamoDB have in common: the SDK's client, and a table in the layout that they want.
+//! What the DynamoDB contenders share: the SDK's client, and creating a table with the layout that they need.
 
 use anyhow::{Context, Result};
 use aws_sdk_dynamodb::Client;
@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::types::{
 
 use crate::Options;
 
-/// The client of the server that the options name.
+/// A client of the server that the options name.
 pub fn client(options: &Options) -> Result<Client> {
     let variable = |name| std::env::var(name).with_context(|| format!("{name} is not set"));
     let (id, secret) = (variable("AWS_ACCESS_KEY_ID")?, variable("AWS_SECRET_ACCESS_KEY")?);
@@ -24,7 +24,7 @@ pub fn client(options: &Options) -> Result<Client> {
     Ok(Client::from_conf(config))
 }
 
-/// Makes a table if it is not there, by any of the processes that want it at once.
+/// Creates a table if it does not exist. Several processes may do so at once.
 pub async fn make_table(client: &Client, name: &str, key: &str, time_to_live: Option<&str>) -> Result<()> {
     let made = client
         .create_table()
@@ -52,7 +52,7 @@ pub async fn make_table(client: &Client, name: &str, key: &str, time_to_live: Op
     }
     let setting = TimeToLiveSpecification::builder().attribute_name(attribute).enabled(true).build()?;
     let set = client.update_time_to_live().table_name(name).time_to_live_specification(setting).send().await;
-    // Another process may have been faster.
+    // Another process may have enabled it already.
     let told = client.describe_time_to_live().table_name(name).send().await?;
     match told.time_to_live_description().and_then(|told| told.attribute_name()) == Some(attribute) {
         true => Ok(()),

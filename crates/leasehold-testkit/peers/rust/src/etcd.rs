@@ -1,4 +1,4 @@
-//! What the programs on etcd-client have in common.
+//! What the contenders on etcd-client share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tokio::task::JoinSet;
 use tokio::time::interval;
 
-/// A lease that is kept alive, three times in its duration: with this client, that is for the program to do.
+/// A lease that is kept alive three times per duration. With this client, the program has to do that.
 pub struct Lease {
     pub id: i64,
     pub lost: Arc<AtomicBool>,
@@ -31,11 +31,11 @@ impl Lease {
     }
 }
 
-/// Ends when the lease is gone.
+/// Completes when the lease is gone.
 async fn keep_alive(mut client: etcd_client::Client, id: i64, period: Duration) -> Result<()> {
     let (mut keeper, mut answers) = client.lease_keep_alive(id).await?;
     let mut beats = interval(period);
-    // The first one is at once.
+    // The first tick completes immediately.
     beats.tick().await;
     loop {
         beats.tick().await;

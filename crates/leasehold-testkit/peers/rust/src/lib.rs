@@ -1,5 +1,4 @@
-//! What programs of the benchmark that take locks with another client have in common: what they are told, and what they say,
-//! is written in `../go/contender.go`.
+//! What the benchmark contenders on other clients share. `../go/contender.go` describes their input and output.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -18,47 +17,47 @@ use tokio::time::{Instant, sleep, sleep_until};
 pub mod dynamodb;
 pub mod etcd;
 
-/// How often those that contend take a lock before the start,
+/// How often contenders acquire a lock before the start,
 const WARM_CYCLES: u32 = 50;
-/// unless that takes longer.
+/// unless that takes longer than this.
 const WARM_TIME: Duration = Duration::from_secs(2);
-/// Acquisitions under way of many locks.
+/// How many acquisitions of many locks are in progress at once.
 const AT_ONCE: usize = 64;
 
-/// The client under test, as a process has it.
+/// The client under test, one per process.
 pub trait Client: Clone + Send + Sync + 'static {
     type Contender: Contender;
 
-    /// What one task takes the lock with. Those of different tasks exclude each other.
+    /// The contender of one task. Contenders of different tasks exclude each other.
     fn contender(&self, lock: String) -> impl Future<Output = Result<Self::Contender>> + Send;
 
-    /// What one lock of many is taken with. Those of different locks may share a session.
+    /// The holder of one lock of many. Holders of different locks may share a session.
     fn holder(&self, lock: String) -> impl Future<Output = Result<Self::Contender>> + Send {
         self.contender(lock)
     }
 
-    /// Gives back what holders share.
+    /// Frees what holders share.
     fn close(&self) -> impl Future<Output = Result<()>> + Send {
         std::future::ready(Ok(()))
     }
 }
 
-/// Takes one lock, again and again.
+/// Acquires one lock repeatedly.
 pub trait Contender: Send + 'static {
-    /// Waits for the lock, holds it while `during` goes on, and releases it. Who waits gives up by dropping this.
+    /// Waits for the lock, holds it while `during` runs, and releases it. Dropping the future gives up the wait.
     fn cohort<F, D>(&mut self, during: F) -> impl Future<Output = Result<()>> + Send
     where
         F: FnOnce(Lost) -> D + Send + 'static,
         D: Future<Output = ()> + Send + 'static;
 
-    /// Gives back what it has for itself.
+    /// Frees the contender's own resources.
     fn close(self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// Says whether a lock is not held any more as far as the client knows.
+/// Returns whether the client knows the lock to be lost.
 pub type Lost = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// What the command line says after the verb.
+/// The arguments after the verb.
 #[derive(Clone, Debug)]
 pub struct Options(HashMap<String, String>);
 
@@ -73,7 +72,7 @@ impl Options {
         Ok(Self(options))
     }
 
-    /// An option that has to be there.
+    /// A required option.
     pub fn text(&self, name: &str) -> Result<&str> {
         Ok(self.0.get(name).with_context(|| format!("--{name} is missing"))?)
     }
@@ -98,7 +97,7 @@ impl Options {
     }
 }
 
-/// Does what the command line says.
+/// Runs the verb on the command line.
 pub async fn run<C: Client>(connect: impl AsyncFnOnce(&Options) -> Result<C>) -> ExitCode {
     match obey(connect).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -124,7 +123,7 @@ async fn obey<C: Client>(connect: impl AsyncFnOnce(&Options) -> Result<C>) -> Re
     }
 }
 
-/// Takes another lock so many times, says that it has, and waits for the start.
+/// Acquires another lock as a warm-up, reports that it is ready, and waits for the start.
 async fn ready<C: Client>(
     client: &C,
     options: &Options,
@@ -147,7 +146,7 @@ async fn ready<C: Client>(
     Ok(())
 }
 
-/// One acquisition: microseconds on the wall clock; zero until then.
+/// One acquisition, in microseconds on the wall clock; zero if not reached.
 #[derive(Default)]
 struct Event {
     asked: u64,
@@ -192,7 +191,7 @@ async fn contend<C: Client>(client: C, options: Options, mut input: BufReader<St
     closing.join_all().await.into_iter().collect()
 }
 
-/// What a task does.
+/// The work of one task.
 async fn cycles<C: Contender>(
     mut contender: C,
     count: u64,
@@ -241,7 +240,7 @@ async fn hold<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
     ready(&client, &options, &mut input, 1).await?;
     lock.cohort(async move |_| {
         println!("granted {}", now());
-        // An error ends it as the end does.
+        // A read error ends the wait like the end of input.
         let _ = input.read_to_end(&mut Vec::new()).await;
     })
     .await?;
@@ -264,12 +263,13 @@ async fn many<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
             let mut lock = client.holder(name).await?;
             lock.cohort(async move |lost: Lost| {
                 drop(turn);
-                // Whoever does not listen any more has failed, and ends the program.
+                // A receiver that is gone has failed, which ends the program.
                 let lost = Arc::new(lost);
                 let _ = told.send(lost.clone()).await;
                 drop(told);
                 let _ = released.wait_for(|released| *released).await;
-                // As many at once as when they were acquired; the turn goes back after the release.
+                // Limits how many are released at once, as when they were acquired. The permit is returned after the
+                // release.
                 drop(lost);
             })
             .await?;
@@ -295,7 +295,7 @@ async fn many<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
     drop(held);
     release.send_replace(true);
     while let Some(ended) = running.join_next().await {
-        // What was lost cannot be released.
+        // A lost lock cannot be released.
         let ended = ended?;
         if lost == 0 {
             ended?;

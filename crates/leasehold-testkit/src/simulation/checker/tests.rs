@@ -1,4 +1,4 @@
-//! Each invariant on a sequence of events that keeps it, and on one that does not.
+//! Each invariant, on a sequence of events that keeps it and on one that violates it.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn grant(token: u64, id: &str) -> Write<'_> {
     Write { token, grant: id, nonce: "", ttl_ms: 10_000, newborn: false, note: Some(id), value: None }
 }
 
-/// A checker that has seen a grant with token 5, and then one with token 7.
+/// A checker that has seen a grant with token 5, then one with token 7.
 fn two_grants() -> Checker {
     let checker = Checker::default();
     checker.committed("x", &grant(5, "a"), Duration::ZERO);
@@ -27,7 +27,7 @@ fn i1_a_holder_that_believes_after_its_successor_is_found() {
     let checker = two_grants();
     checker.believed("x", 5, "a", 3 * SECOND);
     checker.believed("x", 7, "b", 3 * SECOND);
-    assert_eq!(verdict(&checker), None, "the store may know of a successor before anybody believes in it");
+    assert_eq!(verdict(&checker), None, "a committed successor is not believed in yet");
     checker.believed("x", 5, "a", 3 * SECOND);
     assert_eq!(verdict(&checker), Some("I1"));
 }
@@ -74,14 +74,14 @@ fn i2_a_valid_token_that_was_not_granted_in_time_is_found() {
 
     let checker = two_grants();
     checker.committed("x", &Write { newborn: true, ..grant(6, "c") }, 3 * SECOND);
-    assert_eq!(verdict(&checker), None, "nobody need believe in it");
+    assert_eq!(verdict(&checker), None, "no violation until it is believed in");
     checker.believed("x", 6, "c", 3 * SECOND);
     assert_eq!(verdict(&checker), Some("I2"));
 
     let checker = two_grants();
     checker.committed("x", &Write { newborn: true, ..grant(7, "c") }, 3 * SECOND);
     checker.believed("x", 7, "b", 3 * SECOND);
-    assert_eq!(verdict(&checker), None, "another has it by right");
+    assert_eq!(verdict(&checker), None, "the token also belongs to an earlier grant");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn i2_tokens_of_a_grant_are_higher_than_before_and_unique() {
     assert_eq!(verdict(&checker), None);
     assert_eq!(checker.lock().history.handed, 1);
     checker.believed("x", 6, "b", 3 * SECOND);
-    assert_eq!(verdict(&checker), Some("I1"), "also among the tasks of a process");
+    assert_eq!(verdict(&checker), Some("I1"), "among the tasks of a process too");
 
     let checker = two_grants();
     checker.given("x", 6, "b");
@@ -121,7 +121,7 @@ fn i5_a_grant_that_is_passed_on_keeps_its_deadline() {
 }
 
 #[test]
-fn i6_what_was_lost_is_given_to_nobody() {
+fn i6_a_lost_grant_is_given_to_no_other_task() {
     let checker = two_grants();
     checker.given("x", 6, "b");
     checker.lost("x", 5);

@@ -1,4 +1,4 @@
-//! A simulated process with several tasks: they share its locker, its machine, its network and its end, and pass the lock
+//! A simulated process with several tasks. They share its locker, machine and network, die together, and pass the lock
 //! on among themselves.
 
 use std::sync::{Mutex, PoisonError};
@@ -9,14 +9,14 @@ use tokio::task::JoinSet;
 
 use super::Client;
 
-/// What the tasks of a process share, beside their machine.
+/// What the tasks of a process share besides their machine.
 #[derive(Default)]
 pub(in crate::simulation) struct Shared {
-    /// Whether the guard that one of them was given last is dead.
+    /// Whether the guard that was given out last is invalid.
     latest: Mutex<Option<Box<dyn Fn() -> bool + Send>>>,
 }
 
-/// Runs the process of `first`, with as many tasks as it is to have, and whatever is started in its place, for ever.
+/// Runs the process of `first` with its tasks, and for ever the processes that replace it.
 pub(in crate::simulation) async fn run(mut first: Client) {
     loop {
         let world = first.world.clone();
@@ -25,7 +25,7 @@ pub(in crate::simulation) async fn run(mut first: Client) {
             tasks.spawn(first.another(task).work());
         }
         tasks.spawn(first.work());
-        // The first one that ends has met the end of all. A panic is noticed elsewhere.
+        // The first task to end has met the end of the process. Panics are detected elsewhere.
         let Some(Ok(seed)) = tasks.join_next().await else { return };
         tasks.shutdown().await;
         first = Client::new(&world, seed);
@@ -55,13 +55,13 @@ impl Client {
         }
     }
 
-    /// Whether its process has other tasks.
+    /// Whether its process has several tasks.
     pub(in crate::simulation) fn has_company(&self) -> bool {
         self.plan().tasks > 1
     }
 
-    /// In how many steps it holds the lock, of how many milliseconds at most. In company, mostly for so short that others
-    /// get it by the same grant.
+    /// How many steps a hold has, and the longest pause in milliseconds. With several tasks, mostly so short that
+    /// others get the lock under the same grant.
     pub(in crate::simulation) fn pace(&mut self) -> (u32, u64) {
         if self.has_company() && (self.plan().is_rush() || self.random.u8(..10) > 0) {
             (self.random.u32(1..4), 40)
@@ -70,7 +70,7 @@ impl Client {
         }
     }
 
-    /// Until it wants the lock again.
+    /// Pauses until the task wants the lock again.
     pub(in crate::simulation) async fn rest_between(&mut self) {
         if self.plan().is_rush() {
             return;
@@ -90,7 +90,7 @@ impl Client {
         let latest: Box<dyn Fn() -> bool + Send> = Box::new(move || over.is_cancelled());
         let before = self.process.latest.lock().unwrap_or_else(PoisonError::into_inner).replace(latest);
         if before.is_some_and(|is_dead| !is_dead()) {
-            let what = format!("token {token} of {name} is given out, and whoever had it before is not dead");
+            let what = format!("token {token} of {name} is given out, and the previous guard is still valid");
             self.world.checker.violated("I1", what);
         }
     }

@@ -1,4 +1,4 @@
-//! Clusters that chaos is made on.
+//! The etcd clusters of the chaos scenarios.
 
 use std::io;
 use std::path::Path;
@@ -20,7 +20,7 @@ struct Wired {
     wires: Vec<Vec<Wire>>,
 }
 
-/// Starts so many members.
+/// Starts a cluster with this many members.
 pub(super) fn start(
     members: usize,
     folder: &Path,
@@ -76,7 +76,7 @@ impl Servers for Wired {
     }
 }
 
-/// What a wire does to answers. What is late is as late as the fault is long.
+/// What a wire does to answers. A delay lasts as long as the fault.
 fn answers(kind: Kind, duration: Duration) -> Answers {
     match kind {
         Kind::DelayAnswers => Answers::ArriveAfter(duration),

@@ -1,4 +1,4 @@
-//! Clusters that a test starts itself, kills and stops.
+//! etcd clusters that a test starts, stops and kills.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -17,26 +17,26 @@ use super::try_etcdctl;
 use crate::peers::Program;
 use crate::process;
 
-/// etcd's counters.
+/// The names of etcd's counters.
 const CALLS: &str = "grpc_server_started_total";
 const MESSAGES: &str = "grpc_server_msg_received_total";
 
-/// How often a cluster is asked for something that takes its time, and the pause between: a minute at least.
-const STORE_TIMEOUT: usize = 300;
+/// How often to retry an operation that takes time, and the pause in between: a minute in total at least.
+const TRIES: usize = 300;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The calls that are streams of requests.
+/// The methods that are streams of requests.
 const STREAMS: [&str; 2] = ["Watch", "LeaseKeepAlive"];
 
-/// A cluster on this machine, with its data in a folder. Its processes are killed when it is dropped.
+/// A cluster on this machine with its data in a folder. Its processes are killed when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
     folder: PathBuf,
-    /// That folder, where nobody else has one for it.
+    /// Deletes the folder on drop, if the cluster created it.
     _temporary: Option<TempDir>,
     scheme: &'static str,
     members: Vec<Member>,
-    /// Further options of etcd's, of all members.
+    /// Additional etcd options of all members.
     options: Vec<String>,
 }
 
@@ -47,8 +47,8 @@ struct Member {
     process: Option<Child>,
 }
 
-/// A port that stays free until a member listens there, also while the member is down: not one of those that the system
-/// gives to outgoing connections.
+/// A port for a member, which stays free while the member is down: it is outside the range that the system uses for
+/// outgoing connections.
 fn listener() -> TcpListener {
     loop {
         if let Ok(listener) = TcpListener::bind(("127.0.0.1", fastrand::u16(10_240..32_768))) {
@@ -58,7 +58,7 @@ fn listener() -> TcpListener {
 }
 
 impl Cluster {
-    /// Starts `members` members, and waits until they all serve. `options` are further options of etcd's.
+    /// Starts `members` members and waits until they all serve. `options` are additional etcd options.
     ///
     /// # Panics
     /// When they do not start.
@@ -68,7 +68,7 @@ impl Cluster {
         Self::start_in(folder, Some(temporary), members, options).await
     }
 
-    /// The same without options, with data and logs in `folder`, where they stay.
+    /// The same without options, with data and logs in `folder`, which is kept.
     ///
     /// # Panics
     /// When they do not start.
@@ -77,7 +77,7 @@ impl Cluster {
     }
 
     async fn start_in(folder: PathBuf, temporary: Option<TempDir>, members: usize, options: &[&str]) -> Self {
-        // All at once, or two would be the same.
+        // All are bound at once, so that no two get the same port.
         let sockets: Vec<_> = (0..members * 2).map(|_| listener()).collect();
         let address = |n: usize| sockets[n].local_addr().unwrap().to_string();
         let members = (0..members)
@@ -90,7 +90,7 @@ impl Cluster {
         for n in 0..cluster.members.len() {
             cluster.run(n);
         }
-        // Without TLS the tool can ask; with it, whoever asks first waits.
+        // `etcdctl` can check members without TLS. With TLS, the first request of a test waits for them.
         if scheme == "http" {
             for n in 0..cluster.members.len() {
                 cluster.until_it_serves(n).await;
@@ -109,7 +109,7 @@ impl Cluster {
         let member = &mut self.members[n];
         let (clients, peers) =
             (format!("{}://{}", self.scheme, member.clients), format!("http://{}", member.peers));
-        // Of all starts: what a member said before it was killed is kept.
+        // Appended on each start: the output from before a kill is kept.
         let log = self.folder.join(format!("m{n}.log"));
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         let process = Command::new(Program::ETCD_SERVER.path())
@@ -135,24 +135,24 @@ impl Cluster {
         format!("etcd://{}/tests/", members.join(","))
     }
 
-    /// The store URL that names member `n` first.
+    /// The store URL with member `n` first.
     pub fn url_from(&self, n: usize) -> String {
         let count = self.members.len();
         let members: Vec<_> = (n..n + count).map(|n| self.members[n % count].clients.as_str()).collect();
         format!("etcd://{}/tests/", members.join(","))
     }
 
-    /// Where clients reach member `n`.
+    /// The address that clients of member `n` connect to.
     pub fn address(&self, n: usize) -> &str {
         &self.members[n].clients
     }
 
-    /// The member that leads now, as those that answer say; waits until there is one.
+    /// The current leader, according to the members that answer. Waits until there is one.
     ///
     /// # Panics
-    /// When there is none for a minute.
+    /// When there is no leader for a minute.
     pub async fn leader(&self) -> usize {
-        for _ in 0..STORE_TIMEOUT {
+        for _ in 0..TRIES {
             for (n, member) in self.members.iter().enumerate() {
                 if member.process.is_some() && self.leader_by(n).await == Some(true) {
                     return n;
@@ -163,9 +163,9 @@ impl Cluster {
         panic!("the cluster has no leader");
     }
 
-    /// Waits until member `n` answers clients, and knows who leads.
+    /// Waits until member `n` answers clients and knows the leader.
     async fn until_it_serves(&mut self, n: usize) {
-        for _ in 0..STORE_TIMEOUT {
+        for _ in 0..TRIES {
             if self.leader_by(n).await.is_some() {
                 return;
             }
@@ -179,7 +179,7 @@ impl Cluster {
         panic!("member {n} of the cluster does not serve");
     }
 
-    /// Whether member `n` leads, as it says itself; `None` when it knows of no leader, or does not answer.
+    /// Whether member `n` is the leader, by its own account; `None` if it knows no leader or does not answer.
     async fn leader_by(&self, n: usize) -> Option<bool> {
         let asked = try_etcdctl(
             &self.members[n].clients,
@@ -196,17 +196,17 @@ impl Cluster {
         self.members[n].process.take().unwrap().kill().await.unwrap();
     }
 
-    /// Starts a member again that was killed.
+    /// Starts a killed member again.
     pub fn restart(&mut self, n: usize) {
         self.run(n);
     }
 
-    /// Stops a member: it holds its connections, and answers nobody.
+    /// Stops a member: it keeps its connections but answers no requests.
     pub fn stop(&self, n: usize) {
         self.signal(n, Signal::STOP);
     }
 
-    /// Lets a stopped member go on, as if no time had passed.
+    /// Resumes a stopped member.
     pub fn go_on(&self, n: usize) {
         self.signal(n, Signal::CONT);
     }
@@ -215,24 +215,24 @@ impl Cluster {
         process::signal(self.members[n].process.as_ref().unwrap(), signal).unwrap();
     }
 
-    /// How many requests of each kind member `n` has been sent, by its own count: `Txn`, `Watch`, ...; on streams, of
-    /// watches and of keep-alives, each message is one.
+    /// How many requests of each kind member `n` has received, by its own count: `Txn`, `Watch`, and so on. On
+    /// streams, of watches and keep-alives, each message counts as one.
     pub async fn requests(&self, n: usize) -> BTreeMap<String, u64> {
         self.counted(n, |method| if STREAMS.contains(&method) { MESSAGES } else { CALLS }).await
     }
 
-    /// How many messages of each kind member `n` has been sent, by its own count: a call is one, a stream as many as went
-    /// over it.
+    /// How many messages of each kind member `n` has received, by its own count: a call is one, and a stream counts
+    /// all its messages.
     pub async fn messages(&self, n: usize) -> BTreeMap<String, u64> {
         self.counted(n, |_| MESSAGES).await
     }
 
-    /// How many calls of each kind member `n` has been sent, by its own count: a stream is one.
+    /// How many calls of each kind member `n` has received, by its own count: a stream is one.
     pub async fn calls(&self, n: usize) -> BTreeMap<String, u64> {
         self.counted(n, |_| CALLS).await
     }
 
-    /// By method, what the counter that `of` names says.
+    /// The value, by method, of the counter that `of` names.
     async fn counted(&self, n: usize, of: impl Fn(&str) -> &str) -> BTreeMap<String, u64> {
         let metrics = self.metrics(n).await;
         let mut counted = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! A way to a server that does not speak HTTP.
+//! A TCP proxy to an etcd member, which does not speak HTTP.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A way to a member on which answers can be held up, and lost.
+/// A proxy to a member that can delay and lose answers.
 #[derive(Debug)]
 pub struct Wire {
     address: SocketAddr,
@@ -17,16 +17,16 @@ pub struct Wire {
     task: JoinHandle<()>,
 }
 
-/// What becomes of a member's answers.
+/// What happens to a member's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
     /// They arrive.
     Arrive,
-    /// They arrive so much later.
+    /// They arrive this much later.
     ArriveAfter(Duration),
-    /// They are lost, until the connections are cut by letting answers arrive again.
+    /// They are lost until answers arrive again; then their connections are closed.
     AreLost,
-    /// There are none: connections are closed, and so are new ones, until answers arrive again. Nothing is asked either.
+    /// Connections are closed, and new ones too, until answers arrive again. Requests do not pass either.
     Cut,
 }
 
@@ -34,7 +34,7 @@ impl Wire {
     /// Forwards connections to `member`.
     ///
     /// # Panics
-    /// When there is no port to listen on.
+    /// When no loopback port is free.
     pub async fn to(member: &str) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, member) = (listener.local_addr().unwrap(), member.to_owned());
@@ -51,12 +51,12 @@ impl Wire {
         Self { address, answers, task }
     }
 
-    /// Where to connect to.
+    /// The address to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What becomes of answers from now on.
+    /// Sets what happens to answers from now on.
     pub fn let_answers(&self, how: Answers) {
         self.answers.send_replace(how);
     }
@@ -82,7 +82,7 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
                 _ if count == 0 => return,
                 Answers::Arrive => {}
                 Answers::ArriveAfter(delay) => SystemClock.sleep(delay).await,
-                // What was lost leaves a gap that no client may see: the connection is cut.
+                // Lost data leaves a gap that no client may see, so the connection is closed.
                 Answers::AreLost => {
                     let _ = how.wait_for(|how| *how != Answers::AreLost).await;
                     return;

@@ -65,7 +65,7 @@ async fn sighting(leases: &RegisterLeases) -> Option<Observation> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_is_told_how_long_a_lock_has_been_held() {
+async fn waiters_learn_how_long_the_lock_has_been_held() {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), 1);
     let leases = RegisterLeases::new(Arc::new(MemoryRegister::new(env)), StoreOptions::default());

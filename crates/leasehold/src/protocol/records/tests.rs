@@ -300,7 +300,7 @@ async fn a_free_record_is_granted_unseen_in_one_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_brings_along_what_is_there() {
+async fn a_refusal_returns_the_stored_record() {
     let world = World::new();
     let grant = granted(&world.client()).await;
     assert_eq!(
@@ -404,7 +404,7 @@ async fn a_stamp_does_not_make_a_lease_lapse_early() {
 /// AWS's client deletes what it releases. While one of our clients waits for a token that is certainly new, another
 /// client may be granted the lock, release it, and have its record deleted by such a client.
 #[tokio::test(start_paused = true)]
-async fn tokens_rise_although_another_client_deletes_what_it_releases() {
+async fn tokens_rise_although_another_client_deletes_on_release() {
     let world = World::new();
     let second_us = 1_000_000;
     let into = world.clock.now().wall_us() % second_us;

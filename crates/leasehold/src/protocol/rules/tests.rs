@@ -38,7 +38,7 @@ fn grants_and_renewals_carry_the_latest_store_time() {
 }
 
 #[test]
-fn a_write_is_early_by_what_the_store_read_when_it_was_sent() {
+fn a_write_is_early_by_the_stores_time_when_it_was_sent() {
     let sent = Moment::from_raw(0, 0);
     let second = 1_000_000_000;
     let answered = Moment::from_raw(2 * second, 2 * second.cast_signed());

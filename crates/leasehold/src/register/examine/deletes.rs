@@ -1,4 +1,4 @@
-//! The doctor's questions to deletes, asked one by one.
+//! The doctor's checks of deletes, one by one.
 
 use super::{Patient, Step};
 use crate::diagnosis::{CheckStatus, Finding};
@@ -9,7 +9,7 @@ use crate::register::{Deleted, Precondition, Register, Version, Write};
 use crate::retry::{RetryBudget, retry};
 
 impl Patient<'_> {
-    /// Whether deletes are conditional, and what is deleted is not there. Gives whether there is a way to delete.
+    /// Checks that deletes are conditional and that a deleted object is missing. Returns whether deletes work at all.
     pub(super) async fn deletion(&mut self, stale: &Version) -> Step<bool> {
         const CHECK: &str = "conditional-delete";
         const IGNORED: &str = "this store ignores the precondition of deletes (If-Match on DeleteObject)";
@@ -19,7 +19,7 @@ impl Patient<'_> {
         let mut unknown = false;
         let deleted = loop {
             match budget.request(register.delete_unexamined(&key, stale)).await {
-                // It may be the lost one that deleted it.
+                // The request without an answer may have deleted it.
                 Ok(Deleted::Conflict) if unknown => {
                     match retry(register.env(), || register.read(&key)).await {
                         Ok(None) => break Ok(Deleted::Deleted),
@@ -66,7 +66,7 @@ impl Patient<'_> {
         Ok(true)
     }
 
-    /// In a versioned bucket a delete leaves a marker, which counts as nothing.
+    /// In a versioned bucket a delete leaves a marker, which must count as a missing object.
     async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
         const CHECK: &str = "delete-marker";
         let mut budget = RetryBudget::of_question(self.register.env());
@@ -78,7 +78,7 @@ impl Patient<'_> {
                     budget.pause_after(error).await.map_err(|error| Finding::stopped(CHECK, &error))?;
                 }
             }
-            // What became of a lost write is not known: all of it again, elsewhere.
+            // The outcome of the write is unknown, so the whole check is repeated with another key.
             match self.created().await.map_err(|error| Finding::stopped(CHECK, &error))? {
                 (another, Write::Committed(version)) => (key, current) = (another, version),
                 (another, Write::Conflict) => return Err(Finding::stopped(CHECK, &vanished(&another))),
@@ -96,13 +96,13 @@ impl Patient<'_> {
     }
 }
 
-/// What a store does wrong with what was deleted, asked of `key` as long as that has the version `current`.
+/// What the store does wrong with a deleted object, checked with `key` while it has the version `current`.
 async fn trouble_with_deleted(
     register: &dyn Register,
     key: &str,
     current: &Version,
 ) -> Result<Option<&'static str>, StoreError> {
-    // Where the precondition was ignored it is gone already.
+    // If the precondition was ignored, the object is already deleted.
     register.delete_unexamined(key, current).await?;
     if register.read(key).await?.is_some() {
         return Ok(Some("what was deleted is still read"));

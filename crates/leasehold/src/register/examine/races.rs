@@ -1,4 +1,4 @@
-//! The doctor's races, and what is recorded in the store of what it found.
+//! The doctor's races, and recording the result in the store.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use crate::register::probe::races::{self, Found, Kind, Plan, Raced};
 use crate::register::probe::{Subject, record};
 use crate::retry::retry;
 
-/// How long the races may take; the thorough ones may take five times as long.
+/// The time limit of the races. The thorough ones may take five times as long.
 const RACES_LIMIT: Duration = Duration::from_secs(120);
 
-/// What makes a store unsafe, and not only what is asked of it impossible: recorded in the store, so that it is not used.
+/// The checks whose failure makes a store unsafe instead of only unusable. Such a failure is recorded in the store, so
+/// that no process uses it.
 const UNSAFE: [&str; 9] = [
     "read-after-write",
     "create-if-absent",
@@ -37,7 +38,7 @@ impl Patient<'_> {
             true => (2 * RACERS, RACES_THOROUGH, 5 * RACES_LIMIT),
             false => (RACERS, RACES_DOCTOR, RACES_LIMIT),
         };
-        // Where deletes are not conditional there is nothing to race.
+        // Without conditional deletes, there is nothing to race.
         let kinds: &[Kind] = match self.conditional_deletes {
             true => &[Kind::Creates, Kind::Replaces, Kind::Deletes],
             false => &[Kind::Creates, Kind::Replaces],
@@ -84,7 +85,7 @@ impl Patient<'_> {
         }
     }
 
-    /// Records what was found at `front`, so that processes use the store, or do not, until the doctor comes again.
+    /// Records the result at `front`. Processes then use the store, or refuse it, until the doctor examines it again.
     pub(super) async fn record(&mut self, front: &dyn Register) {
         if front.capabilities().trusted {
             return;

@@ -43,12 +43,12 @@ async fn a_good_register_passes_every_check_and_is_left_as_it_was() {
     assert_eq!(there(&store), [".leasehold-probe", ".leasehold-probe-delete"], "what it found is recorded");
 }
 
-/// Each flaw is found by the checks that are about it, and by no others.
+/// Each flaw is found by the checks that concern it, and by no others.
 #[tokio::test(start_paused = true)]
 async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
     let rows: &[(Flaw, &[&str])] = &[
         (Flaw::IgnoresAbsent, &["create-if-absent", "create-race"]),
-        // Wherever a version is expected.
+        // Every check that expects a version.
         (
             Flaw::IgnoresVersion,
             &["stale-version", "missing-key", "atomic-race", "delete-race", "delete-marker"],
@@ -68,7 +68,7 @@ async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
         (Flaw::IgnoresVersionOfNothing, &["missing-key", "delete-marker"]),
         (Flaw::ChecksInTwoSteps, &["create-race", "atomic-race", "delete-race"]),
         (Flaw::DoublesCreates(20), &["create-race"]),
-        // In a race with deletes there are several writes too.
+        // A race with deletes includes several writes.
         (Flaw::DoublesReplaces(20), &["atomic-race", "delete-race"]),
         (Flaw::DoublesDeletes(20), &["delete-race"]),
         (Flaw::ComparesWithoutQuotes, &["current-version"]),
@@ -88,9 +88,9 @@ async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
     }
 }
 
-/// What only updates need, or only releases that delete, does not make a store unsafe for those who need neither.
+/// A flaw that affects only updates, or only releases that delete, does not make a store unsafe for other uses.
 #[tokio::test(start_paused = true)]
-async fn what_is_not_needed_does_not_fail() {
+async fn flaws_that_do_not_matter_do_not_fail() {
     for flaw in
         [Flaw::IgnoresVersionOfDeletes, Flaw::DoublesDeletes(20), Flaw::DeniesDeletes, Flaw::DropsMetadata]
     {
@@ -101,7 +101,7 @@ async fn what_is_not_needed_does_not_fail() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_deleted_is_named() {
+async fn objects_that_cannot_be_deleted_are_named() {
     let store = store(Flaw::DeniesDeletes);
     let examined = examine(&store, false, &Examination::default()).await;
     let [of_races, other] = &examined.left[..] else { panic!("{:?}", examined.left) };
@@ -113,14 +113,14 @@ async fn what_cannot_be_deleted_is_named() {
     assert_eq!(there(&store).len(), RACES_DOCTOR + others.len());
 }
 
-/// A busy store is no unsafe one, but what could not be asked is not passed either.
+/// A busy store is not unsafe, but a check that could not be made does not pass either.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_too_busy_to_be_asked_does_not_pass() {
     let busy = Flawed { busy_every: 1, ..store(Flaw::None) };
     assert_eq!(verdicts_of_busy(&busy).await, ["unanswered"]);
 }
 
-/// Lost answers, throttled requests, and both: all is asked again, and each flaw is found all the same.
+/// Lost answers, throttled requests, and both: all requests are retried, and each flaw is still found.
 #[tokio::test(start_paused = true)]
 async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     for (loses_every, busy_every) in
@@ -128,7 +128,7 @@ async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     {
         let bad = |flaw| Flawed { loses_every, busy_every, ..store(flaw) };
         let found = verdicts_of_busy(&bad(Flaw::None)).await;
-        // So many that one and the same question may be hit again and again.
+        // So often that a check may run out of retries.
         let often = (1..5).contains(&loses_every) || (1..5).contains(&busy_every);
         assert!(found.is_empty() || often && found == ["unanswered"], "{found:?} {loses_every} {busy_every}");
         for flaw in [Flaw::IgnoresAbsent, Flaw::IgnoresVersion, Flaw::NeverMatches, Flaw::SameVersionAlways] {
@@ -142,7 +142,7 @@ async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     }
 }
 
-/// A race in which hardly anybody was answered shows nothing.
+/// A race in which hardly any request was answered shows nothing.
 #[tokio::test(start_paused = true)]
 async fn races_without_answers_do_not_pass() {
     assert_eq!(
@@ -151,9 +151,9 @@ async fn races_without_answers_do_not_pass() {
     );
 }
 
-/// A process that uses the store goes by what the doctor found, until it finds something else.
+/// A process that uses the store relies on what the doctor found, until it finds something else.
 #[tokio::test(start_paused = true)]
-async fn what_the_doctor_found_decides_whether_a_store_is_used() {
+async fn the_doctors_verdict_decides_whether_a_store_is_used() {
     let store = store(Flaw::None);
     probe(&store).await.unwrap();
     for flaw in
@@ -169,7 +169,7 @@ async fn what_the_doctor_found_decides_whether_a_store_is_used() {
         examine(&store, false, &Examination::default()).await;
         probe(&store).await.unwrap();
     }
-    // A permission that is missing for a while makes no store unsafe.
+    // A permission that is missing for a while does not make a store unsafe.
     for flaw in [Flaw::DeniesWrites, Flaw::DeniesReads, Flaw::RefusesRacers] {
         *store.flaw.lock().unwrap() = flaw;
         examine(&store, false, &Examination::default()).await;
@@ -178,7 +178,7 @@ async fn what_the_doctor_found_decides_whether_a_store_is_used() {
     }
 }
 
-/// What `?protocol=existence` and sweeps rely on is recorded apart.
+/// The guarantees that `?protocol=existence` and sweeps need are recorded separately.
 #[tokio::test(start_paused = true)]
 async fn deletes_that_are_unsafe_are_refused_where_they_matter() {
     let store = store(Flaw::DoublesDeletes(100));
@@ -204,14 +204,14 @@ async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
     failed.map(|finding| finding.check).collect()
 }
 
-/// One front end of a store: its requests are atomic among themselves, and not beside those of another.
+/// One front end of a store. Its requests are atomic with each other, but not with those of another front end.
 #[derive(Debug)]
 struct Front {
     store: Arc<Flawed>,
     endpoint: String,
-    /// What the endpoint's name stands for.
+    /// The addresses of the endpoint's name.
     addresses: Vec<IpAddr>,
-    /// And those that take no connection.
+    /// The addresses that accept no connection.
     silent: Vec<IpAddr>,
     turn: Mutex<()>,
 }
@@ -226,7 +226,7 @@ impl Front {
         Arc::new(Self { store, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
     }
 
-    /// One whose name has one address more, where nothing answers.
+    /// A front end whose name has one more address, which does not answer.
     fn beside_a_silent_one(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
         let silent = vec![IpAddr::from(Ipv4Addr::new(10, 0, 0, 9))];
         let (endpoint, addresses) = (endpoint.to_owned(), Vec::new());
@@ -294,13 +294,13 @@ async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
         .map(|found| found.check)
         .collect();
     assert_eq!(failed, ["create-race", "atomic-race"]);
-    // Neither is used any more.
+    // Neither front end is used any more.
     for front in [front.clone(), front.through("b").unwrap()] {
         assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
     }
 }
 
-/// Before the first use too, where nobody named an endpoint.
+/// Also before the first use, without named endpoints.
 #[tokio::test(start_paused = true)]
 async fn the_addresses_of_one_name_are_raced_together() {
     let addresses = [1, 2].map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n)));
@@ -318,7 +318,7 @@ async fn the_addresses_of_one_name_are_raced_together() {
     assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
 }
 
-/// What the doctor says of front ends that it has not examined.
+/// The doctor's findings on front ends that it has not examined.
 async fn unexamined(front: Arc<dyn Register>, endpoints: &[&str]) -> Vec<Finding> {
     let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
     let examination = Examination { endpoints, ..Examination::default() };
@@ -339,7 +339,7 @@ async fn addresses_that_do_not_answer_are_named_in_a_warning() {
     assert_eq!(unexamined(all_answer, &[]).await, []);
 }
 
-/// The first use has no doctor that would tell.
+/// At the first use there is no doctor to report them.
 #[tokio::test(start_paused = true)]
 async fn addresses_that_do_not_answer_are_logged_at_the_first_use() {
     let log = Log::default();
@@ -349,7 +349,7 @@ async fn addresses_that_do_not_answer_are_logged_at_the_first_use() {
     let told = log.0.lock().unwrap().clone();
     let [warning] = &told[..] else { panic!("{told:?}") };
     assert!(warning.contains("WARN") && warning.contains("10.0.0.9"), "{warning}");
-    // The verdict is recorded by now.
+    // The verdict has been recorded.
     probe(&*front).await.unwrap();
     assert_eq!(log.0.lock().unwrap().len(), 1);
 }
@@ -391,7 +391,7 @@ fn addresses(count: u8) -> Vec<IpAddr> {
     (1..=count).map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n))).collect()
 }
 
-/// What is logged as a warning, or worse.
+/// The log, from warnings up.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<Vec<String>>>);
 

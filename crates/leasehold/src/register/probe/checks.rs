@@ -96,7 +96,7 @@ pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result
         Some(found) if found.metadata.user == metadata.user => Ok(()),
         Some(_) => Err(Fault::new(
             ErrorKind::Unsupported,
-            format!("this store does not keep the metadata of {key}, or somebody else wrote that"),
+            format!("this store does not keep the metadata of {key}, or another client wrote the object"),
         )
         .with_help("updates and fenced writes keep their marks in metadata (x-amz-meta-*): use a store that keeps it")
         .not_applied()),

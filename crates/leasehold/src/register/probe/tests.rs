@@ -42,7 +42,7 @@ async fn a_probe_that_may_not_delete_leaves_one_object_per_race() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_drops_metadata_is_refused_for_what_needs_it() {
+async fn a_store_that_drops_metadata_is_refused_for_updates() {
     let good = store(Flaw::None);
     for _ in 0..2 {
         probe_metadata(&good).await.unwrap();

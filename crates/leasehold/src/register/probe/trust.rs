@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_who_wait_share_one_outcome_and_a_failure_is_tried_anew() {
+    async fn all_waiters_share_one_outcome_and_a_failure_is_retried() {
         let trust = Trust::default();
         let bad = Examination { refuses: true, ..Examination::default() };
         bad.end.notify_one();

@@ -110,7 +110,7 @@ async fn a_released_lock_leaves_no_task() {
             _ => drop(guard),
         }
     }
-    // In short sleeps: the clock has a task of its own for long ones.
+    // In short sleeps: the clock starts a task for long ones.
     for _ in 0..20 {
         clock.sleep(SECOND / 4).await;
     }

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_headers_tell_of_an_answers_origin() {
+    fn headers_show_the_origin_of_an_answer() {
         for (pair, origin) in [
             (("x-amz-request-id", "4A"), From::Store),
             (("x-amzn-RequestId", "4A"), From::Store),

@@ -1,9 +1,9 @@
-//! How lease durations are written. AWS's Java client takes decimal milliseconds, its Go port Go's durations, and
+//! The formats of lease durations. AWS's Java client uses decimal milliseconds, its Go port uses Go's durations, and
 //! neither can read the other's.
 
 use crate::error::Error;
 
-/// Whose form it is.
+/// The client whose format is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// `30000`: AWS's client.
@@ -13,11 +13,11 @@ pub(super) enum Dialect {
     Go,
 }
 
-/// A century. Go counts nanoseconds in 63 bits, which is three.
+/// A century. Go's durations have 63 bits of nanoseconds, which is three centuries.
 const LONGEST_MS: u64 = 100 * 365 * 86_400_000;
 
 impl Dialect {
-    /// The value of option `dialect`.
+    /// The dialect with the name in the option `dialect`.
     pub(super) fn named(name: &str) -> Result<Self, Error> {
         match name {
             "java" => Ok(Self::Java),
@@ -35,7 +35,7 @@ impl Dialect {
         }
     }
 
-    /// Who writes so, for people.
+    /// The client that uses this format, for people.
     pub(super) fn client(self) -> &'static str {
         match self {
             Self::Java => "AWS's lock client for Java",
@@ -50,7 +50,7 @@ impl Dialect {
         }
     }
 
-    /// `ms` in this form.
+    /// `ms` in this format.
     pub(super) fn text(self, ms: u64) -> String {
         let ms = ms.min(LONGEST_MS);
         match self {
@@ -59,7 +59,7 @@ impl Dialect {
         }
     }
 
-    /// Milliseconds, rounded up; `None` for what is not in this form, or negative, or longer than anybody means.
+    /// Milliseconds, rounded up; `None` if the text is not in this format, is negative, or exceeds a century.
     pub(super) fn millis(self, text: &str) -> Option<u64> {
         let ms = match self {
             Self::Java if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok()?,
@@ -70,7 +70,7 @@ impl Dialect {
     }
 }
 
-/// As Go's `time.ParseDuration` reads it: decimal numbers, each with a unit.
+/// Parses a duration like Go's `time.ParseDuration`: decimal numbers, each with a unit.
 fn go_millis(text: &str) -> Option<u64> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dialect_writes_it_reads() {
+    fn each_dialect_reads_what_it_writes() {
         for dialect in [Dialect::Java, Dialect::Go] {
             assert_eq!(Dialect::named(dialect.name()).unwrap(), dialect);
             for ms in [0, 500, 30_000, 86_400_000] {

@@ -44,13 +44,13 @@ impl DynamoDb {
     }
 
     async fn may_read(&self) -> Finding {
-        let Ok(nobodys) = LockName::new(PROBE) else {
+        let Ok(unused) = LockName::new(PROBE) else {
             return Finding::passed("permission-read", "not asked");
         };
         permission(
             "permission-read",
             "items can be read",
-            retry(self.env(), || self.read(&nobodys)).await.map(|_| ()),
+            retry(self.env(), || self.read(&unused)).await.map(|_| ()),
         )
     }
 

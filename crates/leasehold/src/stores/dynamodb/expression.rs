@@ -1,5 +1,5 @@
-//! The four updates of an item, in DynamoDB's words. Each names the attributes that it sets and removes, so what others
-//! have put into the item stays.
+//! The four updates of an item, in DynamoDB's expression language. Each names the attributes that it sets and removes,
+//! so that attributes of other clients remain.
 
 use std::collections::HashMap;
 
@@ -10,54 +10,56 @@ use crate::lease::{Id, Token};
 use crate::protocol::record::{FORMAT, Record};
 use crate::register::{Precondition, Version};
 
-/// One conditional UpdateItem.
+/// A conditional UpdateItem.
 #[derive(Clone, Debug)]
 pub(super) struct Expression {
-    /// `None` when nothing is to be changed.
+    /// `None` if nothing is to be changed.
     pub(super) update: Option<String>,
     pub(super) condition: String,
-    /// `#name` stands for `name`, so no attribute can be a reserved word.
+    /// `#name` stands for `name`, so that an attribute may be a reserved word.
     pub(super) names: HashMap<String, String>,
     pub(super) values: Item,
 }
 
-/// Nothing there.
+/// There is no item.
 const ABSENT: &str = "attribute_not_exists(#key)";
 
-/// What was read: every write of any client, but a release by another, gives the item a new version. A release only
-/// makes what is granted over it more free.
+/// The item is as it was read: every write of any client, except another client's release, gives the item a new
+/// version. A release only frees the lock.
 const UNCHANGED: &str = "#recordVersionNumber = :seenVersion";
 
 /// The same for a record of ours: see [`item::version_of`].
 const OURS_UNCHANGED: &str = "#recordVersionNumber = :seenVersion AND #fencingToken = :seenToken";
 
-/// A free record that we wrote and nobody has touched, of a format that we know, and of which the token counts on:
-/// that of a newborn may be lower than others that were granted before, and that of another client's item may be old. Not
-/// granted for this very claim the last time: a late copy of the request must not be granted over its own release.
+/// A free record of ours that no other client has changed, of a known format, with a token that can be incremented:
+/// the token of a newborn record may be lower than earlier tokens, and that of another client's item may be old. The
+/// latest grant must not be that of this claim, because a late copy of its request must not be granted over its own
+/// release.
 const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version = #recordVersionNumber \
      AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
      AND #leasehold.#grant <> :grant";
 
-/// Writes `record`, with these `attributes`, over what is expected, which was seen as `before`. What lies there already is not
-/// sent again: it would change nothing, and the store reads each part of an expression anew.
+/// Writes `record`, with these `attributes`, over what is expected, which was read as `before`. Attributes that are
+/// already there are not sent again: they would change nothing, and the store parses every part of an expression.
 pub(super) fn write(
     record: &Record,
     attributes: Attributes,
     expect: Precondition<'_>,
     before: Option<&Record>,
 ) -> Expression {
-    // Only a version of ours says that nobody else has changed it.
+    // Only a version of ours shows that no other client has changed the item.
     let ours = matches!(expect, Precondition::Version(version) if item::expected(version).1.is_some());
     let before = before.filter(|_| ours);
     let mut set = attributes;
     set.push((TOKEN, n(record.token.get())));
-    // Those of its grant, as that was written. Another's were perhaps written for another kind of client.
+    // Attributes of the same grant are unchanged. Those of another grant may have been written for another kind of
+    // client.
     if let Some(before) = before.filter(|before| before.grant == record.grant) {
         set.retain(|(name, _)| !item::stays(name, before, record));
     }
     let mut expression = Draft::default();
     expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN]);
-    // Half of an item, and most writes leave it as it is.
+    // The history is half of an item, and most writes do not change it.
     if before.is_none_or(|before| before.history != record.history) {
         let history = item::history_of(record).map(|history| (HISTORY, history));
         expression.set_or_remove(history.into_iter().collect(), &[HISTORY]);
@@ -71,10 +73,11 @@ pub(super) fn write(
     }
 }
 
-/// Grants `record` over whatever free record of ours there is, whose token is counted on and whose history stays.
+/// Grants `record` over any free record of ours. Its token is incremented and its history remains.
 ///
-/// Counting alone keeps tokens rising, also across a later deletion by hand: each count takes longer than a microsecond,
-/// so a token that began at the store's time stays below it, and the record after a deletion begins at that time again.
+/// Incrementing keeps tokens rising even across a later deletion by hand: each increment takes longer than a
+/// microsecond, so a token that began at the store's time stays below that time, at which the record begins again
+/// after a deletion.
 pub(super) fn claim(record: &Record, dialect: Dialect) -> Expression {
     let mut expression = Draft::default();
     expression.sets.push("#fencingToken = #fencingToken + :one".to_owned());
@@ -87,7 +90,7 @@ pub(super) fn claim(record: &Record, dialect: Dialect) -> Expression {
     expression.build(OUR_FREE_RECORD)
 }
 
-/// Notes that `version` was there at `at_us`.
+/// Records that `version` existed at `at_us`.
 pub(super) fn stamp(version: &Version, at_us: u64) -> Expression {
     let (number, _) = item::expected(version);
     let seen = Item::from([("version".to_owned(), s(number)), ("at".to_owned(), n(at_us))]);
@@ -97,25 +100,25 @@ pub(super) fn stamp(version: &Version, at_us: u64) -> Expression {
     expression.build(condition)
 }
 
-/// For a delete of `version`, and no other.
+/// The condition for deleting exactly `version`.
 pub(super) fn discard(version: &Version) -> Expression {
     let mut expression = Draft::default();
     let condition = expression.expect(version);
     expression.build(condition)
 }
 
-/// Changes nothing, on a condition that never holds.
+/// Changes nothing, because its condition never holds.
 pub(super) fn impossible(nonce: Id) -> Expression {
     let mut expression = Draft::default();
     expression.value(":seenVersion", s(item::uuid(nonce)));
     expression.build(UNCHANGED)
 }
 
-/// How many attributes a racing write has. A server that checks a condition and writes in two steps takes the longer for
-/// both; so the others come in between.
+/// How many attributes a racing write has. The more there are, the longer a non-atomic server takes between its check
+/// and its write, and the likelier other writes come in between.
 const RACE_ATTRIBUTES: usize = 50;
 
-/// A write of `nonce` that races others: over nothing, or over the nonce `seen`.
+/// A racing write of `nonce`: over nothing, or over the nonce `seen`.
 pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {
     let mut expression = Draft::default();
     expression.value(":nonce", s(nonce.to_string()));
@@ -133,17 +136,17 @@ pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {
     }
 }
 
-/// Only the nonce that was seen.
+/// Only over the nonce that was seen.
 const SAME_NONCE: &str = "#nonce = :seen";
 
-/// Deletes what a race has left.
+/// Deletes the item of a race.
 pub(super) fn raced(winner: Id) -> Expression {
     let mut expression = Draft::default();
     expression.value(":seen", s(winner.to_string()));
     expression.build(SAME_NONCE)
 }
 
-/// Writes `marker` over the marker of which the nonce was `seen`.
+/// Writes `marker` over the marker whose nonce was `seen`.
 pub(super) fn marker(marker: String, nonce: Id, seen: Option<&str>) -> Expression {
     let mut expression = Draft::default();
     expression.sets.extend(["#marker = :marker", "#nonce = :nonce"].map(str::to_owned));
@@ -176,7 +179,7 @@ impl Draft {
         }
     }
 
-    /// The condition that `version` is still there.
+    /// The condition that `version` is unchanged.
     fn expect(&mut self, version: &Version) -> &'static str {
         let (number, token) = item::expected(version);
         self.value(":seenVersion", s(number));
@@ -218,7 +221,7 @@ mod tests {
     use crate::lease::Holder;
     use crate::protocol::record::RecordState;
 
-    /// What the write of `record` sets and removes, over `version`, when `before` was seen there.
+    /// What the write of `record` sets and removes over `version`, if `before` was read there.
     fn written(version: &Version, before: Option<&Record>, record: &Record) -> (String, String) {
         let attributes = item::attributes(record, Dialect::Java);
         let update = write(record, attributes, Precondition::Version(version), before).update.unwrap();
@@ -226,12 +229,12 @@ mod tests {
         (set.to_owned(), remove.to_owned())
     }
 
-    /// The nonce of no other record.
+    /// A nonce that no record has.
     fn another() -> Id {
         "0123456789abcdef0123456789abcdef".parse().unwrap()
     }
 
-    /// It is half of an item, and most writes leave it as it is.
+    /// The history is half of an item, and most writes do not change it.
     #[test]
     fn a_history_is_sent_when_it_has_changed() {
         let before = record();
@@ -250,9 +253,9 @@ mod tests {
         }
     }
 
-    /// Its renewals and its release leave most of it as its grant has written it.
+    /// Renewals and the release of a grant leave most of the item unchanged.
     #[test]
-    fn what_a_grant_has_written_is_not_sent_again() {
+    fn unchanged_fields_of_a_grant_are_not_sent_again() {
         let before = record();
         let nonce = another();
         let renewed = Record { heartbeat: before.heartbeat + 1, nonce, ..before.clone() };
@@ -280,7 +283,7 @@ mod tests {
             ),
             (&ours, Some(&before), Record { grant: nonce, ..renewed.clone() }, &all),
             (&ours, None, renewed.clone(), &all),
-            // Another client's version: what it has left there of ours may be old.
+            // Another client's version: our attributes in that item may be old.
             (&Version::new("v1"), Some(&before), renewed.clone(), &all),
         ] {
             let (set, _) = written(version, seen, &record);
@@ -299,7 +302,7 @@ mod tests {
         assert_eq!(claim.values[":lastToken"], n(Token::LIMIT - 1));
     }
 
-    /// The constants above spell out the names of attributes.
+    /// The constants above contain the names of attributes.
     #[test]
     fn conditions_name_attributes_that_exist() {
         for name in [item::KEY, VERSION] {
@@ -313,7 +316,7 @@ mod tests {
         }
     }
 
-    /// 4,096 bytes for each expression.
+    /// The limit is 4,096 bytes for each expression.
     #[test]
     fn racing_writes_stay_within_dynamodbs_limits() {
         let nonce = record().nonce;
@@ -324,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_names_what_it_uses_and_nothing_else() {
+    fn an_expression_names_exactly_what_it_uses() {
         let stamp = stamp(&Version::new("v"), 7);
         assert_eq!(stamp.update.as_deref(), Some("SET #lastSeen = :lastSeen"));
         let mut names: Vec<_> = stamp.names.values().map(String::as_str).collect();

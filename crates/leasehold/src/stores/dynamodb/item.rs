@@ -1,9 +1,10 @@
-//! The item of a lock, and the record that it stands for.
+//! The item of a lock, and its conversion to and from a record.
 //!
 //! `key`, `ownerName`, `leaseDuration`, `recordVersionNumber` and `isReleased` are those of AWS's lock client, in its
-//! forms. The others are ours. Another client that changes an item gives it a new `recordVersionNumber` and knows
-//! nothing of ours, which may survive it, be wiped, or (the Go port copies what it read a while ago) come back: so ours
-//! count only while `leasehold.version` repeats the `recordVersionNumber`. Otherwise the item is another client's.
+//! formats. The other attributes are ours. Another client that changes an item gives it a new `recordVersionNumber`
+//! and ignores our attributes. It may keep them, delete them, or restore old ones (the Go port writes back what it
+//! read earlier). So our attributes are valid only while `leasehold.version` equals the `recordVersionNumber`.
+//! Otherwise the item belongs to another client.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -27,19 +28,19 @@ pub(super) const TOKEN: &str = "fencingToken";
 pub(super) const RENEWED: &str = "renewedAt";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const HISTORY: &str = "history";
-/// A map: what else our records need, and the `recordVersionNumber` that they were written with.
+/// A map with the other fields of our records, and the `recordVersionNumber` with which they were written.
 pub(super) const OURS: &str = "leasehold";
-/// A map: which `recordVersionNumber` was seen when, by somebody who found no `renewedAt`.
+/// A map with the `recordVersionNumber` and the time at which a client that found no `renewedAt` first saw it.
 pub(super) const SEEN: &str = "lastSeen";
 
-/// Every attribute that locks have.
+/// All attributes of locks.
 pub(super) const ATTRIBUTES: &[&str] =
     &[KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN];
 
 pub(super) type Item = HashMap<String, AttributeValue>;
 pub(super) type Attributes = Vec<(&'static str, AttributeValue)>;
 
-/// Reads `item`. Never guesses: what is not certainly a lock is foreign or an error.
+/// Reads `item`. Never guesses: an item that is not certainly a lock is foreign or an error.
 pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
     let (Some(owner), Some(version)) = (text(item, OWNER), text(item, VERSION)) else {
         let what = "an item without ownerName and recordVersionNumber, which is no lock";
@@ -55,13 +56,13 @@ pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
     })
 }
 
-/// What the next write over `record` expects: its `recordVersionNumber` and its token. A request that is delivered twice
-/// can bring back a `recordVersionNumber` that was there before, but not the token: that was counted on.
+/// What the next write over `record` expects: its `recordVersionNumber` and its token. A duplicated request can
+/// restore an earlier `recordVersionNumber`, but not the token, which has been incremented since.
 pub(super) fn version_of(record: &Record) -> Version {
     Version::new(format!("{} {}", uuid(record.nonce), record.token))
 }
 
-/// The `recordVersionNumber` that a version stands for, and of a record of ours its token.
+/// The `recordVersionNumber` of a version, and for a record of ours its token.
 pub(super) fn expected(version: &Version) -> (&str, Option<Token>) {
     let ours = version.as_str().rsplit_once(' ').and_then(|(number, token)| {
         from_uuid(number)?;
@@ -73,7 +74,7 @@ pub(super) fn expected(version: &Version) -> (&str, Option<Token>) {
     }
 }
 
-/// A record that we wrote, and that nobody has changed since but to release it.
+/// Our record, which no other client has changed since, except to release it.
 fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
     let format = number(ours, "format").ok_or_else(|| corrupt("leasehold.format"))?;
     if format > FORMAT {
@@ -100,7 +101,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         grant: text(ours, "grant")
             .and_then(|id| id.parse().ok())
             .ok_or_else(|| corrupt("leasehold.grant"))?,
-        // Counting on would overflow.
+        // A larger value would overflow when it is incremented.
         heartbeat: number(ours, "beat")
             .filter(|&beat| beat < Token::LIMIT)
             .ok_or_else(|| corrupt("leasehold.beat"))?,
@@ -116,10 +117,10 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
     })
 }
 
-/// A lock of another client, for as long as its `recordVersionNumber` does not change.
+/// Another client's lock, for as long as its `recordVersionNumber` does not change.
 ///
-/// Newborn, because its token may be missing or come from a copy that another client made a while ago: whoever is
-/// granted the lock after it takes the token from the store's clock.
+/// It counts as newborn, because its token may be missing or come from an old copy. The next grant takes its token
+/// from the store's clock.
 fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<Content, Fault> {
     let lease = text(item, LEASE);
     let Some(lease_ms) = lease.and_then(|lease| dialect.millis(lease)) else {
@@ -137,12 +138,12 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         leasehold: FORMAT,
         state: if item.contains_key(RELEASED) { RecordState::Free } else { RecordState::Held },
         token: number(item, TOKEN).and_then(Token::new).unwrap_or_default(),
-        // Each of its heartbeats looks like a grant of its own: a sign of life.
+        // Each heartbeat of another client looks like a new grant, which is a sign of life.
         grant: id,
         heartbeat: 0,
         nonce: id,
         ttl_ms: ttl.as_millis(),
-        // What is longer than any ttl of ours; and since it is their lease all the same, clock rates count here too.
+        // The part that exceeds our longest ttl. Clock rates apply to it too, since it is part of the lease.
         lock_delay_ms: (lease_ms - lease_ms.min(ttl.as_millis())).saturating_mul(51) / 50,
         holder: Holder { name: owner.to_owned(), ..Holder::default() },
         granted_at_us: None,
@@ -153,7 +154,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
     })))
 }
 
-/// An id for another client's `version`: 128 bits of FNV-1a, since theirs have no form that could be relied on.
+/// An id for another client's `version`: 128 bits of FNV-1a, because its format is unknown.
 fn id_of(version: &str) -> Option<Id> {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -174,16 +175,16 @@ fn other_dialect(written_in: Dialect, lease: &str) -> Fault {
     ))
 }
 
-/// When `version` was first seen there, by the store's clock.
+/// When `version` was first seen, by the store's clock.
 fn seen(item: &Item, version: &str) -> Option<u64> {
     let seen = map(item, SEEN)?;
     (text(seen, "version")? == version).then(|| number(seen, "at"))?
 }
 
-/// The attributes that `record` is written as: of theirs and of ours, but for the token and the history.
+/// The attributes of `record`, theirs and ours, except the token and the history.
 pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     let lease_ms = match record.state {
-        // Others wait until they have seen no change for the leaseDuration, and know neither delays nor rests.
+        // Other clients wait until they have seen no change for the leaseDuration, and know neither delays nor cooldowns.
         RecordState::Cooldown => record.rest_ms.unwrap_or(0),
         RecordState::Held | RecordState::Free => record.ttl_ms.saturating_add(record.lock_delay_ms),
     };
@@ -222,10 +223,10 @@ fn ours(record: &Record) -> Item {
 
 /// DynamoDB charges for each 1,024 bytes of an item that is written.
 const WRITE_UNIT_BYTES: usize = 1_024;
-/// So many grants that are over are kept whatever they cost.
+/// At least this many past grants are kept, whatever they cost.
 const LEAST_HISTORY: usize = 3;
 
-/// `record` with the latest of its grants that are over, as many as fit into one write unit beside the rest of it; and its
+/// `record` with as many of its latest past grants as fit into one write unit together with the rest of it, and its
 /// [`attributes`].
 pub(super) fn fitted(record: &Record, key: &str, dialect: Dialect) -> (Record, Attributes) {
     let token = TOKEN.len() + size(&n(record.token.get()));
@@ -247,7 +248,7 @@ pub(super) fn fitted(record: &Record, key: &str, dialect: Dialect) -> (Record, A
     (record, attributes)
 }
 
-/// Whether attribute `name` of `record` lies there already, when `before` does, by the same grant.
+/// Whether attribute `name` of `record` is unchanged in an item that contains `before`, of the same grant.
 pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
     let lease =
         |record: &Record| (record.state == RecordState::Cooldown, record.ttl_ms, record.lock_delay_ms);
@@ -259,7 +260,7 @@ pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
     }
 }
 
-/// The grants that are over; `None` for none.
+/// The past grants; `None` if there are none.
 pub(super) fn history_of(record: &Record) -> Option<AttributeValue> {
     let history: Vec<_> = record.history.iter().map(past).collect();
     (!history.is_empty()).then_some(AttributeValue::L(history))
@@ -282,7 +283,7 @@ fn past(past: &PastGrant) -> AttributeValue {
     AttributeValue::M(entry)
 }
 
-/// `None` when it is damaged.
+/// `None` if the history is damaged.
 fn history(item: &Item) -> Option<Vec<PastGrant>> {
     let Some(history) = item.get(HISTORY) else { return Some(Vec::new()) };
     let entry = |value: &AttributeValue| {
@@ -304,7 +305,7 @@ fn history(item: &Item) -> Option<Vec<PastGrant>> {
     history.as_l().ok()?.iter().map(entry).collect()
 }
 
-/// How many bytes DynamoDB counts for `value`, about.
+/// Approximately how many bytes DynamoDB counts for `value`.
 fn size(value: &AttributeValue) -> usize {
     match value {
         AttributeValue::S(text) => text.len(),
@@ -317,7 +318,7 @@ fn size(value: &AttributeValue) -> usize {
     }
 }
 
-/// An id as a UUID, the form in which the Java client writes its own.
+/// An id in the form of a UUID, which the Java client uses for its own.
 pub(super) fn uuid(id: Id) -> String {
     let hex = id.to_string();
     let parts: Vec<&str> =
@@ -346,7 +347,7 @@ fn number(item: &Item, name: &str) -> Option<u64> {
     item.get(name)?.as_n().ok()?.parse().ok()
 }
 
-/// `None` when it is not there; an error when it is, and is no number.
+/// `None` if the attribute does not exist; an error if it is not a number.
 fn optional_number(item: &Item, name: &'static str) -> Result<Option<u64>, Fault> {
     match item.get(name) {
         None => Ok(None),
@@ -363,7 +364,7 @@ fn json<T: DeserializeOwned>(item: &Item, name: &str) -> Option<T> {
 }
 
 fn to_json(holder: &Holder) -> String {
-    // Strings and a number: there is nothing that JSON could refuse.
+    // Serializing strings and a number cannot fail.
     serde_json::to_string(holder).unwrap_or_default()
 }
 

@@ -84,7 +84,7 @@ impl DynamoDb {
             Err(_) => Ok(()),
         };
         if let Err(error) = noted {
-            tracing::debug!(%error, "what came of the examination could not be noted: the next process examines again");
+            tracing::debug!(%error, "the result of the examination could not be recorded: the next process examines again");
         }
         outcome
     }
@@ -96,7 +96,7 @@ impl DynamoDb {
         match self.update(PROBE, expression::impossible(never), ReturnValue::None).await? {
             Updated::Refused(_) => Ok(()),
             Updated::Done(_) => {
-                Err(self.unsafe_server("ignores conditions", "every lock would be granted to everybody"))
+                Err(self.unsafe_server("ignores conditions", "it would grant every lock to every client"))
             }
         }
     }

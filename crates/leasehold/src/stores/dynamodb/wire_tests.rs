@@ -147,7 +147,7 @@ async fn every_operation_is_one_request_with_the_documented_condition() {
 
 /// The history is half of an item, and most writes do not change it.
 #[tokio::test]
-async fn a_history_that_lies_there_already_is_not_sent_again() {
+async fn an_unchanged_history_is_not_sent_again() {
     let server = Server::always(ok(&json!({}))).await;
     let store = server.store();
     let before = record();
@@ -226,7 +226,7 @@ fn wire(value: &aws_sdk_dynamodb::types::AttributeValue) -> Value {
 }
 
 #[tokio::test]
-async fn a_conflict_brings_along_what_is_there() {
+async fn a_conflict_returns_the_stored_item() {
     let there = Server::always(conflict(&json!({"Item": java_item()}))).await;
     for result in [write(&there.store()).await, there.store().claim(&x(), &record()).await] {
         let Ok(Written::Conflict(Refusal::Found(found))) = result else { panic!("{result:?}") };
@@ -283,10 +283,10 @@ async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
     let error = store.read(&x()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
 
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = write(&self::store(&format!("http://{nobody}"), test_credentials())).await.unwrap_err();
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = write(&self::store(&format!("http://{closed}"), test_credentials())).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-    assert!(error.to_string().contains(&nobody.to_string()), "{error:?}");
+    assert!(error.to_string().contains(&closed.to_string()), "{error:?}");
 }
 
 #[tokio::test]
@@ -421,22 +421,22 @@ async fn listings_are_read_page_by_page() {
 #[tokio::test]
 async fn without_credentials_nothing_is_sent() {
     #[derive(Debug)]
-    struct Nobody;
-    impl aws_credential_types::provider::ProvideCredentials for Nobody {
+    struct NoCredentials;
+    impl aws_credential_types::provider::ProvideCredentials for NoCredentials {
         fn provide_credentials<'a>(&'a self) -> aws_credential_types::provider::future::ProvideCredentials<'a>
         where
             Self: 'a,
         {
             aws_credential_types::provider::future::ProvideCredentials::ready(Err(
-                CredentialsError::not_loaded("nobody home"),
+                CredentialsError::not_loaded("no profile"),
             ))
         }
     }
     let server = Server::always("").await;
-    let error = write(&store(&server.url, SharedCredentialsProvider::new(Nobody))).await.unwrap_err();
+    let error = write(&store(&server.url, SharedCredentialsProvider::new(NoCredentials))).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
-    assert!(error.to_string().contains("nobody home"), "{error:?}");
+    assert!(error.to_string().contains("no profile"), "{error:?}");
     assert!(error.fault().help.as_ref().unwrap().contains("no credentials found"), "{error:?}");
     assert!(server.requests().is_empty());
 }
@@ -469,5 +469,5 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     let error = write(&trusting(&wrong)).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     assert!(error.to_string().contains(&format!("{wrong:?}")), "{error:?}");
-    assert!(server.requests().is_empty(), "nothing is sent to whom nobody vouches for");
+    assert!(server.requests().is_empty(), "nothing is sent to an untrusted server");
 }

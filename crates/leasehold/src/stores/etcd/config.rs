@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_as_whom() {
+    fn a_url_has_the_members_and_the_login() {
         let location =
             read("etcd://al%40ice:p%2Fw%40rd@h1:2379,h2,[::1]:9/team/locks?ca=/ca.pem&cert=/me.pem").unwrap();
         assert_eq!(location.members, ["h1:2379", "h2:2379", "[::1]:9"]);

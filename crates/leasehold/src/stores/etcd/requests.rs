@@ -28,7 +28,7 @@ impl Own<'_> {
 /// this order. A claim that `waits` then enters the queue.
 pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
     // A range without keys compares as a key of revision 0, and no key has that.
-    let nobody = compare_range(line, CompareResult::Equal, 0);
+    let empty = compare_range(line, CompareResult::Equal, 0);
     let mut failure = look(line, own.key, 0);
     if waits {
         let stand = TxnRequest {
@@ -38,7 +38,7 @@ pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
         };
         failure.push(op(Op::Txn(stand)));
     }
-    TxnRequest { compare: vec![nobody], success: vec![own.put(own.granted)], failure }
+    TxnRequest { compare: vec![empty], success: vec![own.put(own.granted)], failure }
 }
 
 /// Enters the queue in any case. For locks whose keys lie among those of other locks. If the own key exists, returns

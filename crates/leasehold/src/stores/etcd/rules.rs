@@ -1,4 +1,4 @@
-//! The rules: an answer of etcd in, what it means for a claim out. No input or output.
+//! The rules: from an answer of etcd to its meaning for a claim. No input or output.
 
 use super::keys::Keys;
 use super::value::{self, Standing, Value, Who};
@@ -7,33 +7,33 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Claim, HolderInfo, Id, Loss, LossReason, Token};
 use crate::types::LockName;
 
-/// A claim's place in line.
+/// A claim's place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// When it got in line: the revision that created its key.
+    /// The revision that created its key.
     pub(super) create: i64,
-    /// The revision that its key was written in last.
+    /// The revision of the latest write to its key.
     pub(super) revision: i64,
-    /// The key just before it, and the revision at which it was there; `None` when that is not known.
+    /// The key just before it, and the revision at which that key existed; `None` if unknown.
     pub(super) before: Option<(Vec<u8>, i64)>,
 }
 
-/// What an answer to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm) means.
+/// The meaning of an answer to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Granted in this revision.
     Granted(i64),
-    /// It is our turn, or may be: confirm it.
+    /// It is or may be our turn, which must be confirmed.
     Confirm(Place),
-    /// Somebody is before us; with our place if we are in line.
+    /// Another claim is before us. Contains our place if we are in the queue.
     Held(HolderInfo, Option<Place>),
-    /// Keys of other locks stand in the way of seeing who is before us; with our place if we are in line.
+    /// Keys of other locks hide the key before ours. Contains our place if we are in the queue.
     Crowded(Option<Place>),
-    /// We are not in line any more, or what was there has gone: ask again.
+    /// We are no longer in the queue, or the key before ours is gone: ask again.
     Again,
 }
 
-/// What the answer to a claim's request means.
+/// Determines the meaning of the answer to a claim's request.
 pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<Step, StoreError> {
     let revision = answer.header.unwrap_or_default().revision;
     if answer.succeeded {
@@ -84,7 +84,7 @@ fn behind(
     }
 }
 
-/// What our own key says. Nobody else has reason to write there.
+/// The state in our own key. No other client has reason to write there.
 pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, StoreError> {
     Ok(own_value(claim, own)?.state)
 }
@@ -93,14 +93,14 @@ pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> 
     match value::read(own) {
         Who::Ours(value) if value.claim == claim => Ok(*value),
         Who::Ours(_) | Who::Foreign(_) => {
-            Err(Fault::new(ErrorKind::Corrupt, "somebody has overwritten our key in etcd")
+            Err(Fault::new(ErrorKind::Corrupt, "another client has overwritten our key in etcd")
                 .with_help("nothing but leasehold and other lock clients may write below a lock's name")
                 .not_applied())
         }
     }
 }
 
-/// The token of a grant that was made in `revision`.
+/// The token of a grant in `revision`.
 pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     u64::try_from(revision).ok().and_then(Token::new).ok_or_else(|| {
         Fault::new(
@@ -111,7 +111,7 @@ pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     })
 }
 
-/// How a grant whose key is gone was lost: told by its mark, and by who is first now.
+/// How a grant whose key is gone was lost, according to its mark and to the first key of the queue.
 pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnResponse) -> Loss {
     let mut answers = answer.responses.into_iter();
     let mark = next_key(&mut answers);
@@ -124,7 +124,7 @@ pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnRespon
     Loss::new(name.clone(), token, reason)
 }
 
-/// The key of the next answer, which is to a range of at most one.
+/// The key in the next answer, which is to a range of at most one key.
 pub(super) fn next_key(answers: &mut impl Iterator<Item = ResponseOp>) -> Option<KeyValue> {
     match answers.next()?.answer? {
         Answer::Range(range) => range.kvs.into_iter().next(),
@@ -249,7 +249,7 @@ mod tests {
         let mine = own(8, Standing::Waiting);
         let found = refused(Some(foreign(5)), Some(mine.clone()), Some(mine), false);
         let Step::Held(_, Some(place)) = found else { panic!() };
-        assert_eq!((place.create, place.before), (8, None), "its end is not what we wait for");
+        assert_eq!((place.create, place.before), (8, None), "we do not wait for its end");
     }
 
     fn resting() -> KeyValue {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_rest_holds_as_anybody_elses() {
+    fn our_own_rest_holds_like_any_other() {
         let resting = resting();
         let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
             panic!()
@@ -274,13 +274,13 @@ mod tests {
         let place = Place { create: 8, revision: 8, before: None };
         let mine = own(8, Standing::Waiting);
         let step = refused(Some(other.clone()), Some(mine.clone()), Some(foreign(5)), false);
-        assert_eq!(step, Step::Crowded(Some(place.clone())), "somebody may still be before us");
+        assert_eq!(step, Step::Crowded(Some(place.clone())), "another claim may still be before us");
         let step = refused(Some(foreign(2)), Some(mine), Some(other), false);
         assert_eq!(step, Step::Crowded(Some(place)), "nor is another lock's key watched");
     }
 
     #[test]
-    fn a_key_that_somebody_overwrote_is_no_grant() {
+    fn an_overwritten_key_is_no_grant() {
         for value in [Vec::new(), b"x".to_vec(), Value::of(&another(), Standing::Granted).to_bytes().unwrap()]
         {
             let kv = KeyValue { value, ..own(5, Standing::Granted) };
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(told(Some(mark), Some(foreign(9))), LossReason::Ended);
         assert!(matches!(told(None, Some(foreign(9))), LossReason::TakenOver { .. }));
         assert_eq!(told(None, Some(key("p/a/b/1", 9, Vec::new()))), LossReason::Deleted);
-        assert_eq!(told(None, Some(resting())), LossReason::Deleted, "nobody has taken over what rests");
+        assert_eq!(told(None, Some(resting())), LossReason::Deleted, "a resting lock was not taken over");
         assert_eq!(told(None, None), LossReason::Deleted);
     }
 }

@@ -374,7 +374,7 @@ impl Session {
     async fn sweep(&self, client: &Client, env: &Env) {
         let budget = &self.budget(env);
         for (id, key, revision) in self.stale(env.now()) {
-            tracing::debug!("a claim that nobody asks about any more is withdrawn");
+            tracing::debug!("withdrawing a claim that is no longer used");
             let request = requests::end(&key, revision, None);
             let answer = limited(budget, Effect::Writes, client.txn(Effect::Writes, &request)).await;
             if answer.is_ok_and(|answer| answer.succeeded) {

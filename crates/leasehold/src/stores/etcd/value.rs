@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_leader_advertises_is_read_and_written() {
+    fn the_value_of_a_leader_is_read_and_written() {
         let golden = GOLDEN.replace("make deploy\"}", "make deploy\",\"value\":\"http://10.0.0.7:8080\"}");
         let Who::Ours(value) = read(&kv(&golden)) else { panic!() };
         assert_eq!(String::from_utf8(value.to_bytes().unwrap()).unwrap(), golden);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_an_unknown_holder() {
+    fn a_foreign_value_is_an_unknown_holder() {
         let newer = GOLDEN.replace("\"leasehold\":1", "\"leasehold\":2");
         for (value, says) in [
             ("", "another etcd client"),

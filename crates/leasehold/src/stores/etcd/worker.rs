@@ -141,7 +141,7 @@ mod tests {
         drop(worker);
         runtime().block_on(is_sent).unwrap();
         assert!(runtime().block_on(ended).is_err());
-        assert!(runtime().block_on(job).is_err(), "its jobs are told");
+        assert!(runtime().block_on(job).is_err(), "its jobs end with an error");
     }
 
     #[test]

@@ -107,13 +107,13 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     let [list] = &server.requests()[..] else { panic!() };
     assert!(list.line.starts_with("GET /storage/v1/b/bucket/o?prefix=pre%2Ffix%2Fa%2520b&"), "{list:?}");
 
-    for nobodys in ["0", "", "\"etag\"", "1&x=2"] {
+    for invalid in ["0", "", "\"etag\"", "1&x=2"] {
         let error = register
-            .write("x.lock", Precondition::Version(&Version::new(nobodys)), value().into())
+            .write("x.lock", Precondition::Version(&Version::new(invalid)), value().into())
             .await
             .unwrap_err();
-        assert_eq!(error.fault().kind, ErrorKind::Invalid, "{nobodys}");
-        assert!(register.delete("x.lock", &Version::new(nobodys)).await.is_err(), "{nobodys}");
+        assert_eq!(error.fault().kind, ErrorKind::Invalid, "{invalid}");
+        assert!(register.delete("x.lock", &Version::new(invalid)).await.is_err(), "{invalid}");
     }
     assert!(server.requests().is_empty());
 }
@@ -178,8 +178,8 @@ async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
     let error = hung.read("x.lock").await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
 
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    for endpoint in [format!("http://{nobody}"), "http://no-such-host.invalid".to_owned()] {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    for endpoint in [format!("http://{closed}"), "http://no-such-host.invalid".to_owned()] {
         let register = register_at(&endpoint, Source::Anonymous);
         let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");

@@ -1,5 +1,5 @@
-//! The addresses that an endpoint's name stands for. Each may be a front end of its own, and the connections of one client
-//! mostly go to one of them: an examination asks all.
+//! The addresses of an endpoint's name. Each may be a separate front end. The connections of one client mostly go to
+//! one of them, so an examination uses all.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,27 +14,27 @@ use crate::clock::timeout;
 use crate::env::Env;
 use crate::stores::aws::config::CONNECT_LIMIT;
 
-/// How many connections are tried at once: a process may have some hundred files open.
+/// How many connections are opened at once: a process may be limited to some hundred open files.
 const TRIED_AT_ONCE: usize = 64;
 
-/// Looks a name up; tests have names of their own.
+/// Resolves a name. Tests replace it.
 pub(super) type Lookup = fn(String, u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
 
 pub(super) fn system(name: String, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
     async move { Ok(lookup_host((name, port)).await?.collect()) }.boxed()
 }
 
-/// The addresses of a name that has several.
+/// The addresses of a name with several addresses.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
-    /// Those that take connections.
+    /// The addresses that accept connections.
     pub(super) answering: Vec<IpAddr>,
-    /// Those that take none, and why.
+    /// The addresses that accept none, and why.
     pub(super) silent: Vec<(IpAddr, String)>,
 }
 
-/// The addresses of the host in `url`. None where they are not several, where a proxy of the environment looks the name up, and
-/// where it cannot be looked up or nothing answers: requests will say why.
+/// The addresses of the host in `url`. Empty if there are not several, if a proxy from the environment resolves the
+/// name, if it cannot be resolved, or if none answers; requests will then report why.
 pub(super) async fn of(url: &str, lookup: Lookup, env: &Env) -> Addresses {
     let found = found(url, lookup, env).await.unwrap_or_default();
     match found.answering.len() {
@@ -62,7 +62,8 @@ async fn found(url: &str, lookup: Lookup, env: &Env) -> Option<Addresses> {
     while let Some((address, connected)) = tries.next().await {
         match connected {
             Ok(_) => found.answering.push(address),
-            // `localhost` has both loopback addresses, and servers listen at one: that the other is silent is no news.
+            // `localhost` has both loopback addresses, and servers usually listen on one, so a silent one is not
+            // reported.
             Err(_) if address == Ipv6Addr::LOCALHOST => {}
             Err(error) => found.silent.push((address, error.to_string())),
         }

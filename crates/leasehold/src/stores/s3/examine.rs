@@ -1,5 +1,5 @@
-//! The doctor's questions to a bucket: what it does to objects beside what is asked for. The answers need permissions that
-//! locks do not: where they are missing, nothing is wrong.
+//! The doctor's checks of a bucket's settings. They need permissions that locks do not; a missing permission is not an
+//! error.
 
 use std::error::Error as StdError;
 use std::fmt::Display;
@@ -22,7 +22,7 @@ use crate::stores::aws::watch::Watch;
 impl S3Register {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined {
-            // Directory buckets have prices of their own.
+            // Directory buckets have other prices.
             listed_prices: self.place.endpoint.is_none() && !self.place.is_directory(),
             least_permissions: self.least_permissions(),
             ..Examined::default()
@@ -58,7 +58,7 @@ impl S3Register {
         lines
     }
 
-    /// Amazon does not say what a directory bucket answers when it is asked to delete a version of nothing.
+    /// Amazon does not document what a directory bucket answers to a conditional delete of a missing object.
     async fn delete_of_nothing(&self) -> Finding {
         let nothing = format!(".leasehold-probe-nothing-{}", Id::random(&self.env().random));
         let version = Version::new("\"00000000000000000000000000000000\"");
@@ -107,7 +107,7 @@ impl S3Register {
         }
     }
 
-    /// `Ok(None)` when nothing is configured; else why it cannot be told.
+    /// `Ok(None)` if nothing is configured. An error is a finding that says why it is unknown.
     fn asked<T, E>(
         &self,
         permission: &str,
@@ -129,14 +129,14 @@ impl S3Register {
     }
 }
 
-/// A release by deletion would take a lock for released that somebody else has deleted.
+/// If such deletes succeed, a release would count as done although another client had deleted the lock.
 fn deleted_nothing(answer: Result<Deleted, StoreError>) -> Finding {
     const CHECK: &str = "delete-missing";
     match answer {
         Ok(Deleted::Conflict) => Finding::passed(CHECK, "a delete of a version of nothing is refused"),
         Ok(Deleted::Deleted) => {
             Finding::warning(CHECK, "a delete of a version of nothing is answered as if it had deleted something").with_help(
-                "locks are safe; with ?protocol=existence a release cannot tell that somebody else deleted the object",
+                "locks are safe; with ?protocol=existence a release does not notice that another client deleted the object",
             )
         }
         Err(error) if error.fault().kind == ErrorKind::Denied => {
@@ -150,7 +150,7 @@ fn unanswered(status: &dyn Display) -> String {
     format!("not looked at: the store answers {status} when it is asked")
 }
 
-/// What is written under a default retention stays, the examination's own writes too.
+/// Under a default retention, written objects cannot be deleted, not even those of the examination.
 fn retention(configuration: Option<&ObjectLockConfiguration>) -> Finding {
     const CHECK: &str = "object-lock";
     let on = configuration
@@ -168,19 +168,19 @@ fn retention(configuration: Option<&ObjectLockConfiguration>) -> Finding {
     }
 }
 
-/// Which of our objects a rule is about.
+/// Which of our objects a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
     All,
-    /// Those of some locks.
+    /// The objects of some locks.
     Some,
 }
 
-/// Objects of ours have no tags, and from a few hundred bytes to a few kilobytes.
+/// Our objects have no tags, and a size between a few hundred bytes and a few kilobytes.
 const LARGER_THAN_OURS: i64 = 64 << 10;
 const SMALLER_THAN_OURS: i64 = 256;
 
-/// Which objects below `base` the `rule` is about.
+/// Which objects below `base` the `rule` applies to.
 fn extent(rule: &LifecycleRule, base: &str) -> Option<Extent> {
     if rule.status() != &ExpirationStatus::Enabled {
         return None;
@@ -197,7 +197,7 @@ fn extent(rule: &LifecycleRule, base: &str) -> Option<Extent> {
         .or(and.and_then(|and| and.object_size_less_than()));
     let others = more_than.is_some_and(|bytes| bytes >= LARGER_THAN_OURS)
         || less_than.is_some_and(|bytes| bytes <= SMALLER_THAN_OURS);
-    #[allow(deprecated, reason = "old rules have it there")]
+    #[allow(deprecated, reason = "older lifecycle rules set the prefix in this field")]
     let prefix = filter
         .and_then(|filter| filter.prefix())
         .or(and.and_then(|and| and.prefix()))
@@ -210,7 +210,7 @@ fn extent(rule: &LifecycleRule, base: &str) -> Option<Extent> {
     }
 }
 
-/// A rule that deletes current objects deletes records of locks.
+/// A rule that deletes current objects deletes the records of locks.
 fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
     const CHECK: &str = "lifecycle";
     let named = |rule: &LifecycleRule| rule.id().unwrap_or("without a name").to_owned();
@@ -223,7 +223,7 @@ fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
             (None, None) => None,
         }
     });
-    // The worst of them.
+    // The most serious rule.
     match expiring.max_by_key(|(_, fatal, _)| *fatal) {
         None => Finding::passed(CHECK, "no rule deletes current objects here"),
         Some((rule, true, when)) => {

@@ -148,11 +148,11 @@ async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
     let error = register.read("x.lock").await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
 
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let register = self::register(&format!("http://{nobody}"), test_credentials());
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let register = self::register(&format!("http://{closed}"), test_credentials());
     let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-    assert!(error.to_string().contains(&nobody.to_string()), "{error:?}");
+    assert!(error.to_string().contains(&closed.to_string()), "{error:?}");
 
     let register = self::register("http://no-such-host.invalid", test_credentials());
     let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
@@ -362,23 +362,23 @@ async fn a_store_ignoring_conditions_is_refused_and_no_lock_deleted() {
 #[tokio::test]
 async fn without_credentials_nothing_is_sent() {
     #[derive(Debug)]
-    struct Nobody;
-    impl aws_credential_types::provider::ProvideCredentials for Nobody {
+    struct NoCredentials;
+    impl aws_credential_types::provider::ProvideCredentials for NoCredentials {
         fn provide_credentials<'a>(&'a self) -> aws_credential_types::provider::future::ProvideCredentials<'a>
         where
             Self: 'a,
         {
             aws_credential_types::provider::future::ProvideCredentials::ready(Err(
-                CredentialsError::not_loaded("nobody home"),
+                CredentialsError::not_loaded("no profile"),
             ))
         }
     }
     let server = Server::always("").await;
-    let register = register(&server.url, SharedCredentialsProvider::new(Nobody));
+    let register = register(&server.url, SharedCredentialsProvider::new(NoCredentials));
     let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
-    assert!(error.to_string().contains("nobody home"), "{error:?}");
+    assert!(error.to_string().contains("no profile"), "{error:?}");
     assert!(error.fault().help.as_ref().unwrap().contains("no credentials found"), "{error:?}");
     assert!(server.requests().is_empty());
 }

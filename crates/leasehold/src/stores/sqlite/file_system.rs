@@ -84,7 +84,7 @@ const LOCAL: &[(u64, &str)] = &[
     (0x0001_1954, "UFS"),
 ];
 
-/// Names for the error message. A type that is missing here is refused all the same.
+/// Names for the error message. A type that is missing here is refused too.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const OTHERS: &[(u64, &str)] = &[
     (0x6969, "NFS"),

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_file_is_refused_with_help() {
+    fn a_url_without_a_file_is_refused_with_help() {
         for bad in [
             "sqlite://host/x.db",
             "sqlite://locks.db",

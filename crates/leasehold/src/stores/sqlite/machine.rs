@@ -255,7 +255,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_process_is_dead_once_it_is_a_zombie_or_gone_and_not_before() {
+    fn a_process_is_dead_only_if_it_is_a_zombie_or_has_ended() {
         let machine = Machine::this().unwrap();
         let mut sleeper = Sleeper::start();
         let process = sleeper.process();

@@ -1,8 +1,8 @@
-//! The rules: a row, a clock reading and this machine in; a verdict and the next row out. No input or output but the
-//! question whether a process still runs.
+//! The rules: from a row, a clock reading and this machine to a verdict and the next row. No input or output, except
+//! to check whether a process still runs.
 //!
-//! Every process that can open the file reads the same clock, so a lease is judged by subtraction; the spans of holder
-//! and contender are kept apart all the same, and the holder stops first.
+//! Every process that can open the file reads the same clock, so the age of a lease is a subtraction. The spans of
+//! holder and contender still differ, and the holder stops first.
 
 use std::time::Duration;
 
@@ -18,26 +18,26 @@ use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing::Turns;
 use crate::types::LockName;
 
-/// How many grants that are over a row remembers.
+/// How many past grants a row contains.
 const HISTORY: usize = 8;
 
-/// How far ahead tokens are reserved, in microseconds as tokens are: one commit in that time waits for the disk.
+/// How far ahead tokens are reserved, in microseconds like tokens. Once in that time, a commit waits for the disk.
 const RESERVE: u64 = 10_000_000;
 
-/// What a row means now.
+/// The current state of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// To be had.
+    /// Available.
     Free,
-    /// To be had: the lease ended at this moment of the boot clock (`None`: in an earlier boot).
+    /// Available: the lease ended at this moment of the boot clock (`None`: in an earlier boot).
     Lapsed(Option<u64>),
-    /// Not to be had for so long, unless it is renewed.
+    /// Not available for this long, unless it is renewed.
     Taken(Duration),
-    /// Its process was just seen dead, but a delay was asked for that counts from that moment, so it must be written.
+    /// Its process was just found dead. Its lock delay counts from now, so the death must be written to the row.
     JustDied,
 }
 
-/// What `record` means at `now`.
+/// The state of `record` at `now`.
 pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Standing {
     match &record.state {
         State::Free => Standing::Free,
@@ -54,7 +54,7 @@ pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Stand
     }
 }
 
-/// An earlier boot's processes are gone. It ended when this boot began at the latest.
+/// The processes of an earlier boot have ended, at the latest when this boot began.
 fn after_reboot(hold: &Hold, now: Moment) -> Standing {
     match hold.lock_delay.saturating_sub(now.since_boot()) {
         Duration::ZERO => Standing::Lapsed(None),
@@ -84,9 +84,9 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
     }
 }
 
-/// By the boot clock within a boot; by the wall clock of this machine across boots, since a cooldown outlives a reboot and
-/// guards nothing but a period. Not longer than it was to be, counted from this boot: that wall clock may have been years
-/// ahead when it began.
+/// By the boot clock within a boot, and by this machine's wall clock across boots: a cooldown outlives a reboot, and
+/// protects only a period. At most the full cooldown, counted from this boot, because the wall clock may have been years
+/// ahead when the cooldown began.
 fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
     if cooldown.boot == machine.boot {
         return Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
@@ -102,20 +102,20 @@ fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: M
     }
 }
 
-/// What to do with a claim.
+/// How to answer a claim.
 #[derive(Debug)]
 pub(super) enum Decision {
-    /// To be granted with a new token of at least `least`; `history` is that of the row so far.
+    /// Grant it, with a new token of at least `least`. `history` is that of the row.
     Grant { least: u64, history: Vec<PastGrant> },
-    /// It was granted before and still stands: the row, prolonged.
+    /// It was granted before and is still valid: the row, prolonged.
     Again(Record),
-    /// Somebody has it; with the row when there is something to write down about it.
+    /// The lock is held. Contains the row if there is something to record.
     Held(HolderInfo, Option<Record>),
     /// It was granted before, and has ended since.
     Lost(Loss),
 }
 
-/// Judges `claim` by the row of its lock.
+/// Decides about `claim` by the row of its lock.
 pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, now: Moment) -> Decision {
     let Some(mut record) = record else { return Decision::Grant { least: 0, history: Vec::new() } };
     if let Some(hold) = hold_of(Some(&mut record), claim.id) {
@@ -137,7 +137,7 @@ pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, no
     Decision::Grant { least: record.token.get() + 1, history: record.history }
 }
 
-/// Writes down that the holder's process was seen dead, for the delay that counts from then.
+/// Records that the holder's process was found dead, for the lock delay that counts from then.
 pub(super) fn note_death(record: &mut Record, now: Moment) {
     if let State::Held(hold) = &mut record.state {
         hold.died_ns = Some(nanos(now.since_boot()));
@@ -171,17 +171,17 @@ pub(super) fn granted(
 #[derive(Debug)]
 pub(super) struct Minted {
     pub(super) token: Token,
-    /// Up to here tokens may have been used; those between are left out for ever, and so belong to this one.
+    /// Tokens up to this one may have been used. The ones in between are never used, and so belong to this grant.
     pub(super) after: Option<Token>,
     /// Whether the counter must reach the disk before the token may be used.
     pub(super) beyond_ceiling: bool,
 }
 
-/// The next token.
+/// Determines the next token.
 ///
-/// Other commits do not wait for the disk, so a power failure can take them back: their leases end with the boot, but
-/// their tokens must not come again, even if the wall clock comes back wrong. So tokens are used only below a ceiling
-/// that is on the disk, and a new boot starts above it.
+/// Other commits do not wait for the disk, so a power failure can undo them. Their leases end with the boot, but their
+/// tokens must not be used again, even if the wall clock is wrong after the reboot. So only tokens below a ceiling
+/// that is on the disk are used, and a new boot starts above it.
 pub(super) fn next_token(
     counter: &mut Counter,
     least: u64,
@@ -216,11 +216,11 @@ pub(super) fn renew(hold: &mut Hold, machine: &Machine, now: Moment) {
     }
     hold.renewed_ns = now_ns;
     hold.died_ns = None;
-    // Renewed by another process than the one that was granted it: it has been handed on.
+    // Another process than the one that was granted the lock renews it: it was passed on.
     hold.process.take_if(|process| !machine.is_me(process));
 }
 
-/// Adds the processes of `pids` that run to the holder, if that is this process: the row then, if it changes.
+/// Adds the running processes of `pids` to the holder, if that is this process. Returns the row if it changes.
 pub(super) fn add_processes(record: Option<Record>, pids: &[u32], machine: &Machine) -> Option<Record> {
     let mut record = record?;
     let State::Held(hold) = &mut record.state else { return None };
@@ -234,7 +234,7 @@ pub(super) fn add_processes(record: Option<Record>, pids: &[u32], machine: &Mach
     Some(record)
 }
 
-/// The hold of `grant`, if it is the one that stands.
+/// The hold of `grant`, if it is the current one.
 pub(super) fn hold_of(record: Option<&mut Record>, grant: Id) -> Option<&mut Hold> {
     match record.map(|record| &mut record.state) {
         Some(State::Held(hold)) if hold.grant == grant => Some(hold),
@@ -242,7 +242,7 @@ pub(super) fn hold_of(record: Option<&mut Record>, grant: Id) -> Option<&mut Hol
     }
 }
 
-/// How `grant`, which stands no more, was lost.
+/// How `grant`, which is no longer current, was lost.
 pub(super) fn loss(
     name: &LockName,
     grant: Id,
@@ -266,7 +266,7 @@ pub(super) fn loss(
     Loss::new(name.clone(), token, reason)
 }
 
-/// Ends `grant` by its holder's wish; the lock rests for `cooldown`.
+/// Ends `grant` at its holder's request. The lock has a cooldown of `cooldown`.
 pub(super) fn release(
     record: Option<&Record>,
     grant: Id,
@@ -287,7 +287,7 @@ pub(super) fn release(
     Some(record)
 }
 
-/// Whether `grant` was the latest that ended, and by its holder's wish.
+/// Whether `grant` was the latest to end, and was ended by its holder.
 pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
     let past = record.and_then(|record| record.history.iter().find(|past| past.grant == grant));
     match past.map(|past| past.end) {
@@ -296,7 +296,7 @@ pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
     }
 }
 
-/// Ends the grant or the rest that has `token`, by an operator's wish.
+/// Ends the grant or the rest with `token` at an operator's request.
 pub(super) fn evict(record: Option<Record>, token: Token, now: Moment) -> (Evicted, Option<Record>) {
     match record {
         Some(mut record) if record.token == token && record.state != State::Free => {
@@ -307,7 +307,7 @@ pub(super) fn evict(record: Option<Record>, token: Token, now: Moment) -> (Evict
     }
 }
 
-/// Makes the row free and remembers how its grant ended.
+/// Frees the row and records how its grant ended.
 fn end(record: &mut Record, end: End, until_us: Option<u64>) {
     if let State::Held(hold) = std::mem::replace(&mut record.state, State::Free) {
         record.history.insert(
@@ -325,7 +325,7 @@ fn end(record: &mut Record, end: End, until_us: Option<u64>) {
     }
 }
 
-/// What to show of the lock.
+/// The lock's status for inspection.
 pub(super) fn status(name: LockName, record: Option<Record>, machine: &Machine, now: Moment) -> Status {
     let Some(record) = record else { return Status::new(name, lease::State::Free) };
     let state = match standing(&record, machine, now) {
@@ -339,7 +339,7 @@ pub(super) fn status(name: LockName, record: Option<Record>, machine: &Machine, 
     status
 }
 
-/// What to show of whoever has the lock.
+/// The holder for inspection.
 fn held(record: &Record, machine: &Machine, now: Moment) -> HolderInfo {
     let mut held = HolderInfo { token: Some(record.token), ..HolderInfo::default() };
     held.lapses_within = Some(match standing(record, machine, now) {
@@ -371,7 +371,7 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> HolderInfo {
     held
 }
 
-/// What the row tells those who wait.
+/// What the row tells waiters about the length of the hold.
 pub(super) fn turns(record: &Record, now: Moment, poll_interval: PollInterval) -> Turns {
     match &record.state {
         State::Held(hold) => {

@@ -95,7 +95,7 @@ fn other_version(version: i64) -> Fault {
     if version > VERSION {
         Fault::new(ErrorKind::Unsupported, message).with_help("upgrade leasehold, or name another file")
     } else {
-        Fault::new(ErrorKind::Corrupt, message).with_help("somebody edited it; name another file")
+        Fault::new(ErrorKind::Corrupt, message).with_help("the file was edited; name another file")
     }
 }
 

@@ -1,11 +1,11 @@
-//! Takes locks in DynamoDB with dlock, by the function that acquires, renews and releases: with its default settings, which
-//! means that those who wait ask again at once.
+//! Benchmark contender for DynamoDB with dlock. Uses dlock's function that acquires, renews and releases, with its
+//! default settings: waiters retry immediately.
 //!
 //! ```text
 //! bench ... --endpoint URL --table TABLE --lock NAME --ttl-ms MILLISECONDS
 //! ```
 //!
-//! It wants a table of its own layout: TABLE-dlock, which is made if it is not there. It tells a holder of a loss only when
+//! It needs its own table layout: it creates the table TABLE-dlock if it does not exist. It reports a loss only after
 //! the holder is done.
 
 use std::process::ExitCode;
@@ -56,7 +56,7 @@ impl Contender for Lock {
         D: Future<Output = ()> + Send + 'static,
     {
         let mut during = Some(during);
-        // No async closure: its future would borrow `during`, and could not go to another thread.
+        // Not an async closure: its future would borrow `during` and could not be sent to another thread.
         let done = self.0.with(move |_token| {
             let during = during.take();
             async move {

@@ -1,11 +1,11 @@
-//! Takes locks in DynamoDB with dynamodb-lease. Tasks of one process queue up at a mutex of the client. Leases end by the
-//! clocks of its users, in whole seconds.
+//! Benchmark contender for DynamoDB with dynamodb-lease. Tasks of one process queue at a mutex of the client. Leases
+//! end by the clients' clocks, in whole seconds.
 //!
 //! ```text
 //! bench ... --endpoint URL --table TABLE --lock KEY --ttl-ms MILLISECONDS
 //! ```
 //!
-//! It wants a table whose items have a time to live: TABLE-lease, which is made if it is not there.
+//! It needs a table whose items have a time to live: it creates the table TABLE-lease if it does not exist.
 
 use std::process::ExitCode;
 use std::sync::Arc;

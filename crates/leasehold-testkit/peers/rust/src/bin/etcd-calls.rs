@@ -1,5 +1,6 @@
-//! No lock, but the calls that one in etcd cannot do without, with their conditions: a key is put on a lease if nobody has
-//! one below its name, and deleted if it is as it was put. Its name and its value are as long as those of leasehold's keys.
+//! Not a lock, but a baseline: the etcd calls and conditions that any lock needs. It puts a key with a lease if there
+//! is no key below the lock's name, and deletes the key if it is unchanged. Its name and value are as long as those of
+//! leasehold's keys.
 //!
 //! ```text
 //! bench contend --endpoint HOST:PORT --lock NAME --ttl-ms MILLISECONDS ...
@@ -57,17 +58,17 @@ impl Contender for Calls {
         let value = format!(
             r#"{{"leasehold":1,"state":"granted","claim":"{claim}","ttl_ms":30000,"holder":{{"name":"somebody","host":"somewhere","pid":12345}}}}"#
         );
-        let nobody = Compare::create_revision(self.name.as_str(), CompareOp::Equal, 0).with_prefix();
+        let unlocked = Compare::create_revision(self.name.as_str(), CompareOp::Equal, 0).with_prefix();
         let put = TxnOp::put(key.as_str(), value, Some(PutOptions::new().with_lease(self.lease.id)));
-        let answer = self.client.txn(Txn::new().when([nobody]).and_then([put])).await?;
-        ensure!(answer.succeeded(), "somebody has a key below {}", self.name);
+        let answer = self.client.txn(Txn::new().when([unlocked]).and_then([put])).await?;
+        ensure!(answer.succeeded(), "another client has a key below {}", self.name);
         let revision = answer.header().context("the answer has no header")?.revision();
         let lost = self.lease.lost.clone();
         during(Box::new(move || lost.load(Ordering::Relaxed))).await;
         let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
         let delete = TxnOp::delete(key, None);
         let answer = self.client.txn(Txn::new().when([unchanged]).and_then([delete])).await?;
-        ensure!(answer.succeeded(), "somebody has changed the key");
+        ensure!(answer.succeeded(), "another client has changed the key");
         Ok(())
     }
 

@@ -1,10 +1,11 @@
-//! Takes locks in etcd with etcd-client, whose lock API is the server's own lock service.
+//! Benchmark contender for etcd with etcd-client, whose lock API is the server's own lock service.
 //!
 //! ```text
 //! bench ... --endpoint HOST:PORT --lock PREFIX --ttl-ms MILLISECONDS
 //! ```
 //!
-//! A lock belongs to a lease, and whoever has the same lease has the lock too: tasks that compete for one have a lease each.
+//! A lock belongs to a lease, and all users of one lease share its locks. Tasks that contend for a lock therefore have
+//! a lease each.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Contender for Lock {
         Ok(())
     }
 
-    /// A lease that is shared is revoked at the end of all.
+    /// The last user of a shared lease revokes it.
     async fn close(mut self) -> Result<()> {
         if let Some(lease) = Arc::into_inner(self.lease) {
             self.client.lease_revoke(lease.id).await?;

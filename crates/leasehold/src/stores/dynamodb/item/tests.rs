@@ -260,7 +260,7 @@ fn history_is_cut_to_one_write_unit_but_never_below_a_minimum() {
     assert!((LEAST_HISTORY..8).contains(&kept), "{kept}");
     assert!(bytes(&fits) <= WRITE_UNIT_BYTES, "{}", bytes(&fits));
     let long = item(&many(Some("x".repeat(500))));
-    assert_eq!(long[HISTORY].as_l().unwrap().len(), LEAST_HISTORY, "people are told, whatever it costs");
+    assert_eq!(long[HISTORY].as_l().unwrap().len(), LEAST_HISTORY, "the history is kept, whatever it costs");
 }
 
 fn bytes(item: &Item) -> usize {

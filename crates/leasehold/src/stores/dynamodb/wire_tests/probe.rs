@@ -163,7 +163,7 @@ async fn every_flaw_is_refused_by_all_until_the_doctor_passes() {
 }
 
 #[tokio::test]
-async fn a_refusal_by_the_doctor_withdraws_what_was_found_before() {
+async fn a_refusal_by_the_doctor_replaces_an_earlier_verdict() {
     let table = Table::new(Flaw::None);
     let server = table.serve().await;
     server.store().trust().await.unwrap();
@@ -186,5 +186,5 @@ async fn an_examination_without_an_answer_is_made_again() {
     let keys: Vec<_> =
         server.requests().iter().map(|seen| seen.json()["Key"]["key"]["S"].to_string()).collect();
     let races: HashSet<_> = keys.iter().filter(|key| key.contains("-race-")).collect();
-    assert_eq!(races.len(), ROUNDS + 1, "one round was made again, with a key of its own");
+    assert_eq!(races.len(), ROUNDS + 1, "one round was repeated with another key");
 }

@@ -151,7 +151,7 @@ mod tests {
         kept.put(open);
         let mut asking = Box::pin(kept.take(3).unwrap().ask(7));
         assert!((&mut asking).now_or_never().is_none());
-        assert!(kept.take(3).is_none(), "nobody else uses it meanwhile");
+        assert!(kept.take(3).is_none(), "no other call uses it meanwhile");
         drop(asking);
         assert_eq!(member.asked(), Some(7));
         member.answers(1);
@@ -165,7 +165,7 @@ mod tests {
         let (open, member) = opened(3);
         member.answers(1);
         kept.put(open);
-        assert!(kept.take(3).is_none(), "an answer that nobody has asked for");
+        assert!(kept.take(3).is_none(), "an answer without a request");
         let (open, member) = opened(3);
         drop(member.answers);
         kept.put(open);

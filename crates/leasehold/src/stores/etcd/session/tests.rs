@@ -32,7 +32,7 @@ async fn a_slowly_renewed_grant_is_not_swept_before_its_deadline() {
 
 /// The delete is under way: a key that still exists is not valid.
 #[tokio::test(start_paused = true)]
-async fn what_is_being_swept_is_not_prolonged() {
+async fn a_claim_that_is_being_swept_is_not_prolonged() {
     let clock = TestClock::default();
     let (session, id) = standing(&clock);
     clock.suspend(Duration::from_secs(4));

@@ -96,7 +96,7 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
     }
 }
 
-/// The addresses that take no connection, as people are told of them.
+/// The addresses that accept no connection, as the doctor reports them.
 fn silent(ends: &FrontEnds) -> Vec<String> {
     ends.silent.iter().map(|(address, why)| format!("{address}: {why}")).collect()
 }
@@ -126,7 +126,7 @@ async fn a_name_without_several_reachable_addresses_has_no_fronts() {
 }
 
 #[tokio::test]
-async fn an_address_that_takes_no_connection_is_told_with_the_cause() {
+async fn an_address_without_a_connection_is_named_with_the_cause() {
     let servers = two_fronts().await;
     let ends = named(&servers[0], three).fronts().await.unwrap();
     assert_eq!((ends.answering.len(), ends.more), (2, 0));

@@ -216,10 +216,10 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     assert!(said.contains(&format!("{wrong:?}")) && said.contains(&server.url), "{said}");
     // The machine knows neither.
     write(opened("s3://bucket/p", Some(&server.url), false)).await;
-    assert!(server.requests().is_empty(), "nothing is sent to whom nobody vouches for");
+    assert!(server.requests().is_empty(), "nothing is sent to an untrusted server");
 }
 
-/// An examination has a client of its own for each address.
+/// An examination uses a separate client for each address.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn an_authority_of_a_file_is_trusted_at_each_address() {

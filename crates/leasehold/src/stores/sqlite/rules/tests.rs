@@ -1,4 +1,4 @@
-//! The limits of the rules, where one nanosecond or one token decides. What the store makes of them is in `sqlite/tests`.
+//! The limits of the rules, where one nanosecond or one token decides. `sqlite/tests` has tests of the store itself.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn machine() -> Machine {
     Machine { boot: "boot 1".into(), me: Some(me) }
 }
 
-/// So many seconds after the boot. The wall clock has just begun, so it decides no token.
+/// This many seconds after the boot. The wall clock starts at zero, so it does not determine tokens.
 fn at(seconds: u64) -> Moment {
     Moment::from_raw(seconds * 1_000_000_000, 0)
 }
@@ -40,7 +40,7 @@ fn of_the_dead(now: Moment, lock_delay: Duration) -> (Record, Machine) {
     let machine = Machine::this().unwrap();
     let me = machine.me.clone().unwrap();
     let mut record = granted(&claim(), Token::new(TOKEN).unwrap(), Vec::new(), &machine, now);
-    // This process began later, so whoever had its id has ended.
+    // This process started later, so the earlier process with its id has ended.
     hold(&mut record).process = Some(Process { start: me.start.wrapping_sub(1), ..me });
     hold(&mut record).lock_delay = lock_delay;
     (record, machine)
@@ -114,7 +114,7 @@ fn a_hold_of_another_boot_is_as_old_as_the_wall_clock_says() {
 }
 
 #[test]
-fn a_resting_lock_names_the_holder_who_let_it_rest() {
+fn a_lock_in_its_cooldown_names_its_last_holder() {
     let cooldown = Cooldown { boot: machine().boot, until_ns: u64::MAX, until_us: u64::MAX };
     let grant = claim().id;
     let history = vec![past(TOKEN + 1, grant, End::Released), past(TOKEN, grant, End::Lapsed)];
@@ -128,7 +128,7 @@ fn a_resting_lock_names_the_holder_who_let_it_rest() {
 }
 
 #[test]
-fn a_loss_to_somebody_who_has_released_since_is_told() {
+fn a_loss_is_reported_if_the_next_holder_has_released() {
     let lost = claim().id;
     let told = |ended: Option<End>, state: State| {
         let past = ended.map(|end| past(TOKEN, lost, end));
@@ -139,7 +139,7 @@ fn a_loss_to_somebody_who_has_released_since_is_told() {
     let held = || held_since(at(1)).state;
     assert_eq!(told(Some(End::Lapsed), State::Free), LossReason::Expired { last_error: None });
     assert!(matches!(told(Some(End::Lapsed), held()), LossReason::TakenOver { .. }));
-    // Too many came after it: how it ended is forgotten.
+    // Too many grants came after it, so how it ended is no longer known.
     assert_eq!(told(None, State::Free), LossReason::Ended);
     assert!(matches!(told(None, held()), LossReason::TakenOver { .. }));
     assert_eq!(told(Some(End::Released), held()), LossReason::Ended);
@@ -147,7 +147,7 @@ fn a_loss_to_somebody_who_has_released_since_is_told() {
 }
 
 #[test]
-fn who_waits_is_told_how_long_a_lock_has_been_held() {
+fn waiters_learn_how_long_the_lock_has_been_held() {
     let poll_interval = PollInterval { min: Duration::from_millis(1), max: Duration::from_millis(10) };
     let mut record = held_since(Moment::from_raw(0, 10_000_000_000));
     let now = Moment::from_raw(0, 19_000_000_000);

@@ -144,7 +144,7 @@ async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
 }
 
 #[tokio::test]
-async fn a_grant_is_known_by_its_id_not_by_what_the_row_looks_like() {
+async fn a_grant_is_identified_by_its_id_not_by_its_row() {
     let site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;

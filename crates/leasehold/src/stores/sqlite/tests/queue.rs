@@ -154,7 +154,7 @@ async fn a_request_in_a_file_that_hangs_ends_with_its_limit() {
 }
 
 #[tokio::test]
-async fn a_request_whose_caller_has_gone_is_not_begun() {
+async fn a_request_without_a_caller_is_not_started() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let gate = Gate::close(&store).await;

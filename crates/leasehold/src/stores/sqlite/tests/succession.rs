@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn what_was_granted_in_another_boot_has_lapsed() {
+async fn a_grant_of_another_boot_has_lapsed() {
     let mut site = Site::new();
     let mut before = grant(&site.open().await).await;
     site.reboot();
@@ -41,7 +41,7 @@ async fn a_ticket_survives_a_reboot_without_a_takeover() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_dead_holder_is_succeeded_at_once() {
+async fn a_dead_holder_is_replaced_at_once() {
     let site = Site::new();
     let mut sleeper = Sleeper::start();
     let holder = site.open_as(&sleeper.process()).await;
