@@ -160,7 +160,7 @@ cases! {
     a_second_release_changes_nothing
     release_after_a_takeover_does_not_free_the_successor
     release_after_the_record_was_deleted_is_already_lost
-    a_resting_lock_is_not_granted_before_its_time
+    a_cooldown_keeps_the_lock_from_being_granted_early
     eviction_frees_at_once
     eviction_with_another_token_changes_nothing
     inspection_shows_free_held_and_history

@@ -32,7 +32,7 @@ cases! {
     a_token_that_another_client_wiped_out_is_not_forgotten
     each_heartbeat_of_another_client_prolongs_its_lease
     a_job_that_only_tries_takes_over_from_a_dead_client
-    a_rest_keeps_another_client_waiting
+    a_cooldown_keeps_another_client_waiting
     an_item_that_is_no_lock_is_never_taken
     another_clients_lock_can_be_evicted
     a_record_that_was_released_by_hand_is_free
@@ -215,7 +215,7 @@ async fn a_job_that_only_tries_takes_over_from_a_dead_client(table: &Table) {
 
 /// AWS's client waits until it has seen no change for the item's leaseDuration. It takes an item with isReleased at
 /// once.
-async fn a_rest_keeps_another_client_waiting(table: &Table) {
+async fn a_cooldown_keeps_another_client_waiting(table: &Table) {
     let locker = table.locker().await;
     let env = locker.store().env().clone();
     let ttl = leasehold::lease::Ttl::new(Duration::from_secs(2)).unwrap();

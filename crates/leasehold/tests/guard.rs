@@ -332,7 +332,7 @@ async fn fault_4_a_failed_release_is_retried_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rest_counts_from_the_grant_and_ends_on_time() {
+async fn a_cooldown_counts_from_the_grant_and_ends_on_time() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let period = SECOND * 600;
@@ -349,7 +349,7 @@ async fn a_rest_counts_from_the_grant_and_ends_on_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rest_is_retried_for_as_long_as_the_lease_and_then_fails() {
+async fn a_cooldown_is_retried_for_the_lease_and_then_fails() {
     let world = World::new();
     let client = world.observer(1);
     let locker = locker(&client);
@@ -371,7 +371,7 @@ async fn a_rest_is_retried_for_as_long_as_the_lease_and_then_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rest_that_is_unsupported_releases_and_says_so() {
+async fn an_unsupported_cooldown_releases_and_says_so() {
     let client = World::by_existence().observer(1);
     let lock = locker(&client).lock("x").ttl(TTL);
     let error = lock.acquire().await.unwrap().release_with_cooldown(SECOND).await.unwrap_err();

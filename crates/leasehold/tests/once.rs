@@ -99,7 +99,7 @@ async fn the_period_counts_from_the_grant_even_for_a_new_process() {
 /// `store_clock=off` is for dead holders. A process that has just started has observed nothing, so without the store's
 /// clock it would never see the end of a rest.
 #[tokio::test(start_paused = true)]
-async fn a_rest_ends_by_the_stores_clock_also_where_leases_do_not() {
+async fn a_cooldown_ends_by_the_stores_clock_even_without_it() {
     let world = World::new();
     already_ran_after_one(&world, &world.observer(1)).await;
     world.clock.sleep(PERIOD + SECOND * 3).await;
@@ -115,7 +115,7 @@ async fn already_ran_after_one(world: &World, client: &Client) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_learns_that_it_ran_long_before_the_rest_is_over() {
+async fn a_waiter_learns_that_it_ran_during_the_cooldown() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let Due::Now(guard) = job(&client).acquire().await.unwrap() else { panic!("it never ran") };
@@ -160,7 +160,7 @@ async fn a_hundred_tasks_of_one_process_run_it_once() {
 
 /// A task of this process waits for the end of the rest, and has the turn until then.
 #[tokio::test(start_paused = true)]
-async fn a_task_waiting_for_a_rest_to_end_does_not_delay_others() {
+async fn a_task_waiting_for_a_cooldown_does_not_delay_others() {
     let world = World::new();
     let client = world.dated(1);
     let once = job(&client);
@@ -240,7 +240,7 @@ async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
 
 /// A lost answer or a refusal does not make the job run twice.
 #[tokio::test(start_paused = true)]
-async fn recording_a_rest_is_retried_until_it_is_answered() {
+async fn recording_a_cooldown_is_retried_until_answered() {
     for trouble in [Outcome::AppliedLost, Outcome::Dropped, Outcome::NotApplied, Outcome::Denied] {
         let world = World::new();
         let client = world.dated(1);

@@ -738,7 +738,7 @@ async fn only_the_very_first_grant_waits_for_the_stores_clock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resting_lock_is_not_granted_before_its_time() {
+async fn a_cooldown_keeps_the_lock_from_being_granted_early() {
     for store_clock in [true, false] {
         let world = World::new();
         let client = world.client(1, TestClock::default(), store_clock);

@@ -350,7 +350,7 @@ async fn an_exclusive_wait_that_times_out_names_the_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exclusive_hold_cannot_rest_or_become_a_ticket() {
+async fn an_exclusive_hold_has_no_cooldown_and_no_ticket() {
     let world = World::new();
     let client = world.observer(1);
     let guard = index(&client).exclusive().await.unwrap();

@@ -72,7 +72,7 @@ fn a_leader_that_gets_sigterm_hands_over_at_once() {
         if line["type"] == "leader" {
             break line;
         }
-        assert_eq!(line["type"], "nobody");
+        assert_eq!(line["type"], "no_leader");
     };
     assert_eq!(
         (&follows["value"], format!("two {}", follows["term"])),
@@ -81,7 +81,7 @@ fn a_leader_that_gets_sigterm_hands_over_at_once() {
     assert!(follows["term"].as_u64() > leader["term"].as_u64());
     second.signal(Signal::INT);
     second.end().expect(130);
-    assert_eq!(json(&observer.line())["type"], "nobody");
+    assert_eq!(json(&observer.line())["type"], "no_leader");
 }
 
 #[test]

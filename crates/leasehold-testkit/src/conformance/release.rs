@@ -58,7 +58,7 @@ pub async fn release_after_the_record_was_deleted_is_already_lost(harness: &dyn 
 }
 
 /// A lock that was released with a cooldown is granted to no client before the cooldown is over, not even to its last holder.
-pub async fn a_resting_lock_is_not_granted_before_its_time(harness: &dyn Harness) {
+pub async fn a_cooldown_keeps_the_lock_from_being_granted_early(harness: &dyn Harness) {
     let cooldown = harness.ttl();
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

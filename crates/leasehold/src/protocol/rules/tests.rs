@@ -110,7 +110,7 @@ fn a_release_landed_if_the_record_or_its_history_says_so() {
 }
 
 #[test]
-fn a_resting_lock_has_a_last_holder_and_is_free_afterwards() {
+fn a_cooldown_names_the_last_holder_and_ends() {
     let cooldown = Duration::from_secs(60);
     let in_cooldown = freed(&held_record(), End::Released, Some(cooldown), Some(store()), id(3));
     let content = Content::Record(Box::new(in_cooldown.clone()));

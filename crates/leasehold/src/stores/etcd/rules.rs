@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_rest_holds_like_any_other() {
+    fn our_own_cooldown_holds_like_any_other() {
         let resting = resting();
         let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
             panic!()

@@ -164,7 +164,7 @@ async fn a_lock_delay_counts_from_when_a_process_was_seen_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rest_lasts_as_long_as_asked_even_across_a_reboot() {
+async fn a_cooldown_lasts_as_long_as_asked_across_a_reboot() {
     let mut site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;
@@ -184,7 +184,7 @@ async fn a_rest_lasts_as_long_as_asked_even_across_a_reboot() {
 /// The wall clock was years ahead when the cooldown began, and is right since the reboot. The cooldown does not last
 /// for years.
 #[tokio::test(start_paused = true)]
-async fn a_rest_ends_although_a_reboot_sets_the_wall_clock_back() {
+async fn a_cooldown_ends_though_a_reboot_sets_the_clock_back() {
     let mut site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;
