@@ -13,7 +13,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// PostgreSQL, which is no store yet: guides protect it with tokens.
+    /// PostgreSQL.
     pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
 
     /// The environment variable that holds its store URL.

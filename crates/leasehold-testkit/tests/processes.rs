@@ -52,7 +52,9 @@ async fn a_waiter_succeeds_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
         Reaper::Death => killed::lets_a_waiter_in_at_once(fresh.url()).await,
-        Reaper::Contenders => killed::is_succeeded_by_observation(fresh.url()).await,
+        // By observation.
+        Reaper::Contenders => killed::lets_a_waiter_in_after_the_lease(fresh.url(), "store_clock=off").await,
+        Reaper::StoreClock => killed::lets_a_waiter_in_after_the_lease(fresh.url(), "margin=0s").await,
         Reaper::Server => killed::is_succeeded_within_the_bound(fresh.url()).await,
     }
 }
@@ -62,7 +64,9 @@ async fn a_try_succeeds_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
         Reaper::Death => killed::is_succeeded_at_the_next_try(fresh.url()).await,
-        Reaper::Contenders => killed::is_succeeded_when_the_clock_of_the_store_says_so(fresh.url()).await,
+        Reaper::Contenders | Reaper::StoreClock => {
+            killed::is_succeeded_when_the_clock_of_the_store_says_so(fresh.url()).await;
+        }
         Reaper::Server => killed::is_succeeded_when_the_store_has_ended_its_lease(fresh.url()).await,
     }
 }

@@ -17,6 +17,10 @@ pub mod memory;
     allow(dead_code, unused_imports, reason = "the fuzz targets use the keys and the checks of URLs")
 )]
 mod objects;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod password;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(test)]
@@ -27,6 +31,8 @@ pub mod sqlite;
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
 #[path = "stores/without_clients.rs"] // With a path its modules lie beside it.
 mod without_clients;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod worker;
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
 use self::without_clients::{aws, gcs, s3};
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
@@ -149,6 +155,16 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
         open: with_feature!("etcd", etcd::open),
+        objects: None,
+    },
+    StoreKind {
+        scheme: "postgres",
+        name: "PostgreSQL table, beside ShedLock",
+        can: "fencing tokens, rests, history",
+        example: "postgres://user@host/database?table=leasehold",
+        feature: Some("postgres"),
+        location: Location::Hosts { port: 5432 },
+        open: with_feature!("postgres", postgres::open),
         objects: None,
     },
     StoreKind {

@@ -36,10 +36,10 @@ pub(super) async fn lets_a_waiter_in_at_once(url: &str) {
     assert!(waiter.granted().await > first);
 }
 
-/// A waiter takes over by observation, with the store's clock off; not before the lease that the dead holder was
-/// granted has run out, and without anybody's help.
-pub(super) async fn is_succeeded_by_observation(url: &str) {
-    let url = with_option(url, "store_clock=off");
+/// A waiter takes over without anybody's help, and not before the lease that the dead holder was granted has run out.
+/// `option` is added to the store URL.
+pub(super) async fn lets_a_waiter_in_after_the_lease(url: &str, option: &str) {
+    let url = with_option(url, option);
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     let granted = Deadline::new(SystemClock.now(), Ttl::new(TTL).unwrap().holder_span());
