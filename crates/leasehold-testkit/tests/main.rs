@@ -55,6 +55,8 @@ mod processes_etcd;
 mod refused;
 #[cfg(feature = "etcd")]
 mod rules_etcd;
+#[cfg(feature = "postgres")]
+mod rules_postgres;
 #[cfg(feature = "s3")]
 mod s3_register;
 mod store_names;

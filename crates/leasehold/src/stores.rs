@@ -293,6 +293,7 @@ mod tests {
             ("s3://b/p?region=eu-west-1", "s3://b/p"),
             ("gs://b?endpoint=http://h:1/", "gs://b?endpoint=http://h:1&credentials=anonymous"),
             ("etcd://u:secret@H1,h2:2379/x/", "etcd://h2,h1:2379/x?ca=/c.pem&tls=on"),
+            ("postgres://u:secret@H/d", "postgres://v@h:5432/d?table=leasehold&ca=/c.pem"),
         ] {
             assert!(same(one, other), "{one} {other}");
         }
@@ -314,6 +315,8 @@ mod tests {
             ("etcd://h/x", "etcd://h/y"),
             ("etcd://h", "etcd://h,evil"),
             ("etcd://h//x", "etcd://h/x"),
+            ("postgres://u@h/d?table=x", "postgres://u@h/d"),
+            ("postgres://u@h/d", "postgres://u@h/e"),
             ("mem:", "sqlite:"),
         ] {
             assert!(!same(one, other), "{one} {other}");

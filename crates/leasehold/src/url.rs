@@ -165,7 +165,8 @@ impl StoreUrl {
             let value = match (key.as_str(), value.as_str()) {
                 ("endpoint", value) => value.trim_end_matches('/'),
                 ("protocol", "lease") => return None, // The default.
-                ("protocol" | "region", value) => value,
+                ("table", "leasehold") => return None, // The default.
+                ("protocol" | "region" | "table", value) => value,
                 _ => return None,
             };
             Some((key.clone(), value.to_owned()))

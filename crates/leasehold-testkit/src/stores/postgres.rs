@@ -22,6 +22,11 @@ use crate::harness::Fresh;
 use crate::servers::{Server, unique, with_option};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
+impl Server {
+    /// PostgreSQL. Guides use it too, for what tokens protect.
+    pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
+}
+
 /// PostgreSQL.
 #[derive(Debug)]
 pub struct Postgres;

@@ -14,8 +14,6 @@ mod schema;
 mod server;
 mod sessions;
 mod statements;
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -76,15 +76,24 @@ impl PostgresServer {
         format!("postgres://leasehold@{address}/postgres")
     }
 
+    /// Starts it. It may not answer yet.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn start(&mut self) -> io::Result<()> {
+        let log = fs::File::options().create(true).append(true).open(self.folder.with_extension("log"))?;
+        let mut command = program("postgres");
+        command.arg("-D").arg(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.process = Some(command.kill_on_drop(true).spawn()?);
+        Ok(())
+    }
+
     /// Starts it, and makes its table if there is none.
     ///
     /// # Errors
     /// When it does not start.
     pub async fn restart(&mut self) -> io::Result<()> {
-        let log = fs::File::options().create(true).append(true).open(self.folder.with_extension("log"))?;
-        let mut command = program("postgres");
-        command.arg("-D").arg(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        self.process = Some(command.kill_on_drop(true).spawn()?);
+        self.start().await?;
         let start = SystemClock.now();
         let locker = Locker::open(&self.url_by(&self.address)).await.map_err(io::Error::other)?;
         while let Err(error) = locker.init().await {

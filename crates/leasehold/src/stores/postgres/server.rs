@@ -42,13 +42,7 @@ pub(super) async fn look(link: &Link, table: &Table, env: &Env) -> Result<Found,
     Ok(found)
 }
 
-/// Checks that the server is a primary, whatever its table is like.
-pub(super) async fn check_primary(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
-    let found = find(link, table, env).await?;
-    check_server(&found, &link.host).map_err(Fault::not_applied)?;
-    Ok(found)
-}
-
+/// Asks a server about itself and the table.
 pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
     let sql = format!(
         "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
@@ -87,7 +81,7 @@ fn parse(row: &Row) -> Result<Found, tokio_postgres::Error> {
     })
 }
 
-fn check_server(found: &Found, host: &str) -> Result<(), Fault> {
+pub(super) fn check_server(found: &Found, host: &str) -> Result<(), Fault> {
     if found.version < OLDEST {
         return Err(Fault::new(
             ErrorKind::Unsupported,

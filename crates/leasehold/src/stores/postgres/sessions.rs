@@ -7,10 +7,10 @@ use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::config::Table;
+use super::config::{Host, Table};
 use super::connect::{Heard, Link, Way};
 use super::errors::{self, Effect};
-use super::server;
+use super::server::{self, Found};
 use crate::clock::{Moment, RATE_ERROR, micros};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
@@ -134,7 +134,7 @@ impl Sessions {
         Err(failed.unwrap_or_else(|| Fault::unavailable("there is no PostgreSQL server").not_applied()))
     }
 
-    async fn open_at(&self, host: &super::config::Host) -> Result<Session, StoreError> {
+    async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
         let silent: Heard = Arc::new(|_| {});
         let link = self.way.connect(host, &self.env, silent).await?;
         let found = server::look(&link, self.table(), &self.env).await?;
@@ -142,21 +142,37 @@ impl Sessions {
         Ok(Session { link, clock: (found.clock_us, now), used: now, has_table: found.kind.is_some() })
     }
 
-    /// Opens a connection that is not one of the store's: to listen on, or to init or examine a table.
+    /// Opens a connection to the primary that is not one of the store's: to listen on, or to make the table.
     pub(super) async fn separate(&self, heard: Heard) -> Result<Link, StoreError> {
-        let mut failed = None;
+        let (link, found) = self.any_with(heard).await?;
+        server::check_server(&found, &link.host).map_err(Fault::not_applied)?;
+        Ok(link)
+    }
+
+    /// Opens a connection to the primary, or else to another server, and says what was found there.
+    pub(super) async fn any(&self) -> Result<(Link, Found), StoreError> {
+        self.any_with(Arc::new(|_| {})).await
+    }
+
+    async fn any_with(&self, heard: Heard) -> Result<(Link, Found), StoreError> {
+        let (mut other, mut failed) = (None, None);
         for host in self.way.hosts() {
             let opened = async {
                 let link = self.way.connect(host, &self.env, heard.clone()).await?;
-                server::check_primary(&link, self.table(), &self.env).await?;
-                Ok(link)
+                let found = server::find(&link, self.table(), &self.env).await?;
+                Ok::<_, StoreError>((link, found))
             };
             match opened.await {
-                Ok(link) => return Ok(link),
+                Ok((link, found)) if server::check_server(&found, &link.host).is_ok() => return Ok((link, found)),
+                Ok(found) => other = Some(found),
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| Fault::unavailable("there is no PostgreSQL server").not_applied()))
+        match (other, failed) {
+            (Some(other), _) => Ok(other),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Fault::unavailable("there is no PostgreSQL server").not_applied()),
+        }
     }
 
     fn keep(&self, mut session: Session) {
