@@ -12,6 +12,8 @@ macro_rules! on_storage {
 
 #[cfg(feature = "etcd")]
 mod access_etcd;
+#[cfg(feature = "postgres")]
+mod access_postgres;
 #[cfg(feature = "dynamodb")]
 mod budget_dynamodb;
 #[cfg(feature = "etcd")]

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
-use leasehold::lease::{AcquireOutcome, Claim, Grant, LeaseStore, Released, Renewal, State, Status, StoreOptions, Ttl};
+use leasehold::lease::{
+    AcquireOutcome, Claim, Grant, LeaseStore, Released, Renewal, State, Status, StoreOptions, Ttl,
+};
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Holder, LockName};
 use leasehold_testkit::harness::Fresh;
@@ -416,7 +418,8 @@ async fn a_commit_that_did_not_wait_for_its_standby_is_no_grant() {
     assert!(error.to_string().contains("standbys"), "{error:?}");
 }
 
-const CANCEL: &str = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+const CANCEL: &str =
+    "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
 /// Lets commits wait for a standby from now on. There is none.
 async fn wait_for_a_standby(url: &str) {

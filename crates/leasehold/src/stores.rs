@@ -161,7 +161,7 @@ pub const STORES: &[StoreKind] = &[
         scheme: "postgres",
         name: "PostgreSQL table, beside ShedLock",
         can: "fencing tokens, rests, history",
-        example: "postgres://user@host/database?table=leasehold",
+        example: "postgres://user@host/database",
         feature: Some("postgres"),
         location: Location::Hosts { port: 5432 },
         open: with_feature!("postgres", postgres::open),

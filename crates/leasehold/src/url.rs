@@ -164,7 +164,7 @@ impl StoreUrl {
         let options = self.options.iter().filter_map(|(key, value)| {
             let value = match (key.as_str(), value.as_str()) {
                 ("endpoint", value) => value.trim_end_matches('/'),
-                ("protocol", "lease") => return None, // The default.
+                ("protocol", "lease") => return None,  // The default.
                 ("table", "leasehold") => return None, // The default.
                 ("protocol" | "region" | "table", value) => value,
                 _ => return None,

@@ -38,14 +38,7 @@ impl TestStore for Postgres {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const {
-            &[Storage {
-                name: "postgres",
-                server: Some(Server::POSTGRESQL),
-                options: "",
-                kind: Kind::Shared,
-            }]
-        }
+        const { &[Storage { name: "postgres", server: Some(Server::POSTGRESQL), options: "", kind: Kind::Shared }] }
     }
 
     /// With a table of its own, as `leasehold init` makes it.

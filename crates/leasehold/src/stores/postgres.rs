@@ -28,8 +28,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, PollInterval, Released, Renewal, Status,
-    StoreOptions, Swept, Token, Ttl, Watch,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Held, LeaseStore, PollInterval, Released, Renewal,
+    Status, StoreOptions, Swept, Token, Ttl, Watch,
 };
 use crate::runtime::pacing::Pacing;
 use crate::stores::worker::{Job, Worker};

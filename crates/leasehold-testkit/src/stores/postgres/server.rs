@@ -53,15 +53,26 @@ impl PostgresServer {
             run(Command::new("install").args(["-d", "-o", "postgres", "-g", "postgres"]).arg(&data)).await?;
         }
         let mut initdb = program("initdb");
-        initdb.arg("--pgdata").arg(&data).args(["--username=leasehold", "--auth=trust", "--encoding=UTF8", "--no-sync"]);
+        initdb.arg("--pgdata").arg(&data).args([
+            "--username=leasehold",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-sync",
+        ]);
         run(&mut initdb).await?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let port = format!("port={port}");
-        let set = ["listen_addresses=127.0.0.1", &port, "unix_socket_directories=", "fsync=off", "max_connections=200"];
-        let lines: Vec<_> = set.iter().chain(settings).map(|set| line(set)).collect();
-        append(&data.join("postgresql.conf"), &lines.concat())?;
+        let set = [
+            "listen_addresses=127.0.0.1",
+            &port,
+            "unix_socket_directories=",
+            "fsync=off",
+            "max_connections=200",
+        ];
         let address = format!("127.0.0.1:{}", &port["port=".len()..]);
         let mut server = Self { folder: data, address, process: None };
+        server.set(&set)?;
+        server.set(settings)?;
         server.restart().await?;
         Ok(server)
     }
@@ -74,6 +85,17 @@ impl PostgresServer {
     /// The store URL by way of `address`.
     pub fn url_by(&self, address: &str) -> String {
         format!("postgres://leasehold@{address}/postgres")
+    }
+
+    /// Adds settings, like `fsync=on`, for its next start.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn set(&self, settings: &[&str]) -> io::Result<()> {
+        let file = self.folder.join("postgresql.conf");
+        let before = fs::read_to_string(&file)?;
+        let lines: Vec<_> = settings.iter().map(|setting| line(setting)).collect();
+        fs::write(&file, before + &lines.concat())
     }
 
     /// Starts it. It may not answer yet.
@@ -199,11 +221,6 @@ fn open_to_others(folder: &Path) {
 fn line(setting: &str) -> String {
     let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
     format!("{name} = '{value}'\n")
-}
-
-fn append(file: &Path, text: &str) -> io::Result<()> {
-    let before = fs::read_to_string(file)?;
-    fs::write(file, before + text)
 }
 
 async fn run(command: &mut Command) -> io::Result<()> {

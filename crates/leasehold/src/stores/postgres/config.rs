@@ -94,8 +94,12 @@ impl Table {
                 && !part.chars().any(crate::types::is_unprintable)
         };
         if parts.len() > 2 || !parts.iter().all(is_name) {
-            return Err(Error::invalid(format!("the option `table` is {name:?}, which is no name of a table"))
-                .with_help("it is a name like leasehold, or like locks.leasehold with a schema; at most 63 bytes each"));
+            return Err(Error::invalid(format!(
+                "the option `table` is {name:?}, which is no name of a table"
+            ))
+            .with_help(
+                "it is a name like leasehold, or like locks.leasehold with a schema; at most 63 bytes each",
+            ));
         }
         let quoted: Vec<_> = parts.iter().map(|part| format!("\"{part}\"")).collect();
         Ok(Self { name: name.to_owned(), sql: quoted.join(".") })

@@ -240,7 +240,9 @@ mod tests {
     fn a_bad_file_is_an_error_and_no_panic() {
         let folder = tempfile::tempdir().unwrap();
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        for (text, named) in [("", "no certificate"), ("no PEM", "no certificate"), (broken, "cannot be read")] {
+        for (text, named) in
+            [("", "no certificate"), ("no PEM", "no certificate"), (broken, "cannot be read")]
+        {
             let path = folder.path().join("file.pem").display().to_string();
             std::fs::write(&path, text).unwrap();
             for option in ["ca", "cert"] {

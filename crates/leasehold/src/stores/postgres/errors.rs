@@ -24,14 +24,19 @@ const MOST_SHOWN: usize = 300;
 pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> StoreError {
     let Some(answer) = error.as_db_error() else {
         // The connection broke: the statement may be running.
-        let fault = Fault::unavailable(format!("the connection to PostgreSQL was lost: {}", innermost(error)));
+        let fault =
+            Fault::unavailable(format!("the connection to PostgreSQL was lost: {}", innermost(error)));
         return match effect {
             Effect::None => fault.not_applied(),
             Effect::Writes => fault.maybe_applied(),
         };
     };
     let fault = fault(answer, table);
-    if effect == Effect::Writes && may_be_applied(answer) { fault.maybe_applied() } else { fault.not_applied() }
+    if effect == Effect::Writes && may_be_applied(answer) {
+        fault.maybe_applied()
+    } else {
+        fault.not_applied()
+    }
 }
 
 /// An error rolls the statement back. Only when the session itself ends, it may do so after the commit.
@@ -85,11 +90,15 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
     let (kind, help) = match code.code() {
         "42P01" | "3F000" => (
             ErrorKind::Invalid,
-            format!("make the table {name:?} with `leasehold init`, or name another one with table=NAME in the store URL"),
+            format!(
+                "make the table {name:?} with `leasehold init`, or name another one with table=NAME in the store URL"
+            ),
         ),
         "42703" => (
             ErrorKind::Invalid,
-            format!("the table {name:?} lacks columns that leasehold needs: `leasehold init` adds them, and other clients of the table ignore them"),
+            format!(
+                "the table {name:?} lacks columns that leasehold needs: `leasehold init` adds them, and other clients of the table ignore them"
+            ),
         ),
         "42P10" => (
             ErrorKind::Unsupported,
@@ -97,27 +106,40 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
         ),
         "42501" => (
             ErrorKind::Denied,
-            format!("the user needs SELECT, INSERT, UPDATE and DELETE on the table {name:?} and USAGE on its schema; `leasehold init` needs CREATE or a table of its own"),
+            format!(
+                "the user needs SELECT, INSERT, UPDATE and DELETE on the table {name:?} and USAGE on its schema; `leasehold init` needs CREATE or a table of its own"
+            ),
         ),
         "42804" | "42883" | "42846" => (
             ErrorKind::Unsupported,
-            format!("columns of the table {name:?} have other types than leasehold needs: `leasehold doctor` names them"),
+            format!(
+                "columns of the table {name:?} have other types than leasehold needs: `leasehold doctor` names them"
+            ),
         ),
-        "28000" | "28P01" => (ErrorKind::Denied, "check the user and the password, and pg_hba.conf on the server".to_owned()),
+        "28000" | "28P01" => {
+            (ErrorKind::Denied, "check the user and the password, and pg_hba.conf on the server".to_owned())
+        }
         "3D000" => (ErrorKind::Invalid, "the path of the store URL is the name of the database".to_owned()),
         "25006" => return not_primary(&said),
         "22001" => (
             ErrorKind::Invalid,
-            format!("a column of the table {name:?} is too short for it: ALTER TABLE ... ALTER COLUMN name TYPE text"),
+            format!(
+                "a column of the table {name:?} is too short for it: ALTER TABLE ... ALTER COLUMN name TYPE text"
+            ),
         ),
         _ => match code.code().get(..2) {
             Some("22") => (
                 ErrorKind::Corrupt,
-                format!("a row of the table {name:?} was edited by hand: delete it while the lock is free; tokens keep rising"),
+                format!(
+                    "a row of the table {name:?} was edited by hand: delete it while the lock is free; tokens keep rising"
+                ),
             ),
-            Some("23" | "42" | "0A") => {
-                (ErrorKind::Unsupported, format!("the table {name:?} is not as `leasehold init` makes it: `leasehold doctor` says more"))
-            }
+            Some("23" | "42" | "0A") => (
+                ErrorKind::Unsupported,
+                format!(
+                    "the table {name:?} is not as `leasehold init` makes it: `leasehold doctor` says more"
+                ),
+            ),
             // Conflicts of transactions, timeouts, resources, restarts.
             _ => return Fault::unavailable(format!("PostgreSQL says: {said} ({})", code.code())),
         },
@@ -138,7 +160,9 @@ fn innermost(error: &Error) -> String {
     while let Some(error) = source {
         why = error.to_string();
         // An I/O error shows the one that it wraps.
-        source = error.downcast_ref::<io::Error>().map_or_else(|| error.source(), |error| error.get_ref().map(|e| e as _));
+        source = error
+            .downcast_ref::<io::Error>()
+            .map_or_else(|| error.source(), |error| error.get_ref().map(|e| e as _));
     }
     printable(&why, MOST_SHOWN)
 }
@@ -147,11 +171,14 @@ fn innermost(error: &Error) -> String {
 /// lose it. PostgreSQL reports success after it.
 pub(super) fn is_commit_in_doubt(notice: &DbError) -> bool {
     matches!(notice.parsed_severity(), Some(Severity::Warning) | None)
-        && (notice.routine() == Some("SyncRepWaitForLSN") || notice.message().contains("synchronous replication"))
+        && (notice.routine() == Some("SyncRepWaitForLSN")
+            || notice.message().contains("synchronous replication"))
 }
 
 pub(super) fn commit_in_doubt() -> StoreError {
-    Fault::unavailable("PostgreSQL stopped waiting for its synchronous standbys: the commit is on the primary only")
-        .with_help("a standby is gone, or an operator canceled the wait; see synchronous_standby_names")
-        .maybe_applied()
+    Fault::unavailable(
+        "PostgreSQL stopped waiting for its synchronous standbys: the commit is on the primary only",
+    )
+    .with_help("a standby is gone, or an operator canceled the wait; see synchronous_standby_names")
+    .maybe_applied()
 }

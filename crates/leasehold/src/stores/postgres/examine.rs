@@ -9,7 +9,7 @@ use super::errors::{self, Effect};
 use super::leases::{PostgresLeases, cell, only};
 use super::schema::missing_columns;
 use super::server::{self, Found};
-use super::sessions::Parameter;
+use super::statements::Parameter;
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;
 use crate::register::retry::RetryBudget;
@@ -98,7 +98,8 @@ fn suits(found: &Found, host: &str, table: &Table, missing: &[String]) -> Findin
     const CHECK: &str = "table";
     let name = &table.name;
     if found.kind.is_none() {
-        return Finding::failed(CHECK, format!("there is no table {name:?}")).with_help("make it: leasehold init");
+        return Finding::failed(CHECK, format!("there is no table {name:?}"))
+            .with_help("make it: leasehold init");
     }
     // That the server is no primary is another finding.
     let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };
@@ -106,7 +107,10 @@ fn suits(found: &Found, host: &str, table: &Table, missing: &[String]) -> Findin
         return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
     }
     if missing.is_empty() {
-        return Finding::passed(CHECK, format!("{name:?} survives a crash and has the columns and types of leasehold"));
+        return Finding::passed(
+            CHECK,
+            format!("{name:?} survives a crash and has the columns and types of leasehold"),
+        );
     }
     Finding::failed(CHECK, format!("the table {name:?} lacks columns: {}", missing.join(", ")))
         .with_help("add them: leasehold init (other clients ignore them)")
@@ -115,24 +119,39 @@ fn suits(found: &Found, host: &str, table: &Table, missing: &[String]) -> Findin
 fn durability(has_fsync: bool, has_full_pages: bool) -> Finding {
     const CHECK: &str = "durability";
     if !has_fsync {
-        return Finding::failed(CHECK, "fsync is off: a crash of the machine can undo grants that were reported, or damage the table")
-            .with_help("set fsync = on in postgresql.conf");
+        return Finding::failed(
+            CHECK,
+            "fsync is off: a crash of the machine can undo grants that were reported, or damage the table",
+        )
+        .with_help("set fsync = on in postgresql.conf");
     }
     if !has_full_pages {
-        return Finding::warning(CHECK, "full_page_writes is off: a crash of the machine can damage the table")
-            .with_help("set full_page_writes = on, unless the file system writes whole pages");
+        return Finding::warning(
+            CHECK,
+            "full_page_writes is off: a crash of the machine can damage the table",
+        )
+        .with_help("set full_page_writes = on, unless the file system writes whole pages");
     }
-    Finding::passed(CHECK, "commits are on the disk before they are reported; leasehold overrides synchronous_commit = off")
+    Finding::passed(
+        CHECK,
+        "commits are on the disk before they are reported; leasehold overrides synchronous_commit = off",
+    )
 }
 
 /// The standbys that are connected now. Others, and those of a storage layer, are not seen.
 fn failover(synchronous: &str, standbys: i64) -> Finding {
     const CHECK: &str = "failover";
     if !synchronous.trim().is_empty() {
-        return Finding::passed(CHECK, format!("grants wait for standbys: synchronous_standby_names = {synchronous:?}"));
+        return Finding::passed(
+            CHECK,
+            format!("grants wait for standbys: synchronous_standby_names = {synchronous:?}"),
+        );
     }
     if standbys == 0 {
-        return Finding::passed(CHECK, "no standby is connected; if one is ever promoted, see synchronous_standby_names");
+        return Finding::passed(
+            CHECK,
+            "no standby is connected; if one is ever promoted, see synchronous_standby_names",
+        );
     }
     Finding::warning(CHECK, format!("{standbys} asynchronous standbys: a promotion can lose the latest grants, and then two processes hold one lock"))
         .with_help("set synchronous_standby_names, and promote only synchronous standbys")
@@ -148,7 +167,10 @@ fn permissions(row: &Row) -> Result<Finding, StoreError> {
         Finding::failed(CHECK, format!("the user lacks {} on the table", lacks.join(", ")))
             .with_help("GRANT them to the user, as below")
     } else if !may("DELETE", "may_delete")?.1 {
-        Finding::warning(CHECK, "the user lacks DELETE on the table: `leasehold sweep` will not work, and the doctor leaves rows")
+        Finding::warning(
+            CHECK,
+            "the user lacks DELETE on the table: `leasehold sweep` will not work, and the doctor leaves rows",
+        )
     } else {
         Finding::passed(CHECK, "the user may select, insert, update and delete rows")
     })
@@ -168,10 +190,16 @@ fn row_security(is_active: bool, has_policies: bool, table: &Table) -> Finding {
     let off = format!("ALTER TABLE {} DISABLE ROW LEVEL SECURITY", table.sql);
     match (is_active, has_policies) {
         (false, _) => Finding::passed(CHECK, "every row is visible to the user"),
-        (true, false) => Finding::failed(CHECK, "row security is on and has no policy: the user sees no lock and can take none")
-            .with_help(off),
-        (true, true) => Finding::warning(CHECK, "policies decide which rows the user sees: users that see different rows cannot share a lock")
-            .with_help(off),
+        (true, false) => Finding::failed(
+            CHECK,
+            "row security is on and has no policy: the user sees no lock and can take none",
+        )
+        .with_help(off),
+        (true, true) => Finding::warning(
+            CHECK,
+            "policies decide which rows the user sees: users that see different rows cannot share a lock",
+        )
+        .with_help(off),
     }
 }
 
@@ -193,7 +221,12 @@ mod tests {
         assert_eq!(verdict(row_security(true, false, &table)), CheckStatus::Failed);
         assert_eq!(verdict(row_security(true, true, &table)), CheckStatus::Warning);
         assert_eq!(verdict(key(false, &table)), CheckStatus::Failed);
-        let found = Found { version: 150_000, kind: Some("r".into()), persistence: Some("p".into()), ..Found::default() };
+        let found = Found {
+            version: 150_000,
+            kind: Some("r".into()),
+            persistence: Some("p".into()),
+            ..Found::default()
+        };
         assert_eq!(verdict(suits(&found, "h", &table, &[])), CheckStatus::Passed);
         assert_eq!(verdict(suits(&found, "h", &table, &["token".into()])), CheckStatus::Failed);
         let standby = Found { is_standby: true, ..found.clone() };

@@ -6,19 +6,19 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 
+use super::PATIENCE;
+use super::connect::Way;
 use super::errors::Effect;
 use super::record::{self, Record, State, locked_by};
 use super::rules::{self, Refusal};
-use super::sessions::{Parameter, Purpose, Sessions, Used};
-use super::statements::Statements;
-use super::PATIENCE;
-use super::connect::Way;
+use super::sessions::{Purpose, Sessions, Used};
+use super::statements::{Parameter, Statements};
 use crate::clock::{Moment, micros};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Claim, Evicted, Grant, Loss, LossReason, Released, Renewal, Swept, Token, Ttl, attempt_limit,
-    deadline,
+    AcquireOutcome, Claim, Evicted, Grant, Loss, LossReason, Released, Renewal, Swept, Token, Ttl,
+    attempt_limit, deadline,
 };
 use crate::register::retry::RetryBudget;
 use crate::runtime::hand_off::MOST_TOKENS;
@@ -150,7 +150,9 @@ impl PostgresLeases {
         sent: Moment,
     ) -> Result<AcquireOutcome, StoreError> {
         let Some(token) = record.token else {
-            return Err(Fault::new(ErrorKind::Corrupt, "PostgreSQL granted a lock without a token").maybe_applied());
+            return Err(
+                Fault::new(ErrorKind::Corrupt, "PostgreSQL granted a lock without a token").maybe_applied()
+            );
         };
         let mut grant = Grant {
             name: claim.name.clone(),
@@ -202,10 +204,17 @@ impl PostgresLeases {
                 }
                 Ok((Changed::Found(record), _)) => {
                     let stands = record.as_ref().is_some_and(|record| {
-                        record.is_live && record.grant() == Some(grant.id) && record.token == Some(grant.token)
+                        record.is_live
+                            && record.grant() == Some(grant.id)
+                            && record.token == Some(grant.token)
                     });
                     if !stands {
-                        return Ok(Renewal::Lost(rules::loss(&grant.name, grant.id, grant.token, record.as_ref())));
+                        return Ok(Renewal::Lost(rules::loss(
+                            &grant.name,
+                            grant.id,
+                            grant.token,
+                            record.as_ref(),
+                        )));
                     }
                     // The row was read as it was before the statement that the renewal waited for.
                     effort.pause_after_conflict().await?;
@@ -216,7 +225,11 @@ impl PostgresLeases {
     }
 
     /// Ends a grant. The lock then rests for `rest`.
-    pub(super) async fn end(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+    pub(super) async fn end(
+        &self,
+        grant: &mut Grant,
+        rest: Option<Duration>,
+    ) -> Result<Released, StoreError> {
         let mut effort = self.effort(PATIENCE, grant.ttl);
         let (by, limit) = (locked_by(grant.id), attempt_limit(grant.ttl));
         let (rest, timeout) = (number(micros(rest.unwrap_or(Duration::ZERO))), milliseconds(limit));
@@ -352,7 +365,8 @@ impl PostgresLeases {
         effort: &mut RetryBudget<'_>,
     ) -> Result<Vec<Row>, StoreError> {
         loop {
-            let asked = async { self.sessions.take(Purpose::Contend).await?.query(effect, sql, parameters).await };
+            let asked =
+                async { self.sessions.take(Purpose::Contend).await?.query(effect, sql, parameters).await };
             match effort.request(asked).await {
                 Ok(rows) => return Ok(rows),
                 Err(error) => effort.pause_after(error).await?,

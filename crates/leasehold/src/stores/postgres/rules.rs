@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use super::record::{Record, State};
 use crate::clock::StoreTime;
-use crate::lease::{
-    self, Claim, End, Held, Id, Loss, LossReason, PollInterval, Released, Status, Token,
-};
+use crate::lease::{self, Claim, End, Held, Id, Loss, LossReason, PollInterval, Released, Status, Token};
 use crate::runtime::pacing::Turns;
 use crate::types::LockName;
 

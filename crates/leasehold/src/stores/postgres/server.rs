@@ -9,8 +9,7 @@ use tokio_postgres::types::Type;
 use super::config::Table;
 use super::connect::Link;
 use super::errors::{self, Effect};
-use super::sessions::Parameter;
-use super::statements::NOW_US;
+use super::statements::{NOW_US, Parameter};
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -110,14 +109,20 @@ pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Faul
                 .with_help(format!("ALTER TABLE {} SET LOGGED", table.sql)));
         }
         _ => {
-            return Err(refused(format!("{name:?} is not an ordinary table (a view, a partitioned, foreign or temporary table)"))
-                .with_help("make a table of its own with `leasehold init`"));
+            return Err(refused(format!(
+                "{name:?} is not an ordinary table (a view, a partitioned, foreign or temporary table)"
+            ))
+            .with_help("make a table of its own with `leasehold init`"));
         }
     }
     match &found.wrong_times {
         None => Ok(()),
-        Some(columns) => Err(refused(format!("the table {name:?} has the columns {columns}: their times depend on each session's TimeZone"))
-            .with_help("lock_until and locked_at are `timestamp` (without time zone) in UTC, as ShedLock documents them")),
+        Some(columns) => Err(refused(format!(
+            "the table {name:?} has the columns {columns}: their times depend on each session's TimeZone"
+        ))
+        .with_help(
+            "lock_until and locked_at are `timestamp` (without time zone) in UTC, as ShedLock documents them",
+        )),
     }
 }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
 
 use super::config::{Host, Table};
 use super::connect::{Heard, Link, Way};
 use super::errors::{self, Effect};
 use super::server::{self, Found};
+use super::statements::Parameter;
 use crate::clock::{Moment, RATE_ERROR, micros};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
@@ -23,9 +23,6 @@ const MOST_OF_CONTENDERS: usize = MOST - 1;
 
 /// A connection that was not used for this long is closed when another one returns.
 const IDLE: Duration = Duration::from_secs(60);
-
-/// A parameter of a statement, and its type.
-pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// Who asks. Holders go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +160,9 @@ impl Sessions {
                 Ok::<_, StoreError>((link, found))
             };
             match opened.await {
-                Ok((link, found)) if server::check_server(&found, &link.host).is_ok() => return Ok((link, found)),
+                Ok((link, found)) if server::check_server(&found, &link.host).is_ok() => {
+                    return Ok((link, found));
+                }
                 Ok(found) => other = Some(found),
                 Err(error) => failed = Some(error),
             }

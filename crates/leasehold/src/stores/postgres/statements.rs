@@ -3,6 +3,8 @@
 //! The clock is always `clock_timestamp()`, which is read anew for each use, also after the wait for a row. `now()`
 //! would be the time at which the statement began.
 
+use tokio_postgres::types::{ToSql, Type};
+
 use super::config::Table;
 
 /// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
@@ -16,6 +18,9 @@ const NOW: &str = "timezone('utc', clock_timestamp())";
 
 /// The same in microseconds since the Unix epoch.
 pub(super) const NOW_US: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+/// A parameter of a statement, and its type.
+pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// The statements for one table.
 #[derive(Debug)]
@@ -58,8 +63,7 @@ const IS_OURS: &str = "l.locked_by LIKE 'leasehold:%'";
 const OURS_FREE: &str = "l.locked_by LIKE 'leasehold:%' AND l.state = 'free'";
 
 /// A lock that is held or rests. A free one is free even if the server's clock was set back since.
-const IS_LIVE: &str =
-    "(l.lock_until > timezone('utc', clock_timestamp()) AND NOT (l.locked_by LIKE 'leasehold:%' AND l.state = 'free'))";
+const IS_LIVE: &str = "(l.lock_until > timezone('utc', clock_timestamp()) AND NOT (l.locked_by LIKE 'leasehold:%' AND l.state = 'free'))";
 
 /// The columns that [`super::record`] reads.
 fn columns() -> String {
