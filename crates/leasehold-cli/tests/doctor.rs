@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::process::Command;
 
 use leasehold_testkit::servers::{Server, below};
+use leasehold_testkit::stores;
 use leasehold_testkit::stores::etcd::{Cluster, etcdctl};
 use serde_json::Value;
 
@@ -116,6 +117,14 @@ fn the_doctor_passes_dynamodb_local() {
 #[test]
 fn the_doctor_passes_the_dynamodb_of_moto() {
     a_good_store(Server::DYNAMODB_MOTO, ITEMS);
+}
+
+/// The server of the tests does not wait for the disk, and that alone is wrong.
+#[test]
+fn the_doctor_fails_postgres_for_fsync_alone() {
+    let fresh = stores::fresh("postgres");
+    let diagnosis = examined(fresh.url());
+    assert_eq!(diagnosis.checks("failed"), ["durability"], "{:#}", diagnosis.report);
 }
 
 #[test]

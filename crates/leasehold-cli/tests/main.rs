@@ -4,11 +4,32 @@
 
 #[cfg(feature = "sqlite")]
 mod cli;
-#[cfg(all(feature = "sqlite", feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))]
+#[cfg(all(
+    feature = "sqlite",
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "gcs",
+    feature = "postgres",
+    feature = "s3"
+))]
 mod doctor;
-#[cfg(all(feature = "sqlite", feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))]
+#[cfg(all(
+    feature = "sqlite",
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "gcs",
+    feature = "postgres",
+    feature = "s3"
+))]
 mod guides;
-#[cfg(all(feature = "sqlite", feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))]
+#[cfg(all(
+    feature = "sqlite",
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "gcs",
+    feature = "postgres",
+    feature = "s3"
+))]
 mod servers;
 #[cfg(feature = "sqlite")]
 mod support;

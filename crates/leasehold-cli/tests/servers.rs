@@ -1,6 +1,7 @@
 //! The command on every store with a server. `./test` starts the servers.
 
 use leasehold_testkit::servers::{Server, below};
+use leasehold_testkit::stores;
 use rustix::process::Signal;
 
 use crate::support::{self, Holder, Sandbox};
@@ -229,6 +230,11 @@ fn gcs_by_existence() {
 #[test]
 fn dynamodb() {
     a_day_on(&Server::DYNAMODB_LOCAL.fresh_url());
+}
+
+#[test]
+fn postgres() {
+    a_day_on(stores::fresh("postgres").url());
 }
 
 #[test]

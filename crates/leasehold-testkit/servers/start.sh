@@ -158,10 +158,10 @@ start_postgresql() {
     (cd / && "${as[@]}" "$programs/initdb" --pgdata="$data" --username=leasehold --auth=trust --encoding=UTF8 \
         --no-sync) >"$scratch/initdb.log" 2>&1 || { tail -n 20 "$scratch/initdb.log"; return 1; }
     start postgresql "$port" postgresql_is_ready "${as[@]}" "$programs/postgres" -D "$data" -h 127.0.0.1 -p "$port" \
-        -c unix_socket_directories= -c fsync=off || return 1
+        -c unix_socket_directories= -c fsync=off -c max_connections=400 || return 1
     # At TERM it would wait until all clients have disconnected.
     stop_signals[${servers[-1]}]=INT
-    export LEASEHOLD_TEST_POSTGRES="postgresql://leasehold@127.0.0.1:$port/postgres"
+    export LEASEHOLD_TEST_POSTGRES="postgres://leasehold@127.0.0.1:$port/postgres"
 }
 
 # Programs that tests run themselves; chaos kills servers and starts them again.
@@ -199,7 +199,8 @@ name_servers() {
     export LEASEHOLD_TEST_MOTO_PYTHON=$CACHE/$MOTO/bin/python
     export LEASEHOLD_TEST_MOTO_SERVER=$PWD/$SERVER_FILES/atomic_moto.py
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
-    export LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS
+    export LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS LEASEHOLD_TEST_POSTGRES_PROGRAMS
+    LEASEHOLD_TEST_POSTGRES_PROGRAMS=$(postgresql_programs)
     LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS=$(jars "$SERVER_FILES/dynamodb-local.xml")
     # The library that faketime preloads. faketime itself is not used, because it would get the signals that are meant
     # for its program.

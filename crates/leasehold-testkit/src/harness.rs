@@ -74,7 +74,7 @@ impl Fresh {
 
     /// Whether waiters learn of a release only by polling a few times a second.
     fn is_polled(&self) -> bool {
-        self.store.reaper() == Reaper::Contenders
+        matches!(self.store.reaper(), Reaper::Contenders | Reaper::StoreClock)
     }
 }
 

@@ -37,3 +37,4 @@ pub mod servers;
 pub mod simulation;
 pub mod stores;
 pub mod test_store;
+pub mod wire;

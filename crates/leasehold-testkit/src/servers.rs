@@ -13,9 +13,6 @@ pub struct Server {
 }
 
 impl Server {
-    /// PostgreSQL. It is not a store yet; guides use it as a resource that checks tokens.
-    pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
-
     /// The environment variable that holds its store URL.
     pub const fn variable(self) -> &'static str {
         self.variable

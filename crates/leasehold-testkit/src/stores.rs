@@ -19,6 +19,8 @@ pub mod etcd;
 #[cfg(feature = "gcs")]
 pub mod gcs;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(feature = "sqlite")]
@@ -64,6 +66,8 @@ stores! {
     etcd::Etcd { etcd: shared }
     #[cfg(feature = "sqlite")]
     sqlite::Sqlite { sqlite: shared }
+    #[cfg(feature = "postgres")]
+    postgres::Postgres { postgres: shared }
     memory::Memory { memory: alone, memory_existence: alone }
 }
 

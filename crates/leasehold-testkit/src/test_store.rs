@@ -114,6 +114,8 @@ pub enum Reaper {
     Death,
     /// Contenders, by observation or by the store's clock.
     Contenders,
+    /// Contenders, by the store's clock alone.
+    StoreClock,
     /// The store itself.
     Server,
 }

@@ -10,7 +10,8 @@ use leasehold::clock::timeout;
 use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Renewal, Ttl};
 use leasehold::{Holder, Leader, LockName, Locker, Released};
 use leasehold_testkit::process::within;
-use leasehold_testkit::stores::etcd::{Answers, Cluster, Wire};
+use leasehold_testkit::stores::etcd::Cluster;
+use leasehold_testkit::wire::{Answers, Wire};
 
 const LONG: Duration = Duration::from_secs(120);
 

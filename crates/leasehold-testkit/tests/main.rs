@@ -12,6 +12,8 @@ macro_rules! on_storage {
 
 #[cfg(feature = "etcd")]
 mod access_etcd;
+#[cfg(feature = "postgres")]
+mod access_postgres;
 #[cfg(feature = "dynamodb")]
 mod budget_dynamodb;
 #[cfg(feature = "etcd")]
@@ -55,6 +57,8 @@ mod processes_etcd;
 mod refused;
 #[cfg(feature = "etcd")]
 mod rules_etcd;
+#[cfg(feature = "postgres")]
+mod rules_postgres;
 #[cfg(feature = "s3")]
 mod s3_register;
 mod store_names;

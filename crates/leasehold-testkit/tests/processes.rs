@@ -52,7 +52,10 @@ async fn a_waiter_succeeds_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
         Reaper::Death => killed::a_waiter_takes_over_at_once(fresh.url()).await,
-        Reaper::Contenders => killed::a_waiter_takes_over_by_observation(fresh.url()).await,
+        Reaper::Contenders => {
+            killed::a_waiter_takes_over_after_the_lease(fresh.url(), "store_clock=off").await
+        }
+        Reaper::StoreClock => killed::a_waiter_takes_over_after_the_lease(fresh.url(), "margin=0s").await,
         Reaper::Server => killed::a_waiter_takes_over_within_the_bound(fresh.url()).await,
     }
 }
@@ -62,7 +65,9 @@ async fn a_try_takes_over_from_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
         Reaper::Death => killed::the_next_try_takes_over(fresh.url()).await,
-        Reaper::Contenders => killed::a_try_takes_over_by_the_clock_of_the_store(fresh.url()).await,
+        Reaper::Contenders | Reaper::StoreClock => {
+            killed::a_try_takes_over_by_the_clock_of_the_store(fresh.url()).await;
+        }
         Reaper::Server => killed::a_try_takes_over_when_the_store_ends_the_lease(fresh.url()).await,
     }
 }

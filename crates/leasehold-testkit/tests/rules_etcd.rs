@@ -12,7 +12,8 @@ use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::Server;
-use leasehold_testkit::stores::etcd::{Answers, Cluster, Wire, etcdctl, in_line};
+use leasehold_testkit::stores::etcd::{Cluster, etcdctl, in_line};
+use leasehold_testkit::wire::{Answers, Wire};
 
 const TTL: Duration = Duration::from_secs(3);
 

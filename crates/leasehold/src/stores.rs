@@ -20,6 +20,10 @@ pub mod memory;
     allow(dead_code, unused_imports, reason = "the fuzz targets use the keys and the checks of URLs")
 )]
 mod objects;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod password;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(test)]
@@ -30,6 +34,8 @@ pub mod sqlite;
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
 #[path = "stores/without_clients.rs"] // With a path its modules lie beside it.
 mod without_clients;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod worker;
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
 use self::without_clients::{aws, gcs, s3};
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
@@ -153,6 +159,17 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
         open: with_feature!("etcd", etcd::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "postgres",
+        name: "PostgreSQL table, beside ShedLock",
+        can: "fencing tokens, cooldowns, history",
+        example: "postgres://user@host/database",
+        feature: Some("postgres"),
+        location: Location::Hosts { port: 5432 },
+        open: with_feature!("postgres", postgres::open),
         keeps_objects: false,
         open_object: None,
     },
@@ -284,6 +301,7 @@ mod tests {
             ("s3://b/p?region=eu-west-1", "s3://b/p"),
             ("gs://b?endpoint=http://h:1/", "gs://b?endpoint=http://h:1&credentials=anonymous"),
             ("etcd://u:secret@H1,h2:2379/x/", "etcd://h2,h1:2379/x?ca=/c.pem&tls=on"),
+            ("postgres://u:secret@H/d", "postgres://v@h:5432/d?table=leasehold&ca=/c.pem"),
         ] {
             assert!(same(one, other), "{one} {other}");
         }
@@ -305,6 +323,8 @@ mod tests {
             ("etcd://h/x", "etcd://h/y"),
             ("etcd://h", "etcd://h,evil"),
             ("etcd://h//x", "etcd://h/x"),
+            ("postgres://u@h/d?table=x", "postgres://u@h/d"),
+            ("postgres://u@h/d", "postgres://u@h/e"),
             ("mem:", "sqlite:"),
         ] {
             assert!(!same(one, other), "{one} {other}");

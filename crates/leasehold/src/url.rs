@@ -164,8 +164,9 @@ impl StoreUrl {
         let options = self.options.iter().filter_map(|(key, value)| {
             let value = match (key.as_str(), value.as_str()) {
                 ("endpoint", value) => value.trim_end_matches('/'),
-                ("protocol", "lease") => return None, // The default.
-                ("protocol" | "region", value) => value,
+                ("protocol", "lease") => return None,  // The default.
+                ("table", "leasehold") => return None, // The default.
+                ("protocol" | "region" | "table", value) => value,
                 _ => return None,
             };
             Some((key.clone(), value.to_owned()))

@@ -1,7 +1,6 @@
 //! etcd: one member that `./test` starts, and clusters that a test starts itself.
 
 pub mod cluster;
-pub mod wire;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +13,6 @@ use leasehold::clock::{Clock, SystemClock};
 use tokio::process::Command;
 
 pub use self::cluster::Cluster;
-pub use self::wire::{Answers, Wire};
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
 use crate::conformance::Harness;

@@ -36,10 +36,10 @@ pub(super) async fn a_waiter_takes_over_at_once(url: &str) {
     assert!(waiter.granted().await > first);
 }
 
-/// A waiter takes over by observation, without the store's clock. It does so only after the dead holder's lease has
-/// ended, and without other clients.
-pub(super) async fn a_waiter_takes_over_by_observation(url: &str) {
-    let url = with_option(url, "store_clock=off");
+/// A waiter takes over without other clients, and only after the dead holder's lease has ended. `option` is added to the
+/// store URL.
+pub(super) async fn a_waiter_takes_over_after_the_lease(url: &str, option: &str) {
+    let url = with_option(url, option);
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
     let granted = Deadline::new(SystemClock.now(), Ttl::new(TTL).unwrap().holder_span());

@@ -23,7 +23,6 @@ mod value;
 mod wait;
 mod watch;
 mod wire;
-mod worker;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,7 +36,6 @@ use self::client::Client;
 use self::config::Location;
 use self::keys::Names;
 use self::leases::EtcdLeases;
-use self::worker::{Job, Worker};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
@@ -45,6 +43,7 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, PollInterval, Released,
     Renewal, State, Status, StoreOptions, Swept, Token, Watch,
 };
+use crate::stores::worker::{Job, Worker};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -66,7 +65,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let worker = Worker::start()?;
+    let worker = Worker::start("etcd")?;
     // On the store's thread: DNS is slow, and a TLS file may be on a disk that hangs.
     let found = worker.run(async { tokio::task::spawn_blocking(move || connected(location)).await });
     let (client, prefix) =

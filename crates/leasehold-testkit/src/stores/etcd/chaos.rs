@@ -9,9 +9,10 @@ use futures_util::future::BoxFuture;
 use leasehold::clock::{Clock, SystemClock};
 use tokio::sync::Mutex;
 
-use super::{Answers, Cluster, Wire};
+use super::Cluster;
 use crate::chaos::plan::Kind;
 use crate::chaos::servers::Servers;
+use crate::wire::{Answers, Wire, harmed};
 
 /// A cluster, and for each worker a wire to each member.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ impl Servers for Wired {
     }
 
     fn harm(&self, n: usize, harm: Option<(Kind, Duration)>) {
-        let answers = harm.map_or(Answers::Arrive, |(kind, lasts)| answers(kind, lasts));
+        let answers = harm.map_or(Answers::Arrive, |(kind, lasts)| harmed(kind, lasts));
         self.wires[n].iter().for_each(|wire| wire.let_answers(answers));
     }
 
@@ -73,14 +74,5 @@ impl Servers for Wired {
         cluster.restart(leader);
         cluster.leader().await;
         Ok(())
-    }
-}
-
-/// What a wire does to answers. A delay lasts as long as the fault.
-fn answers(kind: Kind, duration: Duration) -> Answers {
-    match kind {
-        Kind::DelayAnswers => Answers::ArriveAfter(duration),
-        Kind::CutHolder => Answers::Cut,
-        _ => Answers::AreLost,
     }
 }

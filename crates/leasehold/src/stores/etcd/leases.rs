@@ -1,4 +1,4 @@
-//! The leases of one cluster, and the reads. All of it runs on the thread of the store ([`super::worker`]).
+//! The leases of one cluster, and the reads. All of it runs on the thread of the store ([`worker`](crate::stores::worker)).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,7 @@
 //! The user of a cluster, and the source of the password.
 
-use std::fmt;
-
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+use crate::stores::password::Password;
 use crate::url::StoreUrl;
 
 const FORMS: &str = "it is like etcd://user:password@host:2379/prefix/, percent-encoded, or etcd://user@host:2379/prefix/ with \
@@ -15,42 +14,13 @@ pub(super) struct Login {
     password: Password,
 }
 
-/// The source of a password. `Debug` does not show the password.
-#[derive(Clone, PartialEq, Eq)]
-enum Password {
-    /// In the store URL.
-    Given(String),
-    /// In the environment variable with that name.
-    Variable(String),
-    /// In a file.
-    File(String),
-}
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Given(_) => "Given",
-            Self::Variable(_) => "Variable",
-            Self::File(_) => "File",
-        })
-    }
-}
-
 impl Login {
     /// Takes the user out of `url`, and the options that name the source of the password.
     ///
     /// # Errors
     /// Invalid for a user without a password, a password without a user, and more than one source for a password.
     pub(super) fn take(url: &mut StoreUrl) -> Result<Option<Self>, Error> {
-        let variable = url.take("password_env").map(checked_variable).transpose()?.map(Password::Variable);
-        let file = url.take("password_file").map(checked_file).transpose()?.map(Password::File);
-        let given = url.password().map(|password| Password::Given(password.to_owned()));
-        let mut places = [given, variable, file].into_iter().flatten();
-        let (password, another) = (places.next(), places.next());
-        if another.is_some() {
-            return Err(Error::invalid("the etcd store URL names more than one password")
-                .with_help("leave one of them: in the URL, `password_env` or `password_file`"));
-        }
+        let password = Password::take(url)?;
         match (url.user(), password) {
             (None, None) => Ok(None),
             (Some(user), Some(password)) if !user.is_empty() => {
@@ -68,52 +38,14 @@ impl Login {
     /// # Errors
     /// Invalid if the variable is not set, or the file cannot be read.
     pub(super) fn password(&self) -> Result<String, Error> {
-        match &self.password {
-            Password::Given(password) => Ok(password.clone()),
-            Password::Variable(name) => std::env::var(name).map_err(|_| {
-                Error::invalid(format!(
-                    "the option `password_env` names the variable {name}, which is not set"
-                ))
-                .with_help(format!("set {name} to the password of the etcd user"))
-            }),
-            Password::File(path) => {
-                let text = std::fs::read_to_string(path).map_err(|error| {
-                    Error::new(
-                        ErrorKind::Invalid,
-                        format!("the option `password_file` names {path:?}, which cannot be read: {error}"),
-                    )
-                    .with_help("it is the path of a file that holds the password and nothing else")
-                })?;
-                // Strips the line ending.
-                Ok(text
-                    .strip_suffix('\n')
-                    .map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text))
-                    .to_owned())
-            }
-        }
+        self.password.read()
     }
-}
-
-/// The value may be the password itself, so it is not repeated. Names in capitals are what [`StoreUrl`] shows.
-fn checked_variable(name: String) -> Result<String, Error> {
-    if crate::url::is_variable(&name) {
-        return Ok(name);
-    }
-    Err(Error::invalid("the option `password_env` is the name of an environment variable, in capitals")
-        .with_help("write password_env=ETCD_PASSWORD, and set that variable to the password"))
-}
-
-fn checked_file(path: String) -> Result<String, Error> {
-    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
-        return Ok(path);
-    }
-    Err(Error::invalid("the option `password_file` is the absolute path of a file")
-        .with_help("write password_file=/run/secrets/etcd, a file that holds the password and nothing else"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn read(url: &str) -> Result<Option<Login>, Error> {
         Login::take(&mut StoreUrl::parse(url).unwrap())

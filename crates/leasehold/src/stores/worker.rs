@@ -32,15 +32,15 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Starts the thread.
+    /// Starts the thread of a `store`, which names it.
     ///
     /// # Errors
     /// If the system grants no thread.
-    pub(super) fn start() -> Result<Self, Error> {
+    pub(super) fn start(store: &str) -> Result<Self, Error> {
         let no_thread = |error: std::io::Error| {
             Error::new(
                 ErrorKind::Unavailable,
-                format!("no thread for requests to etcd could be started: {error}"),
+                format!("no thread for requests to {store} could be started: {error}"),
             )
             .with_help("raise the limits on threads and open files of this process")
         };
@@ -54,7 +54,7 @@ impl Worker {
             // A name resolution that is under way is not awaited.
             runtime.shutdown_background();
         };
-        std::thread::Builder::new().name("leasehold-etcd".to_owned()).spawn(run).map_err(no_thread)?;
+        std::thread::Builder::new().name(format!("leasehold-{store}")).spawn(run).map_err(no_thread)?;
         Ok(Self { runtime: handle, stop: Some(stop) })
     }
 
@@ -80,7 +80,8 @@ impl<T> Future for Job<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(context).map_err(|error| {
-            Fault::unavailable(format!("a request to etcd ended without an answer: {error}")).maybe_applied()
+            Fault::unavailable(format!("a request to the store ended without an answer: {error}"))
+                .maybe_applied()
         })
     }
 }
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn work_goes_on_while_its_answer_is_not_polled() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start("test").unwrap();
         let (go, may_go) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();
         let mut job = worker.run(async move {
@@ -119,7 +120,7 @@ mod tests {
 
     #[test]
     fn work_ends_when_its_answer_is_no_longer_awaited() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start("test").unwrap();
         let (held, ended) = oneshot::channel::<()>();
         drop(worker.run(async move {
             std::future::pending::<()>().await;
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_thread_ends_with_its_store_after_the_last_requests() {
-        let mut worker = Worker::start().unwrap();
+        let mut worker = Worker::start("test").unwrap();
         let (held, ended) = oneshot::channel::<()>();
         let job = worker.run(async move {
             std::future::pending::<()>().await;
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_one_job_is_an_error_and_others_go_on() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start("test").unwrap();
         let error = runtime().block_on(worker.run::<()>(async { panic!("a bug") })).unwrap_err();
         assert!(error.is_transient(), "{error:?}");
         assert_eq!(runtime().block_on(worker.run(async { 7 })).unwrap(), 7);

@@ -9,7 +9,10 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A proxy to a member that can delay and lose answers.
+#[cfg(feature = "chaos")]
+use crate::chaos::plan::Kind;
+
+/// A proxy to a server that can delay and lose answers.
 #[derive(Debug)]
 pub struct Wire {
     address: SocketAddr,
@@ -65,6 +68,16 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// What a wire does to answers when `kind` happens. What is late is as late as the fault is long.
+#[cfg(feature = "chaos")]
+pub(crate) fn harmed(kind: Kind, duration: Duration) -> Answers {
+    match kind {
+        Kind::DelayAnswers => Answers::ArriveAfter(duration),
+        Kind::CutHolder => Answers::Cut,
+        _ => Answers::AreLost,
     }
 }
 

@@ -1,0 +1,130 @@
+//! PostgreSQL: the server that `./test` starts, with a table for each test, and servers that a test starts itself.
+
+pub mod server;
+
+#[cfg(feature = "chaos")]
+mod chaos;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::thread;
+
+use async_trait::async_trait;
+use leasehold::{LockName, Locker};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+pub use self::server::PostgresServer;
+#[cfg(feature = "chaos")]
+use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
+use crate::conformance::Harness;
+use crate::harness::Fresh;
+use crate::servers::{Server, unique, with_option};
+use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
+
+impl Server {
+    /// PostgreSQL. Guides use it too, for what tokens protect.
+    pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
+}
+
+/// PostgreSQL.
+#[derive(Debug)]
+pub struct Postgres;
+
+#[async_trait]
+impl TestStore for Postgres {
+    fn name(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn storages(&self) -> &'static [Storage] {
+        const { &[Storage { name: "postgres", server: Some(Server::POSTGRESQL), options: "", kind: Kind::Shared }] }
+    }
+
+    /// With a table of its own, as `leasehold init` makes it.
+    fn fresh_url(&self, storage: &Storage, _folder: &Path) -> String {
+        let server = storage.server.expect("storage on a server").url();
+        let url = with_option(&server, &format!("table=locks_{}", unique()));
+        make_table(&url);
+        url
+    }
+
+    fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
+        Box::new(Fresh::on(self, storage))
+    }
+
+    async fn delete_record(&self, url: &str, name: &LockName) {
+        let sql = format!("DELETE FROM {} WHERE name = {} RETURNING 1", table(url), literal(name.as_str()));
+        assert_eq!(psql(url, &sql).await, "1");
+    }
+
+    fn reaper(&self) -> Reaper {
+        Reaper::StoreClock
+    }
+
+    #[cfg(feature = "chaos")]
+    fn scenarios(&self) -> &'static [Scenario] {
+        const ALL: &[Scenario] = &[Scenario {
+            // The margin is for a server whose clock is set, and nobody sets this one's.
+            options: "margin=0s",
+            ..Scenario::store("postgres", chaos::start, &[Fault::StopServer, Fault::KillServer])
+        }];
+        ALL
+    }
+
+    fn bench(&self) -> Bench {
+        Bench {
+            title: "PostgreSQL",
+            scenarios: "abcdefg",
+            server: Some(|folder: &Path| {
+                Box::pin(async move { Ok(Box::new(PostgresServer::start_below(folder).await?) as _) })
+            }),
+        }
+    }
+}
+
+/// Makes the table that `url` names.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn make_table(url: &str) {
+    // The caller may be inside of a runtime.
+    let url = url.to_owned();
+    let made = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { Locker::open(&url).await.unwrap().init().await.unwrap() });
+    });
+    made.join().expect("the table was not made");
+}
+
+/// The table that `url` names.
+pub fn table(url: &str) -> String {
+    crate::servers::parsed(url).take("table").expect("the store URL names a table")
+}
+
+/// Runs SQL with PostgreSQL's own tool, and gives what it says.
+///
+/// # Panics
+/// When it fails.
+pub async fn psql(url: &str, sql: &str) -> String {
+    let server = url.split('?').next().unwrap_or(url);
+    let mut child = Command::new("psql")
+        .args(["-XAtq", "-v", "ON_ERROR_STOP=1", server])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("psql is there");
+    let mut input = child.stdin.take().expect("it has an input");
+    input.write_all(sql.as_bytes()).await.unwrap();
+    drop(input);
+    let output = child.wait_with_output().await.unwrap();
+    assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+/// As a string in SQL.
+pub fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}

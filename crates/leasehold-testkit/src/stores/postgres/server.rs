@@ -1,0 +1,232 @@
+//! A server that a test starts itself, kills and stops.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::Locker;
+use leasehold::clock::{Clock, SystemClock};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tokio::process::{Child, Command};
+
+use crate::launch::Measured;
+use crate::servers::set_by_test;
+
+/// A server that takes longer to start does not start.
+const START: Duration = Duration::from_secs(90);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A server with an empty table of locks. Killed when dropped.
+#[derive(Debug)]
+pub struct PostgresServer {
+    folder: PathBuf,
+    address: String,
+    process: Option<Child>,
+}
+
+impl PostgresServer {
+    /// Starts it, with its data below `folder`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    ///
+    /// # Panics
+    /// When `./test` has not said where its programs are.
+    pub async fn start_below(folder: &Path) -> io::Result<Self> {
+        Self::start_with(folder, &[]).await
+    }
+
+    /// The same, with further settings, like `synchronous_commit=off`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start_with(folder: &Path, settings: &[&str]) -> io::Result<Self> {
+        open_to_others(folder);
+        let data = folder.join("postgres");
+        if geteuid().is_root() {
+            run(Command::new("install").args(["-d", "-o", "postgres", "-g", "postgres"]).arg(&data)).await?;
+        }
+        let mut initdb = program("initdb");
+        initdb.arg("--pgdata").arg(&data).args([
+            "--username=leasehold",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-sync",
+        ]);
+        run(&mut initdb).await?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = format!("port={port}");
+        let set = [
+            "listen_addresses=127.0.0.1",
+            &port,
+            "unix_socket_directories=",
+            "fsync=off",
+            "max_connections=200",
+        ];
+        let address = format!("127.0.0.1:{}", &port["port=".len()..]);
+        let mut server = Self { folder: data, address, process: None };
+        server.set(&set)?;
+        server.set(settings)?;
+        server.restart().await?;
+        Ok(server)
+    }
+
+    /// The `host:port` that it listens on.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The store URL by way of `address`.
+    pub fn url_by(&self, address: &str) -> String {
+        format!("postgres://leasehold@{address}/postgres")
+    }
+
+    /// Adds settings, like `fsync=on`, for its next start.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn set(&self, settings: &[&str]) -> io::Result<()> {
+        let file = self.folder.join("postgresql.conf");
+        let before = fs::read_to_string(&file)?;
+        let lines: Vec<_> = settings.iter().map(|setting| line(setting)).collect();
+        fs::write(&file, before + &lines.concat())
+    }
+
+    /// Starts it. It may not answer yet.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn start(&mut self) -> io::Result<()> {
+        let log = fs::File::options().create(true).append(true).open(self.folder.with_extension("log"))?;
+        let mut command = program("postgres");
+        command.arg("-D").arg(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.process = Some(command.kill_on_drop(true).spawn()?);
+        Ok(())
+    }
+
+    /// Starts it, and makes its table if there is none.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn restart(&mut self) -> io::Result<()> {
+        self.start().await?;
+        let start = SystemClock.now();
+        let locker = Locker::open(&self.url_by(&self.address)).await.map_err(io::Error::other)?;
+        while let Err(error) = locker.init().await {
+            if SystemClock.now().longest_since(start) > START {
+                return Err(io::Error::other(format!("PostgreSQL does not start: {error}")));
+            }
+            SystemClock.sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Stops all its processes.
+    pub fn stop(&self) {
+        self.signal_all(Signal::STOP);
+    }
+
+    /// Lets them go on.
+    pub fn go_on(&self) {
+        self.signal_all(Signal::CONT);
+    }
+
+    /// `kill -9` of all its processes.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub async fn kill(&mut self) -> io::Result<()> {
+        // Stopped first, so that it starts no other.
+        self.stop();
+        self.signal_all(Signal::KILL);
+        match self.process.take() {
+            Some(mut process) => process.wait().await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Each of its processes has a session of its own, so they are found as children of the first.
+    fn signal_all(&self, signal: Signal) {
+        let Some(first) = self.process.as_ref().and_then(Child::id) else { return };
+        let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();
+        let children = children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok());
+        for pid in [first].into_iter().chain(children) {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                // It may just have ended.
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        self.signal_all(Signal::KILL);
+    }
+}
+
+#[async_trait]
+impl Measured for PostgresServer {
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn url(&self, proxy: &str) -> String {
+        self.url_by(proxy)
+    }
+
+    fn options(&self, proxy: &str) -> Vec<String> {
+        crate::launch::options(&[("--endpoint", proxy)])
+    }
+
+    fn speaks_http(&self) -> bool {
+        false
+    }
+
+    async fn messages(&self) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+}
+
+/// It refuses to run as root: then as the user that Debian's package makes.
+fn program(name: &str) -> Command {
+    let path = Path::new(&set_by_test("LEASEHOLD_TEST_POSTGRES_PROGRAMS", "server's programs")).join(name);
+    let mut command = if geteuid().is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]).arg(path);
+        command
+    } else {
+        Command::new(path)
+    };
+    command.current_dir("/");
+    command
+}
+
+/// That user has to reach its data.
+fn open_to_others(folder: &Path) {
+    for folder in folder.ancestors().take(3).filter(|_| geteuid().is_root()) {
+        if let Ok(metadata) = fs::metadata(folder) {
+            let mode = metadata.permissions().mode() | 0o001;
+            let _ = fs::set_permissions(folder, Permissions::from_mode(mode));
+        }
+    }
+}
+
+fn line(setting: &str) -> String {
+    let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+    format!("{name} = '{value}'\n")
+}
+
+async fn run(command: &mut Command) -> io::Result<()> {
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+}

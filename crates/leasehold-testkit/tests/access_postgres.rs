@@ -1,0 +1,194 @@
+//! Passwords, certificates and permissions on PostgreSQL, and what the doctor says of unsafe servers.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use leasehold::doctor::{CheckStatus, Examination};
+use leasehold::{ErrorKind, Locker};
+use leasehold_testkit::servers::with_option;
+use leasehold_testkit::stores;
+use leasehold_testkit::stores::postgres::{PostgresServer, make_table, psql, table};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+async fn openssl(folder: &Path, arguments: &str) {
+    let output =
+        Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// An authority, and certificates by it for a server and for the user `deploy`.
+async fn certificates(folder: &Path) {
+    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
+    openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
+    for (name, names) in [("server", "IP:127.0.0.1"), ("deploy", "DNS:deploy")] {
+        let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
+        let usage = "-addext extendedKeyUsage=serverAuth,clientAuth";
+        let to =
+            format!("-keyout {name}.key -out {name}.pem -subj /CN={name} -addext subjectAltName={names}");
+        openssl(folder, &format!("{NEW} {by} {usage} {to}")).await;
+    }
+}
+
+/// A server with TLS, whose user `deploy` needs the lines `access` of pg_hba.conf.
+async fn server(access: &str) -> (PostgresServer, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path()).await;
+    let data = folder.path().join("postgres");
+    let mut server = PostgresServer::start_with(
+        folder.path(),
+        &["ssl_ca_file=ca.pem", "ssl_cert_file=server.pem", "ssl_key_file=server.key"],
+    )
+    .await
+    .unwrap();
+    let url = server.url_by(server.address());
+    psql(
+        &url,
+        "CREATE ROLE deploy LOGIN PASSWORD 'p@ss/word'; GRANT SELECT, INSERT, UPDATE ON leasehold TO deploy",
+    )
+    .await;
+    server.kill().await.unwrap();
+    for file in ["ca.pem", "server.pem", "server.key"] {
+        std::fs::copy(folder.path().join(file), data.join(file)).unwrap();
+        let owner = std::fs::metadata(&data).unwrap();
+        std::os::unix::fs::chown(
+            data.join(file),
+            Some(std::os::unix::fs::MetadataExt::uid(&owner)),
+            Some(std::os::unix::fs::MetadataExt::gid(&owner)),
+        )
+        .unwrap();
+        std::fs::set_permissions(data.join(file), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let rules = data.join("pg_hba.conf");
+    let before = std::fs::read_to_string(&rules).unwrap();
+    std::fs::write(&rules, format!("{access}\n{before}")).unwrap();
+    server.set(&["ssl=on"]).unwrap();
+    server.restart().await.unwrap();
+    (server, folder)
+}
+
+async fn locks(url: &str) {
+    let lock = Locker::open(url).await.unwrap().lock("lock");
+    lock.acquire().await.unwrap().release().await.unwrap();
+}
+
+async fn refused(url: &str) -> leasehold::Error {
+    let locker = Locker::open(url).await.unwrap();
+    let lock = locker.lock("lock").store_timeout(Duration::from_millis(500));
+    lock.try_acquire().await.unwrap_err()
+}
+
+fn described(error: &leasehold::Error) -> String {
+    format!("{error} {error:?} {}", error.help().join(" "))
+}
+
+#[tokio::test]
+async fn a_password_opens_the_server_encrypted_or_not() {
+    let (server, folder) = server("host all deploy 127.0.0.1/32 scram-sha-256").await;
+    let (address, ca) = (server.address(), folder.path().join("ca.pem"));
+    let file = folder.path().join("password");
+    std::fs::write(&file, "p@ss/word\n").unwrap();
+    let given = format!("postgres://deploy:p%40ss%2Fword@{address}/postgres");
+    let in_file = format!("postgres://deploy@{address}/postgres?password_file={}", file.display());
+    for url in [given.clone(), in_file.clone(), with_option(&given, &format!("ca={}", ca.display()))] {
+        locks(&url).await;
+    }
+    for url in [given.replace("p%40ss%2Fword", "hunter2"), in_file.replace("password_file", "note")] {
+        let Ok(locker) = Locker::open(&url).await else {
+            assert!(url.contains("note"), "{url}");
+            continue;
+        };
+        let error = locker.lock("lock").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+        let shown = format!("{} {locker:?} {:?}", described(&error), locker.store());
+        assert!(shown.contains("password") && !shown.contains("hunter2"), "{shown}");
+    }
+    let missing = refused(&format!("postgres://deploy@{address}/postgres")).await;
+    assert!(described(&missing).contains("PGPASSWORD"), "{missing:?}");
+    // It is replaced while the store is open.
+    let locker = Locker::open(&in_file).await.unwrap();
+    psql(&server.url_by(address), "ALTER ROLE deploy PASSWORD 'other'").await;
+    std::fs::write(&file, "other").unwrap();
+    locker.lock("lock").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
+    let (server, folder) = server("hostssl all deploy 127.0.0.1/32 cert").await;
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let url = format!("postgres://deploy@{}/postgres", server.address());
+    let ca = with_option(&url, &format!("ca={}", file("ca.pem")));
+    let cert = format!("cert={}&key={}", file("deploy.pem"), file("deploy.key"));
+    locks(&with_option(&ca, &cert)).await;
+    let untrusted = refused(&with_option(&url, &format!("sslmode=verify-full&{cert}"))).await;
+    assert!(described(&untrusted).contains("ca=FILE"), "{untrusted:?}");
+    let elsewhere = refused(&with_option(&ca.replace("127.0.0.1", "localhost"), &cert)).await;
+    assert!(described(&elsewhere).contains("another name"), "{elsewhere:?}");
+    let nameless = refused(&ca).await;
+    assert_eq!(nameless.kind(), ErrorKind::Denied, "{nameless:?}");
+    // A server without TLS.
+    let fresh = stores::fresh("postgres");
+    let plain = refused(&with_option(fresh.url(), "sslmode=verify-full")).await;
+    assert!(described(&plain).contains("ssl=off"), "{plain:?}");
+}
+
+/// What the doctor found, by check.
+async fn findings(url: &str) -> Vec<(&'static str, CheckStatus, String)> {
+    let report = Locker::open(url).await.unwrap().examine(&Examination::default()).await;
+    let shown = |finding: &leasehold::doctor::Finding| format!("{} {}", finding.seen, finding.help.join(" "));
+    report.findings.iter().map(|finding| (finding.check, finding.verdict, shown(finding))).collect()
+}
+
+/// The named check ended so, and no other failed that is not named.
+async fn assert_found(url: &str, check: &str, verdict: CheckStatus, named: &str) {
+    let all = findings(url).await;
+    let found = all.iter().find(|(name, ..)| *name == check);
+    let found = found.unwrap_or_else(|| panic!("{check}: {all:#?}"));
+    assert_eq!(found.1, verdict, "{all:#?}");
+    assert!(found.2.contains(named), "{found:?}");
+}
+
+#[tokio::test]
+async fn the_doctor_names_what_is_unsafe_or_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = PostgresServer::start_with(folder.path(), &["fsync=on"]).await.unwrap();
+    let url = with_option(&server.url_by(server.address()), "table=locks");
+    make_table(&url);
+    let failed: Vec<_> =
+        findings(&url).await.into_iter().filter(|found| found.1 == CheckStatus::Failed).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    for check in
+        ["primary", "table", "durability", "failover", "permission-table", "unique-names", "row-security"]
+    {
+        assert_found(&url, check, CheckStatus::Passed, "").await;
+    }
+    let as_user = url.replace("leasehold@", "deploy@");
+    psql(&url, "CREATE ROLE deploy LOGIN; GRANT SELECT ON locks TO deploy").await;
+    assert_found(&as_user, "permission-table", CheckStatus::Failed, "INSERT, UPDATE").await;
+    assert_found(&as_user, "permission-table", CheckStatus::Failed, "GRANT SELECT, INSERT").await;
+    psql(&url, "GRANT INSERT, UPDATE ON locks TO deploy").await;
+    assert_found(&as_user, "permission-table", CheckStatus::Warning, "DELETE").await;
+    psql(&url, "ALTER TABLE locks ENABLE ROW LEVEL SECURITY").await;
+    assert_found(&as_user, "row-security", CheckStatus::Failed, "no policy").await;
+    psql(&url, "CREATE POLICY all_rows ON locks USING (true)").await;
+    assert_found(&as_user, "row-security", CheckStatus::Warning, "policies").await;
+    psql(&url, "ALTER TABLE locks DROP CONSTRAINT locks_pkey").await;
+    assert_found(&url, "unique-names", CheckStatus::Failed, "PRIMARY KEY").await;
+    psql(&url, "ALTER TABLE locks ADD PRIMARY KEY (name); ALTER TABLE locks DROP COLUMN lease_us CASCADE")
+        .await;
+    assert_found(&url, "reachable", CheckStatus::Passed, "").await;
+    assert_found(&url, "table", CheckStatus::Failed, "lease_us").await;
+    psql(&url, "ALTER TABLE locks SET UNLOGGED").await;
+    assert_found(&url, "reachable", CheckStatus::Failed, "UNLOGGED").await;
+    let missing = url.replace("table=locks", "table=none");
+    assert_found(&missing, "reachable", CheckStatus::Failed, "leasehold init").await;
+}
+
+#[tokio::test]
+async fn the_doctor_fails_a_server_without_fsync() {
+    let fresh = stores::fresh("postgres");
+    assert_found(fresh.url(), "durability", CheckStatus::Failed, "fsync").await;
+    let error = refused(&fresh.url().replace(&table(fresh.url()), "no_such_schema.locks")).await;
+    assert!(described(&error).contains("leasehold init"), "{error:?}");
+}

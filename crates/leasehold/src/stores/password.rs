@@ -1,0 +1,93 @@
+//! The source of a password that a store URL names.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind};
+use crate::url::StoreUrl;
+
+/// The source of a password. `Debug` does not show the password.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Password {
+    /// In the store URL.
+    Given(String),
+    /// In the environment variable with that name.
+    Variable(String),
+    /// In a file.
+    File(String),
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Given(_) => "Given",
+            Self::Variable(_) => "Variable",
+            Self::File(_) => "File",
+        })
+    }
+}
+
+impl Password {
+    /// Takes the password out of `url`, or the option that names its source. `None` if there is none.
+    ///
+    /// # Errors
+    /// Invalid for more than one source, and for one that is malformed.
+    pub(super) fn take(url: &mut StoreUrl) -> Result<Option<Self>, Error> {
+        let variable = url.take("password_env").map(checked_variable).transpose()?.map(Self::Variable);
+        let file = url.take("password_file").map(checked_file).transpose()?.map(Self::File);
+        let given = url.password().map(|password| Self::Given(password.to_owned()));
+        let mut places = [given, variable, file].into_iter().flatten();
+        let (password, another) = (places.next(), places.next());
+        if another.is_some() {
+            return Err(Error::invalid("the store URL names more than one password")
+                .with_help("leave one of them: in the URL, `password_env` or `password_file`"));
+        }
+        Ok(password)
+    }
+
+    /// Reads the password. Blocks if it is in a file.
+    ///
+    /// # Errors
+    /// Invalid if the variable is not set, or the file cannot be read.
+    pub(super) fn read(&self) -> Result<String, Error> {
+        match self {
+            Self::Given(password) => Ok(password.clone()),
+            Self::Variable(name) => std::env::var(name).map_err(|_| {
+                Error::invalid(format!(
+                    "the option `password_env` names the variable {name}, which is not set"
+                ))
+                .with_help(format!("set {name} to the password of the user in the store URL"))
+            }),
+            Self::File(path) => {
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    Error::new(
+                        ErrorKind::Invalid,
+                        format!("the option `password_file` names {path:?}, which cannot be read: {error}"),
+                    )
+                    .with_help("it is the path of a file that holds the password and nothing else")
+                })?;
+                // Strips the line ending.
+                Ok(text
+                    .strip_suffix('\n')
+                    .map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text))
+                    .to_owned())
+            }
+        }
+    }
+}
+
+/// The value may be the password itself, so it is not repeated. Names in capitals are what [`StoreUrl`] shows.
+fn checked_variable(name: String) -> Result<String, Error> {
+    if crate::url::is_variable(&name) {
+        return Ok(name);
+    }
+    Err(Error::invalid("the option `password_env` is the name of an environment variable, in capitals")
+        .with_help("write password_env=LOCKS_PASSWORD, and set that variable to the password"))
+}
+
+fn checked_file(path: String) -> Result<String, Error> {
+    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
+        return Ok(path);
+    }
+    Err(Error::invalid("the option `password_file` is the absolute path of a file")
+        .with_help("write password_file=/run/secrets/locks, a file that holds the password and nothing else"))
+}

@@ -1,0 +1,217 @@
+//! PostgreSQL: one table, whose rows the server changes by its own clock. ShedLock uses the same rows.
+//!
+//! Each step of a lock is one statement, which decides and writes. `docs/stores/postgres.md` has the layout, the
+//! permissions, the limits, and the argument why it is safe.
+
+mod config;
+mod connect;
+mod errors;
+mod examine;
+mod leases;
+mod record;
+mod rules;
+mod schema;
+mod server;
+mod sessions;
+mod statements;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use self::config::Location;
+use self::connect::Way;
+use self::leases::{PAGE, PostgresLeases, ReleaseAsked};
+use crate::diagnosis::{Diagnose, Examination, Examined};
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, StoreError};
+use crate::lease::{
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, PollInterval, Released,
+    Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch,
+};
+use crate::runtime::pacing::Pacing;
+use crate::stores::worker::{Job, Worker};
+use crate::types::LockName;
+use crate::url::StoreUrl;
+
+/// A poll is a read by primary key.
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(20), max: Duration::from_millis(500) };
+
+/// The time limit of operations that have no limit from their caller.
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Opens leases in a table of the database that `url` names: `postgres://user@host,host2:5432/database?table=leasehold`.
+/// All options: `docs/stores/postgres.md`.
+///
+/// Sends no request. The server's clock decides when a lease ends, so `store_clock=off` is refused. `margin` is how far
+/// that clock may be set ahead without ending a lease early.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read.
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let location = Location::from_url(url, &mut options)?;
+    let worker = Worker::start("PostgreSQL")?;
+    // Elsewhere, since a file may be on a disk that hangs.
+    let way = worker.run(async { tokio::task::spawn_blocking(move || Way::to(location)).await });
+    let way = way.await?.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
+    let leases = Arc::new(PostgresLeases::new(way, options.env, options.margin));
+    Ok(Arc::new(PostgresStore { leases, worker }))
+}
+
+/// The leases of one table, as callers see them. Each call is a job on the thread of the store, so that a future which
+/// its caller no longer polls keeps no connection.
+#[derive(Debug)]
+struct PostgresStore {
+    leases: Arc<PostgresLeases>,
+    worker: Worker,
+}
+
+impl PostgresStore {
+    fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<PostgresLeases>) -> F) -> Job<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        self.worker.run(work(self.leases.clone()))
+    }
+
+    /// Runs `work` on a copy of `grant`, then copies the result back into `grant`.
+    async fn run_on<T: Send + 'static, F>(
+        &self,
+        grant: &mut Grant,
+        work: impl FnOnce(Arc<PostgresLeases>, Grant) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = (Grant, T)> + Send + 'static,
+    {
+        let copy = Grant {
+            name: grant.name.clone(),
+            memo: grant.memo.as_ref().map(|_| Box::new(ReleaseAsked) as Box<_>),
+            ..*grant
+        };
+        let (copy, answer) = self.run(|leases| work(leases, copy)).await?;
+        grant.deadline = copy.deadline;
+        grant.memo = copy.memo;
+        Ok(answer)
+    }
+}
+
+#[async_trait]
+impl LeaseStore for PostgresStore {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
+        let claim = claim.clone();
+        self.run(|leases| async move { leases.acquire(&claim).await }).await?
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        self.run_on(grant, |leases, mut grant| async move {
+            let renewal = leases.prolong(&mut grant).await;
+            (grant, renewal)
+        })
+        .await?
+    }
+
+    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
+        self.run_on(grant, move |leases, mut grant| async move {
+            let released = leases.end(&mut grant, rest).await;
+            (grant, released)
+        })
+        .await?
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        let name = name.clone();
+        self.run(|leases| async move { leases.end_by_token(&name, token).await }).await?
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        let name = name.clone();
+        self.run(|leases| async move {
+            let record = leases.record(&name, &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
+            Ok(rules::status(name, record))
+        })
+        .await?
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let prefix = prefix.to_owned();
+        // The last name of the previous page. `None` after the last page.
+        let pages = stream::try_unfold(Some(None::<String>), move |after| {
+            let prefix = prefix.clone();
+            async move {
+                let Some(after) = after else { return Ok(None) };
+                let page = self.run(|leases| async move { leases.names(&prefix, after.as_deref()).await });
+                let names = page.await??;
+                let next = if names.len() == PAGE { Some(names.last().cloned()) } else { None };
+                Ok(Some((names, next)))
+            }
+        });
+        // leasehold did not write names that are not lock names.
+        let names = pages.map_ok(|names| {
+            stream::iter(names).map(LockName::new).filter_map(async |name| name.ok().map(Ok))
+        });
+        names.try_flatten().boxed()
+    }
+
+    async fn init(&self) -> Result<(), StoreError> {
+        self.run(|leases| async move { leases.make_table().await }).await?
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        let name = name.clone();
+        self.run(|leases| async move { leases.swept(&name, older_than, dry_run).await }).await?
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("PostgreSQL", POLL_INTERVAL)
+    }
+
+    fn env(&self) -> &Env {
+        &self.leases.env
+    }
+}
+
+#[async_trait]
+impl Watch for PostgresStore {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        let (name, seen) = (name.clone(), seen.clone());
+        self.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
+    }
+}
+
+#[async_trait]
+impl Diagnose for PostgresStore {
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        let name = name.clone();
+        self.run(|leases| async move { leases.discarded(&name).await }).await?
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
+    }
+}
+
+impl PostgresLeases {
+    /// Polls until the lock is no longer as it was `seen`.
+    async fn until_changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
+        loop {
+            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+            let record = self.record(name, &mut budget).await?;
+            pacing.looked(budget.had_trouble());
+            let Some(record) = record.filter(|record| rules::is_still(record, seen)) else { return Ok(()) };
+            let (now, turns) = (self.env.now(), rules::turns(&record, POLL_INTERVAL));
+            let pause = pacing.pause(now, seen.token, turns, Some(record.left()), &self.env.random);
+            self.env.sleep(pause).await;
+        }
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        let sessions = self.leases.sessions.clone();
+        self.worker.finish(async move { sessions.close_idle() });
+    }
+}

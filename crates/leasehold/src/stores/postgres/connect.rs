@@ -1,0 +1,259 @@
+//! How to connect to the servers that a store URL names.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::poll_fn;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::AbortHandle;
+use tokio_postgres::config::SslMode;
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::config::{Host, Location, Table, Tls};
+use super::errors;
+use crate::clock::timeout;
+use crate::env::Env;
+use crate::error::{Error, Fault, StoreError};
+
+/// The time limit for a connection to one server, with its TLS handshake and its login. A lost SYN is sent again after
+/// one second.
+const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
+
+/// A server that vanishes without closing its connections is noticed after this.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// What a notification says: the text of a `NOTIFY`.
+pub(super) type Heard = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// How to connect to the servers.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    location: Location,
+}
+
+/// An open connection. It is closed when this is dropped.
+pub(super) struct Link {
+    pub(super) client: Client,
+    /// Set when a commit did not wait for the standbys.
+    doubt: Arc<AtomicBool>,
+    driver: AbortHandle,
+    /// The server, for messages.
+    pub(super) host: String,
+}
+
+impl Link {
+    /// Whether a commit since the previous call did not wait for the standbys. The server says so before it reports
+    /// success.
+    pub(super) fn take_doubt(&self) -> bool {
+        self.doubt.swap(false, Ordering::SeqCst)
+    }
+
+    /// Closes the connection without waiting for the statement that it runs. Sends no cancel request: a cancelled wait
+    /// for standbys would be a commit that may be lost.
+    pub(super) fn abort(&self) {
+        self.driver.abort();
+    }
+}
+
+impl Way {
+    /// How to connect to the servers at `location`. Blocks, because it reads files: a file that cannot be read is an
+    /// error before anything is locked.
+    ///
+    /// # Errors
+    /// Invalid for a password or a TLS file that cannot be read.
+    pub(super) fn to(location: Location) -> Result<Self, Error> {
+        location.password.as_ref().map(|password| password.read()).transpose()?;
+        location.tls.as_ref().map(client_config).transpose()?;
+        Ok(Self { location })
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.location.table
+    }
+
+    pub(super) fn hosts(&self) -> &[Host] {
+        &self.location.hosts
+    }
+
+    /// Connects to `host`. `heard` is called with what is notified. Inside the runtime in which the connection lives.
+    ///
+    /// # Errors
+    /// Not applied, since nothing was sent.
+    pub(super) async fn connect(&self, host: &Host, env: &Env, heard: Heard) -> Result<Link, StoreError> {
+        let mut config = Config::new();
+        config
+            .host(&host.name)
+            .port(host.port)
+            .user(&self.location.user)
+            .dbname(&self.location.database)
+            .application_name("leasehold")
+            .connect_timeout(CONNECT_LIMIT)
+            .keepalives_idle(SILENCE)
+            .keepalives_interval(SILENCE / 4)
+            .tcp_user_timeout(SILENCE)
+            .ssl_mode(if self.location.tls.is_some() { SslMode::Require } else { SslMode::Disable });
+        // Both are read anew each time, since they may be replaced while the store is open.
+        let location = self.location.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let password = location.password.as_ref().map(|password| password.read()).transpose()?;
+            Ok::<_, Error>((password, location.tls.as_ref().map(client_config).transpose()?))
+        });
+        let read = match read.await {
+            Ok(read) => read,
+            Err(_) => return Err(Fault::unavailable("the program is ending").not_applied()),
+        };
+        let (password, tls) = read.map_err(|error| {
+            let fault = Fault::new(error.kind(), error.to_string());
+            match error.help().first() {
+                Some(help) => fault.with_help(help),
+                None => fault,
+            }
+            .not_applied()
+        })?;
+        if let Some(password) = password.or_else(|| std::env::var("PGPASSWORD").ok()) {
+            config.password(password);
+        }
+        let shown = host.to_string();
+        let connecting = async {
+            match tls {
+                Some(tls) => {
+                    let (client, connection) = config.connect(MakeRustlsConnect::new(tls)).await?;
+                    Ok(driven(client, connection, heard, shown.clone()))
+                }
+                None => {
+                    let (client, connection) = config.connect(NoTls).await?;
+                    Ok(driven(client, connection, heard, shown.clone()))
+                }
+            }
+        };
+        match timeout(&*env.clock, CONNECT_LIMIT, connecting).await {
+            Some(Ok(link)) => Ok(link),
+            Some(Err(error)) => {
+                let is_tls = self.location.tls.is_some();
+                Err(errors::of_connection(&error, &shown, is_tls, self.table()).not_applied())
+            }
+            None => {
+                let message = format!("no connection to PostgreSQL at {shown} within {CONNECT_LIMIT:.1?}");
+                Err(Fault::unavailable(message).not_applied())
+            }
+        }
+    }
+}
+
+/// Starts the task that reads and writes the connection.
+fn driven<S, T>(client: Client, mut connection: Connection<S, T>, heard: Heard, host: String) -> Link
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let doubt = Arc::<AtomicBool>::default();
+    let noted = doubt.clone();
+    let driver = tokio::spawn(async move {
+        loop {
+            match poll_fn(|context| connection.poll_message(context)).await {
+                // Before the answer to the statement is passed on.
+                Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
+                    noted.store(true, Ordering::SeqCst);
+                }
+                Some(Ok(AsyncMessage::Notification(notification))) => heard(notification.payload()),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "a connection to PostgreSQL ended");
+                    return;
+                }
+                None => return,
+            }
+        }
+    });
+    Link { client, doubt, driver: driver.abort_handle(), host }
+}
+
+/// Blocks: the files may be on a disk that hangs.
+fn client_config(tls: &Tls) -> Result<ClientConfig, Error> {
+    let mut roots = RootCertStore::empty();
+    match &tls.authority {
+        Some(file) => {
+            for certificate in certificates(file, "ca")? {
+                roots.add(certificate).map_err(|error| unreadable(file, "ca", &error))?;
+            }
+        }
+        None => {
+            // Those that cannot be parsed are not trusted.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let no_client = |error: rustls::Error| {
+        Error::invalid(format!("the TLS options of the PostgreSQL store URL make no TLS client: {error}"))
+            .with_help("`ca`, `cert` and `key` are PEM files: certificates, and the private key of `cert`")
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(no_client)?
+        .with_root_certificates(roots);
+    match &tls.identity {
+        None => Ok(builder.with_no_client_auth()),
+        Some((certificate, key)) => {
+            let chain = certificates(certificate, "cert")?;
+            let key = PrivateKeyDer::from_pem_slice(&read(key, "key")?)
+                .map_err(|error| unreadable(key, "key", &error))?;
+            builder.with_client_auth_cert(chain, key).map_err(no_client)
+        }
+    }
+}
+
+fn certificates(file: &str, option: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let pem = read(file, option)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match all {
+        Ok(all) if all.is_empty() => Err(unreadable(file, option, &"it has no certificate")),
+        Ok(all) => Ok(all),
+        Err(error) => Err(unreadable(file, option, &error)),
+    }
+}
+
+fn read(file: &str, option: &str) -> Result<Vec<u8>, Error> {
+    std::fs::read(file).map_err(|error| unreadable(file, option, &error))
+}
+
+fn unreadable(file: &str, option: &str, why: &dyn std::fmt::Display) -> Error {
+    Error::invalid(format!("the option `{option}` names {file:?}, which cannot be read: {why}"))
+        .with_help("it is the path of a PEM file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
+
+    fn way(url: &str) -> Result<Way, Error> {
+        Way::to(Location::from_url(StoreUrl::parse(url)?, &mut StoreOptions::default())?)
+    }
+
+    #[test]
+    fn a_bad_file_is_an_error_and_no_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        for (text, named) in
+            [("", "no certificate"), ("no PEM", "no certificate"), (broken, "cannot be read")]
+        {
+            let path = folder.path().join("file.pem").display().to_string();
+            std::fs::write(&path, text).unwrap();
+            for option in ["ca", "cert"] {
+                let error = way(&format!("postgres://u@h/d?{option}={path}")).unwrap_err();
+                assert!(error.to_string().contains(named) || option == "cert", "{error:?}");
+                assert!(error.to_string().contains("PEM") || error.help()[0].contains("PEM"), "{error:?}");
+            }
+        }
+        for option in ["ca=/not/there", "cert=/not/there", "password_file=/not/there"] {
+            let error = way(&format!("postgres://u@h/d?{option}")).unwrap_err();
+            assert!(error.to_string().contains("/not/there"), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What PostgreSQL's errors mean: whether the statement may have had its effect, and what to do about it.
+
+use std::error::Error as _;
+use std::io;
+
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, Severity, SqlState};
+
+use super::config::Table;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::printable;
+
+/// Whether a statement changes anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    None,
+    Writes,
+}
+
+/// The longest part of a message that is repeated, in characters.
+const MOST_SHOWN: usize = 300;
+
+/// The error of a statement that was sent.
+pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> StoreError {
+    let Some(answer) = error.as_db_error() else {
+        // The connection broke: the statement may be running.
+        let fault =
+            Fault::unavailable(format!("the connection to PostgreSQL was lost: {}", innermost(error)));
+        return match effect {
+            Effect::None => fault.not_applied(),
+            Effect::Writes => fault.maybe_applied(),
+        };
+    };
+    let fault = fault(answer, table);
+    if effect == Effect::Writes && may_be_applied(answer) {
+        fault.maybe_applied()
+    } else {
+        fault.not_applied()
+    }
+}
+
+/// An error rolls the statement back. Only when the session itself ends, it may do so after the commit.
+fn may_be_applied(answer: &DbError) -> bool {
+    let code = answer.code().code();
+    !matches!(answer.parsed_severity(), Some(Severity::Error))
+        || code.starts_with("08")
+        || code.starts_with("57P")
+        || *answer.code() == SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN
+}
+
+/// The error of a connection that could not be made. Nothing was sent.
+pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Table) -> Fault {
+    if let Some(answer) = error.as_db_error() {
+        let mut fault = fault(answer, table);
+        fault.message = format!("{host}: {}", fault.message);
+        return fault;
+    }
+    let why = innermost(error);
+    let fault = Fault::unavailable(format!("no connection to PostgreSQL at {host}: {why}"));
+    match connection_help(&why, is_tls) {
+        Some(help) => fault.with_help(help),
+        None => fault,
+    }
+}
+
+fn connection_help(why: &str, is_tls: bool) -> Option<&'static str> {
+    let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
+    Some(match is_tls {
+        _ if says(&["password missing"]) => {
+            "the server asks for a password: password_file=/PATH or password_env=NAME in the store URL, or PGPASSWORD"
+        }
+        true if says(&["server does not support TLS"]) => {
+            "the server has no TLS (ssl=off): turn it on; in a network that you trust, add sslmode=disable&allow_plaintext_credentials=on"
+        }
+        true if says(&["UnknownIssuer", "BadSignature"]) => {
+            "the authority that signed the server's certificate is not trusted here: name its certificate with ca=FILE"
+        }
+        true if says(&["NotValidForName", "not valid for name"]) => {
+            "the server's certificate is for another name than the host in the store URL: use that name"
+        }
+        _ if says(&["Connection refused"]) => "is the server running, and are host and port right?",
+        _ => return None,
+    })
+}
+
+/// What to tell about an answer of the server.
+fn fault(answer: &DbError, table: &Table) -> Fault {
+    let code = answer.code();
+    let (name, said) = (&table.name, printable(answer.message(), MOST_SHOWN));
+    let (kind, help) = match code.code() {
+        "42P01" | "3F000" => (
+            ErrorKind::Invalid,
+            format!(
+                "make the table {name:?} with `leasehold init`, or name another one with table=NAME in the store URL"
+            ),
+        ),
+        "42703" => (
+            ErrorKind::Invalid,
+            format!(
+                "the table {name:?} lacks columns that leasehold needs: `leasehold init` adds them, and other clients of the table ignore them"
+            ),
+        ),
+        "42P10" => (
+            ErrorKind::Unsupported,
+            format!("the column `name` of the table {name:?} needs a primary key or a unique index"),
+        ),
+        "42501" => (
+            ErrorKind::Denied,
+            format!(
+                "the user needs SELECT, INSERT, UPDATE and DELETE on the table {name:?} and USAGE on its schema; `leasehold init` needs CREATE or a table of its own"
+            ),
+        ),
+        "42804" | "42883" | "42846" => (
+            ErrorKind::Unsupported,
+            format!(
+                "columns of the table {name:?} have other types than leasehold needs: `leasehold doctor` names them"
+            ),
+        ),
+        "28000" | "28P01" => {
+            (ErrorKind::Denied, "check the user and the password, and pg_hba.conf on the server".to_owned())
+        }
+        "3D000" => (ErrorKind::Invalid, "the path of the store URL is the name of the database".to_owned()),
+        "25006" => return not_primary(&said),
+        "22001" => (
+            ErrorKind::Invalid,
+            format!(
+                "a column of the table {name:?} is too short for it: ALTER TABLE ... ALTER COLUMN name TYPE text"
+            ),
+        ),
+        _ => match code.code().get(..2) {
+            Some("22") => (
+                ErrorKind::Corrupt,
+                format!(
+                    "a row of the table {name:?} was edited by hand: delete it while the lock is free; tokens keep rising"
+                ),
+            ),
+            Some("23" | "42" | "0A") => (
+                ErrorKind::Unsupported,
+                format!(
+                    "the table {name:?} is not as `leasehold init` makes it: `leasehold doctor` says more"
+                ),
+            ),
+            // Conflicts of transactions, timeouts, resources, restarts.
+            _ => return Fault::unavailable(format!("PostgreSQL says: {said} ({})", code.code())),
+        },
+    };
+    Fault::new(kind, format!("PostgreSQL says: {said} ({})", code.code())).with_help(help)
+}
+
+/// Transient, since it is also what clients see while a failover is under way.
+pub(super) fn not_primary(what: &str) -> Fault {
+    Fault::unavailable(format!("the PostgreSQL server is not the primary: {what}"))
+        .with_help("name the primary in the store URL, or all servers: postgres://user@host1,host2/database")
+}
+
+/// The innermost cause is the most precise: connection refused, invalid certificate.
+fn innermost(error: &Error) -> String {
+    let mut why = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        why = error.to_string();
+        // An I/O error shows the one that it wraps.
+        source = error
+            .downcast_ref::<io::Error>()
+            .map_or_else(|| error.source(), |error| error.get_ref().map(|e| e as _));
+    }
+    printable(&why, MOST_SHOWN)
+}
+
+/// Whether `notice` says that a commit did not wait for the standbys as it should: it is done here, and a failover may
+/// lose it. PostgreSQL reports success after it.
+pub(super) fn is_commit_in_doubt(notice: &DbError) -> bool {
+    matches!(notice.parsed_severity(), Some(Severity::Warning) | None)
+        && (notice.routine() == Some("SyncRepWaitForLSN")
+            || notice.message().contains("synchronous replication"))
+}
+
+pub(super) fn commit_in_doubt() -> StoreError {
+    Fault::unavailable(
+        "PostgreSQL stopped waiting for its synchronous standbys: the commit is on the primary only",
+    )
+    .with_help("a standby is gone, or an operator canceled the wait; see synchronous_standby_names")
+    .maybe_applied()
+}

@@ -1,0 +1,238 @@
+//! The doctor's checks of the server, the table and the permissions.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::config::Table;
+use super::connect::Link;
+use super::errors::{self, Effect};
+use super::leases::{PostgresLeases, cell, only};
+use super::schema::missing_columns;
+use super::server::{self, Found};
+use super::statements::Parameter;
+use crate::diagnosis::{CheckStatus, Examined, Finding};
+use crate::error::StoreError;
+use crate::retry::RetryBudget;
+
+/// What is asked of the server's settings.
+const SETTINGS: &str = "SELECT current_setting('fsync') = 'on' AS has_fsync,
+    current_setting('full_page_writes') = 'on' AS has_full_pages,
+    current_setting('synchronous_standby_names') AS synchronous,
+    (SELECT count(*) FROM pg_stat_replication) AS standbys";
+
+/// What is asked of the table $1.
+const TABLE: &str = "SELECT
+    has_table_privilege(c.oid, 'SELECT') AS may_select, has_table_privilege(c.oid, 'INSERT') AS may_insert,
+    has_table_privilege(c.oid, 'UPDATE') AS may_update, has_table_privilege(c.oid, 'DELETE') AS may_delete,
+    row_security_active(c.oid) AS has_row_security,
+    EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid) AS has_policies,
+    EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D')
+        AS has_triggers,
+    EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = i.indkey[0]
+        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indnkeyatts = 1
+            AND i.indpred IS NULL AND a.attname = 'name') AS is_unique
+    FROM pg_class AS c WHERE c.oid = to_regclass($1)";
+
+impl PostgresLeases {
+    pub(super) async fn examined(&self) -> Examined {
+        let mut examined = Examined::default();
+        let table = self.sessions.table();
+        examined.least_permissions = vec![
+            "the least that leasehold needs:".to_owned(),
+            format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO ...", table.sql),
+            "(DELETE is for `leasehold sweep` and the doctor alone)".to_owned(),
+        ];
+        let budget = RetryBudget::of_question(&self.env);
+        if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
+            examined.push(Finding::stopped("server", &error));
+        }
+        examined
+    }
+
+    async fn look_at_all(&self, examined: &mut Examined) -> Result<(), StoreError> {
+        let table = self.sessions.table();
+        let (link, found) = self.sessions.any().await?;
+        examined.push(primary(&found, &link.host));
+        let missing = missing_columns(&link, table).await?;
+        examined.push(suits(&found, &link.host, table, &missing));
+        let settings = asked(&link, SETTINGS, &[], table).await?;
+        let settings = only(&settings)?;
+        examined.push(durability(cell(settings, "has_fsync")?, cell(settings, "has_full_pages")?));
+        examined.push(failover(cell(settings, "synchronous")?, cell(settings, "standbys")?));
+        let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
+        let about = asked(&link, TABLE, &parameters, table).await?;
+        if let Some(row) = about.first() {
+            examined.push(permissions(row)?);
+            examined.push(key(cell(row, "is_unique")?, table));
+            examined.push(row_security(cell(row, "has_row_security")?, cell(row, "has_policies")?, table));
+            if cell(row, "has_triggers")? {
+                examined.push(
+                    Finding::warning("triggers", format!("the table {:?} has triggers", table.name))
+                        .with_help("they run in the transaction of each grant: what they do to the rows or how long they take is not known"),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn asked(
+    link: &Link,
+    sql: &str,
+    parameters: &[Parameter<'_>],
+    table: &Table,
+) -> Result<Vec<Row>, StoreError> {
+    let rows = link.client.query_typed(sql, parameters).await;
+    rows.map_err(|error| errors::of_statement(&error, Effect::None, table))
+}
+
+fn primary(found: &Found, host: &str) -> Finding {
+    const CHECK: &str = "primary";
+    match server::check_server(found, host) {
+        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, version {}", found.version / 10_000)),
+        Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
+    }
+}
+
+fn suits(found: &Found, host: &str, table: &Table, missing: &[String]) -> Finding {
+    const CHECK: &str = "table";
+    let name = &table.name;
+    if found.kind.is_none() {
+        return Finding::failed(CHECK, format!("there is no table {name:?}"))
+            .with_help("make it: leasehold init");
+    }
+    // That the server is no primary is another finding.
+    let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };
+    if let Err(fault) = server::check(&on_primary, host, table) {
+        return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
+    }
+    if missing.is_empty() {
+        return Finding::passed(
+            CHECK,
+            format!("{name:?} survives a crash and has the columns and types of leasehold"),
+        );
+    }
+    Finding::failed(CHECK, format!("the table {name:?} lacks columns: {}", missing.join(", ")))
+        .with_help("add them: leasehold init (other clients ignore them)")
+}
+
+fn durability(has_fsync: bool, has_full_pages: bool) -> Finding {
+    const CHECK: &str = "durability";
+    if !has_fsync {
+        return Finding::failed(
+            CHECK,
+            "fsync is off: a crash of the machine can undo grants that were reported, or damage the table",
+        )
+        .with_help("set fsync = on in postgresql.conf");
+    }
+    if !has_full_pages {
+        return Finding::warning(
+            CHECK,
+            "full_page_writes is off: a crash of the machine can damage the table",
+        )
+        .with_help("set full_page_writes = on, unless the file system writes whole pages");
+    }
+    Finding::passed(
+        CHECK,
+        "commits are on the disk before they are reported; leasehold overrides synchronous_commit = off",
+    )
+}
+
+/// The standbys that are connected now. Others, and those of a storage layer, are not seen.
+fn failover(synchronous: &str, standbys: i64) -> Finding {
+    const CHECK: &str = "failover";
+    if !synchronous.trim().is_empty() {
+        return Finding::passed(
+            CHECK,
+            format!("grants wait for standbys: synchronous_standby_names = {synchronous:?}"),
+        );
+    }
+    if standbys == 0 {
+        return Finding::passed(
+            CHECK,
+            "no standby is connected; if one is ever promoted, see synchronous_standby_names",
+        );
+    }
+    Finding::warning(CHECK, format!("{standbys} asynchronous standbys: a promotion can lose the latest grants, and then two processes hold one lock"))
+        .with_help("set synchronous_standby_names, and promote only synchronous standbys")
+        .with_help("or write what the lock protects with its fencing token, into a store that survives the promotion")
+}
+
+fn permissions(row: &Row) -> Result<Finding, StoreError> {
+    const CHECK: &str = "permission-table";
+    let may = |name: &'static str, column: &str| Ok::<_, StoreError>((name, cell::<bool>(row, column)?));
+    let all = [may("SELECT", "may_select")?, may("INSERT", "may_insert")?, may("UPDATE", "may_update")?];
+    let lacks: Vec<_> = all.iter().filter(|(_, may)| !may).map(|(name, _)| *name).collect();
+    Ok(if !lacks.is_empty() {
+        Finding::failed(CHECK, format!("the user lacks {} on the table", lacks.join(", ")))
+            .with_help("GRANT them to the user, as below")
+    } else if !may("DELETE", "may_delete")?.1 {
+        Finding::warning(
+            CHECK,
+            "the user lacks DELETE on the table: `leasehold sweep` will not work, and the doctor leaves rows",
+        )
+    } else {
+        Finding::passed(CHECK, "the user may select, insert, update and delete rows")
+    })
+}
+
+fn key(is_unique: bool, table: &Table) -> Finding {
+    const CHECK: &str = "unique-names";
+    if is_unique {
+        return Finding::passed(CHECK, "a lock has one row");
+    }
+    Finding::failed(CHECK, format!("the column `name` of the table {:?} has no unique index", table.name))
+        .with_help(format!("ALTER TABLE {} ADD PRIMARY KEY (name)", table.sql))
+}
+
+fn row_security(is_active: bool, has_policies: bool, table: &Table) -> Finding {
+    const CHECK: &str = "row-security";
+    let off = format!("ALTER TABLE {} DISABLE ROW LEVEL SECURITY", table.sql);
+    match (is_active, has_policies) {
+        (false, _) => Finding::passed(CHECK, "every row is visible to the user"),
+        (true, false) => Finding::failed(
+            CHECK,
+            "row security is on and has no policy: the user sees no lock and can take none",
+        )
+        .with_help(off),
+        (true, true) => Finding::warning(
+            CHECK,
+            "policies decide which rows the user sees: users that see different rows cannot share a lock",
+        )
+        .with_help(off),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_settings_are_failures_and_doubtful_ones_warnings() {
+        let verdict = |finding: Finding| finding.verdict;
+        assert_eq!(verdict(durability(true, true)), CheckStatus::Passed);
+        assert_eq!(verdict(durability(true, false)), CheckStatus::Warning);
+        assert_eq!(verdict(durability(false, true)), CheckStatus::Failed);
+        assert_eq!(verdict(failover("", 0)), CheckStatus::Passed);
+        assert_eq!(verdict(failover(" ", 2)), CheckStatus::Warning);
+        assert_eq!(verdict(failover("ANY 1 (a, b)", 2)), CheckStatus::Passed);
+        let table = Table { name: "t".into(), sql: "\"t\"".into() };
+        assert_eq!(verdict(row_security(false, false, &table)), CheckStatus::Passed);
+        assert_eq!(verdict(row_security(true, false, &table)), CheckStatus::Failed);
+        assert_eq!(verdict(row_security(true, true, &table)), CheckStatus::Warning);
+        assert_eq!(verdict(key(false, &table)), CheckStatus::Failed);
+        let found = Found {
+            version: 150_000,
+            kind: Some("r".into()),
+            persistence: Some("p".into()),
+            ..Found::default()
+        };
+        assert_eq!(verdict(suits(&found, "h", &table, &[])), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&found, "h", &table, &["token".into()])), CheckStatus::Failed);
+        let standby = Found { is_standby: true, ..found.clone() };
+        assert_eq!(verdict(suits(&standby, "h", &table, &[])), CheckStatus::Passed);
+        assert_eq!(verdict(primary(&standby, "h")), CheckStatus::Failed);
+        assert_eq!(verdict(primary(&found, "h")), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&Found::default(), "h", &table, &[])), CheckStatus::Failed);
+    }
+}

@@ -1,0 +1,420 @@
+//! The leases of one table. All of it runs on the thread of the store ([`worker`](crate::stores::worker)).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, Type};
+
+use super::STORE_TIMEOUT;
+use super::connect::Way;
+use super::errors::Effect;
+use super::record::{self, Record, State, locked_by};
+use super::rules::{self, Refusal};
+use super::sessions::{Purpose, Sessions, Used};
+use super::statements::{Parameter, Statements};
+use crate::clock::{Moment, micros};
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{
+    AcquireOutcome, Claim, Evicted, Grant, Loss, LossReason, Released, Renewal, Swept, Token, Ttl,
+    attempt_limit, deadline,
+};
+use crate::retry::RetryBudget;
+use crate::runtime::hand_off::MOST_TOKENS;
+use crate::types::LockName;
+
+/// The number of names that are read at a time.
+pub(super) const PAGE: usize = 1_000;
+
+/// The shortest time limit of a request.
+const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
+
+/// The leases of one table.
+#[derive(Debug)]
+pub(super) struct PostgresLeases {
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) statements: Statements,
+    pub(super) env: Env,
+    /// By how much the server's clock may be set ahead without ending a lease early.
+    margin: Duration,
+}
+
+/// In a grant's memo: its release was requested, and may have been done although no answer arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReleaseAsked;
+
+/// The answer to a claim.
+enum Contended {
+    /// The row, and a moment before the request was sent.
+    Granted(Record, Moment),
+    Refused(Record),
+    /// It reached the server too late to be granted, or found no row where another client has just made one.
+    Again,
+}
+
+impl PostgresLeases {
+    pub(super) fn new(way: Way, env: Env, margin: Duration) -> Self {
+        let statements = Statements::on(way.table());
+        Self { sessions: Arc::new(Sessions::new(way, env.clone())), statements, env, margin }
+    }
+
+    pub(super) fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
+        RetryBudget::new(&self.env, limit, attempt_limit(ttl))
+    }
+
+    pub(super) async fn acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
+        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
+        // Whether a request was sent that may have been granted without this process learning of it.
+        let mut unknown = false;
+        loop {
+            let limit = attempt_limit(claim.ttl).min(budget.left().max(SHORTEST_REQUEST));
+            let error = match budget.request_within(limit, self.contend(claim, limit)).await {
+                Ok(Contended::Granted(record, sent)) => return self.granted(claim, &record, sent).await,
+                Ok(Contended::Refused(record)) => match rules::refused(claim, &record) {
+                    Refusal::Held(held) => return Ok(AcquireOutcome::Held(held)),
+                    Refusal::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
+                    Refusal::Again => None,
+                },
+                Ok(Contended::Again) => None,
+                Err(error) => Some(error),
+            };
+            unknown |= matches!(error, Some(StoreError::MaybeApplied(_)));
+            let paused = match error {
+                Some(error) => budget.pause_after(error).await,
+                None => budget.pause_after_conflict().await,
+            };
+            // Whatever the latest error was: an earlier request may have been granted.
+            paused.map_err(|error| match error {
+                StoreError::NotApplied(fault) if unknown => fault.maybe_applied(),
+                error => error,
+            })?;
+        }
+    }
+
+    /// Sends the claim once. It is not granted after `limit`, when the caller no longer waits for the answer.
+    async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
+        let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
+        let by = locked_by(claim.id);
+        let holder = serde_json::to_string(&claim.holder)
+            .map_err(|error| Fault::new(ErrorKind::Invalid, format!("the holder: {error}")).not_applied())?;
+        let began = self.env.now();
+        let mut used = self.sessions.take(Purpose::Contend).await?;
+        let sent = self.env.now();
+        let left = limit.saturating_sub(sent.longest_since(began));
+        let too_late = used.clock_us(sent).saturating_add(number(micros(left)));
+        let rows = used
+            .query(
+                Effect::Writes,
+                &self.statements.acquire,
+                &[
+                    (&claim.name.as_str(), Type::TEXT),
+                    (&by, Type::TEXT),
+                    (&number(micros(span)), Type::INT8),
+                    (&number(claim.tokens.clamp(1, MOST_TOKENS)), Type::INT8),
+                    (&holder, Type::TEXT),
+                    (&number(claim.ttl.as_millis()), Type::INT8),
+                    (&too_late, Type::INT8),
+                    (&milliseconds(limit), Type::TEXT),
+                    (&claim.id.to_string(), Type::TEXT),
+                ],
+            )
+            .await?;
+        let row = only(&rows)?;
+        note_clock(&mut used, row)?;
+        let (is_late, is_granted): (bool, Option<bool>) = (cell(row, "is_late")?, cell(row, "is_granted")?);
+        match is_granted {
+            Some(is_granted) => {
+                let record = self.parsed(row, &claim.name).map_err(|error| match error {
+                    // A grant that cannot be read is one all the same.
+                    StoreError::NotApplied(fault) if is_granted => fault.maybe_applied(),
+                    error => error,
+                })?;
+                // A late request that finds its own live grant has nothing to say about it.
+                let is_own = record.grant() == Some(claim.id) && record.is_live;
+                Ok(match is_granted {
+                    true => Contended::Granted(record, sent),
+                    false if is_late && (is_own || !record.is_live) => Contended::Again,
+                    false => Contended::Refused(record),
+                })
+            }
+            None => Ok(Contended::Again),
+        }
+    }
+
+    /// Returns the grant, unless its deadline passed before it arrived. Then the grant is released.
+    async fn granted(
+        &self,
+        claim: &Claim,
+        record: &Record,
+        sent: Moment,
+    ) -> Result<AcquireOutcome, StoreError> {
+        let Some(token) = record.token else {
+            return Err(
+                Fault::new(ErrorKind::Corrupt, "PostgreSQL granted a lock without a token").maybe_applied()
+            );
+        };
+        let mut grant = Grant {
+            name: claim.name.clone(),
+            token,
+            after: record.previous,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, sent),
+            memo: None,
+        };
+        if !grant.deadline.passed(self.env.now()) {
+            return Ok(AcquireOutcome::Granted(grant));
+        }
+        match self.end(&mut grant, None).await {
+            Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
+            // The grant is valid: the caller must learn that there may be one.
+            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
+                Err(fault.maybe_applied())
+            }
+        }
+    }
+
+    pub(super) async fn prolong(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        let left = grant.deadline.remaining(self.env.now());
+        if left.is_zero() {
+            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+        }
+        // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
+        let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
+        let (by, token, limit) = (locked_by(grant.id), number(grant.token.get()), attempt_limit(grant.ttl));
+        let timeout = milliseconds(limit);
+        let parameters: [Parameter<'_>; 4] = [
+            (&grant.name.as_str(), Type::TEXT),
+            (&by, Type::TEXT),
+            (&token, Type::INT8),
+            (&timeout, Type::TEXT),
+        ];
+        loop {
+            match budget.request(self.change(&self.statements.renew, &parameters, &grant.name)).await {
+                Ok((Changed::Done, sent)) => {
+                    let prolonged = deadline(grant.ttl, sent);
+                    let now = self.env.now();
+                    // An answer that arrives after the end of the lease does not prolong it.
+                    if grant.deadline.passed(now) || prolonged.passed(now) {
+                        return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                    }
+                    grant.deadline = prolonged;
+                    return Ok(Renewal::Renewed);
+                }
+                Ok((Changed::Found(record), _)) => {
+                    let stands = record.as_ref().is_some_and(|record| {
+                        record.is_live
+                            && record.grant() == Some(grant.id)
+                            && record.token == Some(grant.token)
+                    });
+                    if !stands {
+                        return Ok(Renewal::Lost(rules::loss(
+                            &grant.name,
+                            grant.id,
+                            grant.token,
+                            record.as_ref(),
+                        )));
+                    }
+                    // The row was read as it was before the statement that the renewal waited for.
+                    budget.pause_after_conflict().await?;
+                }
+                Err(error) => budget.pause_after(error).await?,
+            }
+        }
+    }
+
+    /// Ends a grant. The lock then rests for `rest`.
+    pub(super) async fn end(
+        &self,
+        grant: &mut Grant,
+        rest: Option<Duration>,
+    ) -> Result<Released, StoreError> {
+        let mut budget = self.budget(STORE_TIMEOUT, grant.ttl);
+        let (by, limit) = (locked_by(grant.id), attempt_limit(grant.ttl));
+        let (rest, timeout) = (number(micros(rest.unwrap_or(Duration::ZERO))), milliseconds(limit));
+        let parameters: [Parameter<'_>; 4] = [
+            (&grant.name.as_str(), Type::TEXT),
+            (&by, Type::TEXT),
+            (&rest, Type::INT8),
+            (&timeout, Type::TEXT),
+        ];
+        let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        loop {
+            match budget.request(self.change(&self.statements.release, &parameters, &grant.name)).await {
+                Ok((Changed::Done, _)) => return Ok(Released::Released),
+                Ok((Changed::Found(record), _)) => {
+                    let stands = matches!(&record, Some(Record { state: State::Held { grant: id, .. }, .. }) if *id == grant.id);
+                    if !stands {
+                        return Ok(match asked_before {
+                            true => rules::was_released(record.as_ref(), grant.id),
+                            false => Released::AlreadyLost,
+                        });
+                    }
+                    // The row was read as it was before the statement that the release waited for.
+                    budget.pause_after_conflict().await?;
+                }
+                Err(error) => {
+                    asked_before |= matches!(error, StoreError::MaybeApplied(_));
+                    budget.pause_after(error).await?;
+                }
+            }
+        }
+    }
+
+    /// Sends one statement for a holder. Also returns a moment before it was sent.
+    async fn change(
+        &self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        name: &LockName,
+    ) -> Result<(Changed, Moment), StoreError> {
+        let mut used = self.sessions.take(Purpose::Hold).await?;
+        let sent = self.env.now();
+        let rows = used.query(Effect::Writes, sql, parameters).await?;
+        let row = only(&rows)?;
+        note_clock(&mut used, row)?;
+        let is_changed: Option<bool> = cell(row, "is_changed")?;
+        let changed = match is_changed {
+            Some(true) => Changed::Done,
+            Some(false) => Changed::Found(Some(self.parsed(row, name)?)),
+            None => Changed::Found(None),
+        };
+        Ok((changed, sent))
+    }
+
+    pub(super) async fn end_by_token(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
+        let token = number(token.get());
+        let parameters: [Parameter<'_>; 3] =
+            [(&name.as_str(), Type::TEXT), (&token, Type::INT8), (&timeout, Type::TEXT)];
+        let mut unknown = false;
+        loop {
+            let asked = async {
+                let mut used = self.sessions.take(Purpose::Contend).await?;
+                let rows = used.query(Effect::Writes, &self.statements.evict, &parameters).await?;
+                let row = only(&rows)?;
+                Ok((cell(row, "is_changed")?, cell(row, "is_over")?))
+            };
+            match budget.request(asked).await {
+                Ok((true, _)) => return Ok(Evicted::Evicted),
+                // By an earlier request, whose answer was lost.
+                Ok((false, true)) if unknown => return Ok(Evicted::Evicted),
+                Ok((false, _)) => return Ok(Evicted::Changed),
+                Err(error) => {
+                    unknown |= matches!(error, StoreError::MaybeApplied(_));
+                    budget.pause_after(error).await?;
+                }
+            }
+        }
+    }
+
+    /// Reads the row of `name`.
+    pub(super) async fn record(
+        &self,
+        name: &LockName,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Option<Record>, StoreError> {
+        let parameters: [Parameter<'_>; 1] = [(&name.as_str(), Type::TEXT)];
+        let rows = self.rows(Effect::None, &self.statements.read, &parameters, budget).await?;
+        rows.first().map(|row| self.parsed(row, name)).transpose()
+    }
+
+    /// Returns one page of the names that begin with `prefix`, after `last`.
+    pub(super) async fn names(&self, prefix: &str, last: Option<&str>) -> Result<Vec<String>, StoreError> {
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let page = number(PAGE as u64);
+        let parameters: [Parameter<'_>; 3] =
+            [(&prefix, Type::TEXT), (&last, Type::TEXT), (&page, Type::INT8)];
+        let rows = self.rows(Effect::None, &self.statements.names, &parameters, &mut budget).await?;
+        rows.iter().map(|row| cell(row, "name")).collect()
+    }
+
+    pub(super) async fn swept(
+        &self,
+        name: &LockName,
+        older_than: Duration,
+        dry_run: bool,
+    ) -> Result<Swept, StoreError> {
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let older = number(micros(older_than));
+        let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&older, Type::INT8)];
+        let (effect, sql) = match dry_run {
+            true => (Effect::None, &self.statements.would_sweep),
+            false => (Effect::Writes, &self.statements.sweep),
+        };
+        let rows = self.rows(effect, sql, &parameters, &mut budget).await?;
+        Ok(if rows.is_empty() { Swept::Kept } else { Swept::Deleted })
+    }
+
+    /// Deletes the row of a lock that is free. Returns whether there is none now.
+    pub(super) async fn discarded(&self, name: &LockName) -> Result<bool, StoreError> {
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let parameters: [Parameter<'_>; 1] = [(&name.as_str(), Type::TEXT)];
+        let rows = self.rows(Effect::Writes, &self.statements.discard, &parameters, &mut budget).await?;
+        cell(only(&rows)?, "is_gone")
+    }
+
+    /// Sends a statement that may be repeated, with retries.
+    async fn rows(
+        &self,
+        effect: Effect,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Vec<Row>, StoreError> {
+        loop {
+            let asked =
+                async { self.sessions.take(Purpose::Contend).await?.query(effect, sql, parameters).await };
+            match budget.request(asked).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => budget.pause_after(error).await?,
+            }
+        }
+    }
+
+    fn parsed(&self, row: &Row, name: &LockName) -> Result<Record, StoreError> {
+        record::parse(row, name.as_str(), self.sessions.table())
+    }
+}
+
+/// The answer to the request of a holder.
+enum Changed {
+    Done,
+    /// Nothing was changed: what is there instead.
+    Found(Option<Record>),
+}
+
+fn lost(grant: &Grant, reason: LossReason) -> Renewal {
+    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
+}
+
+fn note_clock(used: &mut Used<'_>, row: &Row) -> Result<(), StoreError> {
+    used.note_clock(cell(row, "now_us")?);
+    Ok(())
+}
+
+/// The row of a statement that always has one.
+pub(super) fn only(rows: &[Row]) -> Result<&Row, StoreError> {
+    rows.first().ok_or_else(|| unreadable(&"it has no row"))
+}
+
+pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, StoreError> {
+    row.try_get(column).map_err(|error| unreadable(&error))
+}
+
+/// The statement was answered with something else than it asks for. It may have had its effect.
+fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
+    Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's answer cannot be read: {why}")).maybe_applied()
+}
+
+/// As PostgreSQL's settings have durations.
+fn milliseconds(duration: Duration) -> String {
+    duration.as_millis().max(1).to_string()
+}
+
+/// PostgreSQL has no unsigned numbers.
+fn number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,238 @@
+//! The rows of the table. They are validated when read.
+
+use std::time::Duration;
+
+use tokio_postgres::Row;
+
+use super::config::Table;
+use super::statements::OURS;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Holder, Id, PastGrant, Token, printable};
+
+/// What a row says, at the time of the answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Record {
+    /// What the server's clock read, in microseconds since the Unix epoch.
+    pub(super) now_us: u64,
+    /// Whether nobody can have the lock now.
+    pub(super) is_live: bool,
+    /// The end of the lease or of the cooldown, or when the lock was released. `None` if it never ends.
+    pub(super) until_us: Option<u64>,
+    /// When it was granted.
+    pub(super) from_us: Option<u64>,
+    /// The token of leasehold's current or latest grant.
+    pub(super) token: Option<Token>,
+    /// The token of the grant before.
+    pub(super) previous: Option<Token>,
+    /// The latest ended grants, newest first.
+    pub(super) past: Vec<PastGrant>,
+    pub(super) state: State,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum State {
+    /// Held by a grant of leasehold, or lapsed.
+    Held { grant: Id, holder: Holder },
+    /// In a cooldown, or free again after one.
+    Cooldown { grant: Id },
+    /// Released or evicted.
+    Free { grant: Id },
+    /// Another client wrote the row last.
+    Foreign { holder: Holder },
+}
+
+impl Record {
+    /// How long the lease or the cooldown still lasts.
+    pub(super) fn left(&self) -> Duration {
+        match self.until_us {
+            Some(until_us) if self.is_live => Duration::from_micros(until_us.saturating_sub(self.now_us)),
+            Some(_) => Duration::ZERO,
+            None => Duration::MAX,
+        }
+    }
+
+    /// The grant that wrote the row last, if it is one of leasehold.
+    pub(super) fn grant(&self) -> Option<Id> {
+        match &self.state {
+            State::Held { grant, .. } | State::Cooldown { grant } | State::Free { grant } => Some(*grant),
+            State::Foreign { .. } => None,
+        }
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        matches!(self.state, State::Cooldown { .. })
+    }
+}
+
+/// What `locked_by` says of the grant `id`.
+pub(super) fn locked_by(id: Id) -> String {
+    format!("{OURS}{id}")
+}
+
+/// Reads the columns of `row`, where there is a record.
+pub(super) fn parse(row: &Row, name: &str, table: &Table) -> Result<Record, StoreError> {
+    let cells = Cells::of(row).map_err(|error| garbled(&error.to_string(), name, table))?;
+    cells.record().map_err(|what| garbled(&what, name, table))
+}
+
+/// A value that does not parse is reported. It is never overwritten and never granted.
+fn garbled(what: &str, name: &str, table: &Table) -> StoreError {
+    // The message may repeat text of the row.
+    let what = printable(what, 300);
+    Fault::new(
+        ErrorKind::Corrupt,
+        format!("the table {:?} has a row for {name:?} that cannot be read: {what}", table.name),
+    )
+    .with_help("the row was edited by hand: delete it while the lock is free; tokens keep rising")
+    .not_applied()
+}
+
+/// The columns as they are.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cells {
+    pub(super) now_us: i64,
+    pub(super) locked_by: String,
+    pub(super) is_live: bool,
+    pub(super) until_us: Option<i64>,
+    pub(super) from_us: Option<i64>,
+    pub(super) token: Option<i64>,
+    pub(super) previous: Option<i64>,
+    pub(super) state: Option<String>,
+    pub(super) holder: Option<String>,
+    pub(super) past: Option<String>,
+}
+
+impl Cells {
+    fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        Ok(Self {
+            now_us: row.try_get("now_us")?,
+            locked_by: row.try_get("locked_by")?,
+            is_live: row.try_get("is_live")?,
+            until_us: row.try_get("until_us")?,
+            from_us: row.try_get("from_us")?,
+            token: row.try_get("token")?,
+            previous: row.try_get("prev_token")?,
+            state: row.try_get("state")?,
+            holder: row.try_get("holder")?,
+            past: row.try_get("past")?,
+        })
+    }
+
+    pub(super) fn record(self) -> Result<Record, String> {
+        // What lies before 1970 has long been over.
+        let time = |us: i64| u64::try_from(us).unwrap_or(0);
+        let past = match &self.past {
+            None => Vec::new(),
+            Some(text) => serde_json::from_str(text).map_err(|error| format!("past: {error}"))?,
+        };
+        Ok(Record {
+            now_us: time(self.now_us),
+            is_live: self.is_live,
+            until_us: self.until_us.map(time),
+            from_us: self.from_us.map(time),
+            token: self.token.map(token).transpose()?,
+            previous: self.previous.map(token).transpose()?,
+            past,
+            state: self.state()?,
+        })
+    }
+
+    fn state(&self) -> Result<State, String> {
+        let Some(id) = self.locked_by.strip_prefix(OURS) else {
+            let holder = Holder { name: printable(&self.locked_by, 255), ..Holder::default() };
+            return Ok(State::Foreign { holder });
+        };
+        let grant = id.parse().map_err(|error| format!("locked_by: {error}"))?;
+        if self.token.is_none() {
+            return Err("there is no token".to_owned());
+        }
+        match self.state.as_deref() {
+            Some("free") => Ok(State::Free { grant }),
+            Some("resting") => Ok(State::Cooldown { grant }),
+            Some("held") => {
+                let text = self.holder.as_deref().ok_or("there is no holder")?;
+                let holder = serde_json::from_str(text).map_err(|error| format!("holder: {error}"))?;
+                Ok(State::Held { grant, holder })
+            }
+            other => Err(format!("there is no state {other:?}")),
+        }
+    }
+}
+
+fn token(number: i64) -> Result<Token, String> {
+    let token = u64::try_from(number).ok().and_then(Token::new);
+    token.ok_or_else(|| format!("{number} is no fencing token"))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(in super::super) const GRANT: &str = "00112233445566778899aabbccddeeff";
+
+    /// The row of a grant that is held until two seconds from now.
+    pub(in super::super) fn held() -> Cells {
+        Cells {
+            now_us: 10_000_000,
+            locked_by: format!("{OURS}{GRANT}"),
+            is_live: true,
+            until_us: Some(12_000_000),
+            from_us: Some(4_000_000),
+            token: Some(8),
+            previous: Some(5),
+            state: Some("held".into()),
+            holder: Some(r#"{"name":"alice","host":"ci-7","pid":7}"#.into()),
+            past: Some("[]".into()),
+        }
+    }
+
+    #[test]
+    fn a_row_that_does_not_parse_is_an_error() {
+        assert!(held().record().is_ok());
+        for bad in [
+            Cells { locked_by: format!("{OURS}x"), ..held() },
+            Cells { token: None, ..held() },
+            Cells { token: Some(-1), ..held() },
+            Cells { token: Some(1 << 53), ..held() },
+            Cells { previous: Some(-1), ..held() },
+            Cells { state: None, ..held() },
+            Cells { state: Some("?".into()), ..held() },
+            Cells { holder: None, ..held() },
+            Cells { holder: Some("7".into()), ..held() },
+            Cells { past: Some("{}".into()), ..held() },
+            Cells { past: Some(r#"[{"token":1}]"#.into()), ..held() },
+        ] {
+            assert!(bad.clone().record().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn columns_of_another_clients_row_do_not_count() {
+        let theirs = Cells { locked_by: "host-1".into(), state: Some("?".into()), holder: None, ..held() };
+        let record = theirs.record().unwrap();
+        assert!(matches!(&record.state, State::Foreign { holder } if holder.name == "host-1"));
+        assert_eq!((record.token, record.left()), (Token::new(8), Duration::from_secs(2)));
+        let for_ever = Cells { until_us: None, ..held() }.record().unwrap();
+        assert_eq!(for_ever.left(), Duration::MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn no_row_causes_a_panic(
+            numbers in any::<(i64, Option<i64>, Option<i64>, Option<i64>, Option<i64>)>(),
+            locked_by in prop_oneof![Just(format!("{OURS}{GRANT}")), any::<String>()],
+            state in proptest::option::of(prop_oneof![Just("held".to_owned()), Just("free".to_owned()), any::<String>()]),
+            holder in proptest::option::of(any::<String>()),
+            past in proptest::option::of(prop_oneof![Just("[]".to_owned()), any::<String>()]),
+            is_live in any::<bool>(),
+        ) {
+            let (now_us, until_us, from_us, token, previous) = numbers;
+            let cells = Cells { now_us, locked_by, is_live, until_us, from_us, token, previous, state, holder, past };
+            if let Ok(record) = cells.record() {
+                let _ = record.left();
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What a row means for a caller. Pure: a record and a question in, an answer out. The server has decided already who is
+//! granted what.
+
+use std::time::Duration;
+
+use super::record::{Record, State};
+use crate::clock::StoreTime;
+use crate::lease::{
+    self, Claim, End, HolderInfo, Id, Loss, LossReason, PollInterval, Released, Status, Token,
+};
+use crate::runtime::pacing::Turns;
+use crate::types::LockName;
+
+/// What to do about a claim that was not granted.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    Held(HolderInfo),
+    /// It was granted before, and has ended since.
+    Lost(Loss),
+    /// It would be granted now: another client was quicker, and its grant has ended already.
+    Again,
+}
+
+/// What the row `record` means for `claim`, which was not granted.
+pub(super) fn refused(claim: &Claim, record: &Record) -> Refusal {
+    let past = record.past.iter().find(|past| past.grant == claim.id);
+    if let Some(past) = past {
+        return Refusal::Lost(loss(&claim.name, claim.id, past.token, Some(record)));
+    }
+    if record.grant() == Some(claim.id) {
+        return match record.token {
+            // Granted by an earlier request, whose answer was lost, since the server looked.
+            _ if record.is_live => Refusal::Again,
+            Some(token) => Refusal::Lost(loss(&claim.name, claim.id, token, Some(record))),
+            None => Refusal::Again,
+        };
+    }
+    if record.is_live { Refusal::Held(held(record)) } else { Refusal::Again }
+}
+
+/// How `grant`, which stands no more, was lost.
+pub(super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Record>) -> Loss {
+    let reason = match record {
+        None => LossReason::Deleted,
+        Some(record) => {
+            let past = record.past.iter().find(|past| past.grant == grant);
+            let is_taken = record.is_live && record.grant() != Some(grant) && !record.is_resting();
+            match past.map(|past| past.end) {
+                Some(End::Released | End::Evicted) => LossReason::Ended,
+                Some(End::Lapsed) | None if is_taken => LossReason::TakenOver { by: held(record) },
+                Some(End::Lapsed) | None => LossReason::Expired { last_error: None },
+            }
+        }
+    };
+    Loss::new(name.clone(), token, reason)
+}
+
+/// Whether `grant` has ended by its holder's release.
+pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
+    let past = record.and_then(|record| record.past.iter().find(|past| past.grant == grant));
+    match past.map(|past| past.end) {
+        Some(End::Released) => Released::Released,
+        Some(End::Lapsed | End::Evicted) | None => Released::AlreadyLost,
+    }
+}
+
+/// What to show of the holder.
+pub(super) fn held(record: &Record) -> HolderInfo {
+    let since = |us: u64| Duration::from_micros(record.now_us.saturating_sub(us));
+    let mut held = HolderInfo {
+        held_for: record.from_us.map(since),
+        lapses_within: record.until_us.map(|_| record.left()),
+        ..HolderInfo::default()
+    };
+    match &record.state {
+        State::Held { holder, .. } => {
+            held.token = record.token;
+            held.holder = Some(holder.clone());
+        }
+        State::Foreign { holder } => held.holder = Some(holder.clone()),
+        State::Cooldown { .. } | State::Free { .. } => {
+            held.token = record.token;
+            held.in_cooldown = true;
+            let last = record.past.iter().find(|past| Some(past.token) == record.token);
+            held.last_holder = last.map(|past| past.holder.clone());
+        }
+    }
+    held
+}
+
+/// What to show of the lock.
+pub(super) fn status(name: LockName, record: Option<Record>) -> Status {
+    let Some(record) = record else { return Status::new(name, lease::State::Free) };
+    let state = match &record.state {
+        State::Held { .. } if !record.is_live => lease::State::Lapsed(held(&record)),
+        _ if record.is_live => lease::State::Held(held(&record)),
+        _ => lease::State::Free,
+    };
+    let mut status = Status::new(name, state);
+    status.token = record.token;
+    status.history = record.past;
+    status
+}
+
+/// Whether the lock is still as it was when `seen` was read.
+pub(super) fn is_still(record: &Record, seen: &HolderInfo) -> bool {
+    let now = held(record);
+    record.is_live
+        && (now.token, now.in_cooldown) == (seen.token, seen.in_cooldown)
+        && (now.token.is_some() || now.holder == seen.holder)
+}
+
+/// What the row tells those who wait.
+pub(super) fn turns(record: &Record, poll_interval: PollInterval) -> Turns {
+    match &record.state {
+        State::Held { holder, .. } | State::Foreign { holder } => {
+            let clock = Some(StoreTime::exactly(record.now_us));
+            Turns::of(holder, record.from_us, &record.past, clock, poll_interval)
+        }
+        State::Cooldown { .. } | State::Free { .. } => Turns::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::tests as rows;
+    use super::*;
+    use crate::env::Env;
+    use crate::lease::{Holder, Ttl};
+
+    fn past(end: &str) -> Option<String> {
+        Some(format!(
+            r#"[{{"token":5,"grant":"{}","holder":{{"name":"bob","host":"h","pid":1}},"end":"{end}"}}]"#,
+            "f".repeat(32)
+        ))
+    }
+
+    fn theirs() -> Id {
+        "f".repeat(32).parse().unwrap()
+    }
+
+    fn reason(cells: super::super::record::Cells, grant: Id) -> LossReason {
+        let name = LockName::new("a").unwrap();
+        loss(&name, grant, Token::new(5).unwrap(), Some(&cells.record().unwrap())).reason
+    }
+
+    #[test]
+    fn a_loss_has_the_reason_that_the_row_tells() {
+        let cells = rows::held;
+        let lapsed = || super::super::record::Cells { past: past("lapsed"), ..cells() };
+        assert!(matches!(reason(lapsed(), theirs()), LossReason::TakenOver { .. }));
+        for end in ["released", "evicted"] {
+            let ended = super::super::record::Cells { past: past(end), ..cells() };
+            assert_eq!(reason(ended, theirs()), LossReason::Ended);
+        }
+        let mut over = lapsed();
+        over.is_live = false;
+        assert_eq!(reason(over, theirs()), LossReason::Expired { last_error: None });
+        // Another client took over: it keeps no history.
+        let foreign = super::super::record::Cells { locked_by: "host-1".into(), ..cells() };
+        assert!(matches!(reason(foreign, theirs()), LossReason::TakenOver { .. }));
+        let own = super::super::record::Cells { is_live: false, ..cells() };
+        assert_eq!(reason(own, rows::GRANT.parse().unwrap()), LossReason::Expired { last_error: None });
+    }
+
+    #[test]
+    fn a_claim_whose_grant_has_ended_is_lost_and_not_held() {
+        let env = Env::system();
+        let mut claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::default());
+        let record = rows::held().record().unwrap();
+        assert!(matches!(refused(&claim, &record), Refusal::Held(_)));
+        claim.id = theirs();
+        let later = super::super::record::Cells { past: past("lapsed"), ..rows::held() }.record().unwrap();
+        assert!(matches!(refused(&claim, &later), Refusal::Lost(_)));
+        claim.id = rows::GRANT.parse().unwrap();
+        assert!(matches!(refused(&claim, &record), Refusal::Again));
+        let over = super::super::record::Cells { is_live: false, ..rows::held() }.record().unwrap();
+        assert!(matches!(refused(&claim, &over), Refusal::Lost(_)));
+        let free = Record { state: State::Free { grant: theirs() }, is_live: false, ..record };
+        claim.id = Id::random(&env.random);
+        assert!(matches!(refused(&claim, &free), Refusal::Again));
+    }
+}

@@ -1,0 +1,157 @@
+//! What a connection is checked for before its first statement: that the server is a primary, and that its table can
+//! keep locks.
+
+use std::time::Duration;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::config::Table;
+use super::connect::Link;
+use super::errors::{self, Effect};
+use super::statements::{NOW_US, Parameter};
+use crate::clock::timeout;
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+
+/// The oldest server whose SQL has what the statements need.
+const OLDEST: i64 = 120_000;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// What was found out about a server and a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) is_standby: bool,
+    pub(super) is_read_only: bool,
+    pub(super) version: i64,
+    pub(super) clock_us: i64,
+    /// The kind of relation, like `r` for a table. `None` without one.
+    pub(super) kind: Option<String>,
+    /// `p` for one that survives a crash.
+    pub(super) persistence: Option<String>,
+    /// The columns of the times that are not `timestamp`, with their types.
+    pub(super) wrong_times: Option<String>,
+}
+
+/// Checks that locks are safe there, as far as one question tells.
+pub(super) async fn look(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
+    let found = find(link, table, env).await?;
+    check(&found, &link.host, table).map_err(Fault::not_applied)?;
+    Ok(found)
+}
+
+/// Asks a server about itself and the table.
+pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
+    let sql = format!(
+        "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
+            current_setting('server_version_num')::int8, {NOW_US}, c.relkind::text, c.relpersistence::text,
+            (SELECT string_agg(a.attname || ' ' || format_type(a.atttypid, NULL), ', ' ORDER BY a.attname)
+                FROM pg_attribute AS a
+                WHERE a.attrelid = c.oid AND a.attname IN ('lock_until', 'locked_at') AND NOT a.attisdropped
+                    AND a.atttypid <> 'timestamp without time zone'::regtype)
+         FROM (SELECT to_regclass($1) AS oid) AS t LEFT JOIN pg_class AS c ON c.oid = t.oid"
+    );
+    let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
+    let asked = link.client.query_typed(&sql, &parameters);
+    let rows = match timeout(&*env.clock, LIMIT, asked).await {
+        Some(rows) => rows.map_err(|error| errors::of_statement(&error, Effect::None, table))?,
+        None => {
+            link.abort();
+            let message = format!("PostgreSQL at {} did not answer within {LIMIT:.0?}", link.host);
+            return Err(Fault::unavailable(message).not_applied());
+        }
+    };
+    let found = rows.first().map(parse).transpose().map_err(|error| {
+        Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's answer cannot be read: {error}")).not_applied()
+    })?;
+    Ok(found.unwrap_or_default())
+}
+
+fn parse(row: &Row) -> Result<Found, tokio_postgres::Error> {
+    Ok(Found {
+        is_standby: row.try_get(0)?,
+        is_read_only: row.try_get(1)?,
+        version: row.try_get(2)?,
+        clock_us: row.try_get(3)?,
+        kind: row.try_get(4)?,
+        persistence: row.try_get(5)?,
+        wrong_times: row.try_get(6)?,
+    })
+}
+
+pub(super) fn check_server(found: &Found, host: &str) -> Result<(), Fault> {
+    if found.version < OLDEST {
+        return Err(Fault::new(
+            ErrorKind::Unsupported,
+            format!("PostgreSQL at {host} is older than version {}", OLDEST / 10_000),
+        )
+        .with_help("upgrade the server"));
+    }
+    if found.is_standby {
+        return Err(errors::not_primary(&format!("{host} is a standby")));
+    }
+    if found.is_read_only {
+        return Err(errors::not_primary(&format!("{host} is read-only (default_transaction_read_only)")));
+    }
+    Ok(())
+}
+
+/// Fails closed: on such a table two processes can hold one lock. A missing table is an error of the statement.
+pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Fault> {
+    check_server(found, host)?;
+    let name = &table.name;
+    let refused = |message: String| Fault::new(ErrorKind::Unsupported, message);
+    match (found.kind.as_deref(), found.persistence.as_deref()) {
+        (None, _) | (Some("r"), Some("p")) => {}
+        (Some("r"), Some("u")) => {
+            return Err(refused(format!("the table {name:?} is UNLOGGED: a crash of the server empties it, with all locks that are held"))
+                .with_help(format!("ALTER TABLE {} SET LOGGED", table.sql)));
+        }
+        _ => {
+            return Err(refused(format!(
+                "{name:?} is not an ordinary table (a view, a partitioned, foreign or temporary table)"
+            ))
+            .with_help("make a table of its own with `leasehold init`"));
+        }
+    }
+    match &found.wrong_times {
+        None => Ok(()),
+        Some(columns) => Err(refused(format!(
+            "the table {name:?} has the columns {columns}: their times depend on each session's TimeZone"
+        ))
+        .with_help(
+            "lock_until and locked_at are `timestamp` (without time zone) in UTC, as ShedLock documents them",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_keep_locks_is_refused() {
+        let table = Table { name: "t".into(), sql: "\"t\"".into() };
+        let good = Found {
+            version: 150_000,
+            kind: Some("r".into()),
+            persistence: Some("p".into()),
+            ..Found::default()
+        };
+        assert!(check(&good, "h", &table).is_ok());
+        assert!(check(&Found { kind: None, persistence: None, ..good.clone() }, "h", &table).is_ok());
+        for (flaw, named) in [
+            (Found { is_standby: true, ..good.clone() }, "not the primary"),
+            (Found { is_read_only: true, ..good.clone() }, "not the primary"),
+            (Found { version: 110_022, ..good.clone() }, "older"),
+            (Found { persistence: Some("u".into()), ..good.clone() }, "UNLOGGED"),
+            (Found { persistence: Some("t".into()), ..good.clone() }, "ordinary"),
+            (Found { kind: Some("v".into()), ..good.clone() }, "ordinary"),
+            (Found { wrong_times: Some("lock_until timestamptz".into()), ..good.clone() }, "TimeZone"),
+        ] {
+            let fault = check(&flaw, "h", &table).unwrap_err();
+            assert!(fault.message.contains(named) && fault.help.is_some(), "{fault:?}");
+        }
+    }
+}

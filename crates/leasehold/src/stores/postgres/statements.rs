@@ -1,0 +1,213 @@
+//! The statements: each step of a lock is one, and the server decides it by its own clock.
+//!
+//! The clock is always `clock_timestamp()`, which is read anew for each use, also after the wait for a row. `now()`
+//! would be the time at which the statement began.
+
+use tokio_postgres::types::{ToSql, Type};
+
+use super::config::Table;
+
+/// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
+pub(super) const OURS: &str = "leasehold:";
+
+/// How many grants that are over a row remembers.
+const HISTORY: usize = 8;
+
+/// The server's clock, as ShedLock's columns have it: UTC without a time zone.
+const NOW: &str = "timezone('utc', clock_timestamp())";
+
+/// The same in microseconds since the Unix epoch.
+pub(super) const NOW_US: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+/// A parameter of a statement, and its type.
+pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// The statements for one table.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) acquire: String,
+    pub(super) renew: String,
+    pub(super) release: String,
+    pub(super) evict: String,
+    pub(super) read: String,
+    pub(super) names: String,
+    pub(super) sweep: String,
+    pub(super) would_sweep: String,
+    pub(super) discard: String,
+}
+
+impl Statements {
+    pub(super) fn on(table: &Table) -> Self {
+        let table = &table.sql;
+        Self {
+            acquire: acquire(table),
+            renew: renew(table),
+            release: release(table),
+            evict: evict(table),
+            read: format!("SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name = $1", columns()),
+            names: names(table),
+            sweep: format!("DELETE FROM {table} AS l WHERE {} RETURNING true", is_old()),
+            would_sweep: format!("SELECT true FROM {table} AS l WHERE {}", is_old()),
+            discard: format!(
+                "WITH gone AS (DELETE FROM {table} AS l WHERE l.name = $1 AND {OURS_FREE} RETURNING l.name)
+                 SELECT NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1) OR EXISTS (SELECT FROM gone) AS is_gone"
+            ),
+        }
+    }
+}
+
+/// A row that leasehold wrote last.
+const IS_OURS: &str = "l.locked_by LIKE 'leasehold:%'";
+
+/// A lock that was released or evicted, and not taken since.
+const OURS_FREE: &str = "l.locked_by LIKE 'leasehold:%' AND l.state = 'free'";
+
+/// A lock that is held or rests. A free one is free even if the server's clock was set back since.
+const IS_LIVE: &str = "(l.lock_until > timezone('utc', clock_timestamp()) AND NOT (l.locked_by LIKE 'leasehold:%' AND l.state = 'free'))";
+
+/// The columns that [`super::record`] reads.
+fn columns() -> String {
+    format!(
+        "l.locked_by::text, {IS_LIVE} AS is_live,
+         CASE WHEN isfinite(l.lock_until) THEN (extract(epoch FROM l.lock_until) * 1000000)::int8 END AS until_us,
+         CASE WHEN isfinite(l.locked_at) THEN (extract(epoch FROM l.locked_at) * 1000000)::int8 END AS from_us,
+         l.token::int8, l.prev_token::int8, l.state::text, l.holder::text, l.past::text"
+    )
+}
+
+/// The settings that every write needs, for its own transaction only: the commit waits for the disk, and for the
+/// standbys if the server has synchronous ones; a wait for a row ends before the client gives up.
+fn settings(timeout: &str) -> String {
+    format!(
+        "settings AS MATERIALIZED (SELECT
+            set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
+                THEN 'on' ELSE current_setting('synchronous_commit') END, true),
+            set_config('lock_timeout', {timeout}, true))"
+    )
+}
+
+/// The history with the grant that the row `l` has in front of it.
+fn past(end: &str, until_us: &str) -> String {
+    format!(
+        "jsonb_path_query_array(jsonb_build_array(jsonb_build_object('token', l.token,
+            'grant', substr(l.locked_by, {}), 'holder', l.holder - 'value',
+            'from_us', (extract(epoch FROM l.locked_at) * 1000000)::int8, 'until_us', {until_us}, 'end', '{end}'))
+            || coalesce(l.past, '[]'), '$[0 to {}]')",
+        OURS.len() + 1,
+        HISTORY - 1
+    )
+}
+
+/// $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the holder, $6 the ttl in milliseconds,
+/// $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id.
+///
+/// The first condition spares a lock that is held the write. The others are evaluated once the row is locked: the row is
+/// the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is never
+/// granted again, and neither is one that arrives after its client gave up: nobody would release it.
+fn acquire(table: &str) -> String {
+    let lease = "$3 * interval '1 microsecond'";
+    let lapsed = past("lapsed", "(extract(epoch FROM l.lock_until) * 1000000)::int8");
+    format!(
+        "WITH {settings}, granted AS (
+            INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, token, lease_us, ttl_ms, state, holder, past)
+            SELECT $1, {NOW} + {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', $5::jsonb, '[]' FROM settings
+            WHERE {NOW_US} < $7
+                AND NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by <> $2 AND {IS_LIVE})
+            ON CONFLICT (name) DO UPDATE SET
+                lock_until = {NOW} + {lease},
+                locked_at = CASE WHEN l.locked_by = $2 THEN l.locked_at ELSE {NOW} END,
+                locked_by = $2,
+                token = CASE WHEN l.locked_by = $2 THEN l.token
+                    ELSE greatest(coalesce(l.token, 0) + $4, {NOW_US}) END,
+                prev_token = CASE WHEN l.locked_by = $2 THEN l.prev_token ELSE l.token END,
+                lease_us = $3, ttl_ms = $6, state = 'held', holder = $5::jsonb,
+                past = CASE WHEN l.locked_by <> $2 AND {IS_OURS} AND l.state = 'held' THEN {lapsed}
+                    ELSE coalesce(l.past, '[]') END
+            WHERE (l.locked_by = $2) = {IS_LIVE}
+                AND (l.locked_by <> $2 OR l.state = 'held')
+                AND NOT coalesce(l.past, '[]') @> jsonb_build_array(jsonb_build_object('grant', $9))
+                AND coalesce(l.token, 0) < {most} - $4
+                AND {NOW_US} < $7
+            RETURNING l.*)
+         SELECT {NOW_US} AS now_us, {NOW_US} >= $7 AS is_late, found.*
+         FROM settings LEFT JOIN LATERAL (
+            SELECT true AS is_granted, {columns} FROM granted AS l
+            UNION ALL
+            SELECT false, {columns} FROM {table} AS l WHERE l.name = $1 AND NOT EXISTS (SELECT FROM granted)
+         ) AS found ON true",
+        settings = settings("$8"),
+        most = crate::lease::Token::LIMIT,
+        columns = columns(),
+    )
+}
+
+/// $1 name, $2 `locked_by`, $3 token, $4 the limit of a wait for the row.
+fn renew(table: &str) -> String {
+    let set = format!("lock_until = {NOW} + l.lease_us * interval '1 microsecond'");
+    let live = format!("l.token = $3 AND l.state = 'held' AND l.lock_until > {NOW}");
+    changed(table, &set, &live, "$4")
+}
+
+/// $1 name, $2 `locked_by`, $3 the cooldown in microseconds, $4 the limit of a wait for the row.
+fn release(table: &str) -> String {
+    let set = format!(
+        "lock_until = {NOW} + $3 * interval '1 microsecond',
+         state = CASE WHEN $3 > 0 THEN 'resting' ELSE 'free' END, past = {}",
+        past("released", NOW_US)
+    );
+    changed(table, &set, "l.state = 'held'", "$4")
+}
+
+/// Changes the row of one grant, or reads what is there instead.
+fn changed(table: &str, set: &str, condition: &str, timeout: &str) -> String {
+    format!(
+        "WITH {settings}, changed AS (
+            UPDATE {table} AS l SET {set} FROM settings
+            WHERE l.name = $1 AND l.locked_by = $2 AND {condition}
+            RETURNING l.*)
+         SELECT {NOW_US} AS now_us, found.*
+         FROM settings LEFT JOIN LATERAL (
+            SELECT true AS is_changed, {columns} FROM changed AS l
+            UNION ALL
+            SELECT false, {columns} FROM {table} AS l WHERE l.name = $1 AND NOT EXISTS (SELECT FROM changed)
+         ) AS found ON true",
+        settings = settings(timeout),
+        columns = columns(),
+    )
+}
+
+/// $1 name, $2 token, $3 the limit of a wait for the row. A lock that rests has its grant in the history already.
+fn evict(table: &str) -> String {
+    format!(
+        "WITH {settings}, changed AS (
+            UPDATE {table} AS l SET lock_until = {NOW}, state = 'free',
+                past = CASE WHEN l.state = 'held' THEN {past} ELSE coalesce(l.past, '[]') END
+            FROM settings
+            WHERE l.name = $1 AND l.token = $2 AND {IS_OURS} AND l.state IN ('held', 'resting')
+            RETURNING l.name)
+         SELECT {NOW_US} AS now_us, EXISTS (SELECT FROM changed) AS is_changed,
+            EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND ((l.token = $2 AND {OURS_FREE})
+                OR l.past @> jsonb_build_array(jsonb_build_object('token', $2, 'end', 'evicted')))) AS is_over
+         FROM settings",
+        settings = settings("$3"),
+        past = past("evicted", NOW_US),
+    )
+}
+
+/// $1 prefix, $2 the last name of the page before, $3 how many. In the order of bytes, whatever the column's collation.
+fn names(table: &str) -> String {
+    format!(
+        "SELECT l.name::text FROM {table} AS l
+         WHERE l.name COLLATE \"C\" >= $1 AND ($2 IS NULL OR l.name COLLATE \"C\" > $2) AND starts_with(l.name, $1)
+         ORDER BY l.name COLLATE \"C\" LIMIT $3"
+    )
+}
+
+/// $1 name, $2 microseconds. Only what leasehold wrote last, and only if its token is not ahead of the clock, from which
+/// the next token comes.
+fn is_old() -> String {
+    format!(
+        "l.name = $1 AND {IS_OURS} AND l.state IN ('free', 'resting') AND l.token < {NOW_US}
+            AND l.lock_until <= {NOW} - $2 * interval '1 microsecond'"
+    )
+}
