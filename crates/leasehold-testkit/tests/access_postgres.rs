@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold::diagnosis::{CheckStatus, Examination};
+use leasehold::doctor::{CheckStatus, Examination};
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores;
@@ -137,7 +137,7 @@ async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
 async fn findings(url: &str) -> Vec<(&'static str, CheckStatus, String)> {
     let report = Locker::open(url).await.unwrap().examine(&Examination::default()).await;
     let shown =
-        |finding: &leasehold::diagnosis::Finding| format!("{} {}", finding.seen, finding.help.join(" "));
+        |finding: &leasehold::doctor::Finding| format!("{} {}", finding.seen, finding.help.join(" "));
     report.findings.iter().map(|finding| (finding.check, finding.verdict, shown(finding))).collect()
 }
 
