@@ -136,8 +136,7 @@ async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
 /// What the doctor found, by check.
 async fn findings(url: &str) -> Vec<(&'static str, CheckStatus, String)> {
     let report = Locker::open(url).await.unwrap().examine(&Examination::default()).await;
-    let shown =
-        |finding: &leasehold::doctor::Finding| format!("{} {}", finding.seen, finding.help.join(" "));
+    let shown = |finding: &leasehold::doctor::Finding| format!("{} {}", finding.seen, finding.help.join(" "));
     report.findings.iter().map(|finding| (finding.check, finding.verdict, shown(finding))).collect()
 }
 

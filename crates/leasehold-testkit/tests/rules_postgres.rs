@@ -617,3 +617,48 @@ async fn init_adds_its_columns_to_a_table_of_shedlock() {
     let error = store.try_acquire(&claim).await.unwrap_err();
     assert!(error.fault().kind == ErrorKind::Invalid && error.fault().help.is_some(), "{error:?}");
 }
+
+/// A row as the first version wrote it. Never edit it: rows in databases look like this.
+const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + interval '1 hour', '2026-11-23 01:02:03.456789',
+    'leasehold:00112233445566778899aabbccddeeff', 1763654400000041, 1763654400000040, 35450000, 30000, 'held',
+    '{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}',
+    '[{"token":1763654400000040,"grant":"ffeeddccbbaa99887766554433221100","holder":{"name":"bob","host":"ci-8","pid":1},
+       "from_us":1763654300000000,"until_us":1763654390000000,"end":"lapsed"}]'"#;
+
+#[tokio::test]
+async fn a_row_of_the_first_version_is_read_and_still_written_so() {
+    let fresh = fresh();
+    let columns =
+        "name, lock_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
+    psql(fresh.url(), &format!("INSERT INTO {} ({columns}) VALUES ({FIRST_VERSION})", table(fresh.url())))
+        .await;
+    let store = open(fresh.url()).await;
+    let status = store.inspect(&lock()).await.unwrap();
+    let State::Held(held) = &status.state else { panic!("{status:?}") };
+    let alice = Holder {
+        name: "alice".into(),
+        host: "ci-7".into(),
+        pid: 4121,
+        note: Some("make deploy".into()),
+        value: None,
+    };
+    assert_eq!(held.holder.as_ref(), Some(&alice));
+    assert_eq!(status.token.map(leasehold::Token::get), Some(1_763_654_400_000_041));
+    assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
+    // Another name, so that all but the times can be foretold.
+    psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
+    let mut claim = claim(&*store);
+    claim.holder = alice;
+    let mut grant = granted_to(&*store, &claim).await;
+    let by = format!("leasehold:{}", claim.id);
+    let same = format!(
+        "locked_by = '{by}', prev_token IS NULL, lease_us, ttl_ms, state, past,
+         holder = '{{\"name\":\"alice\",\"host\":\"ci-7\",\"pid\":4121,\"note\":\"make deploy\"}}'"
+    );
+    assert_eq!(cells(fresh.url(), &same).await, "t|t|35450000|30000|held|[]|t");
+    store.release(&mut grant, None).await.unwrap();
+    let past = "state, past->0->>'grant', past->0->>'token', past->0->>'end', past->0->'holder' = holder,
+        past->0->'until_us' > past->0->'from_us', jsonb_array_length(past)";
+    let expected = format!("free|{}|{}|released|t|t|1", claim.id, grant.token);
+    assert_eq!(cells(fresh.url(), past).await, expected);
+}
