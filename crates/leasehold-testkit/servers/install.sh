@@ -177,7 +177,7 @@ s3s_fs() { printf '%s/%s/bin/s3s-fs' "$CACHE" "$S3S_FS"; }
 # --- Java ------------------------------------------------------------------------------------------------------------
 
 # One after the other, because Maven's cache does not support two builds at the same time.
-install_java() { install_jars "$SERVER_FILES/dynamodb-local.xml" && install_java_peer; }
+install_java() { install_jars "$SERVER_FILES/dynamodb-local.xml" && install_java_peer && install_shedlock_peer; }
 
 # jars PROJECT.xml: prints the folder of the jars that PROJECT.xml names.
 jars() { printf '%s/%s-%s' "$CACHE" "$(basename "$1" .xml)" "$(digest "$1")"; }
@@ -207,6 +207,21 @@ install_java_peer() {
 exec java \$quick -cp "$(dirname "$target"):$jars/*" Peer "\$@"
 PROGRAM
 }
+
+install_shedlock_peer() {
+    local target jars
+    target=$(shedlock_peer)
+    [[ -x $target ]] && return 0
+    install_jars "$PEER_SOURCES/shedlock/shedlock.xml" || return 1
+    jars=$(jars "$PEER_SOURCES/shedlock/shedlock.xml")
+    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEER_SOURCES"/shedlock/*.java || return 1
+    cat >"$target" <<PROGRAM && chmod +x "$target"
+#!/bin/sh
+exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "$(dirname "$target"):$jars/*" ShedLockPeer "\$@"
+PROGRAM
+}
+
+shedlock_peer() { printf '%s/peers-shedlock-%s/shedlock' "$CACHE" "$(digest "$PEER_SOURCES"/shedlock/*)"; }
 
 java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEER_SOURCES"/java/*)"; }
 

@@ -43,6 +43,8 @@ mod interop_dynamodb;
 mod interop_etcd;
 #[cfg(all(feature = "gcs", feature = "s3"))]
 mod interop_existence;
+#[cfg(feature = "postgres")]
+mod interop_postgres;
 #[cfg(feature = "dynamodb")]
 mod items_dynamodb;
 #[cfg(all(feature = "gcs", feature = "s3"))]

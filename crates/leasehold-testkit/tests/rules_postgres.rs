@@ -172,6 +172,18 @@ async fn a_claim_whose_grant_has_ended_is_never_granted_again() {
     store.release(&mut later, None).await.unwrap();
     assert!(is_lost().await, "released, and granted to another since");
     assert_eq!(cells(fresh.url(), "state").await, "free");
+    // Lapsed, and no other has taken the lock over.
+    let last = claim(&*store);
+    granted_to(&*store, &last).await;
+    lapse(fresh.url()).await;
+    let outcome = store.try_acquire(&last).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
+    granted(&*store).await;
+}
+
+/// Ends the lease of the lock, as if an hour had passed.
+async fn lapse(url: &str) {
+    psql(url, &format!("UPDATE {} SET lock_until = lock_until - interval '1 hour'", table(url))).await;
 }
 
 #[tokio::test]
@@ -274,8 +286,7 @@ async fn a_renewal_of_a_lapsed_lease_is_lost() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;
-    let lapse = format!("UPDATE {} SET lock_until = lock_until - interval '1 hour'", table(fresh.url()));
-    psql(fresh.url(), &lapse).await;
+    lapse(fresh.url()).await;
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Lost(_)));
     let status = store.inspect(&lock()).await.unwrap();
     assert!(matches!(status.state, State::Lapsed(_)), "{status:?}");
@@ -326,7 +337,8 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
     psql(fresh.url(), &set((1 << 53) - 1)).await;
     let mut hasty = hasty(&*store);
     hasty.tokens = 1;
-    store.try_acquire(&hasty).await.unwrap_err();
+    let error = store.try_acquire(&hasty).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
     assert_eq!(cells(fresh.url(), "state").await, "free");
 }
 
@@ -369,17 +381,37 @@ async fn a_missing_table_is_an_error_that_names_init() {
     granted(&*store).await;
 }
 
+/// Another process makes the table, and has not committed yet.
 #[tokio::test]
-async fn many_that_make_one_table_at_once_all_succeed() {
+async fn a_table_that_another_makes_at_once_is_used() {
     let url = format!("{}_x", fresh().url());
-    let all = (0..8).map(|_| {
-        let url = url.clone();
-        tokio::spawn(async move { open(&url).await.init().await })
-    });
-    for made in all.collect::<Vec<_>>() {
-        made.await.unwrap().unwrap();
-    }
-    granted(&*open(&url).await).await;
+    let server = url.split('?').next().unwrap();
+    let mut other = Command::new("psql")
+        .args(["-XAtq", server])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let columns = "name text PRIMARY KEY, lock_until timestamp, locked_at timestamp, locked_by text";
+    let begin = format!("BEGIN; CREATE TABLE {} ({columns});\n", table(&url));
+    other.stdin.as_mut().unwrap().write_all(begin.as_bytes()).await.unwrap();
+    let idle = "state = 'idle in transaction' AND query LIKE 'CREATE TABLE %'";
+    // The question itself is active, and has its pattern in two parts.
+    let name = table(&url);
+    let (first, last) = name.split_at(10);
+    let count = |what: &str| {
+        format!("SELECT count(*) FROM pg_stat_activity WHERE {what} AND query LIKE '%{first}' || '{last}%'")
+    };
+    until(&url, &count(idle), "1").await;
+    let store = open(&url).await;
+    let commit = async {
+        until(&url, &count("wait_event_type = 'Lock'"), "1").await;
+        other.stdin.as_mut().unwrap().write_all(b"COMMIT;\n").await.unwrap();
+    };
+    let (made, ()) = within("the table", async { tokio::join!(store.init(), commit) }).await;
+    made.unwrap();
+    granted(&*store).await;
 }
 
 /// A commit that does not wait for the disk is lost when the server is killed.
@@ -388,7 +420,6 @@ async fn a_grant_survives_a_crash_where_other_commits_need_not() {
     let (mut server, url, _folder) = server(&["synchronous_commit=off", "wal_writer_delay=10s"]).await;
     let store = open(&url).await;
     let grant = granted(&*store).await;
-    psql(&url, "CREATE TABLE other (n int); INSERT INTO other VALUES (1)").await;
     server.kill().await.unwrap();
     server.restart().await.unwrap();
     assert_eq!(cells(&url, "token").await, grant.token.to_string());
@@ -585,4 +616,49 @@ async fn init_adds_its_columns_to_a_table_of_shedlock() {
     let claim = Claim::new(store.env(), long, Ttl::DEFAULT, Holder::this_process());
     let error = store.try_acquire(&claim).await.unwrap_err();
     assert!(error.fault().kind == ErrorKind::Invalid && error.fault().help.is_some(), "{error:?}");
+}
+
+/// A row as the first version wrote it. Never edit it: rows in databases look like this.
+const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + interval '1 hour', '2026-11-23 01:02:03.456789',
+    'leasehold:00112233445566778899aabbccddeeff', 1763654400000041, 1763654400000040, 35450000, 30000, 'held',
+    '{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}',
+    '[{"token":1763654400000040,"grant":"ffeeddccbbaa99887766554433221100","holder":{"name":"bob","host":"ci-8","pid":1},
+       "from_us":1763654300000000,"until_us":1763654390000000,"end":"lapsed"}]'"#;
+
+#[tokio::test]
+async fn a_row_of_the_first_version_is_read_and_still_written_so() {
+    let fresh = fresh();
+    let columns =
+        "name, lock_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
+    psql(fresh.url(), &format!("INSERT INTO {} ({columns}) VALUES ({FIRST_VERSION})", table(fresh.url())))
+        .await;
+    let store = open(fresh.url()).await;
+    let status = store.inspect(&lock()).await.unwrap();
+    let State::Held(held) = &status.state else { panic!("{status:?}") };
+    let alice = Holder {
+        name: "alice".into(),
+        host: "ci-7".into(),
+        pid: 4121,
+        note: Some("make deploy".into()),
+        value: None,
+    };
+    assert_eq!(held.holder.as_ref(), Some(&alice));
+    assert_eq!(status.token.map(leasehold::Token::get), Some(1_763_654_400_000_041));
+    assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
+    // Another name, so that all but the times can be foretold.
+    psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
+    let mut claim = claim(&*store);
+    claim.holder = alice;
+    let mut grant = granted_to(&*store, &claim).await;
+    let by = format!("leasehold:{}", claim.id);
+    let same = format!(
+        "locked_by = '{by}', prev_token IS NULL, lease_us, ttl_ms, state, past,
+         holder = '{{\"name\":\"alice\",\"host\":\"ci-7\",\"pid\":4121,\"note\":\"make deploy\"}}'"
+    );
+    assert_eq!(cells(fresh.url(), &same).await, "t|t|35450000|30000|held|[]|t");
+    store.release(&mut grant, None).await.unwrap();
+    let past = "state, past->0->>'grant', past->0->>'token', past->0->>'end', past->0->'holder' = holder,
+        past->0->'until_us' > past->0->'from_us', jsonb_array_length(past)";
+    let expected = format!("free|{}|{}|released|t|t|1", claim.id, grant.token);
+    assert_eq!(cells(fresh.url(), past).await, expected);
 }

@@ -19,12 +19,24 @@ pub use self::server::PostgresServer;
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
-use crate::servers::{Server, unique, with_option};
+use crate::launch::options;
+use crate::peers::Program;
+use crate::servers::{Server, parsed, unique, with_option};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 impl Server {
     /// PostgreSQL. Guides use it too, for what tokens protect.
     pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
+}
+
+impl Program {
+    /// A peer: ShedLock's JDBC provider.
+    pub const SHEDLOCK: Self = Self::peer("LEASEHOLD_TEST_PEER_SHEDLOCK", |url| {
+        let server = parsed(url);
+        let (host, user) = (server.authority().expect("a host"), server.user().expect("a user"));
+        let jdbc = format!("jdbc:postgresql://{host}{}?user={user}", server.path());
+        options(&[("--jdbc", &jdbc), ("--table", &table(url))])
+    });
 }
 
 /// PostgreSQL.
@@ -99,7 +111,7 @@ pub fn make_table(url: &str) {
 
 /// The table that `url` names.
 pub fn table(url: &str) -> String {
-    crate::servers::parsed(url).take("table").expect("the store URL names a table")
+    parsed(url).take("table").expect("the store URL names a table")
 }
 
 /// Runs SQL with PostgreSQL's own tool, and gives what it says.

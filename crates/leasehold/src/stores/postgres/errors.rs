@@ -127,6 +127,10 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
                 "a column of the table {name:?} is too short for it: ALTER TABLE ... ALTER COLUMN name TYPE text"
             ),
         ),
+        "22021" | "22P05" => (
+            ErrorKind::Invalid,
+            "the encoding of the database lacks a character of the lock's name or holder: use a database with UTF8".to_owned(),
+        ),
         _ => match code.code().get(..2) {
             Some("22") => (
                 ErrorKind::Corrupt,

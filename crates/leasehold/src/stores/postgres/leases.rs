@@ -74,6 +74,7 @@ impl PostgresLeases {
                 Ok(Contended::Refused(record)) => match rules::refused(claim, &record) {
                     Refusal::Held(held) => return Ok(AcquireOutcome::Held(held)),
                     Refusal::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
+                    Refusal::OutOfTokens => return Err(out_of_tokens(claim)),
                     Refusal::Again => None,
                 },
                 Ok(Contended::Again) => None,
@@ -96,8 +97,7 @@ impl PostgresLeases {
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
         let by = locked_by(claim.id);
-        let holder = serde_json::to_string(&claim.holder)
-            .map_err(|error| Fault::new(ErrorKind::Invalid, format!("the holder: {error}")).not_applied())?;
+        let holder = holder(claim)?;
         let began = self.env.now();
         let mut used = self.sessions.take(Purpose::Contend).await?;
         let sent = self.env.now();
@@ -384,6 +384,25 @@ enum Changed {
     Done,
     /// Nothing was changed: what is there instead.
     Found(Option<Record>),
+}
+
+/// The holder as JSON.
+fn holder(claim: &Claim) -> Result<String, StoreError> {
+    let refused =
+        |why: &str| Fault::new(ErrorKind::Invalid, format!("the holder or its note: {why}")).not_applied();
+    let holder = serde_json::to_string(&claim.holder).map_err(|error| refused(&error.to_string()))?;
+    if [&claim.holder.name, &claim.holder.host].into_iter().any(|text| text.contains('\0'))
+        || [&claim.holder.note, &claim.holder.value].into_iter().flatten().any(|text| text.contains('\0'))
+    {
+        return Err(refused("PostgreSQL stores no NUL characters"));
+    }
+    Ok(holder)
+}
+
+fn out_of_tokens(claim: &Claim) -> StoreError {
+    let message = format!("the next token of lock `{}` would not be below 2^53", claim.name);
+    let help = "its token was set by hand: delete the row, if the earlier tokens were never used";
+    Fault::new(ErrorKind::Corrupt, message).with_help(help).not_applied()
 }
 
 fn lost(grant: &Grant, reason: LossReason) -> Renewal {

@@ -8,6 +8,7 @@ use crate::clock::StoreTime;
 use crate::lease::{
     self, Claim, End, HolderInfo, Id, Loss, LossReason, PollInterval, Released, Status, Token,
 };
+use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing::Turns;
 use crate::types::LockName;
 
@@ -17,6 +18,8 @@ pub(super) enum Refusal {
     Held(HolderInfo),
     /// It was granted before, and has ended since.
     Lost(Loss),
+    /// Its token would be too high.
+    OutOfTokens,
     /// It would be granted now: another client was quicker, and its grant has ended already.
     Again,
 }
@@ -35,7 +38,14 @@ pub(super) fn refused(claim: &Claim, record: &Record) -> Refusal {
             None => Refusal::Again,
         };
     }
-    if record.is_live { Refusal::Held(held(record)) } else { Refusal::Again }
+    if record.is_live {
+        return Refusal::Held(held(record));
+    }
+    let tokens = claim.tokens.clamp(1, MOST_TOKENS);
+    match record.token {
+        Some(token) if token.get() >= Token::LIMIT - tokens => Refusal::OutOfTokens,
+        _ => Refusal::Again,
+    }
 }
 
 /// How `grant`, which stands no more, was lost.
@@ -179,5 +189,7 @@ mod tests {
         let free = Record { state: State::Free { grant: theirs() }, is_live: false, ..record };
         claim.id = Id::random(&env.random);
         assert!(matches!(refused(&claim, &free), Refusal::Again));
+        let last = Record { token: Token::new(Token::LIMIT - 1), ..free };
+        assert!(matches!(refused(&claim, &last), Refusal::OutOfTokens));
     }
 }

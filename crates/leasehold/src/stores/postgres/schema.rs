@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_postgres::Error;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use super::config::Table;
@@ -41,13 +43,6 @@ fn extend(table: &Table) -> String {
     format!("ALTER TABLE {} {}", table.sql, own.join(", "))
 }
 
-/// Both in one transaction, which waits for others that do the same: two that create a table at once would otherwise
-/// collide in the catalog.
-fn init(table: &Table, exists: bool) -> String {
-    let work = if exists { extend(table) } else { create(table) };
-    format!("SELECT pg_advisory_xact_lock(hashtextextended('leasehold init', 0)); {work}")
-}
-
 impl PostgresLeases {
     /// Creates the table, or adds what it lacks. Changes nothing if everything is there.
     pub(super) async fn make_table(&self) -> Result<(), StoreError> {
@@ -67,11 +62,23 @@ impl PostgresLeases {
         if found.kind.is_some() && missing_columns(&link, table).await?.is_empty() {
             return server::check(&found, &link.host, table).map_err(Fault::not_applied);
         }
-        let made = link.client.batch_execute(&init(table, found.kind.is_some())).await;
-        made.map_err(|error| errors::of_statement(&error, Effect::Writes, table))?;
+        let work = if found.kind.is_some() { extend(table) } else { create(table) };
+        match link.client.batch_execute(&work).await {
+            // Another process has just made the table, and may have made it otherwise. PostgreSQL reports the collision
+            // although the statement says IF NOT EXISTS.
+            Err(error) if is_collision(&error) => {
+                return Err(Fault::unavailable("another process made the table at once").not_applied());
+            }
+            made => made.map_err(|error| errors::of_statement(&error, Effect::Writes, table))?,
+        }
         let found = server::find(&link, table, &self.env).await?;
         server::check(&found, &link.host, table).map_err(Fault::not_applied)
     }
+}
+
+fn is_collision(error: &Error) -> bool {
+    let codes = [SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_TABLE, SqlState::DUPLICATE_OBJECT];
+    error.code().is_some_and(|code| codes.contains(code))
 }
 
 /// The columns that leasehold needs and the table lacks.

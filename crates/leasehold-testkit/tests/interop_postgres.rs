@@ -1,0 +1,106 @@
+//! On one table with ShedLock itself, as processes. `./test` builds them.
+
+use std::time::Duration;
+
+use leasehold::{ErrorKind, Guard, Locker};
+use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::peers::Program;
+use leasehold_testkit::process::{Process, within};
+use leasehold_testkit::stores;
+
+use crate::workers::Worker;
+
+/// ShedLock with the time of the database, and with that of its own machine.
+const TIMES: [&[&str]; 2] = [&[], &["--own-time"]];
+
+fn peer(fresh: &Fresh, verb: &str, ttl: &str, more: &[&str]) -> Process {
+    Program::SHEDLOCK.start(verb, fresh.url(), "lock", &[&["--ttl", ttl], more].concat())
+}
+
+async fn ours(fresh: &Fresh) -> Guard {
+    let lock = Locker::open(fresh.url()).await.unwrap().lock("lock");
+    within("a grant", lock.acquire()).await.unwrap()
+}
+
+fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
+    (vec![word.to_owned()], Some(code))
+}
+
+#[tokio::test]
+async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
+    for time in TIMES {
+        let fresh = stores::fresh("postgres");
+        let mut last = None;
+        for _ in 0..2 {
+            let mut theirs = peer(&fresh, "hold", "60", time);
+            theirs.says("granted").await;
+            let locker = Locker::open(fresh.url()).await.unwrap();
+            let error = locker.lock("lock").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
+            let holder = error.holder().unwrap().holder.as_ref().unwrap();
+            assert!(holder.is_foreign() && !holder.name.is_empty(), "{error:?}");
+            assert_eq!(theirs.end().await, says("released", 0));
+            let guard = ours(&fresh).await;
+            assert!(guard.token().ok() > last, "tokens rise across grants of theirs");
+            last = guard.token().ok();
+            assert_eq!(peer(&fresh, "try", "60", time).end().await, says("held", 1));
+            guard.release().await.unwrap();
+        }
+        assert_eq!(peer(&fresh, "try", "60", time).end().await, says("granted", 0));
+    }
+}
+
+/// Ours waits until theirs has run out of time, and theirs until ours has.
+#[tokio::test]
+async fn each_succeeds_the_other_when_it_has_died() {
+    let fresh = stores::fresh("postgres");
+    let mut theirs = peer(&fresh, "hold", "2", &[]);
+    theirs.says("granted").await;
+    theirs.kill().await;
+    let guard = ours(&fresh).await;
+    guard.release().await.unwrap();
+    let url = leasehold_testkit::servers::with_option(fresh.url(), "margin=0s");
+    let mut dying = Worker::start("hold", &url, "lock", &["--ttl", "2"]);
+    dying.granted().await;
+    dying.kill().await;
+    let mut next = peer(&fresh, "hold", "60", &[]);
+    next.says("granted").await;
+    assert_eq!(next.end().await, says("released", 0));
+}
+
+#[tokio::test]
+async fn four_of_ours_and_four_of_theirs_count_exactly() {
+    const EACH: usize = 4;
+    const ADD: usize = 8;
+    let fresh = stores::fresh("postgres");
+    let file = fresh.folder().join("counter");
+    std::fs::write(&file, "0").unwrap();
+    let times = ADD.to_string();
+    let more = ["--file", file.to_str().unwrap(), "--times", &times];
+    let theirs: Vec<_> = (0..EACH).map(|_| peer(&fresh, "increment", "60", &more)).collect();
+    let options = [&["--ttl", "20"], &more[..]].concat();
+    let ours: Vec<_> = (0..EACH).map(|_| Worker::start("increment", fresh.url(), "lock", &options)).collect();
+    let numbers = |line: &str| -> Vec<u128> { line.split(' ').map(|n| n.parse().unwrap()).collect() };
+    let (mut all, mut tokens) = (Vec::new(), Vec::new());
+    for worker in ours {
+        let (said, code) = worker.end().await;
+        assert_eq!(code, Some(0), "one of ours failed");
+        for line in said {
+            let numbers = numbers(&line);
+            tokens.push((numbers[1], numbers[0]));
+            all.push((numbers[1], numbers[2]));
+        }
+    }
+    for peer in theirs {
+        let (said, code) = peer.end().await;
+        assert_eq!(code, Some(0), "one of theirs failed");
+        all.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * EACH * ADD).to_string());
+    // A machine that was suspended gives theirs no time that could be compared.
+    all.retain(|&(from, _)| from != 0);
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");
+    tokens.sort_unstable();
+    assert!(tokens.windows(2).all(|pair| pair[0].1 < pair[1].1), "tokens do not rise: {tokens:?}");
+}
