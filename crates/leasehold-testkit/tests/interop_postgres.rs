@@ -1,7 +1,5 @@
 //! On one table with ShedLock itself, as processes. `./test` builds them.
 
-use std::time::Duration;
-
 use leasehold::{ErrorKind, Guard, Locker};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::peers::Program;

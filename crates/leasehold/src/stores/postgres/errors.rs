@@ -56,29 +56,36 @@ pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Tab
         return fault;
     }
     let why = innermost(error);
-    let fault = Fault::unavailable(format!("no connection to PostgreSQL at {host}: {why}"));
+    let message = format!("no connection to PostgreSQL at {host}: {why}");
     match connection_help(&why, is_tls) {
-        Some(help) => fault.with_help(help),
-        None => fault,
+        Some((kind, help)) => Fault::new(kind, message).with_help(help),
+        None => Fault::unavailable(message),
     }
 }
 
-fn connection_help(why: &str, is_tls: bool) -> Option<&'static str> {
+/// Settings of the store URL that do not suit the server are no trouble that passes.
+fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match is_tls {
-        _ if says(&["password missing"]) => {
-            "the server asks for a password: password_file=/PATH or password_env=NAME in the store URL, or PGPASSWORD"
+        _ if says(&["password missing"]) => (
+            ErrorKind::Denied,
+            "the server asks for a password: password_file=/PATH or password_env=NAME in the store URL, or PGPASSWORD",
+        ),
+        true if says(&["server does not support TLS"]) => (
+            ErrorKind::Invalid,
+            "the server has no TLS (ssl=off): turn it on; in a network that you trust, add sslmode=disable&allow_plaintext_credentials=on",
+        ),
+        true if says(&["UnknownIssuer", "BadSignature"]) => (
+            ErrorKind::Invalid,
+            "the authority that signed the server's certificate is not trusted here: name its certificate with ca=FILE",
+        ),
+        true if says(&["NotValidForName", "not valid for name"]) => (
+            ErrorKind::Invalid,
+            "the server's certificate is for another name than the host in the store URL: use that name",
+        ),
+        _ if says(&["Connection refused"]) => {
+            (ErrorKind::Unavailable, "is the server running, and are host and port right?")
         }
-        true if says(&["server does not support TLS"]) => {
-            "the server has no TLS (ssl=off): turn it on; in a network that you trust, add sslmode=disable&allow_plaintext_credentials=on"
-        }
-        true if says(&["UnknownIssuer", "BadSignature"]) => {
-            "the authority that signed the server's certificate is not trusted here: name its certificate with ca=FILE"
-        }
-        true if says(&["NotValidForName", "not valid for name"]) => {
-            "the server's certificate is for another name than the host in the store URL: use that name"
-        }
-        _ if says(&["Connection refused"]) => "is the server running, and are host and port right?",
         _ => return None,
     })
 }
