@@ -103,7 +103,7 @@ fn past(end: &str, until_us: &str) -> String {
 ///
 /// The first condition spares a lock that is held the write. The others are evaluated once the row is locked: the row is
 /// the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is never
-/// granted again, and neither is one that arrives after its client gave up: nobody would release it.
+/// granted again, and neither is one that arrives after its client gave up: no process would release it.
 fn acquire(table: &str) -> String {
     let lease = "$3 * interval '1 microsecond'";
     let lapsed = past("lapsed", "(extract(epoch FROM l.lock_until) * 1000000)::int8");
