@@ -686,8 +686,7 @@ const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + inte
 #[tokio::test]
 async fn a_row_of_the_first_version_is_read_and_still_written_so() {
     let fresh = fresh();
-    let columns =
-        "name, lock_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
+    let columns = "name, lock_until, lease_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
     psql(fresh.url(), &format!("INSERT INTO {} ({columns}) VALUES ({FIRST_VERSION})", table(fresh.url())))
         .await;
     let store = open(fresh.url()).await;
