@@ -16,6 +16,7 @@ use crate::retry::RetryBudget;
 
 /// The columns of leasehold, beside those of ShedLock.
 pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
+    ("lease_until", "timestamp"),
     ("token", "bigint"),
     ("prev_token", "bigint"),
     ("lease_us", "bigint"),
