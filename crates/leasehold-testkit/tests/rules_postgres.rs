@@ -440,19 +440,39 @@ async fn a_commit_that_did_not_wait_for_its_standby_is_no_grant() {
     wait_for_a_standby(&url).await;
     let mut claim = claim(&*store);
     claim.store_timeout = Duration::from_secs(3);
+    let error = while_canceling(&url, store.try_acquire(&claim)).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
+    assert!(error.to_string().contains("standbys"), "{error:?}");
+}
+
+/// The primary has the end of the grant, but a promoted standby may not.
+#[tokio::test]
+async fn an_end_that_did_not_wait_for_its_standby_is_in_doubt() {
+    let (_server, url, _folder) = server(&[]).await;
+    let store = open(&url).await;
+    let mut grant = granted(&*store).await;
+    let mut other = claim(&*store);
+    other.name = LockName::new("other").unwrap();
+    let evicted = granted_to(&*store, &other).await;
+    wait_for_a_standby(&url).await;
+    let released = while_canceling(&url, store.release(&mut grant, None)).await;
+    assert!(matches!(released, Err(StoreError::MaybeApplied(_))), "{released:?}");
+    let evicted = while_canceling(&url, store.evict(&other.name, evicted.token)).await;
+    assert!(matches!(evicted, Err(StoreError::MaybeApplied(_))), "{evicted:?}");
+}
+
+/// Runs `work` while an operator cancels every wait for a standby.
+async fn while_canceling<T>(url: &str, work: impl Future<Output = T>) -> T {
     let canceled = async {
         loop {
-            psql(&url, CANCEL).await;
+            psql(url, CANCEL).await;
             SystemClock.sleep(PAUSE).await;
         }
     };
-    let outcome = tokio::select! {
-        outcome = store.try_acquire(&claim) => outcome,
+    tokio::select! {
+        output = work => output,
         () = canceled => unreachable!(),
-    };
-    let error = outcome.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
-    assert!(error.to_string().contains("standbys"), "{error:?}");
+    }
 }
 
 const CANCEL: &str =

@@ -247,6 +247,7 @@ impl PostgresLeases {
             (&token, Type::INT8),
         ];
         let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let mut in_doubt = false;
         loop {
             match budget.request(self.change(&self.statements.release, &parameters, &grant.name)).await {
                 Ok((Changed::Done, _)) => return Ok(Released::Released),
@@ -256,6 +257,9 @@ impl PostgresLeases {
                             && record.grant() == Some(grant.id)
                             && (token.is_none() || record.token == Some(grant.token))
                     });
+                    if !stands && in_doubt {
+                        self.replicate(&grant.name, &mut budget).await?;
+                    }
                     if !stands {
                         return Ok(match asked_before {
                             true => rules::was_released(record.as_ref(), grant.id),
@@ -266,11 +270,23 @@ impl PostgresLeases {
                     budget.pause_after_conflict().await?;
                 }
                 Err(error) => {
-                    asked_before |= matches!(error, StoreError::MaybeApplied(_));
+                    in_doubt |= matches!(error, StoreError::MaybeApplied(_));
+                    asked_before |= in_doubt;
                     budget.pause_after(error).await?;
                 }
             }
         }
+    }
+
+    /// Waits until the standbys have what was committed to the row of `name`, because an earlier commit may have stopped
+    /// waiting for them. The commit of a later write waits for both.
+    async fn replicate(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<(), StoreError> {
+        let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
+        let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&timeout, Type::TEXT)];
+        let written = self.rows(Effect::Writes, &self.statements.touch, &parameters, budget).await;
+        written.map(drop).map_err(|error| match error {
+            StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.maybe_applied(),
+        })
     }
 
     /// Sends one statement for a holder. Also returns a moment before it was sent.
@@ -311,7 +327,10 @@ impl PostgresLeases {
             match budget.request(asked).await {
                 Ok((true, _)) => return Ok(Evicted::Evicted),
                 // By an earlier request, whose answer was lost.
-                Ok((false, true)) if unknown => return Ok(Evicted::Evicted),
+                Ok((false, true)) if unknown => {
+                    self.replicate(name, &mut budget).await?;
+                    return Ok(Evicted::Evicted);
+                }
                 Ok((false, _)) => return Ok(Evicted::Changed),
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));

@@ -34,6 +34,8 @@ pub(super) struct Statements {
     pub(super) sweep: String,
     pub(super) would_sweep: String,
     pub(super) discard: String,
+    /// Writes the row as it is. $1 name, $2 the limit of a wait for the row.
+    pub(super) touch: String,
 }
 
 impl Statements {
@@ -48,6 +50,10 @@ impl Statements {
             names: names(table),
             sweep: format!("DELETE FROM {table} AS l WHERE {} RETURNING true", is_old()),
             would_sweep: format!("SELECT true FROM {table} AS l WHERE {}", is_old()),
+            touch: format!(
+                "WITH {} UPDATE {table} AS l SET past = l.past FROM settings WHERE l.name = $1",
+                settings("$2")
+            ),
             discard: format!(
                 "WITH gone AS (DELETE FROM {table} AS l WHERE l.name = $1 AND {OURS_FREE} RETURNING l.name)
                  SELECT NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1) OR EXISTS (SELECT FROM gone) AS is_gone"
