@@ -75,7 +75,7 @@ async fn locks(url: &str) {
 
 async fn refused(url: &str) -> leasehold::Error {
     let locker = Locker::open(url).await.unwrap();
-    let lock = locker.lock("lock").store_timeout(Duration::from_millis(500));
+    let lock = locker.lock("lock").store_timeout(Duration::from_secs(30));
     lock.try_acquire().await.unwrap_err()
 }
 

@@ -8,8 +8,8 @@ use leasehold_testkit::stores;
 
 use crate::workers::Worker;
 
-/// ShedLock with the time of the database, and with that of its own machine.
-const TIMES: [&[&str]; 2] = [&[], &["--own-time"]];
+/// ShedLock with the time of the database, in time zones behind and ahead of it.
+const ZONES: [&[&str]; 2] = [&["--zone", "America/New_York"], &["--zone", "Europe/Prague"]];
 
 fn peer(fresh: &Fresh, verb: &str, ttl: &str, more: &[&str]) -> Process {
     Program::SHEDLOCK.start(verb, fresh.url(), "lock", &[&["--ttl", ttl], more].concat())
@@ -26,11 +26,11 @@ fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
 
 #[tokio::test]
 async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
-    for time in TIMES {
+    for zone in ZONES {
         let fresh = stores::fresh("postgres");
         let mut last = None;
         for _ in 0..2 {
-            let mut theirs = peer(&fresh, "hold", "60", time);
+            let mut theirs = peer(&fresh, "hold", "60", zone);
             theirs.says("granted").await;
             let locker = Locker::open(fresh.url()).await.unwrap();
             let error = locker.lock("lock").try_acquire().await.unwrap_err();
@@ -41,10 +41,10 @@ async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
             let guard = ours(&fresh).await;
             assert!(guard.token().ok() > last, "tokens rise across grants of theirs");
             last = guard.token().ok();
-            assert_eq!(peer(&fresh, "try", "60", time).end().await, says("held", 1));
+            assert_eq!(peer(&fresh, "try", "60", zone).end().await, says("held", 1));
             guard.release().await.unwrap();
         }
-        assert_eq!(peer(&fresh, "try", "60", time).end().await, says("granted", 0));
+        assert_eq!(peer(&fresh, "try", "60", zone).end().await, says("granted", 0));
     }
 }
 

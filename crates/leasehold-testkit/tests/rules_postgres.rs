@@ -183,7 +183,9 @@ async fn a_claim_whose_grant_has_ended_is_never_granted_again() {
 
 /// Ends the lease of the lock, as if an hour had passed.
 async fn lapse(url: &str) {
-    psql(url, &format!("UPDATE {} SET lock_until = lock_until - interval '1 hour'", table(url))).await;
+    let hour = "interval '1 hour'";
+    let set = format!("lock_until = lock_until - {hour}, lease_until = lease_until - {hour}");
+    psql(url, &format!("UPDATE {} SET {set}", table(url))).await;
 }
 
 #[tokio::test]
@@ -293,7 +295,7 @@ async fn a_renewal_of_a_lapsed_lease_is_lost() {
 }
 
 #[tokio::test]
-async fn a_renewal_with_another_token_is_lost() {
+async fn a_grant_with_another_token_is_neither_renewed_nor_released() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     let claim = claim(&*store);
@@ -301,6 +303,7 @@ async fn a_renewal_with_another_token_is_lost() {
     psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
     let mut second = granted_to(&*store, &claim).await;
     assert!(second.token > first.token);
+    assert_eq!(store.release(&mut first, None).await.unwrap(), Released::AlreadyLost);
     assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Lost(_)));
     assert!(matches!(store.renew(&mut second).await.unwrap(), Renewal::Renewed));
 }
@@ -311,7 +314,8 @@ async fn a_released_lock_is_free_whatever_its_time_says() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();
-    let ahead = format!("UPDATE {} SET lock_until = lock_until + interval '1 hour'", table(fresh.url()));
+    let later = "lock_until = lock_until + interval '1 hour', lease_until = lease_until + interval '1 hour'";
+    let ahead = format!("UPDATE {} SET {later}", table(fresh.url()));
     psql(fresh.url(), &ahead).await;
     assert_eq!(store.inspect(&lock()).await.unwrap().state, State::Free);
     granted(&*store).await;
@@ -347,10 +351,12 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
 async fn tables_on_which_locks_are_unsafe_are_refused() {
     let fresh = fresh();
     let columns = "(name text PRIMARY KEY, lock_until TIME NOT NULL, locked_at TIME NOT NULL, locked_by text NOT NULL,
-        token bigint, prev_token bigint, lease_us bigint, ttl_ms bigint, state text, holder jsonb, past jsonb)";
+        lease_until timestamp, token bigint, prev_token bigint, lease_us bigint, ttl_ms bigint, state text, holder jsonb,
+        past jsonb)";
     for (number, (kind, time, named)) in [
         ("UNLOGGED TABLE", "timestamp", "UNLOGGED"),
         ("TABLE", "timestamptz", "TimeZone"),
+        ("TABLE", "timestamp(0)", "coarse"),
         ("TABLE", "timestamp", ""),
     ]
     .into_iter()
@@ -425,10 +431,10 @@ async fn a_grant_survives_a_crash_where_other_commits_need_not() {
     assert_eq!(cells(&url, "token").await, grant.token.to_string());
 }
 
-/// PostgreSQL reports success after such a commit, with a warning.
+/// PostgreSQL reports success after such a commit, with a warning, also where sessions ask for errors alone.
 #[tokio::test]
 async fn a_commit_that_did_not_wait_for_its_standby_is_no_grant() {
-    let (_server, url, _folder) = server(&[]).await;
+    let (_server, url, _folder) = server(&["client_min_messages=error"]).await;
     let store = open(&url).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();
     wait_for_a_standby(&url).await;
@@ -588,6 +594,57 @@ async fn shedlocks_statements_and_leasehold_exclude_each_other() {
     let second = granted(&*store).await;
     assert!(second.token > first.token && second.after == Some(first.token));
     assert!(!shedlock.unlock().await && !shedlock.lock(60).await);
+}
+
+/// Old versions of ShedLock unlock by the name alone, also when their own lock has run out.
+#[tokio::test]
+async fn an_unlock_of_another_clients_row_ends_no_lease() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let unlock = format!("UPDATE {} SET lock_until = timezone('utc', clock_timestamp())", table(fresh.url()));
+    psql(fresh.url(), &unlock).await;
+    assert_refused(&*store).await;
+    psql(fresh.url(), &unlock).await;
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    psql(fresh.url(), &unlock).await;
+    assert_eq!(store.release(&mut grant, Some(TTL)).await.unwrap(), Released::Released);
+    psql(fresh.url(), &unlock).await;
+    assert_refused(&*store).await;
+}
+
+/// A search path that another client left behind in a pooler leads to no other table.
+#[tokio::test]
+async fn the_search_path_of_a_session_decides_no_table() {
+    let fresh = fresh();
+    let (url, name) = (fresh.url(), table(fresh.url()));
+    let user = name.replace("locks", "user");
+    let sql = format!(
+        "CREATE ROLE {user} LOGIN; CREATE SCHEMA {user} AUTHORIZATION {user};
+         CREATE TABLE {user}.{name} (LIKE {name} INCLUDING ALL); GRANT ALL ON {user}.{name}, {name} TO {user};
+         ALTER ROLE {user} SET search_path = {user}, public"
+    );
+    psql(url, &sql).await;
+    let other = open(&url.replace("leasehold@", &format!("{user}@"))).await;
+    granted(&*open(url).await).await;
+    assert_refused(&*other).await;
+}
+
+/// A row that cannot be read is not taken over either, however long ago its lease ended.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_never_granted_over() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    for garbled in ["state = 'lost'", "state = NULL", "holder = NULL", "holder = '7'", "token = NULL"] {
+        psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
+        granted(&*store).await;
+        lapse(fresh.url()).await;
+        psql(fresh.url(), &format!("UPDATE {} SET {garbled}", table(fresh.url()))).await;
+        let before = cells(fresh.url(), "xmin").await;
+        let error = store.try_acquire(&claim(&*store)).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{garbled}: {error:?}");
+        assert_eq!(cells(fresh.url(), "xmin").await, before, "{garbled}");
+    }
 }
 
 /// ShedLock's own table, with its types.
@@ -819,7 +876,8 @@ async fn a_cooldown_that_is_too_long_is_an_error_of_the_cooldown() {
 }
 
 /// A row as the first version wrote it. Never edit it: rows in databases look like this.
-const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + interval '1 hour', '2026-11-23 01:02:03.456789',
+const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + interval '1 hour',
+    timezone('utc', clock_timestamp()) + interval '1 hour', '2026-11-23 01:02:03.456789',
     'leasehold:00112233445566778899aabbccddeeff', 1763654400000041, 1763654400000040, 35450000, 30000, 'held',
     '{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}',
     '[{"token":1763654400000040,"grant":"ffeeddccbbaa99887766554433221100","holder":{"name":"bob","host":"ci-8","pid":1},
@@ -828,8 +886,7 @@ const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + inte
 #[tokio::test]
 async fn a_row_of_the_first_version_is_read_and_still_written_so() {
     let fresh = fresh();
-    let columns =
-        "name, lock_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
+    let columns = "name, lock_until, lease_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
     psql(fresh.url(), &format!("INSERT INTO {} ({columns}) VALUES ({FIRST_VERSION})", table(fresh.url())))
         .await;
     let store = open(fresh.url()).await;

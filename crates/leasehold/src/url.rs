@@ -164,9 +164,10 @@ impl StoreUrl {
         let options = self.options.iter().filter_map(|(key, value)| {
             let value = match (key.as_str(), value.as_str()) {
                 ("endpoint", value) => value.trim_end_matches('/'),
-                ("protocol", "lease") => return None,  // The default.
-                ("table", "leasehold") => return None, // The default.
-                ("protocol" | "region" | "table", value) => value,
+                ("protocol", "lease") => return None, // The default.
+                ("table", "leasehold" | "public.leasehold") => return None, // The default.
+                ("table", value) => value.strip_prefix("public.").unwrap_or(value),
+                ("protocol" | "region", value) => value,
                 _ => return None,
             };
             Some((key.clone(), value.to_owned()))

@@ -5,6 +5,7 @@ import java.time.Instant;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Optional;
+import java.util.TimeZone;
 import net.javacrumbs.shedlock.core.LockConfiguration;
 import net.javacrumbs.shedlock.core.SimpleLock;
 import net.javacrumbs.shedlock.provider.jdbctemplate.JdbcTemplateLockProvider;
@@ -14,9 +15,9 @@ import org.springframework.jdbc.core.JdbcTemplate;
 /**
  * Takes locks in PostgreSQL with ShedLock's JDBC provider. What it does and says is written in ../go/peers.go.
  *
- * <pre>--jdbc URL --table TABLE --lock NAME --ttl SECONDS [--own-time]</pre>
+ * <pre>--jdbc URL --table TABLE --lock NAME --ttl SECONDS [--zone ZONE]</pre>
  *
- * The ttl is ShedLock's lockAtMostFor. It takes the time of the database, unless --own-time is given. ShedLock itself does
+ * The ttl is ShedLock's lockAtMostFor. It takes the time of the database. The zone is that of its JVM. ShedLock itself does
  * not wait: this asks again.
  */
 final class ShedLockPeer {
@@ -29,12 +30,11 @@ final class ShedLockPeer {
         this.options = options;
         PGSimpleDataSource source = new PGSimpleDataSource();
         source.setUrl(text("jdbc"));
-        JdbcTemplateLockProvider.Configuration.Builder configuration =
-                JdbcTemplateLockProvider.Configuration.builder()
-                        .withJdbcTemplate(new JdbcTemplate(source))
-                        .withTableName(text("table"));
-        provider = new JdbcTemplateLockProvider(
-                (options.containsKey("own-time") ? configuration : configuration.usingDbTime()).build());
+        provider = new JdbcTemplateLockProvider(JdbcTemplateLockProvider.Configuration.builder()
+                .withJdbcTemplate(new JdbcTemplate(source))
+                .withTableName(text("table"))
+                .usingDbTime()
+                .build());
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -42,6 +42,9 @@ final class ShedLockPeer {
         for (int i = 1; i < arguments.length; i++) {
             boolean alone = i + 1 == arguments.length || arguments[i + 1].startsWith("--");
             options.put(arguments[i].substring("--".length()), alone ? "" : arguments[++i]);
+        }
+        if (options.containsKey("zone")) {
+            TimeZone.setDefault(TimeZone.getTimeZone(options.get("zone")));
         }
         ShedLockPeer peer = new ShedLockPeer(options);
         switch (arguments[0]) {

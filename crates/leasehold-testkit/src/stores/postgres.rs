@@ -77,7 +77,7 @@ impl TestStore for Postgres {
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
         const ALL: &[Scenario] = &[Scenario {
-            // The margin is for a server whose clock is set, and nobody sets this one's.
+            // The margin is for a server whose clock is set, and no test sets this one's.
             options: "margin=0s",
             ..Scenario::store("postgres", chaos::start, &[Fault::StopServer, Fault::KillServer])
         }];

@@ -13,6 +13,9 @@ const PORT: u16 = 5432;
 /// The table if the URL names none.
 const TABLE: &str = "leasehold";
 
+/// The schema of a table without one in the URL.
+const SCHEMA: &str = "public";
+
 /// PostgreSQL cuts longer names.
 const MAX_NAME_BYTES: usize = 63;
 
@@ -54,7 +57,7 @@ pub(super) struct Tls {
 pub(super) struct Table {
     /// As in the URL.
     pub(super) name: String,
-    /// The same in SQL: quoted, with its schema if the URL names one.
+    /// The same in SQL: quoted, with its schema.
     pub(super) sql: String,
 }
 
@@ -101,8 +104,9 @@ impl Table {
                 "it is a name like leasehold, or like locks.leasehold with a schema; at most 63 bytes each",
             ));
         }
-        let quoted: Vec<_> = parts.iter().map(|part| format!("\"{part}\"")).collect();
-        Ok(Self { name: name.to_owned(), sql: quoted.join(".") })
+        // Never by the search path: behind a pooler it may be that of another client, and so may be the table.
+        let (schema, table) = name.split_once('.').unwrap_or((SCHEMA, name));
+        Ok(Self { name: name.to_owned(), sql: format!("\"{schema}\".\"{table}\"") })
     }
 }
 
@@ -201,7 +205,7 @@ mod tests {
         assert_eq!(location.password.unwrap().read().unwrap(), "p/w");
         assert_eq!(location.table.sql, "\"ops\".\"locks\"");
         let location = read("postgres://u@h/app").unwrap();
-        assert_eq!((location.table.sql.as_str(), location.password), ("\"leasehold\"", None));
+        assert_eq!((location.table.sql.as_str(), location.password), ("\"public\".\"leasehold\"", None));
     }
 
     #[test]

@@ -54,8 +54,8 @@ pub(super) struct ReleaseAsked;
 
 /// The answer to a claim.
 enum Contended {
-    /// The row, and a moment before the request was sent.
-    Granted(Record, Moment),
+    /// The row, a moment before the request was sent, and whether it was granted too late.
+    Granted(Record, Moment, bool),
     Refused(Record),
     /// It reached the server too late to be granted, or found no row where another client has just made one.
     Again,
@@ -84,7 +84,9 @@ impl PostgresLeases {
         loop {
             let limit = attempt_limit(claim.ttl).min(budget.left().max(SHORTEST_REQUEST));
             let error = match budget.request_within(limit, self.contend(claim, limit)).await {
-                Ok(Contended::Granted(record, sent)) => return self.granted(claim, &record, sent).await,
+                Ok(Contended::Granted(record, sent, is_late)) => {
+                    return self.granted(claim, &record, sent, is_late).await;
+                }
                 Ok(Contended::Refused(record)) => match rules::refused(claim, &record) {
                     Refusal::Held(held) => return Ok(AcquireOutcome::Held(held)),
                     Refusal::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
@@ -147,7 +149,7 @@ impl PostgresLeases {
                 // A late request that finds its own live grant has nothing to say about it.
                 let is_own = record.grant() == Some(claim.id) && record.is_live;
                 Ok(match is_granted {
-                    true => Contended::Granted(record, sent),
+                    true => Contended::Granted(record, sent, is_late),
                     false if is_late && (is_own || !record.is_live) => Contended::Again,
                     false => Contended::Refused(record),
                 })
@@ -163,6 +165,7 @@ impl PostgresLeases {
         claim: &Claim,
         record: &Record,
         sent: Moment,
+        is_late: bool,
     ) -> Result<AcquireOutcome, StoreError> {
         let Some(token) = record.token else {
             return Err(
@@ -178,7 +181,8 @@ impl PostgresLeases {
             deadline: deadline(claim.ttl, sent),
             memo: None,
         };
-        if !grant.deadline.passed(self.env.now()) {
+        // A new row that waited for another client's has values from before the wait.
+        if !is_late && !grant.deadline.passed(self.env.now()) {
             return Ok(AcquireOutcome::Granted(grant));
         }
         match self.end(&mut grant, None).await {
@@ -251,11 +255,14 @@ impl PostgresLeases {
         let mut budget = self.budget(STORE_TIMEOUT, grant.ttl);
         let (by, limit) = (locked_by(grant.id), row_limit(grant.ttl));
         let (rest, timeout) = (number(micros(rest.unwrap_or(Duration::ZERO))), milliseconds(limit));
-        let parameters: [Parameter<'_>; 4] = [
+        // A claim that is withdrawn does not know its token.
+        let token = Some(grant.token).filter(|token| token.get() > 0).map(|token| number(token.get()));
+        let parameters: [Parameter<'_>; 5] = [
             (&grant.name.as_str(), Type::TEXT),
             (&by, Type::TEXT),
             (&rest, Type::INT8),
             (&timeout, Type::TEXT),
+            (&token, Type::INT8),
         ];
         let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
         loop {
@@ -265,7 +272,11 @@ impl PostgresLeases {
             {
                 Ok((Changed::Done, _)) => return Ok(Released::Released),
                 Ok((Changed::Found(record), _)) => {
-                    let stands = matches!(&record, Some(Record { state: State::Held { grant: id, .. }, .. }) if *id == grant.id);
+                    let stands = record.as_ref().is_some_and(|record| {
+                        matches!(record.state, State::Held { .. })
+                            && record.grant() == Some(grant.id)
+                            && (token.is_none() || record.token == Some(grant.token))
+                    });
                     if !stands {
                         return Ok(match asked_before {
                             true => rules::was_released(record.as_ref(), grant.id),

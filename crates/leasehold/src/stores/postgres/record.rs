@@ -14,7 +14,7 @@ use crate::lease::{Holder, Id, PastGrant, Token, printable};
 pub(super) struct Record {
     /// What the server's clock read, in microseconds since the Unix epoch.
     pub(super) now_us: u64,
-    /// Whether nobody can have the lock now.
+    /// Whether the lock is held or in a cooldown.
     pub(super) is_live: bool,
     /// The end of the lease or of the cooldown, or when the lock was released. `None` if it never ends.
     pub(super) until_us: Option<u64>,

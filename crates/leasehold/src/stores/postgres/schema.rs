@@ -20,6 +20,7 @@ const SHARED_COLUMNS: &[(&str, &str)] =
 
 /// The columns of leasehold, beside those of ShedLock.
 pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
+    ("lease_until", "timestamp"),
     ("token", "bigint"),
     ("prev_token", "bigint"),
     ("lease_us", "bigint"),

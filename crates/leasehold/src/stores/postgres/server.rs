@@ -46,10 +46,10 @@ pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found,
     let sql = format!(
         "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
             current_setting('server_version_num')::int8, {NOW_US}, c.relkind::text, c.relpersistence::text,
-            (SELECT string_agg(a.attname || ' ' || format_type(a.atttypid, NULL), ', ' ORDER BY a.attname)
+            (SELECT string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' ORDER BY a.attname)
                 FROM pg_attribute AS a
-                WHERE a.attrelid = c.oid AND a.attname IN ('lock_until', 'locked_at') AND NOT a.attisdropped
-                    AND a.atttypid <> 'timestamp without time zone'::regtype)
+                WHERE a.attrelid = c.oid AND a.attname IN ('lock_until', 'locked_at', 'lease_until') AND NOT a.attisdropped
+                    AND (a.atttypid <> 'timestamp without time zone'::regtype OR a.atttypmod BETWEEN 0 AND 2))
          FROM (SELECT to_regclass($1) AS oid) AS t LEFT JOIN pg_class AS c ON c.oid = t.oid"
     );
     let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
@@ -118,7 +118,7 @@ pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Faul
     match &found.wrong_times {
         None => Ok(()),
         Some(columns) => Err(refused(format!(
-            "the table {name:?} has the columns {columns}: their times depend on each session's TimeZone"
+            "the table {name:?} has the columns {columns}: their times depend on each session's TimeZone, or are too coarse"
         ))
         .with_help(
             "lock_until and locked_at are `timestamp` (without time zone) in UTC, as ShedLock documents them",

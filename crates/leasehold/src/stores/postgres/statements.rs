@@ -74,14 +74,21 @@ const IS_OURS: &str = "l.locked_by LIKE 'leasehold:%'";
 /// A lock that was released or evicted, and not taken since.
 const OURS_FREE: &str = "l.locked_by LIKE 'leasehold:%' AND l.state = 'free'";
 
-/// A lock that is held or rests. A free one is free even if the server's clock was set back since.
-const IS_LIVE: &str = "(l.lock_until > timezone('utc', clock_timestamp()) AND NOT (l.locked_by LIKE 'leasehold:%' AND l.state = 'free'))";
+/// A lock that is held or rests. A free one is free even if the server's clock was set back since. `lease_until` is
+/// written by leasehold alone: old versions of ShedLock unlock any row, and so shorten `lock_until`.
+const IS_LIVE: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%'
+    THEN l.state <> 'free' AND greatest(l.lock_until, l.lease_until) > timezone('utc', clock_timestamp())
+    ELSE l.lock_until > timezone('utc', clock_timestamp()) END)";
+
+/// The end of the lease or of the cooldown.
+const UNTIL: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%' THEN greatest(l.lock_until, l.lease_until)
+    ELSE l.lock_until END)";
 
 /// The columns that [`super::record`] reads.
 fn columns() -> String {
     format!(
         "l.locked_by::text, {IS_LIVE} AS is_live,
-         CASE WHEN isfinite(l.lock_until) THEN (extract(epoch FROM l.lock_until) * 1000000)::int8 END AS until_us,
+         CASE WHEN isfinite({UNTIL}) THEN (extract(epoch FROM {UNTIL}) * 1000000)::int8 END AS until_us,
          CASE WHEN isfinite(l.locked_at) THEN (extract(epoch FROM l.locked_at) * 1000000)::int8 END AS from_us,
          l.token::int8, l.prev_token::int8, l.state::text, l.holder::text, l.past::text"
     )
@@ -94,6 +101,7 @@ fn settings(timeout: &str) -> String {
         "settings AS MATERIALIZED (SELECT
             set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
                 THEN 'on' ELSE current_setting('synchronous_commit') END, true),
+            set_config('client_min_messages', 'warning', true),
             set_config('lock_timeout', {timeout}, true))"
     )
 }
@@ -113,20 +121,25 @@ fn past(end: &str, until_us: &str) -> String {
 /// $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the holder, $6 the ttl in milliseconds,
 /// $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id.
 ///
-/// The first condition spares a lock that is held the write. The others are evaluated once the row is locked: the row is
+/// A lock that is held is spared the write. Otherwise claims of one lock take turns, so that no other grant comes between
+/// the clock that gives a new row its token, and the row. The conditions are evaluated once the row is locked: the row is
 /// the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is never
-/// granted again, and neither is one that arrives after its client gave up: nobody would release it.
+/// granted again, and neither is one that arrives after its client gave up: no process would release it.
 fn acquire(table: &str) -> String {
     let lease = "$3 * interval '1 microsecond'";
-    let lapsed = past("lapsed", "(extract(epoch FROM l.lock_until) * 1000000)::int8");
+    let lapsed = past("lapsed", &format!("(extract(epoch FROM {UNTIL}) * 1000000)::int8"));
     format!(
-        "WITH {settings}, granted AS (
-            INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, token, lease_us, ttl_ms, state, holder, past)
-            SELECT $1, {NOW} + {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', $5::jsonb, '[]' FROM settings
-            WHERE {NOW_US} < $7
-                AND NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by <> $2 AND {IS_LIVE})
+        "WITH {settings}, turns AS MATERIALIZED (
+            SELECT CASE WHEN EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by <> $2 AND {IS_LIVE})
+                THEN false ELSE pg_advisory_xact_lock(hashtextextended($1, {key}))::text = '' END AS turn
+            FROM settings
+         ), granted AS (
+            INSERT INTO {table} AS l (name, lock_until, lease_until, locked_at, locked_by, token, lease_us, ttl_ms, state,
+                holder, past)
+            SELECT $1, {NOW} + {lease}, {NOW} + {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', $5::jsonb, '[]'
+            FROM turns WHERE turn AND {NOW_US} < $7
             ON CONFLICT (name) DO UPDATE SET
-                lock_until = {NOW} + {lease},
+                lock_until = {NOW} + {lease}, lease_until = {NOW} + {lease},
                 locked_at = CASE WHEN l.locked_by = $2 THEN l.locked_at ELSE {NOW} END,
                 locked_by = $2,
                 token = CASE WHEN l.locked_by = $2 THEN l.token
@@ -136,6 +149,8 @@ fn acquire(table: &str) -> String {
                 past = CASE WHEN l.locked_by <> $2 AND {IS_OURS} AND l.state = 'held' THEN {lapsed}
                     ELSE coalesce(l.past, '[]') END
             WHERE (l.locked_by = $2) = {IS_LIVE}
+                AND (NOT {IS_OURS} OR (l.token IS NOT NULL
+                    AND (l.state IN ('free', 'resting') OR (l.state = 'held' AND jsonb_typeof(l.holder) = 'object'))))
                 AND (l.locked_by <> $2 OR l.state = 'held')
                 AND NOT coalesce(l.past, '[]') @> jsonb_build_array(jsonb_build_object('grant', $9))
                 AND coalesce(l.token, 0) < {most} - $4
@@ -148,26 +163,34 @@ fn acquire(table: &str) -> String {
             SELECT false, {columns} FROM {table} AS l WHERE l.name = $1 AND NOT EXISTS (SELECT FROM granted)
          ) AS found ON true",
         settings = settings("$8"),
+        key = key(table),
         most = crate::lease::Token::LIMIT,
         columns = columns(),
     )
 }
 
+/// Claims of other tables have another key as a rule. Those with the same one wait for each other.
+fn key(table: &str) -> u64 {
+    table.bytes().fold(0, |key: u64, byte| (key * 31 + u64::from(byte)) % (1 << 56))
+}
+
 /// $1 name, $2 `locked_by`, $3 token, $4 the limit of a wait for the row.
 fn renew(table: &str) -> String {
-    let set = format!("lock_until = {NOW} + l.lease_us * interval '1 microsecond'");
-    let live = format!("l.token = $3 AND l.state = 'held' AND l.lock_until > {NOW}");
+    let until = format!("{NOW} + l.lease_us * interval '1 microsecond'");
+    let set = format!("lock_until = {until}, lease_until = {until}");
+    let live = format!("l.token = $3 AND l.state = 'held' AND {UNTIL} > {NOW}");
     changed(table, &set, &live, "$4")
 }
 
-/// $1 name, $2 `locked_by`, $3 the cooldown in microseconds, $4 the limit of a wait for the row.
+/// $1 name, $2 `locked_by`, $3 the cooldown in microseconds, $4 the limit of a wait for the row, $5 the token if it is
+/// known.
 fn release(table: &str) -> String {
     let set = format!(
-        "lock_until = {NOW} + $3 * interval '1 microsecond',
+        "lock_until = {NOW} + $3 * interval '1 microsecond', lease_until = {NOW} + $3 * interval '1 microsecond',
          state = CASE WHEN $3 > 0 THEN 'resting' ELSE 'free' END, past = {}",
         past("released", NOW_US)
     );
-    changed(table, &set, "l.state = 'held'", "$4")
+    changed(table, &set, "l.state = 'held' AND ($5 IS NULL OR l.token = $5)", "$4")
 }
 
 /// Changes the row of one grant, or reads what is there instead.
@@ -192,7 +215,7 @@ fn changed(table: &str, set: &str, condition: &str, timeout: &str) -> String {
 fn evict(table: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
-            UPDATE {table} AS l SET lock_until = {NOW}, state = 'free',
+            UPDATE {table} AS l SET lock_until = {NOW}, lease_until = {NOW}, state = 'free',
                 past = CASE WHEN l.state = 'held' THEN {past} ELSE coalesce(l.past, '[]') END
             FROM settings
             WHERE l.name = $1 AND l.token = $2 AND {IS_OURS} AND l.state IN ('held', 'resting')
@@ -220,6 +243,6 @@ fn names(table: &str) -> String {
 fn is_old() -> String {
     format!(
         "l.name = $1 AND {IS_OURS} AND l.state IN ('free', 'resting') AND l.token < {NOW_US}
-            AND l.lock_until <= {NOW} - $2 * interval '1 microsecond'"
+            AND {UNTIL} <= {NOW} - $2 * interval '1 microsecond'"
     )
 }
