@@ -179,6 +179,12 @@ async fn the_doctor_names_what_is_unsafe_or_missing() {
         .await;
     assert_found(&url, "reachable", CheckStatus::Passed, "").await;
     assert_found(&url, "table", CheckStatus::Failed, "lease_us").await;
+    psql(&url, "ALTER TABLE locks ADD lease_us bigint, ALTER ttl_ms TYPE int").await;
+    assert_found(&url, "table", CheckStatus::Failed, "ttl_ms").await;
+    psql(&url, "ALTER TABLE locks ALTER ttl_ms TYPE bigint, ALTER holder TYPE json").await;
+    assert_found(&url, "table", CheckStatus::Failed, "holder").await;
+    psql(&url, "ALTER TABLE locks ALTER holder TYPE jsonb, ALTER name TYPE varchar(64)").await;
+    assert_found(&url, "table", CheckStatus::Passed, "").await;
     psql(&url, "ALTER TABLE locks SET UNLOGGED").await;
     assert_found(&url, "reachable", CheckStatus::Failed, "UNLOGGED").await;
     let missing = url.replace("table=locks", "table=none");

@@ -610,8 +610,6 @@ async fn shedlocks_statements_and_leasehold_exclude_each_other() {
     assert_eq!(store.release(&mut first, None).await.unwrap(), Released::Released, "that was before");
     let evicted = store.evict(&lock(), first.token).await.unwrap();
     assert_eq!(evicted, leasehold::lease::Evicted::Changed);
-    let swept = store.sweep(&lock(), Duration::ZERO, false).await.unwrap();
-    assert_eq!(swept, leasehold::lease::Swept::Kept);
     assert!(shedlock.unlock().await, "nothing has changed it");
     let second = granted(&*store).await;
     assert!(second.token > first.token && second.after == Some(first.token));
@@ -693,6 +691,208 @@ async fn init_adds_its_columns_to_a_table_of_shedlock() {
     let claim = Claim::new(store.env(), long, Ttl::DEFAULT, Holder::this_process());
     let error = store.try_acquire(&claim).await.unwrap_err();
     assert!(error.fault().kind == ErrorKind::Invalid && error.fault().help.is_some(), "{error:?}");
+}
+
+/// ShedLock remembers which names have rows, and runs no job whose row was deleted.
+#[tokio::test]
+async fn a_table_that_shedlock_shares_is_not_swept() {
+    let fresh = fresh();
+    let (store, shedlock) = (open(fresh.url()).await, ShedLock(fresh.url()));
+    assert!(shedlock.lock(0).await);
+    let other = LockName::new("other").unwrap();
+    let claim = Claim::new(store.env(), other.clone(), Ttl::DEFAULT, Holder::this_process());
+    store.release(&mut granted_to(&*store, &claim).await, None).await.unwrap();
+    let name = format!("{}_shedlock", table(fresh.url()));
+    let url = fresh.url().replace(&table(fresh.url()), &name);
+    let columns =
+        "name VARCHAR(64) PRIMARY KEY, lock_until TIMESTAMP, locked_at TIMESTAMP, locked_by VARCHAR(255)";
+    psql(&url, &format!("CREATE TABLE {name}({columns})")).await;
+    make_table(&url);
+    for dry_run in [true, false] {
+        for store in [&store, &open(&url).await] {
+            let error = store.sweep(&other, Duration::ZERO, dry_run).await.unwrap_err();
+            let fault = error.fault();
+            assert_eq!(fault.kind, ErrorKind::Unsupported, "{error:?}");
+            assert!(fault.help.as_ref().unwrap().contains("ShedLock"), "{error:?}");
+        }
+    }
+    let count = format!("SELECT count(*) FROM {}", table(fresh.url()));
+    assert_eq!(psql(fresh.url(), &count).await, "2");
+}
+
+/// Statements that wait for a lock of the table or of its rows.
+fn waiting(url: &str) -> String {
+    // The question itself has the name in two parts.
+    let name = table(url);
+    let (first, last) = name.split_at(4);
+    format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{first}' || '{last}%'"
+    )
+}
+
+/// A statement that waits for the whole table stops all others behind it.
+#[tokio::test]
+async fn init_does_not_wait_long_for_a_table_in_use() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    granted(&*store).await;
+    psql(fresh.url(), &format!("ALTER TABLE {} DROP COLUMN ttl_ms", table(fresh.url()))).await;
+    let transaction = Open::on_row(fresh.url()).await;
+    let error = store.init().await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    until(fresh.url(), &waiting(fresh.url()), "0").await;
+    transaction.end().await;
+    store.init().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sweep_waits_no_longer_for_a_row_than_its_client() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    let transaction = Open::on_row(fresh.url()).await;
+    store.sweep(&lock(), Duration::ZERO, false).await.unwrap_err();
+    until(fresh.url(), &waiting(fresh.url()), "0").await;
+    transaction.end().await;
+    let swept = store.sweep(&lock(), Duration::ZERO, false).await.unwrap();
+    assert_eq!(swept, leasehold::lease::Swept::Deleted);
+}
+
+/// A deletion that was reported stays done after a crash.
+#[tokio::test]
+async fn a_sweep_survives_a_crash_where_other_commits_need_not() {
+    let (mut server, url, _folder) = server(&["synchronous_commit=off", "wal_writer_delay=10s"]).await;
+    let store = open(&url).await;
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    store.sweep(&lock(), Duration::ZERO, false).await.unwrap();
+    server.kill().await.unwrap();
+    server.restart().await.unwrap();
+    assert_eq!(cells(&url, "state").await, "");
+}
+
+/// The server that was connected to becomes read-only, and another one is the primary.
+#[tokio::test]
+async fn a_session_that_is_read_only_is_not_used_again() {
+    let ((_old, old, _folder), (_new, new, _other)) = (server(&[]).await, server(&[]).await);
+    let address = |url: &str| url.split(['@', '/']).nth(3).unwrap().to_owned();
+    let both = old.replace(&address(&old), &format!("{},{}", address(&old), address(&new)));
+    let store = open(&both).await;
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    psql(&old, "ALTER SYSTEM SET default_transaction_read_only = on").await;
+    psql(&old, "SELECT pg_reload_conf()").await;
+    until(&old, "SHOW default_transaction_read_only", "on").await;
+    let mut claim = claim(&*store);
+    claim.store_timeout = Duration::from_secs(20);
+    let grant = granted_to(&*store, &claim).await;
+    assert_eq!(cells(&new, "token").await, grant.token.to_string());
+}
+
+/// Connections that fell silent together cost one attempt, and not one each.
+#[tokio::test]
+async fn idle_connections_are_not_tried_after_one_is_silent() {
+    let (_server, url, _folder) = server(&[]).await;
+    let store = open(&url).await;
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    // Several connections, since all claims wait for the row.
+    let transaction = Open::on_row(&url).await;
+    let claims: Vec<_> = (0..3).map(|_| claim(&*store)).collect();
+    let all = futures_util::future::join_all(claims.iter().map(|claim| store.try_acquire(claim)));
+    let ended = async {
+        until(&url, &waiting(&url), "3").await;
+        transaction.end().await;
+    };
+    for outcome in tokio::join!(all, ended).0 {
+        if let AcquireOutcome::Granted(mut grant) = outcome.unwrap() {
+            store.release(&mut grant, None).await.unwrap();
+        }
+    }
+    let pids = psql(&url, "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'").await;
+    signal("-STOP", &pids).await;
+    let mut claim = claim(&*store);
+    claim.store_timeout = Duration::from_secs(10);
+    let outcome = store.try_acquire(&claim).await;
+    signal("-CONT", &pids).await;
+    assert!(matches!(outcome, Ok(AcquireOutcome::Granted(_))), "{outcome:?}");
+}
+
+async fn signal(signal: &str, pids: &str) {
+    assert!(Command::new("kill").arg(signal).args(pids.lines()).status().await.unwrap().success());
+}
+
+/// What one server refuses for good may be well on another, which does not answer now.
+#[tokio::test]
+async fn an_error_that_one_of_two_hosts_gave_may_pass() {
+    let fresh = fresh();
+    let address = Server::POSTGRESQL.address();
+    let url = fresh.url().replace(&address, &format!("{address},127.0.0.1:1"));
+    psql(&url.replace(",127.0.0.1:1", ""), &format!("ALTER TABLE {} SET UNLOGGED", table(&url))).await;
+    let store = open(&url).await;
+    let error = store.try_acquire(&hasty(&*store)).await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    let error = error.to_string();
+    assert!(error.contains("UNLOGGED") && error.contains("127.0.0.1:1"), "{error}");
+}
+
+/// Requests that were given up while they connected have connections all the same.
+#[tokio::test]
+async fn a_store_opens_no_more_connections_than_its_limit() {
+    let (server, url, _folder) = server(&[]).await;
+    let wire = Wire::to(&server.address().to_string()).await;
+    wire.let_answers(Answers::AreLost);
+    let store = open(&url.replace(&server.address().to_string(), &wire.address().to_string())).await;
+    let claims: Vec<_> = (0..8).map(|_| hasty(&*store)).collect();
+    let all = claims.iter().map(|claim| store.try_acquire(claim));
+    for outcome in futures_util::future::join_all(all).await {
+        outcome.unwrap_err();
+    }
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    let count: usize = psql(&url, count).await.parse().unwrap();
+    assert!(count <= 3, "{count} connections of contenders");
+}
+
+/// Its connection is free for others meanwhile.
+#[tokio::test]
+async fn a_renewal_waits_only_briefly_for_a_locked_row() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let claim = Claim::new(store.env(), lock(), Ttl::new(TTL / 3).unwrap(), Holder::this_process());
+    let mut grant = granted_to(&*store, &claim).await;
+    let transaction = Open::on_row(fresh.url()).await;
+    let error = store.renew(&mut grant).await.unwrap_err();
+    assert!(error.to_string().contains("lock timeout"), "{error:?}");
+    transaction.end().await;
+}
+
+/// Policies that hide a row from a user let no claim of that user see why it is not granted.
+#[tokio::test]
+async fn a_hidden_row_leads_to_an_error_that_names_row_security() {
+    let fresh = fresh();
+    let (url, name) = (fresh.url(), table(fresh.url()));
+    let user = name.replace("locks", "user");
+    let sql = format!(
+        "CREATE ROLE {user} LOGIN; GRANT ALL ON {name} TO {user}; ALTER TABLE {name} ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY visible ON {name} USING (ttl_ms <> 1)"
+    );
+    psql(url, &sql).await;
+    granted(&*open(url).await).await;
+    psql(url, &format!("UPDATE {name} SET ttl_ms = 1")).await;
+    let other = open(&url.replace("leasehold@", &format!("{user}@"))).await;
+    let mut claim = claim(&*other);
+    claim.store_timeout = Duration::from_secs(3);
+    let error = other.try_acquire(&claim).await.unwrap_err();
+    let help = error.fault().help.clone().unwrap_or_default();
+    assert!(help.contains("row security") && help.contains("doctor"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_cooldown_that_is_too_long_is_an_error_of_the_cooldown() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let error = store.release(&mut grant, Some(Duration::MAX)).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("cooldown"), "{error:?}");
+    assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
 }
 
 /// A row as the first version wrote it. Never edit it: rows in databases look like this.

@@ -7,7 +7,7 @@ use super::config::Table;
 use super::connect::Link;
 use super::errors::{self, Effect};
 use super::leases::{PostgresLeases, cell, only};
-use super::schema::missing_columns;
+use super::schema::{Flaws, flaws, wrong_types};
 use super::server::{self, Found};
 use super::statements::Parameter;
 use crate::diagnosis::{CheckStatus, Examined, Finding};
@@ -53,8 +53,7 @@ impl PostgresLeases {
         let table = self.sessions.table();
         let (link, found) = self.sessions.any().await?;
         examined.push(primary(&found, &link.host));
-        let missing = missing_columns(&link, table).await?;
-        examined.push(suits(&found, &link.host, table, &missing));
+        examined.push(suits(&found, &link.host, table, &flaws(&link, table).await?));
         let settings = asked(&link, SETTINGS, &[], table).await?;
         let settings = only(&settings)?;
         examined.push(durability(cell(settings, "has_fsync")?, cell(settings, "has_full_pages")?));
@@ -94,7 +93,7 @@ fn primary(found: &Found, host: &str) -> Finding {
     }
 }
 
-fn suits(found: &Found, host: &str, table: &Table, missing: &[String]) -> Finding {
+fn suits(found: &Found, host: &str, table: &Table, flaws: &Flaws) -> Finding {
     const CHECK: &str = "table";
     let name = &table.name;
     if found.kind.is_none() {
@@ -106,13 +105,17 @@ fn suits(found: &Found, host: &str, table: &Table, missing: &[String]) -> Findin
     if let Err(fault) = server::check(&on_primary, host, table) {
         return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
     }
-    if missing.is_empty() {
+    if !flaws.wrong.is_empty() {
+        let fault = wrong_types(&flaws.wrong, table);
+        return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
+    }
+    if flaws.missing.is_empty() {
         return Finding::passed(
             CHECK,
             format!("{name:?} survives a crash and has the columns and types of leasehold"),
         );
     }
-    Finding::failed(CHECK, format!("the table {name:?} lacks columns: {}", missing.join(", ")))
+    Finding::failed(CHECK, format!("the table {name:?} lacks columns: {}", flaws.missing.join(", ")))
         .with_help("add them: leasehold init (other clients ignore them)")
 }
 
@@ -227,12 +230,16 @@ mod tests {
             persistence: Some("p".into()),
             ..Found::default()
         };
-        assert_eq!(verdict(suits(&found, "h", &table, &[])), CheckStatus::Passed);
-        assert_eq!(verdict(suits(&found, "h", &table, &["token".into()])), CheckStatus::Failed);
+        let none = Flaws::default();
+        let lacking = Flaws { missing: vec!["token".into()], ..Flaws::default() };
+        let wrong = Flaws { wrong: vec!["token integer".into()], ..Flaws::default() };
+        assert_eq!(verdict(suits(&found, "h", &table, &none)), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&found, "h", &table, &wrong)), CheckStatus::Failed);
+        assert_eq!(verdict(suits(&found, "h", &table, &lacking)), CheckStatus::Failed);
         let standby = Found { is_standby: true, ..found.clone() };
-        assert_eq!(verdict(suits(&standby, "h", &table, &[])), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&standby, "h", &table, &none)), CheckStatus::Passed);
         assert_eq!(verdict(primary(&standby, "h")), CheckStatus::Failed);
         assert_eq!(verdict(primary(&found, "h")), CheckStatus::Passed);
-        assert_eq!(verdict(suits(&Found::default(), "h", &table, &[])), CheckStatus::Failed);
+        assert_eq!(verdict(suits(&Found::default(), "h", &table, &none)), CheckStatus::Failed);
     }
 }

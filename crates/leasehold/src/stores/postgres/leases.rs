@@ -1,6 +1,6 @@
 //! The leases of one table. All of it runs on the thread of the store ([`worker`](crate::stores::worker)).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio_postgres::Row;
@@ -27,6 +27,12 @@ use crate::types::LockName;
 /// The number of names that are read at a time.
 pub(super) const PAGE: usize = 1_000;
 
+/// The longest that a renewal or a release waits for a row at a time.
+const LONGEST_ROW_WAIT: Duration = Duration::from_secs(1);
+
+/// For how long a table that has rows of leasehold only is taken to stay so.
+const UNSHARED: Duration = Duration::from_secs(60);
+
 /// The shortest time limit of a request.
 const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 
@@ -38,6 +44,8 @@ pub(super) struct PostgresLeases {
     pub(super) env: Env,
     /// By how much the server's clock may be set ahead without ending a lease early.
     margin: Duration,
+    /// When the table was last found to have rows of leasehold only.
+    unshared: Mutex<Option<Moment>>,
 }
 
 /// In a grant's memo: its release was requested, and may have been done although no answer arrived.
@@ -56,7 +64,13 @@ enum Contended {
 impl PostgresLeases {
     pub(super) fn new(way: Way, env: Env, margin: Duration) -> Self {
         let statements = Statements::on(way.table());
-        Self { sessions: Arc::new(Sessions::new(way, env.clone())), statements, env, margin }
+        Self {
+            sessions: Arc::new(Sessions::new(way, env.clone())),
+            statements,
+            env,
+            margin,
+            unshared: Mutex::default(),
+        }
     }
 
     pub(super) fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
@@ -140,7 +154,8 @@ impl PostgresLeases {
                     false => Contended::Refused(record),
                 })
             }
-            None => Ok(Contended::Again),
+            None if is_late => Ok(Contended::Again),
+            None => Err(hidden()),
         }
     }
 
@@ -186,8 +201,8 @@ impl PostgresLeases {
         }
         // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
-        let (by, token, limit) = (locked_by(grant.id), number(grant.token.get()), attempt_limit(grant.ttl));
-        let timeout = milliseconds(limit);
+        let (by, token) = (locked_by(grant.id), number(grant.token.get()));
+        let timeout = milliseconds(row_limit(grant.ttl));
         let parameters: [Parameter<'_>; 4] = [
             (&grant.name.as_str(), Type::TEXT),
             (&by, Type::TEXT),
@@ -195,7 +210,10 @@ impl PostgresLeases {
             (&timeout, Type::TEXT),
         ];
         loop {
-            match budget.request(self.change(&self.statements.renew, &parameters, &grant.name)).await {
+            match budget
+                .request(self.change(Purpose::Renew, &self.statements.renew, &parameters, &grant.name))
+                .await
+            {
                 Ok((Changed::Done, sent)) => {
                     let prolonged = deadline(grant.ttl, sent);
                     let now = self.env.now();
@@ -235,7 +253,7 @@ impl PostgresLeases {
         rest: Option<Duration>,
     ) -> Result<Released, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, grant.ttl);
-        let (by, limit) = (locked_by(grant.id), attempt_limit(grant.ttl));
+        let (by, limit) = (locked_by(grant.id), row_limit(grant.ttl));
         let (rest, timeout) = (number(micros(rest.unwrap_or(Duration::ZERO))), milliseconds(limit));
         // A claim that is withdrawn does not know its token.
         let token = Some(grant.token).filter(|token| token.get() > 0).map(|token| number(token.get()));
@@ -249,7 +267,10 @@ impl PostgresLeases {
         let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
         let mut in_doubt = false;
         loop {
-            match budget.request(self.change(&self.statements.release, &parameters, &grant.name)).await {
+            match budget
+                .request(self.change(Purpose::Release, &self.statements.release, &parameters, &grant.name))
+                .await
+            {
                 Ok((Changed::Done, _)) => return Ok(Released::Released),
                 Ok((Changed::Found(record), _)) => {
                     let stands = record.as_ref().is_some_and(|record| {
@@ -292,11 +313,12 @@ impl PostgresLeases {
     /// Sends one statement for a holder. Also returns a moment before it was sent.
     async fn change(
         &self,
+        purpose: Purpose,
         sql: &str,
         parameters: &[Parameter<'_>],
         name: &LockName,
     ) -> Result<(Changed, Moment), StoreError> {
-        let mut used = self.sessions.take(Purpose::Hold).await?;
+        let mut used = self.sessions.take(purpose).await?;
         let sent = self.env.now();
         let rows = used.query(Effect::Writes, sql, parameters).await?;
         let row = only(&rows)?;
@@ -368,20 +390,45 @@ impl PostgresLeases {
         dry_run: bool,
     ) -> Result<Swept, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        self.check_unshared(&mut budget).await?;
         let older = number(micros(older_than));
-        let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&older, Type::INT8)];
-        let (effect, sql) = match dry_run {
-            true => (Effect::None, &self.statements.would_sweep),
-            false => (Effect::Writes, &self.statements.sweep),
+        let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
+        let parameters: [Parameter<'_>; 3] =
+            [(&name.as_str(), Type::TEXT), (&older, Type::INT8), (&timeout, Type::TEXT)];
+        let rows = match dry_run {
+            true => {
+                self.rows(Effect::None, &self.statements.would_sweep, &parameters[..2], &mut budget).await?
+            }
+            false => self.rows(Effect::Writes, &self.statements.sweep, &parameters, &mut budget).await?,
         };
-        let rows = self.rows(effect, sql, &parameters, &mut budget).await?;
         Ok(if rows.is_empty() { Swept::Kept } else { Swept::Deleted })
+    }
+
+    /// Fails if ShedLock uses the table. Not asked for each name, since it reads the whole table.
+    async fn check_unshared(&self, budget: &mut RetryBudget<'_>) -> Result<(), StoreError> {
+        let now = self.env.now();
+        let found = *self.unshared.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.is_some_and(|found| now.longest_since(found) < UNSHARED) {
+            return Ok(());
+        }
+        let table = self.sessions.table();
+        let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
+        let rows = self.rows(Effect::None, &self.statements.is_shared, &parameters, budget).await?;
+        if cell(only(&rows)?, "is_shared")? {
+            let message = format!("the table {:?} is, or was made, for other clients too", table.name);
+            return Err(Fault::new(ErrorKind::Unsupported, message)
+                .with_help("ShedLock remembers which names have rows: its job would not run again until its JVM restarts. Keep the rows")
+                .not_applied());
+        }
+        *self.unshared.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        Ok(())
     }
 
     /// Deletes the row of a lock that is free. Returns whether there is none now.
     pub(super) async fn discarded(&self, name: &LockName) -> Result<bool, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        let parameters: [Parameter<'_>; 1] = [(&name.as_str(), Type::TEXT)];
+        let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
+        let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&timeout, Type::TEXT)];
         let rows = self.rows(Effect::Writes, &self.statements.discard, &parameters, &mut budget).await?;
         cell(only(&rows)?, "is_gone")
     }
@@ -427,6 +474,20 @@ fn holder(claim: &Claim) -> Result<String, StoreError> {
         return Err(refused("PostgreSQL stores no NUL characters"));
     }
     Ok(holder)
+}
+
+/// As a rule another client has just made the row. Its fault remains if that goes on.
+fn hidden() -> StoreError {
+    Fault::contended("PostgreSQL neither granted the lock nor showed its row")
+        .with_help(
+            "row security may hide the rows of other users from this one: `leasehold doctor` checks for it",
+        )
+        .not_applied()
+}
+
+/// Statements that wait for a locked row keep their connection from others, so they wait briefly and are repeated.
+fn row_limit(ttl: Ttl) -> Duration {
+    attempt_limit(ttl).min(LONGEST_ROW_WAIT)
 }
 
 fn out_of_tokens(claim: &Claim) -> StoreError {

@@ -11,8 +11,12 @@ use super::connect::Link;
 use super::errors::{self, Effect};
 use super::leases::{PostgresLeases, cell};
 use super::server;
-use crate::error::{Fault, StoreError};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
+
+/// The columns of ShedLock.
+const SHARED_COLUMNS: &[(&str, &str)] =
+    &[("name", "text"), ("lock_until", "timestamp"), ("locked_at", "timestamp"), ("locked_by", "text")];
 
 /// The columns of leasehold, beside those of ShedLock.
 pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
@@ -60,11 +64,18 @@ impl PostgresLeases {
     async fn make_once(&self, table: &Table) -> Result<(), StoreError> {
         let link = self.sessions.separate(Arc::new(|_| {})).await?;
         let found = server::find(&link, table, &self.env).await?;
-        if found.kind.is_some() && missing_columns(&link, table).await?.is_empty() {
-            return server::check(&found, &link.host, table).map_err(Fault::not_applied);
+        if found.kind.is_some() {
+            let flaws = flaws(&link, table).await?;
+            if !flaws.wrong.is_empty() {
+                return Err(wrong_types(&flaws.wrong, table).not_applied());
+            }
+            if flaws.missing.is_empty() {
+                return server::check(&found, &link.host, table).map_err(Fault::not_applied);
+            }
         }
         let work = if found.kind.is_some() { extend(table) } else { create(table) };
-        match link.client.batch_execute(&work).await {
+        // Statements of other clients queue behind one that waits for the whole table.
+        match link.client.batch_execute(&format!("SET LOCAL lock_timeout = '1s'; {work}")).await {
             // Another process has just made the table, and may have made it otherwise. PostgreSQL reports the collision
             // although the statement says IF NOT EXISTS.
             Err(error) if is_collision(&error) => {
@@ -82,13 +93,49 @@ fn is_collision(error: &Error) -> bool {
     error.code().is_some_and(|code| codes.contains(code))
 }
 
-/// The columns that leasehold needs and the table lacks.
-pub(super) async fn missing_columns(link: &Link, table: &Table) -> Result<Vec<String>, StoreError> {
-    let sql = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped";
+/// What is wrong with the columns of a table.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Flaws {
+    /// The columns that leasehold needs and the table lacks.
+    pub(super) missing: Vec<String>,
+    /// Those of another type than leasehold needs, with that type.
+    pub(super) wrong: Vec<String>,
+}
+
+/// The types that a column may have, of which `kind` is leasehold's.
+fn accepted(kind: &str) -> &[&str] {
+    match kind {
+        "text" => &["text", "character varying"],
+        "timestamp" => &["timestamp without time zone"],
+        "bigint" => &["bigint"],
+        "jsonb" => &["jsonb"],
+        _ => &[],
+    }
+}
+
+/// Compares the columns of the table with those that leasehold needs.
+pub(super) async fn flaws(link: &Link, table: &Table) -> Result<Flaws, StoreError> {
+    let sql = "SELECT attname::text, format_type(atttypid, NULL) AS kind FROM pg_attribute
+        WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped";
     let rows = link.client.query_typed(sql, &[(&table.sql, Type::TEXT)]).await;
     let rows = rows.map_err(|error| errors::of_statement(&error, Effect::None, table))?;
-    let there = rows.iter().map(|row| cell(row, "attname")).collect::<Result<Vec<String>, _>>()?;
-    let needed = ["name", "lock_until", "locked_at", "locked_by"].into_iter();
-    let needed = needed.chain(OWN_COLUMNS.iter().map(|(name, _)| *name));
-    Ok(needed.filter(|name| !there.iter().any(|there| there == name)).map(str::to_owned).collect())
+    let there = rows.iter().map(|row| Ok((cell(row, "attname")?, cell(row, "kind")?)));
+    let there = there.collect::<Result<Vec<(String, String)>, StoreError>>()?;
+    let mut flaws = Flaws::default();
+    for (name, kind) in SHARED_COLUMNS.iter().chain(OWN_COLUMNS) {
+        match there.iter().find(|(there, _)| there == name) {
+            None => flaws.missing.push((*name).to_owned()),
+            Some((_, is)) if !accepted(kind).contains(&is.as_str()) => {
+                flaws.wrong.push(format!("{name} {is} (instead of {kind})"));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(flaws)
+}
+
+pub(super) fn wrong_types(wrong: &[String], table: &Table) -> Fault {
+    let message = format!("the table {:?} has columns of other types: {}", table.name, wrong.join(", "));
+    Fault::new(ErrorKind::Unsupported, message)
+        .with_help("change their types with ALTER TABLE ... ALTER COLUMN ... TYPE, while no lock is held")
 }

@@ -3,32 +3,38 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
 
 use super::config::{Host, Table};
 use super::connect::{Heard, Link, Way};
 use super::errors::{self, Effect};
 use super::server::{self, Found};
 use super::statements::Parameter;
-use crate::clock::{Moment, RATE_ERROR, micros};
+use crate::clock::{Moment, RATE_ERROR, micros, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 
-/// The most connections of a store, beside the one that listens.
-const MOST: usize = 4;
-
-/// How many of them acquisitions, reads and polls may use at a time. The rest is for renewals and releases.
-const MOST_OF_CONTENDERS: usize = MOST - 1;
+/// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its own,
+/// so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
+const CONTENDERS: usize = 3;
+const RENEWALS: usize = 4;
+const RELEASES: usize = 2;
+const MOST: usize = CONTENDERS + RENEWALS + RELEASES;
 
 /// A connection that was not used for this long is closed when another one returns.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Who asks. Holders go first.
+/// The time limit for each of several servers that are asked at once.
+const HOST_LIMIT: Duration = Duration::from_secs(3);
+
+/// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// A renewal or a release.
-    Hold,
+    Renew,
+    Release,
     /// Everything else.
     Contend,
 }
@@ -39,8 +45,9 @@ pub(super) struct Sessions {
     way: Way,
     env: Env,
     idle: Mutex<Vec<Session>>,
-    all: Semaphore,
-    contenders: Semaphore,
+    contenders: Arc<Semaphore>,
+    renewals: Arc<Semaphore>,
+    releases: Arc<Semaphore>,
 }
 
 /// A connection to a primary whose table was looked at.
@@ -48,7 +55,8 @@ pub(super) struct Session {
     link: Link,
     /// What the server's clock read, and a moment after that.
     clock: (i64, Moment),
-    used: Moment,
+    /// When the server answered last.
+    answered: Moment,
     /// Whether the table existed. Otherwise it is looked at again, by another connection.
     has_table: bool,
 }
@@ -64,7 +72,7 @@ impl std::fmt::Debug for Session {
 pub(super) struct Used<'a> {
     sessions: &'a Arc<Sessions>,
     session: Option<Session>,
-    _permits: (Option<SemaphorePermit<'a>>, SemaphorePermit<'a>),
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Sessions {
@@ -73,8 +81,9 @@ impl Sessions {
             way,
             env,
             idle: Mutex::default(),
-            all: Semaphore::new(MOST),
-            contenders: Semaphore::new(MOST_OF_CONTENDERS),
+            contenders: Arc::new(Semaphore::new(CONTENDERS)),
+            renewals: Arc::new(Semaphore::new(RENEWALS)),
+            releases: Arc::new(Semaphore::new(RELEASES)),
         }
     }
 
@@ -89,28 +98,34 @@ impl Sessions {
     /// Waits for a connection that nothing else uses.
     pub(super) async fn take(self: &Arc<Self>, purpose: Purpose) -> Result<Used<'_>, StoreError> {
         let closed = |_| Fault::unavailable("the store is closed").not_applied();
-        let contender = match purpose {
-            Purpose::Hold => None,
-            Purpose::Contend => Some(self.contenders.acquire().await.map_err(closed)?),
+        let permits = match purpose {
+            Purpose::Contend => &self.contenders,
+            Purpose::Renew => &self.renewals,
+            Purpose::Release => &self.releases,
         };
-        let permits = (contender, self.all.acquire().await.map_err(closed)?);
-        let session = loop {
+        let permit = permits.clone().acquire_owned().await.map_err(closed)?;
+        let (session, permit) = loop {
             let idle = self.idle().pop();
             match idle {
                 Some(session) if session.link.client.is_closed() => {}
-                Some(session) => break session,
-                None => break self.opened().await?,
+                Some(session) => break (session, permit),
+                None => break self.opened(permit).await?,
             }
         };
-        Ok(Used { sessions: self, session: Some(session), _permits: permits })
+        Ok(Used { sessions: self, session: Some(session), _permit: permit })
     }
 
-    /// Opens a connection in a task of its own: a request that is given up before it is open leaves it to the next.
-    async fn opened(self: &Arc<Self>) -> Result<Session, StoreError> {
+    /// Opens a connection in a task of its own: a request that is given up before it is open leaves it to the next. The
+    /// task has the permit, so that such requests do not open more connections than there are permits.
+    async fn opened(
+        self: &Arc<Self>,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<(Session, OwnedSemaphorePermit), StoreError> {
         let (give, given) = oneshot::channel();
         let sessions = self.clone();
         tokio::spawn(async move {
-            if let Err(Ok(session)) = give.send(sessions.open().await) {
+            let opened = sessions.open().await.map(|session| (session, permit));
+            if let Err(Ok((session, _permit))) = give.send(opened) {
                 sessions.keep(session);
             }
         });
@@ -119,16 +134,14 @@ impl Sessions {
 
     /// Connects to the first server that is the primary.
     async fn open(&self) -> Result<Session, StoreError> {
-        let mut failed: Option<StoreError> = None;
+        let mut failed = Vec::new();
         for host in self.way.hosts() {
             match self.open_at(host).await {
                 Ok(session) => return Ok(session),
-                // What no retry changes says more than what may pass.
-                Err(error) if failed.as_ref().is_none_or(StoreError::is_transient) => failed = Some(error),
-                Err(_) => {}
+                Err(error) => failed.push(error),
             }
         }
-        Err(failed.unwrap_or_else(|| Fault::unavailable("there is no PostgreSQL server").not_applied()))
+        Err(errors::of_hosts(failed))
     }
 
     async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
@@ -136,7 +149,7 @@ impl Sessions {
         let link = self.way.connect(host, &self.env, silent).await?;
         let found = server::look(&link, self.table(), &self.env).await?;
         let now = self.env.now();
-        Ok(Session { link, clock: (found.clock_us, now), used: now, has_table: found.kind.is_some() })
+        Ok(Session { link, clock: (found.clock_us, now), answered: now, has_table: found.kind.is_some() })
     }
 
     /// Opens a connection to the primary that is not one of the store's: to listen on, or to make the table.
@@ -151,38 +164,54 @@ impl Sessions {
         self.any_with(Arc::new(|_| {})).await
     }
 
+    /// Asks all at once: one that does not answer leaves the others the time that there is.
     async fn any_with(&self, heard: Heard) -> Result<(Link, Found), StoreError> {
-        let (mut other, mut failed) = (None, None);
-        for host in self.way.hosts() {
+        let (mut other, mut failed) = (None, Vec::new());
+        let asked = async |host: &Host| {
             let opened = async {
                 let link = self.way.connect(host, &self.env, heard.clone()).await?;
                 let found = server::find(&link, self.table(), &self.env).await?;
-                Ok::<_, StoreError>((link, found))
+                Ok((link, found))
             };
-            match opened.await {
+            timeout(&*self.env.clock, HOST_LIMIT, opened).await.unwrap_or_else(|| {
+                let message = format!("PostgreSQL at {host} did not answer within {HOST_LIMIT:.0?}");
+                Err(Fault::unavailable(message).not_applied())
+            })
+        };
+        let mut answers: FuturesUnordered<_> = self.way.hosts().iter().map(asked).collect();
+        while let Some(answer) = answers.next().await {
+            match answer {
                 Ok((link, found)) if server::check_server(&found, &link.host).is_ok() => {
                     return Ok((link, found));
                 }
                 Ok(found) => other = Some(found),
-                Err(error) => failed = Some(error),
+                Err(error) => failed.push(error),
             }
         }
-        match (other, failed) {
-            (Some(other), _) => Ok(other),
-            (None, Some(error)) => Err(error),
-            (None, None) => Err(Fault::unavailable("there is no PostgreSQL server").not_applied()),
-        }
+        other.ok_or_else(|| errors::of_hosts(failed))
     }
 
-    fn keep(&self, mut session: Session) {
+    fn keep(&self, session: Session) {
         if !session.has_table || session.link.client.is_closed() {
             return;
         }
         let now = self.env.now();
-        session.used = now;
         let mut idle = self.idle();
-        idle.retain(|other| now.longest_since(other.used) < IDLE && !other.link.client.is_closed());
-        idle.push(session);
+        idle.retain(|other| now.longest_since(other.answered) < IDLE && !other.link.client.is_closed());
+        if idle.len() < MOST {
+            idle.push(session);
+        }
+    }
+
+    /// Closes what has not answered since `began`, when a request was sent that got no answer: the same may have happened
+    /// to those connections, and each would cost an attempt.
+    fn close_unanswered(&self, began: Moment) {
+        self.idle().retain(|session| session.answered.since_boot() > began.since_boot());
+    }
+
+    /// Closes the connections to `host`, which is not the primary any more.
+    fn close_to(&self, host: &str) {
+        self.idle().retain(|session| session.link.host != host);
     }
 
     /// Closes the connections that nothing uses.
@@ -220,12 +249,27 @@ impl Used<'_> {
         let Some(session) = self.session.take() else {
             return Err(Fault::unavailable("the connection to PostgreSQL is closed").not_applied());
         };
-        let running = Running(Some(session));
-        let Some(session) = &running.0 else { return Ok(Vec::new()) };
+        let began = self.sessions.env.now();
+        let running = Running { session: Some(session), sessions: self.sessions, began };
+        let Some(session) = &running.session else { return Ok(Vec::new()) };
         session.link.take_doubt();
         let answer = session.link.client.query_typed(sql, parameters).await;
         let doubt = session.link.take_doubt();
-        self.session = running.done();
+        let mut session = running.done();
+        match &answer {
+            Err(error) if error.as_db_error().is_none() => self.sessions.close_unanswered(began),
+            Err(error) if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) => {
+                if let Some(session) = session.take() {
+                    self.sessions.close_to(&session.link.host);
+                }
+            }
+            Ok(_) | Err(_) => {
+                if let Some(session) = &mut session {
+                    session.answered = self.sessions.env.now();
+                }
+            }
+        }
+        self.session = session;
         match answer {
             Ok(_) if doubt && effect == Effect::Writes => Err(errors::commit_in_doubt()),
             Ok(rows) => Ok(rows),
@@ -243,18 +287,23 @@ impl Drop for Used<'_> {
 }
 
 /// A connection whose statement runs. It is closed if its future is dropped before the answer.
-struct Running(Option<Session>);
+struct Running<'a> {
+    session: Option<Session>,
+    sessions: &'a Sessions,
+    began: Moment,
+}
 
-impl Running {
+impl Running<'_> {
     fn done(mut self) -> Option<Session> {
-        self.0.take()
+        self.session.take()
     }
 }
 
-impl Drop for Running {
+impl Drop for Running<'_> {
     fn drop(&mut self) {
-        if let Some(session) = &self.0 {
+        if let Some(session) = &self.session {
             session.link.abort();
+            self.sessions.close_unanswered(self.began);
         }
     }
 }

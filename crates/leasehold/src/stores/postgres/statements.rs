@@ -33,6 +33,7 @@ pub(super) struct Statements {
     pub(super) names: String,
     pub(super) sweep: String,
     pub(super) would_sweep: String,
+    pub(super) is_shared: String,
     pub(super) discard: String,
     /// Writes the row as it is. $1 name, $2 the limit of a wait for the row.
     pub(super) touch: String,
@@ -48,15 +49,26 @@ impl Statements {
             evict: evict(table),
             read: format!("SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name = $1", columns()),
             names: names(table),
-            sweep: format!("DELETE FROM {table} AS l WHERE {} RETURNING true", is_old()),
+            sweep: format!(
+                "WITH {} DELETE FROM {table} AS l USING settings WHERE {} RETURNING true",
+                settings("$3"),
+                is_old()
+            ),
             would_sweep: format!("SELECT true FROM {table} AS l WHERE {}", is_old()),
             touch: format!(
                 "WITH {} UPDATE {table} AS l SET past = l.past FROM settings WHERE l.name = $1",
                 settings("$2")
             ),
+            is_shared: format!(
+                "SELECT EXISTS (SELECT FROM {table} AS l WHERE NOT {IS_OURS}) OR EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass($1) AND attname = 'name' AND atttypid <> 'text'::regtype) AS is_shared"
+            ),
             discard: format!(
-                "WITH gone AS (DELETE FROM {table} AS l WHERE l.name = $1 AND {OURS_FREE} RETURNING l.name)
-                 SELECT NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1) OR EXISTS (SELECT FROM gone) AS is_gone"
+                "WITH {}, gone AS (
+                    DELETE FROM {table} AS l USING settings WHERE l.name = $1 AND {OURS_FREE} RETURNING l.name)
+                 SELECT NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1) OR EXISTS (SELECT FROM gone) AS is_gone
+                 FROM settings",
+                settings("$2")
             ),
         }
     }
@@ -232,7 +244,7 @@ fn names(table: &str) -> String {
     )
 }
 
-/// $1 name, $2 microseconds. Only what leasehold wrote last, and only if its token is not ahead of the clock, from which
+/// $1 name, $2 microseconds; for a deletion $3, the limit of a wait for the row. Only what leasehold wrote last, and only if its token is not ahead of the clock, from which
 /// the next token comes.
 fn is_old() -> String {
     format!(
