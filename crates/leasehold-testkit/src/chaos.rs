@@ -5,11 +5,11 @@
 //! - [`plan`]: which faults happen when, drawn from a seed.
 //! - [`nemesis`]: runs a scenario and its plan of faults.
 //! - [`servers`]: the servers of a scenario and the proxies in front of them; [`environment`]: the faults applied to
-//! them.
+//!   them.
 //! - [`fleet`]: the worker processes, which are stopped and killed.
 //! - [`faults`]: carries out a planned fault.
 //! - [`worker`]: what each process does; [`contender`]: the locks that it uses; [`naive`]: incorrect locks that the
-//! checker must catch.
+//!   checker must catch.
 //! - [`resource`]: the counter that the lock protects.
 //! - [`true_time`], [`history`]: the record of events, with times that faked clocks do not affect.
 //! - [`checker`]: judges the recorded history.

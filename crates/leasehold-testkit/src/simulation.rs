@@ -5,35 +5,35 @@
 //! process in the history can see either.
 //!
 //! - **I1** Once a token has been believed in, no check of a lower one passes: holds never overlap. Exempt are holders
-//! that an operator has evicted or whose record was deleted by hand, but not holders that were granted the lock after
-//! that. When a task is given a guard, the previous guard of the same process is invalid; this has no exemption. Also
-//! exempt is a holder that stood still together with all its clocks, until a renewal that it sent afterwards is
-//! committed.
+//!   that an operator has evicted or whose record was deleted by hand, but not holders that were granted the lock after
+//!   that. When a task is given a guard, the previous guard of the same process is invalid; this has no exemption. Also
+//!   exempt is a holder that stood still together with all its clocks, until a renewal that it sent afterwards is
+//!   committed.
 //! - **I2** Tokens are unique and rise in the order in which the store commits grants, also across deletions by hand.
-//! A token that is believed in belongs to a grant: it is higher than all tokens committed before that grant, at most
-//! the grant's own token, and believed in by the holder that the record names. No two guards have the same token.
+//!   A token that is believed in belongs to a grant: it is higher than all tokens committed before that grant, at most
+//!   the grant's own token, and believed in by the holder that the record names. No two guards have the same token.
 //! - **I3** A resource that holders write to with [fenced writes](leasehold::fence) never accepts a lower token than
-//! before, even after a pause or a loss.
+//!   before, even after a pause or a loss.
 //! - **I4** No write takes effect twice: no nonce of a lock's record is committed twice, and no content of the
-//! resource.
+//!   resource.
 //! - **I5** No check passes after the deadline: in true time, the latest that the slowest clock within the bound can
-//! show it if the latest write of the grant was committed in the instant in which it was sent.
+//!   show it if the latest write of the grant was committed in the instant in which it was sent.
 //! - **I6** Once a holder has learned that its lock is lost, it sends nothing that prolongs it, and no other task is
-//! given it.
+//!   given it.
 //! - **I7** After all processes have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits
-//! for the store's clock. This counts from the last moment at which a renewal of the dead holder can have arrived.
+//!   for the store's clock. This counts from the last moment at which a renewal of the dead holder can have arrived.
 //! - **I8** Nothing is granted to or prolonged for a cancelled acquisition once its store timeout is over. An
-//! acquisition that is given up on a bad network leaves a lock that is free again within the same bound as in I7.
+//!   acquisition that is given up on a bad network leaves a lock that is free again within the same bound as in I7.
 //! - **I9** In a history without faults and without contention, the requests stay within their budget.
 //! - **I10** If a process is copied while it holds a lock, only one of the copies keeps renewing it.
 //! - **F1** In a history without faults, no process waits for longer than nine stays of another process. A stay is the
-//! time for which the tasks of one process pass the lock on among themselves.
+//!   time for which the tasks of one process pass the lock on among themselves.
 //! - **E1** An observer of an election sees no term that is lower than an earlier one and none that was not granted.
-//! With each term it sees what that leader advertises. At the end of the history it sees the last leader.
+//!   With each term it sees what that leader advertises. At the end of the history it sees the last leader.
 //! - **S1** At most as many checks of permits of one semaphore pass at once as it has permits.
 //! - **S2** No check of an exclusive hold passes at the same time as one of a shared hold or of another exclusive one.
 //! - **O1** A job that runs once per period: once the store knows that the job ran, no process starts it again before
-//! the period since its grant is over, as far as the store's front ends agree on the time.
+//!   the period since its grant is over, as far as the store's front ends agree on the time.
 //! - **O2** After the period the job can run again, also on a process that has just started.
 //! - **P1** Nothing panics, on no task and no thread of the history.
 //!

@@ -8,7 +8,7 @@
 //! - `shared`: the suites with several processes run on it too;
 //! - `http`: in addition, requests are counted and harmed by a [`Proxy`](crate::proxy::Proxy);
 //! - `serial`: like `http`, but without tests with crowds of processes, since the server handles one request at a
-//! time.
+//!   time.
 
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
