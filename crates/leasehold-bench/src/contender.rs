@@ -11,11 +11,11 @@
 //! and waits for the line `go`.
 //!
 //! - `contend`: N tasks, each in a loop of acquire, hold for H microseconds, release: C times each, or until S seconds
-//! are over. A cycle in progress is completed, but a waiting acquisition is given up. At the end prints a line for
-//! each acquisition, `E TASK ASKED GRANTED RELEASING RELEASED`, in microseconds on the wall clock, and `done`.
+//!   are over. A cycle in progress is completed, but a waiting acquisition is given up. At the end prints a line for
+//!   each acquisition, `E TASK ASKED GRANTED RELEASING RELEASED`, in microseconds on the wall clock, and `done`.
 //! - `hold`: acquires, prints `granted WALLCLOCK_US`, and holds the lock until its input ends.
 //! - `many`: acquires N locks, prints `held`, holds them for S seconds, prints `lost K` if K of them were lost, then
-//! `done`.
+//!   `done`.
 //!
 //! An error is printed on standard error, with exit code 1. If the client does not support what is asked, the exit
 //! code is 3, with a line that says so.

@@ -6,7 +6,7 @@
 //! are.
 //!
 //! - [`world`]: the state. [`decide`]: how a client interprets what it reads. [`time`]: ticks, and clocks that are
-//! wrong.
+//!   wrong.
 //! - `client`, `store`: the possible next steps. [`properties`]: what must hold. [`coverage`]: what happened.
 
 mod client;
