@@ -837,9 +837,9 @@ async fn an_error_that_one_of_two_hosts_gave_may_pass() {
 #[tokio::test]
 async fn a_store_opens_no_more_connections_than_its_limit() {
     let (server, url, _folder) = server(&[]).await;
-    let wire = Wire::to(&server.address().to_string()).await;
+    let wire = Wire::to(server.address()).await;
     wire.let_answers(Answers::AreLost);
-    let store = open(&url.replace(&server.address().to_string(), &wire.address().to_string())).await;
+    let store = open(&url.replace(server.address(), &wire.address().to_string())).await;
     let claims: Vec<_> = (0..8).map(|_| hasty(&*store)).collect();
     let all = claims.iter().map(|claim| store.try_acquire(claim));
     for outcome in futures_util::future::join_all(all).await {
