@@ -10,7 +10,7 @@ use super::output;
 use super::script::{self, DONE, OUTPUT, PROGRESS};
 
 /// Time limit of a guide.
-const SECONDS: &str = "120";
+const SECONDS: &str = "300";
 
 /// The exit code of timeout(1) after the time limit.
 const TIMED_OUT: i32 = 124;

@@ -91,9 +91,9 @@ pub async fn a_job_of_a_dead_machine_is_run_by_another_in_the_same_period(harnes
         return;
     }
     let dead = Client::open(harness, "dead").await;
+    let (client, once) = job(harness, "two", LONG).await;
     // Never renewed, as if the machine had died.
     let grant = dead.granted(&name("job"), harness.ttl()).await;
-    let (client, once) = job(harness, "two", LONG).await;
     let tried = once.try_run(async |_| -> Result<(), ()> { panic!("it must not run yet") }).await;
     assert_eq!(tried.unwrap_err().kind(), ErrorKind::Held);
     let ran = once.run(async |_| {
