@@ -5,7 +5,7 @@
 //! # use leasehold::stores::memory::MemoryRegister;
 //! # use leasehold::{Register, env::Env};
 //! # use leasehold_testkit::layer::{Layer, Layered};
-//! A store whose preconditions are not trusted.
+//! /// A store whose preconditions are not trusted.
 //! #[derive(Debug)]
 //! struct Untrusted(MemoryRegister);
 //!
