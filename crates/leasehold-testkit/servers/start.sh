@@ -13,7 +13,7 @@ start_servers() {
     # If a server does not start, it prints an error and its tests fail. The others are started anyway.
     local server failed=0
     name_programs || failed=1
-    for server in moto minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd postgresql; do
+    for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd postgresql; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -66,13 +66,19 @@ endpoint() { printf 'endpoint=http%%3A%%2F%%2F127.0.0.1:%d' "$1"; }
 
 # --- each server -----------------------------------------------------------------------------------------------------
 
+# One for each store, since a moto handles one request at a time.
+start_moto_s3() { start_moto s3 make_bucket && export LEASEHOLD_TEST_S3_MOTO="s3://$STORE/tests?$at"; }
+start_moto_dynamodb() {
+    start_moto dynamodb make_trusted_table && export LEASEHOLD_TEST_DYNAMODB_MOTO="dynamodb://$STORE?$at"
+}
+
+# start_moto STORE READY: also sets `at`, the options of the store URL.
 start_moto() {
     local port
     port=$(free_port) || return 1
-    start moto "$port" make_bucket_and_trusted_table "$CACHE/$MOTO/bin/python" "$SERVER_FILES/atomic_moto.py" \
-        -H 127.0.0.1 -p "$port" || return 1
-    export LEASEHOLD_TEST_S3_MOTO="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
-    export LEASEHOLD_TEST_DYNAMODB_MOTO="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
+    start "moto-$1" "$port" "$2" "$CACHE/$MOTO/bin/python" "$SERVER_FILES/atomic_moto.py" -H 127.0.0.1 -p "$port" ||
+        return 1
+    at="$(endpoint "$port")&region=us-east-1"
 }
 
 start_minio() {
@@ -210,8 +216,6 @@ name_servers() {
 }
 
 # --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------
-
-make_bucket_and_trusted_table() { make_bucket "$1" && make_trusted_table "$1"; }
 
 make_bucket() { aws_request s3 "http://127.0.0.1:$1/$STORE" --request PUT; }
 

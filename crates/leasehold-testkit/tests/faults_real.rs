@@ -18,8 +18,9 @@ use leasehold_testkit::stores::{fresh_on, scenarios};
 use leasehold_testkit::test_store::{Kind, Reaper};
 use tempfile::TempDir;
 
-const TTL: Duration = Duration::from_secs(2);
-const TTL_OPTION: &[&str] = &["--ttl", "2"];
+/// Long enough for a busy server to answer within it.
+const TTL: Duration = Duration::from_secs(5);
+const TTL_OPTION: &[&str] = &["--ttl", "5"];
 
 /// Empty storage on the first server of each store that processes can share.
 fn stores() -> Vec<Fresh> {
@@ -88,13 +89,12 @@ async fn only_the_later_token_writes(old: u64, new: u64) {
 async fn a_holder_stopped_beyond_its_lease_fails_its_first_check() {
     on_each(stores(), async |fresh| {
         let url = fresh.url();
-        // Long enough for the lock to be held when it is checked, even on a slow machine.
-        let mut holder = worker("answer", url, &["--ttl", "5"], &[]);
+        let mut holder = worker("answer", url, TTL_OPTION, &[]);
         let old = granted(&mut holder).await;
         holder.tell("do you hold it?").await;
         holder.says("held").await;
         holder.stop();
-        let next = acquired_for(url, Duration::from_secs(5)).await;
+        let next = acquired(url).await;
         holder.tell("do you hold it?").await;
         holder.go_on();
         holder.says("Lost").await;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold::clock::{Clock, SystemClock};
+use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::env::Env;
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Locker};
@@ -13,6 +13,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::workers::{self, Worker};
+
+/// Long enough for a busy server to answer within it.
+const TTL: Duration = Duration::from_secs(5);
+const TTL_OPTION: &[&str] = &["--ttl", "5"];
 
 /// The stores, each with a unique prefix.
 fn stores() -> [Plain; 2] {
@@ -93,14 +97,15 @@ async fn we_wait_until_a_plain_client_deletes_its_lock() {
         plain.acquire("deploy/prod").await;
         let proxy = Proxy::start(plain.server.address()).await;
         let locker = Locker::open(&servers::through(&plain.url, proxy.address())).await.unwrap();
-        let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(1));
+        let lock = locker.lock("deploy/prod").ttl(TTL);
         let refused = lock.try_acquire().await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Held);
         assert!(refused.to_string().contains("unknown holder"), "{refused}");
         assert!(refused.holder().unwrap().foreign.is_some());
         let waiter = tokio::spawn(async move { lock.acquire().await });
-        // Longer than any lease of ours, as the number of its reads shows.
-        proxy.until(|log| log.iter().filter(|seen| seen.method == "GET").count() >= 5).await;
+        // It reads again after a lease of ours would have ended.
+        let lease = Deadline::new(SystemClock.now(), TTL);
+        proxy.until(|_| lease.passed(SystemClock.now())).await;
         assert!(!waiter.is_finished());
         plain.release("deploy/prod").await;
         workers::within("ours", waiter).await.unwrap().unwrap().release().await.unwrap();
@@ -126,7 +131,7 @@ async fn a_plain_client_is_refused_until_we_release() {
 async fn we_learn_that_a_plain_client_deleted_our_lock() {
     for plain in stores() {
         let locker = Locker::open(&plain.url).await.unwrap();
-        let guard = locker.lock("x.lock").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+        let guard = locker.lock("x.lock").ttl(TTL).acquire().await.unwrap();
         plain.release("x.lock").await;
         assert_eq!(plain.create("x.lock").await, 200, "theirs now");
         workers::within("the loss", guard.lost()).await;
@@ -140,14 +145,14 @@ async fn we_learn_that_a_plain_client_deleted_our_lock() {
 #[tokio::test]
 async fn after_a_dead_holder_ours_takes_over_and_theirs_does_not() {
     for plain in stores() {
-        let mut holder = Worker::start("hold", &plain.url, "lock", &["--ttl", "2"]);
+        let mut holder = Worker::start("hold", &plain.url, "lock", TTL_OPTION);
         let first = holder.granted().await;
         holder.kill().await;
         let theirs = tokio::spawn({
             let plain = plain.clone();
             async move { plain.acquire("lock").await }
         });
-        let mut next = Worker::start("hold", &plain.url, "lock", &["--ttl", "2"]);
+        let mut next = Worker::start("hold", &plain.url, "lock", TTL_OPTION);
         let second = next.granted().await;
         assert!(second > first || plain.server != Server::FAKE_GCS, "{second} after {first}");
         assert!(!theirs.is_finished(), "they never time out");

@@ -13,6 +13,9 @@ pub mod etcd;
 pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
 pub mod gcs;
+#[cfg(any(feature = "etcd", feature = "postgres", fuzzing))]
+#[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
+mod hosts;
 pub mod memory;
 #[cfg(any(feature = "gcs", feature = "s3", fuzzing))]
 #[cfg_attr(
@@ -20,7 +23,8 @@ pub mod memory;
     allow(dead_code, unused_imports, reason = "the fuzz targets use the keys and the checks of URLs")
 )]
 mod objects;
-#[cfg(any(feature = "etcd", feature = "postgres"))]
+#[cfg(any(feature = "etcd", feature = "postgres", fuzzing))]
+#[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod password;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -12,8 +12,9 @@ use crate::workers::{self, Worker};
 /// A ttl of an hour.
 pub(super) const LONG: &[&str] = &["--ttl", "3600"];
 
-const TTL: Duration = Duration::from_secs(2);
-const TTL_OPTION: &[&str] = &["--ttl", "2"];
+/// Long enough for a busy server to answer within it.
+const TTL: Duration = Duration::from_secs(5);
+const TTL_OPTION: &[&str] = &["--ttl", "5"];
 
 /// Like flock(1): the holder's death ends the lease, which had an hour left.
 pub(super) async fn the_next_try_takes_over(url: &str) {

@@ -38,12 +38,12 @@ use self::keys::Names;
 use self::leases::EtcdLeases;
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
-use crate::error::{Error, ErrorKind, StoreError};
+use crate::error::{Error, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, PollInterval, Released,
     Renewal, State, Status, StoreOptions, Swept, Token, Watch,
 };
-use crate::stores::worker::{Job, Worker};
+use crate::stores::worker::OnWorker;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -65,13 +65,11 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let worker = Worker::start("etcd")?;
-    // On the store's thread: DNS is slow, and a TLS file may be on a disk that hangs.
-    let found = worker.run(async { tokio::task::spawn_blocking(move || connected(location)).await });
-    let (client, prefix) =
-        found.await?.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
-    let leases = Arc::new(EtcdLeases::new(Arc::new(client), prefix, options.env));
-    Ok(Arc::new(EtcdStore { leases, worker }))
+    let connect = move || {
+        let (client, prefix) = connected(location)?;
+        Ok(EtcdLeases::new(Arc::new(client), prefix, options.env))
+    };
+    Ok(Arc::new(EtcdStore(OnWorker::open("etcd", connect).await?)))
 }
 
 /// Creates the client of the members at `location`, and returns it with the prefix of its keys. Blocks. Must be called
@@ -79,88 +77,63 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 fn connected(mut location: Location) -> Result<(Client, String), Error> {
     if let Some(domain) = &location.discovery {
         let found = srv::members(domain, location.tls.is_some())?;
-        location.members = config::members(&found.join(","))?;
+        location.members = config::addresses(&config::members(&found.join(","))?);
     }
     Ok((Client::new(&location)?, location.prefix))
 }
 
 /// The leases of one cluster, as callers see them. Each call is a job on the thread of the store.
 #[derive(Debug)]
-struct EtcdStore {
-    leases: Arc<EtcdLeases>,
-    worker: Worker,
-}
-
-impl EtcdStore {
-    fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<EtcdLeases>) -> F) -> Job<T>
-    where
-        F: Future<Output = T> + Send + 'static,
-    {
-        self.worker.run(work(self.leases.clone()))
-    }
-
-    /// Runs `work` on a copy of `grant`, then copies the result back into `grant`.
-    async fn run_on<T: Send + 'static, F>(
-        &self,
-        grant: &mut Grant,
-        work: impl FnOnce(Arc<EtcdLeases>, Grant) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = (Grant, T)> + Send + 'static,
-    {
-        let copy = EtcdLeases::copy(grant);
-        let (copy, answer) = self.run(|leases| work(leases, copy)).await?;
-        grant.deadline = copy.deadline;
-        grant.memo = copy.memo;
-        Ok(answer)
-    }
-}
+struct EtcdStore(OnWorker<EtcdLeases>);
 
 #[async_trait]
 impl LeaseStore for EtcdStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let claim = claim.clone();
-        self.run(|leases| async move { leases.acquire(&claim).await }).await?
+        self.0.run(|leases| async move { leases.acquire(&claim).await }).await?
     }
 
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        self.run_on(grant, |leases, mut grant| async move {
-            let renewal = leases.prolong(&mut grant).await;
-            (grant, renewal)
-        })
-        .await?
+        self.0
+            .run_on(grant, EtcdLeases::copy(grant), |leases, mut grant| async move {
+                let renewal = leases.prolong(&mut grant).await;
+                (grant, renewal)
+            })
+            .await?
     }
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         let cooldown = cooldown.filter(|cooldown| !cooldown.is_zero());
-        self.run_on(grant, move |leases, mut grant| async move {
-            let mut budget = leases.budget(STORE_TIMEOUT, grant.ttl);
-            let released = leases.give_up(&mut grant, cooldown, &mut budget).await;
-            (grant, released)
-        })
-        .await?
+        self.0
+            .run_on(grant, EtcdLeases::copy(grant), move |leases, mut grant| async move {
+                let mut budget = leases.budget(STORE_TIMEOUT, grant.ttl);
+                let released = leases.give_up(&mut grant, cooldown, &mut budget).await;
+                (grant, released)
+            })
+            .await?
     }
 
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
-        self.run_on(grant, |leases, mut grant| async move {
-            let detached = leases.set_apart(&mut grant).await;
-            (grant, detached)
-        })
-        .await?
+        self.0
+            .run_on(grant, EtcdLeases::copy(grant), |leases, mut grant| async move {
+                let detached = leases.set_apart(&mut grant).await;
+                (grant, detached)
+            })
+            .await?
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let name = name.clone();
-        self.run(|leases| async move { leases.end_grant(&name, token).await }).await?
+        self.0.run(|leases| async move { leases.end_grant(&name, token).await }).await?
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let name = name.clone();
-        self.run(|leases| async move { leases.status(&name).await }).await?
+        self.0.run(|leases| async move { leases.status(&name).await }).await?
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let space = self.leases.keys.of_locks(prefix);
+        let space = self.0.leases.keys.of_locks(prefix);
         let (prefix, end) = (prefix.to_owned(), space.end);
         let start = (Some(space.key), VecDeque::new(), Names::default());
         let names = stream::try_unfold(start, move |(mut from, mut read, mut names): Listing| {
@@ -175,7 +148,7 @@ impl LeaseStore for EtcdStore {
                     let Some(begin) = from else { return Ok(None) };
                     let (prefix, end) = (prefix.clone(), end.clone());
                     let page =
-                        self.run(|leases| async move { leases.names(&prefix, begin, end).await }).await??;
+                        self.0.run(|leases| async move { leases.names(&prefix, begin, end).await }).await??;
                     (read, from) = (page.0.into(), page.1);
                 }
             }
@@ -197,7 +170,7 @@ impl LeaseStore for EtcdStore {
     }
 
     fn env(&self) -> &Env {
-        &self.leases.env
+        &self.0.leases.env
     }
 }
 
@@ -205,18 +178,18 @@ impl LeaseStore for EtcdStore {
 impl Watch for EtcdStore {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let (name, seen) = (name.clone(), seen.clone());
-        self.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
+        self.0.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
     }
 
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let (claim, seen) = (claim.clone(), seen.clone());
-        self.run(|leases| async move { leases.until_turn(&claim, &seen).await }).await?
+        self.0.run(|leases| async move { leases.until_turn(&claim, &seen).await }).await?
     }
 
     async fn holder_changed(&self, name: &LockName, seen: &Status) {
         let (name, seen) = (name.clone(), seen.clone());
         // Without an answer the observer reads again.
-        let _ = self.run(|leases| async move { leases.until_holder_changed(&name, &seen).await }).await;
+        let _ = self.0.run(|leases| async move { leases.until_holder_changed(&name, &seen).await }).await;
     }
 
     async fn ended(&self, grant: &Grant) {
@@ -233,16 +206,17 @@ impl Diagnose for EtcdStore {
     }
 
     async fn examine(&self, _: &Examination) -> Examined {
-        self.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
+        self.0.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
     }
 }
 
 impl Drop for EtcdStore {
     /// Ends the leases at once that no claim uses. Otherwise they would expire.
     fn drop(&mut self) {
-        let unused: Vec<_> = self.leases.sessions().drain(..).filter(|session| session.is_empty()).collect();
-        let client = self.leases.client.clone();
-        self.worker.finish(async move {
+        let unused: Vec<_> =
+            self.0.leases.sessions().drain(..).filter(|session| session.is_empty()).collect();
+        let client = self.0.leases.client.clone();
+        self.0.finish(async move {
             join_all(unused.iter().map(|session| client.revoke(session.lease))).await;
         });
     }

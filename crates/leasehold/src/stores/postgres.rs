@@ -26,13 +26,13 @@ use self::connect::Way;
 use self::leases::{PAGE, PostgresLeases, ReleaseAsked};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
-use crate::error::{Error, ErrorKind, StoreError};
+use crate::error::{Error, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, PollInterval, Released,
     Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch,
 };
 use crate::runtime::pacing::Pacing;
-use crate::stores::worker::{Job, Worker};
+use crate::stores::worker::OnWorker;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -53,48 +53,21 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let worker = Worker::start("PostgreSQL")?;
-    // Elsewhere, since a file may be on a disk that hangs.
-    let way = worker.run(async { tokio::task::spawn_blocking(move || Way::to(location)).await });
-    let way = way.await?.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
-    let leases = Arc::new(PostgresLeases::new(way, options.env, options.margin));
-    Ok(Arc::new(PostgresStore { leases, worker }))
+    let connect = move || Ok(PostgresLeases::new(Way::to(location)?, options.env, options.margin));
+    Ok(Arc::new(PostgresStore(OnWorker::open("PostgreSQL", connect).await?)))
 }
 
 /// The leases of one table, as callers see them. Each call is a job on the thread of the store, so that a future which
 /// its caller no longer polls keeps no connection.
 #[derive(Debug)]
-struct PostgresStore {
-    leases: Arc<PostgresLeases>,
-    worker: Worker,
-}
+struct PostgresStore(OnWorker<PostgresLeases>);
 
-impl PostgresStore {
-    fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<PostgresLeases>) -> F) -> Job<T>
-    where
-        F: Future<Output = T> + Send + 'static,
-    {
-        self.worker.run(work(self.leases.clone()))
-    }
-
-    /// Runs `work` on a copy of `grant`, then copies the result back into `grant`.
-    async fn run_on<T: Send + 'static, F>(
-        &self,
-        grant: &mut Grant,
-        work: impl FnOnce(Arc<PostgresLeases>, Grant) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = (Grant, T)> + Send + 'static,
-    {
-        let copy = Grant {
-            name: grant.name.clone(),
-            memo: grant.memo.as_ref().map(|_| Box::new(ReleaseAsked) as Box<_>),
-            ..*grant
-        };
-        let (copy, answer) = self.run(|leases| work(leases, copy)).await?;
-        grant.deadline = copy.deadline;
-        grant.memo = copy.memo;
-        Ok(answer)
+/// A copy of `grant` for the thread of the store.
+fn copy(grant: &Grant) -> Grant {
+    Grant {
+        name: grant.name.clone(),
+        memo: grant.memo.as_ref().map(|_| Box::new(ReleaseAsked) as Box<_>),
+        ..*grant
     }
 }
 
@@ -102,37 +75,40 @@ impl PostgresStore {
 impl LeaseStore for PostgresStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let claim = claim.clone();
-        self.run(|leases| async move { leases.acquire(&claim).await }).await?
+        self.0.run(|leases| async move { leases.acquire(&claim).await }).await?
     }
 
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        self.run_on(grant, |leases, mut grant| async move {
-            let renewal = leases.prolong(&mut grant).await;
-            (grant, renewal)
-        })
-        .await?
+        self.0
+            .run_on(grant, copy(grant), |leases, mut grant| async move {
+                let renewal = leases.prolong(&mut grant).await;
+                (grant, renewal)
+            })
+            .await?
     }
 
-    async fn release(&self, grant: &mut Grant, rest: Option<Duration>) -> Result<Released, StoreError> {
-        self.run_on(grant, move |leases, mut grant| async move {
-            let released = leases.end(&mut grant, rest).await;
-            (grant, released)
-        })
-        .await?
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        self.0
+            .run_on(grant, copy(grant), move |leases, mut grant| async move {
+                let released = leases.end(&mut grant, cooldown).await;
+                (grant, released)
+            })
+            .await?
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let name = name.clone();
-        self.run(|leases| async move { leases.end_by_token(&name, token).await }).await?
+        self.0.run(|leases| async move { leases.end_by_token(&name, token).await }).await?
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let name = name.clone();
-        self.run(|leases| async move {
-            let record = leases.record(&name, &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
-            Ok(rules::status(name, record))
-        })
-        .await?
+        self.0
+            .run(|leases| async move {
+                let record = leases.record(&name, &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
+                Ok(rules::status(name, record))
+            })
+            .await?
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
@@ -142,7 +118,7 @@ impl LeaseStore for PostgresStore {
             let prefix = prefix.clone();
             async move {
                 let Some(after) = after else { return Ok(None) };
-                let page = self.run(|leases| async move { leases.names(&prefix, after.as_deref()).await });
+                let page = self.0.run(|leases| async move { leases.names(&prefix, after.as_deref()).await });
                 let names = page.await??;
                 let next = if names.len() == PAGE { Some(names.last().cloned()) } else { None };
                 Ok(Some((names, next)))
@@ -156,12 +132,12 @@ impl LeaseStore for PostgresStore {
     }
 
     async fn init(&self) -> Result<(), StoreError> {
-        self.run(|leases| async move { leases.make_table().await }).await?
+        self.0.run(|leases| async move { leases.make_table().await }).await?
     }
 
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
         let name = name.clone();
-        self.run(|leases| async move { leases.swept(&name, older_than, dry_run).await }).await?
+        self.0.run(|leases| async move { leases.swept(&name, older_than, dry_run).await }).await?
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -169,7 +145,7 @@ impl LeaseStore for PostgresStore {
     }
 
     fn env(&self) -> &Env {
-        &self.leases.env
+        &self.0.leases.env
     }
 }
 
@@ -177,7 +153,7 @@ impl LeaseStore for PostgresStore {
 impl Watch for PostgresStore {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let (name, seen) = (name.clone(), seen.clone());
-        self.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
+        self.0.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
     }
 }
 
@@ -185,11 +161,11 @@ impl Watch for PostgresStore {
 impl Diagnose for PostgresStore {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let name = name.clone();
-        self.run(|leases| async move { leases.discarded(&name).await }).await?
+        self.0.run(|leases| async move { leases.discarded(&name).await }).await?
     }
 
     async fn examine(&self, _: &Examination) -> Examined {
-        self.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
+        self.0.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
     }
 }
 
@@ -211,7 +187,7 @@ impl PostgresLeases {
 
 impl Drop for PostgresStore {
     fn drop(&mut self) {
-        let sessions = self.leases.sessions.clone();
-        self.worker.finish(async move { sessions.close_idle() });
+        let sessions = self.0.leases.sessions.clone();
+        self.0.finish(async move { sessions.close_idle() });
     }
 }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,12 +16,63 @@ use tokio::task::JoinHandle;
 
 use crate::clock::{SystemClock, timeout};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::Grant;
 
 /// The time limit of the last requests of a store after it was dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
+/// The leases of a store whose work runs on a thread of its own.
+#[derive(Debug)]
+pub(super) struct OnWorker<L> {
+    pub(super) leases: Arc<L>,
+    worker: Worker,
+}
+
+impl<L: Send + Sync + 'static> OnWorker<L> {
+    /// Starts the thread of a `store`, and calls `connect` there, which may block: DNS is slow, and a file may be on a
+    /// disk that hangs.
+    pub(super) async fn open(
+        store: &str,
+        connect: impl FnOnce() -> Result<L, Error> + Send + 'static,
+    ) -> Result<Self, Error> {
+        let worker = Worker::start(store)?;
+        let leases = worker.run(async { tokio::task::spawn_blocking(connect).await }).await?;
+        let leases = leases.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
+        Ok(Self { leases: Arc::new(leases), worker })
+    }
+
+    /// Begins `work` on the thread.
+    pub(super) fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<L>) -> F) -> Job<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        self.worker.run(work(self.leases.clone()))
+    }
+
+    /// Runs `work` on `copy`, a copy of `grant`, then copies the result back into `grant`.
+    pub(super) async fn run_on<T: Send + 'static, F>(
+        &self,
+        grant: &mut Grant,
+        copy: Grant,
+        work: impl FnOnce(Arc<L>, Grant) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = (Grant, T)> + Send + 'static,
+    {
+        let (copy, answer) = self.run(|leases| work(leases, copy)).await?;
+        grant.deadline = copy.deadline;
+        grant.memo = copy.memo;
+        Ok(answer)
+    }
+
+    /// Ends the thread after `last`.
+    pub(super) fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
+        self.worker.finish(last);
+    }
+}
+
 /// A thread with its own runtime. It ends when this value is dropped.
-pub(super) struct Worker {
+struct Worker {
     runtime: Handle,
     stop: Option<oneshot::Sender<BoxFuture<'static, ()>>>,
 }
@@ -36,7 +88,7 @@ impl Worker {
     ///
     /// # Errors
     /// If the system grants no thread.
-    pub(super) fn start(store: &str) -> Result<Self, Error> {
+    fn start(store: &str) -> Result<Self, Error> {
         let no_thread = |error: std::io::Error| {
             Error::new(
                 ErrorKind::Unavailable,
@@ -59,12 +111,12 @@ impl Worker {
     }
 
     /// Begins `work` there. It is given up when the answer is no longer waited for.
-    pub(super) fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Job<T> {
+    fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Job<T> {
         Job(self.runtime.spawn(work))
     }
 
     /// Ends the thread after `last`.
-    pub(super) fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
+    fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(Box::pin(last));
         }

@@ -106,7 +106,7 @@ pub struct HolderInfo {
     /// How long the lease can still last unless it is renewed.
     pub lapses_within: Option<Duration>,
     /// Whether the lock is in a cooldown: released, but not to be granted yet
-    /// ([`LeaseStore::release`](crate::lease::LeaseStore::release) with `rest`).
+    /// ([`LeaseStore::release`](crate::lease::LeaseStore::release) with a cooldown).
     pub in_cooldown: bool,
     /// For a lock in a cooldown: the previous holder. [`held_for`](Self::held_for) then counts from its grant or, if
     /// the store does not know that, from the release.

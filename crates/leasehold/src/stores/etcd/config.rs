@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::login::Login;
 use crate::error::Error;
 use crate::lease::StoreOptions;
+use crate::stores::hosts::{Host, is_host_name, take_identity};
 use crate::url::StoreUrl;
 
 /// The port for members without one in the URL: that of etcd's clients.
@@ -42,7 +43,7 @@ impl Location {
         url.take_common(options)?;
         let mut tls = take_tls(&mut url)?;
         let authority = url.authority().unwrap_or("").to_owned();
-        let (members, discovery) = match url.take_switch("discovery_srv")? {
+        let (hosts, discovery) = match url.take_switch("discovery_srv")? {
             Some(true) => (Vec::new(), Some(checked_domain(&authority)?)),
             Some(false) | None => (members(&authority)?, None),
         };
@@ -54,31 +55,19 @@ impl Location {
         let login = Login::take(&mut url)?;
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
         if login.is_some() && tls.is_none() && !plaintext {
-            check_private(discovery.as_slice())?;
-            check_private(&members)?;
+            let domain = discovery.iter().map(|domain| Host { name: domain.clone(), port: PORT });
+            check_private(&domain.chain(hosts.iter().cloned()).collect::<Vec<_>>())?;
         }
         url.finish()?;
-        Ok(Self { members, discovery, prefix, login, tls })
+        Ok(Self { members: addresses(&hosts), discovery, prefix, login, tls })
     }
 }
 
 /// `tls=on`, or any of the files, which require TLS.
 fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let switch = url.take_switch("tls")?;
-    let (authority, certificate, key) = (url.take("ca"), url.take("cert"), url.take("key"));
+    let (authority, identity) = (url.take("ca"), take_identity(url)?);
     let server_name = url.take("server_name").map(checked_server_name).transpose()?;
-    let identity = match (certificate, key) {
-        (None, None) => None,
-        (Some(certificate), key) => {
-            // One file may contain both.
-            let key = key.unwrap_or_else(|| certificate.clone());
-            Some((certificate, key))
-        }
-        (None, Some(_)) => {
-            return Err(Error::invalid("the option `key` stands without `cert`")
-                .with_help("name the certificate that the key belongs to: cert=FILE&key=FILE"));
-        }
-    };
     let wanted = authority.is_some() || identity.is_some() || server_name.is_some();
     match switch {
         Some(false) if wanted => Err(Error::invalid("tls=off, and yet there are options of TLS")
@@ -99,22 +88,13 @@ fn checked_server_name(name: String) -> Result<String, Error> {
         ))
 }
 
-fn is_host_name(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
-}
-
-/// Checks that a login is sent only to members on this machine, or encrypted. Otherwise others could read it.
-fn check_private(members: &[String]) -> Result<(), Error> {
-    let stays_here = |member: &String| {
-        let host = member.rsplit_once(':').map_or(member.as_str(), |(host, _port)| host);
-        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-        host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
-    };
-    match members.iter().find(|member| !stays_here(member)) {
+/// Checks that a login is sent only to `hosts` on this machine, or encrypted. Otherwise others could read it.
+fn check_private(hosts: &[Host]) -> Result<(), Error> {
+    match hosts.iter().find(|host| !host.is_this_machine()) {
         None => Ok(()),
-        Some(member) => Err(Error::invalid(format!(
-            "the etcd member {member} would be sent the user and the password unencrypted"
+        Some(host) => Err(Error::invalid(format!(
+            "the etcd member {} would be sent the user and the password unencrypted",
+            host.name
         ))
         .with_help(
             "use tls=on (and ca=FILE), or, in a network that you trust, add allow_plaintext_credentials=on",
@@ -130,31 +110,24 @@ fn checked_domain(authority: &str) -> Result<String, Error> {
         .with_help("with discovery_srv=on an etcd store is etcd://example.com/prefix/?discovery_srv=on, without a port"))
 }
 
-pub(super) fn members(authority: &str) -> Result<Vec<String>, Error> {
+pub(super) fn members(authority: &str) -> Result<Vec<Host>, Error> {
     authority.split(',').map(member).collect()
 }
 
-fn member(text: &str) -> Result<String, Error> {
-    let fine = |host: &str, port: Option<&str>| {
-        let host_fine = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => is_host_name(host),
-        };
-        host_fine && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
-    };
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !text.ends_with(']') => (host, Some(port)),
-        _ => (text, None),
-    };
-    if fine(host, port) {
-        return Ok(format!("{host}:{}", port.map_or(PORT.to_string(), str::to_owned)));
-    }
-    let error = Error::invalid(if text.is_empty() {
-        "the etcd store URL names no member".to_owned()
-    } else {
-        format!("{text:?} is no host and port of an etcd member")
-    });
-    Err(error.with_help("an etcd store is etcd://host:2379,host2:2379/prefix/"))
+/// Each as `host:port`.
+pub(super) fn addresses(hosts: &[Host]) -> Vec<String> {
+    hosts.iter().map(Host::to_string).collect()
+}
+
+fn member(text: &str) -> Result<Host, Error> {
+    Host::parse(text, PORT).ok_or_else(|| {
+        Error::invalid(if text.is_empty() {
+            "the etcd store URL names no member".to_owned()
+        } else {
+            format!("{text:?} is no host and port of an etcd member")
+        })
+        .with_help("an etcd store is etcd://host:2379,host2:2379/prefix/")
+    })
 }
 
 /// The path without its first `/` and with one at its end. `//x` is the prefix `/x/`, as other clients may have it.

@@ -119,7 +119,7 @@ impl EtcdStore {
     ///
     /// Runs in the caller's future, because it only awaits its own watch: each lock that is held waits here.
     pub(super) async fn until_ended(&self, grant: &Grant) {
-        let leases = &self.leases;
+        let leases = &self.0.leases;
         let Some(memo) = EtcdLeases::memo(grant) else { return std::future::pending().await };
         let Some(session) = EtcdLeases::session_of(grant) else { return std::future::pending().await };
         let Some(place) = session.place(grant.id) else { return };
@@ -141,7 +141,7 @@ impl EtcdStore {
             leases.calm(Fired::Lost).await;
             // etcd may have compacted the revisions after that one.
             let (key, ttl) = (key.clone(), grant.ttl);
-            let look = self.run(|leases| async move {
+            let look = self.0.run(|leases| async move {
                 let found = leases.key(&key, &mut leases.budget(STORE_TIMEOUT, ttl)).await;
                 found.map(|(found, revision)| (found.is_some(), revision))
             });

@@ -1,9 +1,8 @@
 //! The settings of a database in a store URL.
 
-use std::net::{IpAddr, Ipv6Addr};
-
 use crate::error::Error;
 use crate::lease::StoreOptions;
+use crate::stores::hosts::{Host, take_identity};
 use crate::stores::password::Password;
 use crate::url::StoreUrl;
 
@@ -33,14 +32,6 @@ pub(super) struct Location {
     pub(super) table: Table,
     /// `None`: without encryption.
     pub(super) tls: Option<Tls>,
-}
-
-/// A server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Host {
-    /// A name or an IP address, without brackets.
-    pub(super) name: String,
-    pub(super) port: u16,
 }
 
 /// Files in PEM form.
@@ -113,19 +104,7 @@ impl Table {
 /// Without `sslmode`, connections to other machines are encrypted and verified.
 fn take_tls(url: &mut StoreUrl, hosts: &[Host], plaintext: bool) -> Result<Option<Tls>, Error> {
     let mode = url.take("sslmode");
-    let (authority, certificate, key) = (url.take("ca"), url.take("cert"), url.take("key"));
-    let identity = match (certificate, key) {
-        (None, None) => None,
-        (Some(certificate), key) => {
-            // One file may contain both.
-            let key = key.unwrap_or_else(|| certificate.clone());
-            Some((certificate, key))
-        }
-        (None, Some(_)) => {
-            return Err(Error::invalid("the option `key` stands without `cert`")
-                .with_help("name the certificate that the key belongs to: cert=FILE&key=FILE"));
-        }
-    };
+    let (authority, identity) = (url.take("ca"), take_identity(url)?);
     let has_files = authority.is_some() || identity.is_some();
     let stays_here = hosts.iter().all(Host::is_this_machine);
     match mode.as_deref() {
@@ -142,49 +121,19 @@ fn take_tls(url: &mut StoreUrl, hosts: &[Host], plaintext: bool) -> Result<Optio
     }
 }
 
-impl Host {
-    fn is_this_machine(&self) -> bool {
-        let address = self.name.parse::<IpAddr>();
-        self.name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
-    }
-}
-
-impl std::fmt::Display for Host {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.name.contains(':') {
-            true => write!(f, "[{}]:{}", self.name, self.port),
-            false => write!(f, "{}:{}", self.name, self.port),
-        }
-    }
-}
-
 fn hosts(authority: &str) -> Result<Vec<Host>, Error> {
     authority.split(',').map(host).collect()
 }
 
 fn host(text: &str) -> Result<Host, Error> {
-    let (name, port) = match text.rsplit_once(':') {
-        Some((name, port)) if !text.ends_with(']') => (name, port.parse().ok().filter(|port| *port > 0)),
-        _ => (text, Some(PORT)),
-    };
-    let name = match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        Some(address) => address.parse::<Ipv6Addr>().is_ok().then_some(address),
-        None => is_host_name(name).then_some(name),
-    };
-    if let (Some(name), Some(port)) = (name, port) {
-        return Ok(Host { name: name.to_owned(), port });
-    }
-    let error = Error::invalid(if text.is_empty() {
-        "the PostgreSQL store URL names no host".to_owned()
-    } else {
-        format!("{text:?} is no host and port of a PostgreSQL server")
-    });
-    Err(error.with_help(FORM))
-}
-
-fn is_host_name(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+    Host::parse(text, PORT).ok_or_else(|| {
+        Error::invalid(if text.is_empty() {
+            "the PostgreSQL store URL names no host".to_owned()
+        } else {
+            format!("{text:?} is no host and port of a PostgreSQL server")
+        })
+        .with_help(FORM)
+    })
 }
 
 #[cfg(test)]

@@ -14,11 +14,12 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::config::{Host, Location, Table, Tls};
+use super::config::{Location, Table, Tls};
 use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
+use crate::stores::hosts::Host;
 
 /// The time limit for a connection to one server, with its TLS handshake and its login. A lost SYN is sent again after
 /// one second.
@@ -26,9 +27,6 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 /// A server that vanishes without closing its connections is noticed after this.
 const SILENCE: Duration = Duration::from_secs(10);
-
-/// What a notification says: the text of a `NOTIFY`.
-pub(super) type Heard = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
@@ -80,11 +78,11 @@ impl Way {
         &self.location.hosts
     }
 
-    /// Connects to `host`. `heard` is called with what is notified. Inside the runtime in which the connection lives.
+    /// Connects to `host`. Inside the runtime in which the connection lives.
     ///
     /// # Errors
     /// Not applied, since nothing was sent.
-    pub(super) async fn connect(&self, host: &Host, env: &Env, heard: Heard) -> Result<Link, StoreError> {
+    pub(super) async fn connect(&self, host: &Host, env: &Env) -> Result<Link, StoreError> {
         let mut config = Config::new();
         config
             .host(&host.name)
@@ -123,11 +121,11 @@ impl Way {
             match tls {
                 Some(tls) => {
                     let (client, connection) = config.connect(MakeRustlsConnect::new(tls)).await?;
-                    Ok(driven(client, connection, heard, shown.clone()))
+                    Ok(driven(client, connection, shown.clone()))
                 }
                 None => {
                     let (client, connection) = config.connect(NoTls).await?;
-                    Ok(driven(client, connection, heard, shown.clone()))
+                    Ok(driven(client, connection, shown.clone()))
                 }
             }
         };
@@ -146,7 +144,7 @@ impl Way {
 }
 
 /// Starts the task that reads and writes the connection.
-fn driven<S, T>(client: Client, mut connection: Connection<S, T>, heard: Heard, host: String) -> Link
+fn driven<S, T>(client: Client, mut connection: Connection<S, T>, host: String) -> Link
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -160,7 +158,6 @@ where
                 Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
                     noted.store(true, Ordering::SeqCst);
                 }
-                Some(Ok(AsyncMessage::Notification(notification))) => heard(notification.payload()),
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     tracing::debug!(%error, "a connection to PostgreSQL ended");

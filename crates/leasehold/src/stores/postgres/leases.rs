@@ -246,21 +246,22 @@ impl PostgresLeases {
         }
     }
 
-    /// Ends a grant. The lock then rests for `rest`.
+    /// Ends a grant. It is not granted again before the end of `cooldown`.
     pub(super) async fn end(
         &self,
         grant: &mut Grant,
-        rest: Option<Duration>,
+        cooldown: Option<Duration>,
     ) -> Result<Released, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, grant.ttl);
         let (by, limit) = (locked_by(grant.id), row_limit(grant.ttl));
-        let (rest, timeout) = (number(micros(rest.unwrap_or(Duration::ZERO))), milliseconds(limit));
+        let cooldown = number(micros(cooldown.unwrap_or_default()));
+        let timeout = milliseconds(limit);
         // A claim that is withdrawn does not know its token.
         let token = Some(grant.token).filter(|token| token.get() > 0).map(|token| number(token.get()));
         let parameters: [Parameter<'_>; 5] = [
             (&grant.name.as_str(), Type::TEXT),
             (&by, Type::TEXT),
-            (&rest, Type::INT8),
+            (&cooldown, Type::INT8),
             (&timeout, Type::TEXT),
             (&token, Type::INT8),
         ];
@@ -278,10 +279,10 @@ impl PostgresLeases {
                             && record.grant() == Some(grant.id)
                             && (token.is_none() || record.token == Some(grant.token))
                     });
-                    if !stands && in_doubt {
-                        self.replicate(&grant.name, &mut budget).await?;
-                    }
                     if !stands {
+                        if in_doubt {
+                            self.replicate(&grant.name, &mut budget).await?;
+                        }
                         return Ok(match asked_before {
                             true => rules::was_released(record.as_ref(), grant.id),
                             false => Released::AlreadyLost,

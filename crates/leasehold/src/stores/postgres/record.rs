@@ -59,7 +59,7 @@ impl Record {
         }
     }
 
-    pub(super) fn is_resting(&self) -> bool {
+    pub(super) fn is_in_cooldown(&self) -> bool {
         matches!(self.state, State::Cooldown { .. })
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Rec
         None => LossReason::Deleted,
         Some(record) => {
             let past = record.past.iter().find(|past| past.grant == grant);
-            let is_taken = record.is_live && record.grant() != Some(grant) && !record.is_resting();
+            let is_taken = record.is_live && record.grant() != Some(grant) && !record.is_in_cooldown();
             match past.map(|past| past.end) {
                 Some(End::Released | End::Evicted) => LossReason::Ended,
                 Some(End::Lapsed) | None if is_taken => LossReason::TakenOver { by: held(record) },

@@ -1,7 +1,5 @@
 //! The table, and `leasehold init`.
 
-use std::sync::Arc;
-
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -62,7 +60,7 @@ impl PostgresLeases {
     }
 
     async fn make_once(&self, table: &Table) -> Result<(), StoreError> {
-        let link = self.sessions.separate(Arc::new(|_| {})).await?;
+        let link = self.sessions.separate().await?;
         let found = server::find(&link, table, &self.env).await?;
         if found.kind.is_some() {
             let flaws = flaws(&link, table).await?;

@@ -8,14 +8,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 
-use super::config::{Host, Table};
-use super::connect::{Heard, Link, Way};
+use super::config::Table;
+use super::connect::{Link, Way};
 use super::errors::{self, Effect};
 use super::server::{self, Found};
 use super::statements::Parameter;
 use crate::clock::{Moment, RATE_ERROR, micros, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
+use crate::stores::hosts::Host;
 
 /// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its own,
 /// so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
@@ -145,31 +146,26 @@ impl Sessions {
     }
 
     async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
-        let silent: Heard = Arc::new(|_| {});
-        let link = self.way.connect(host, &self.env, silent).await?;
+        let link = self.way.connect(host, &self.env).await?;
         let found = server::look(&link, self.table(), &self.env).await?;
         let now = self.env.now();
         Ok(Session { link, clock: (found.clock_us, now), answered: now, has_table: found.kind.is_some() })
     }
 
-    /// Opens a connection to the primary that is not one of the store's: to listen on, or to make the table.
-    pub(super) async fn separate(&self, heard: Heard) -> Result<Link, StoreError> {
-        let (link, found) = self.any_with(heard).await?;
+    /// Opens a connection to the primary that is not one of the store's.
+    pub(super) async fn separate(&self) -> Result<Link, StoreError> {
+        let (link, found) = self.any().await?;
         server::check_server(&found, &link.host).map_err(Fault::not_applied)?;
         Ok(link)
     }
 
-    /// Opens a connection to the primary, or else to another server, and says what was found there.
+    /// Opens a connection to the primary, or else to another server, and says what was found there. Asks all at once:
+    /// one that does not answer leaves the others the time that there is.
     pub(super) async fn any(&self) -> Result<(Link, Found), StoreError> {
-        self.any_with(Arc::new(|_| {})).await
-    }
-
-    /// Asks all at once: one that does not answer leaves the others the time that there is.
-    async fn any_with(&self, heard: Heard) -> Result<(Link, Found), StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         let asked = async |host: &Host| {
             let opened = async {
-                let link = self.way.connect(host, &self.env, heard.clone()).await?;
+                let link = self.way.connect(host, &self.env).await?;
                 let found = server::find(&link, self.table(), &self.env).await?;
                 Ok((link, found))
             };

@@ -1,0 +1,66 @@
+//! What the URLs of servers have in common: their hosts, and the files of TLS.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::error::Error;
+use crate::url::StoreUrl;
+
+/// The host and the port of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    /// A name or an IP address, without brackets.
+    pub(super) name: String,
+    pub(super) port: u16,
+}
+
+impl Host {
+    /// Reads `name`, `name:port`, `[address]` or `[address]:port`. `port` is that of a host without one. `None` if
+    /// `text` has another form.
+    pub(super) fn parse(text: &str, port: u16) -> Option<Self> {
+        let (name, port) = match text.rsplit_once(':') {
+            Some((name, port)) if !text.ends_with(']') => (name, port.parse().ok().filter(|port| *port > 0)?),
+            _ => (text, port),
+        };
+        let name = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+            Some(address) => address.parse::<Ipv6Addr>().is_ok().then_some(address)?,
+            None => is_host_name(name).then_some(name)?,
+        };
+        Some(Self { name: name.to_owned(), port })
+    }
+
+    /// Whether what is sent to it stays on this machine.
+    pub(super) fn is_this_machine(&self) -> bool {
+        let address = self.name.parse::<IpAddr>();
+        self.name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.contains(':') {
+            true => write!(f, "[{}]:{}", self.name, self.port),
+            false => write!(f, "{}:{}", self.name, self.port),
+        }
+    }
+}
+
+pub(super) fn is_host_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+}
+
+/// Takes `cert` and `key` out of `url`: the files of the client certificate and its private key.
+///
+/// # Errors
+/// For a `key` without `cert`.
+pub(super) fn take_identity(url: &mut StoreUrl) -> Result<Option<(String, String)>, Error> {
+    match (url.take("cert"), url.take("key")) {
+        (None, None) => Ok(None),
+        // One file may contain both.
+        (Some(certificate), None) => Ok(Some((certificate.clone(), certificate))),
+        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+        (None, Some(_)) => Err(Error::invalid("the option `key` needs the option `cert`")
+            .with_help("name the certificate that the key belongs to: cert=FILE&key=FILE")),
+    }
+}
