@@ -193,22 +193,37 @@ install_jars() {
         touch "$target/complete"
 }
 
-install_java_peer() {
-    local target jars
-    target=$(java_peer)
+install_java_peer() { install_java_program "$(java_peer)" java/dynamodb-lock-client Peer; }
+install_shedlock_peer() { install_java_program "$(shedlock_peer)" shedlock/shedlock ShedLockPeer; }
+
+# install_java_program TARGET FOLDER/PROJECT CLASS: compiles the sources in FOLDER. The program TARGET runs CLASS. In tests
+# it runs only briefly, so a fast start matters more than optimized code; benchmarks set JAVA_OPTIONS.
+install_java_program() {
+    local target=$1 project=$PEER_SOURCES/$2.xml class=$3 jars
     [[ -x $target ]] && return 0
-    install_jars "$PEER_SOURCES/java/dynamodb-lock-client.xml" || return 1
-    jars=$(jars "$PEER_SOURCES/java/dynamodb-lock-client.xml")
-    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEER_SOURCES"/java/*.java || return 1
-    # In tests it runs only briefly, so a fast start matters more than optimized code.
+    install_jars "$project" || return 1
+    jars=$(jars "$project")
+    javac -cp "$jars/*" -d "$(dirname "$target")" "$(dirname "$project")"/*.java || return 1
     cat >"$target" <<PROGRAM && chmod +x "$target"
 #!/bin/sh
-[ "\$1" = bench ] || quick="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-exec java \$quick -cp "$(dirname "$target"):$jars/*" Peer "\$@"
+exec java \${JAVA_OPTIONS--XX:TieredStopAtLevel=1 -XX:+UseSerialGC} -cp "$(dirname "$target"):$jars/*" $class "\$@"
 PROGRAM
 }
 
-install_shedlock_peer() {
+shedlock_peer() { install_java_program "$(shedlock_peer)" shedlock/shedlock ShedLockPeer "$QUICK"; }
+
+# install_java_program TARGET FOLDER/PROJECT CLASS OPTIONS: compiles the sources in FOLDER. The program TARGET runs CLASS.
+install_java_program() {
+    local target=$1 project=$PEER_SOURCES/$2.xml jars
+    [[ -x $target ]] && return 0
+    install_jars "$project" || return 1
+    jars=$(jars "$project")
+    javac -cp "$jars/*" -d "$(dirname "$target")" "$(dirname "$project")"/*.java || return 1
+    printf '#!/bin/sh\nexec java %s -cp "%s" %s "$@"\n' "$4" "$(dirname "$target"):$jars/*" "$3" >"$target" &&
+        chmod +x "$target"
+}
+
+shedlock_peer() {
     local target jars
     target=$(shedlock_peer)
     [[ -x $target ]] && return 0

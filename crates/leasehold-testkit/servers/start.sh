@@ -194,7 +194,7 @@ name_benchmark_peers() {
     LEASEHOLD_BENCH_PEER_ETCD_RUST="$(rust_peer etcd) bench"
     LEASEHOLD_BENCH_CALLS_ETCD="$(rust_peer etcd-calls) bench"
     LEASEHOLD_BENCH_PEER_DYNAMODB_GO="$(go_peer dynamodb) bench"
-    LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA="$(java_peer) bench"
+    LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA="env JAVA_OPTIONS= $(java_peer) bench"
     LEASEHOLD_BENCH_PEER_DYNAMODB_RUST="$(rust_peer dlock) bench"
     LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST="$(rust_peer dynamodb-lease) bench"
 }

@@ -59,7 +59,7 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.inner().write(key, expect, body).await
     }
 
-    /// See [`Register::delete`]. Also called for deletes that are not examined.
+    /// See [`Register::delete`].
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.inner().delete(key, version).await
     }

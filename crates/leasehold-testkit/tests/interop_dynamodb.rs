@@ -10,7 +10,7 @@ use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
 
-use crate::workers::Worker;
+use crate::workers::{self, Worker};
 
 /// The ttl of both clients in tests in which a holder dies.
 const TTL: Duration = Duration::from_secs(3);
@@ -132,33 +132,7 @@ async fn four_of_ours_and_four_of_theirs_count_exactly(table: &Table) {
     let lease = Duration::from_secs(20);
     let theirs: Vec<_> = (0..EACH).map(|_| table.peer("increment", lease, &more)).collect();
     let ours: Vec<_> = (0..EACH).map(|_| table.worker("increment", lease, &more)).collect();
-    let (mut all, mut tokens) = (Vec::new(), Vec::new());
-    for worker in ours {
-        let (said, code) = worker.end().await;
-        assert_eq!(code, Some(0), "one of ours failed");
-        for line in said {
-            let numbers = numbers(&line);
-            tokens.push((numbers[1], numbers[0]));
-            all.push((numbers[1], numbers[2]));
-        }
-    }
-    for peer in theirs {
-        let (said, code) = peer.end().await;
-        assert_eq!(code, Some(0), "one of theirs failed");
-        all.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
-    }
-    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * EACH * TIMES).to_string());
-    assert_eq!(all.len(), 2 * EACH * TIMES);
-    // A suspended machine gives the other client no comparable time.
-    all.retain(|&(from, _)| from != 0);
-    all.sort_unstable();
-    assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");
-    tokens.sort_unstable();
-    assert!(tokens.windows(2).all(|pair| pair[0].1 < pair[1].1), "tokens do not rise: {tokens:?}");
-}
-
-fn numbers(line: &str) -> Vec<u128> {
-    line.split(' ').map(|number| number.parse().unwrap()).collect()
+    workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * TIMES).await;
 }
 
 /// A table that is shared with clients of one kind, and one lock in it.

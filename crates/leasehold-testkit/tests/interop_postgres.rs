@@ -6,7 +6,7 @@ use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::stores;
 
-use crate::workers::Worker;
+use crate::workers::{self, Worker};
 
 /// ShedLock with the time of the database, in time zones behind and ahead of it.
 const ZONES: [&[&str]; 2] = [&["--zone", "America/New_York"], &["--zone", "Europe/Prague"]];
@@ -58,7 +58,7 @@ async fn each_succeeds_the_other_when_it_has_died() {
     let guard = ours(&fresh).await;
     guard.release().await.unwrap();
     let url = leasehold_testkit::servers::with_option(fresh.url(), "margin=0s");
-    let mut dying = Worker::start("hold", &url, "lock", &["--ttl", "2"]);
+    let mut dying = Worker::start("hold", &url, "lock", &["--ttl", "5"]);
     dying.granted().await;
     dying.kill().await;
     let mut next = peer(&fresh, "hold", "60", &[]);
@@ -78,27 +78,5 @@ async fn four_of_ours_and_four_of_theirs_count_exactly() {
     let theirs: Vec<_> = (0..EACH).map(|_| peer(&fresh, "increment", "60", &more)).collect();
     let options = [&["--ttl", "20"], &more[..]].concat();
     let ours: Vec<_> = (0..EACH).map(|_| Worker::start("increment", fresh.url(), "lock", &options)).collect();
-    let numbers = |line: &str| -> Vec<u128> { line.split(' ').map(|n| n.parse().unwrap()).collect() };
-    let (mut all, mut tokens) = (Vec::new(), Vec::new());
-    for worker in ours {
-        let (said, code) = worker.end().await;
-        assert_eq!(code, Some(0), "one of ours failed");
-        for line in said {
-            let numbers = numbers(&line);
-            tokens.push((numbers[1], numbers[0]));
-            all.push((numbers[1], numbers[2]));
-        }
-    }
-    for peer in theirs {
-        let (said, code) = peer.end().await;
-        assert_eq!(code, Some(0), "one of theirs failed");
-        all.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
-    }
-    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * EACH * ADD).to_string());
-    // A machine that was suspended gives theirs no time that could be compared.
-    all.retain(|&(from, _)| from != 0);
-    all.sort_unstable();
-    assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");
-    tokens.sort_unstable();
-    assert!(tokens.windows(2).all(|pair| pair[0].1 < pair[1].1), "tokens do not rise: {tokens:?}");
+    workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * ADD).await;
 }

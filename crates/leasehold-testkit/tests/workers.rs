@@ -127,3 +127,32 @@ pub(crate) async fn never_more_processes_than_permits(url: &str) {
         }
     }
 }
+
+/// `ours` and another client's processes, `theirs`, add to the number in `file`, which becomes `sum`. No two of them held
+/// the lock at once, and our tokens rise in the order in which it was held.
+pub(crate) async fn count_exactly_beside(ours: Vec<Worker>, theirs: Vec<Process>, file: &Path, sum: usize) {
+    let numbers = |line: &str| -> Vec<u128> { line.split(' ').map(|n| n.parse().unwrap()).collect() };
+    let (mut all, mut tokens) = (Vec::new(), Vec::new());
+    for worker in ours {
+        let (said, code) = worker.end().await;
+        assert_eq!(code, Some(0), "one of ours failed");
+        for line in said {
+            let addition = Addition::read(&line);
+            tokens.push((addition.from, addition.token));
+            all.push((addition.from, addition.until));
+        }
+    }
+    for peer in theirs {
+        let (said, code) = peer.end().await;
+        assert_eq!(code, Some(0), "one of theirs failed");
+        all.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
+    }
+    assert_eq!(std::fs::read_to_string(file).unwrap().trim(), sum.to_string());
+    assert_eq!(all.len(), sum);
+    // A machine that was suspended gives another client no time that could be compared.
+    all.retain(|&(from, _)| from != 0);
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");
+    tokens.sort_unstable();
+    assert!(tokens.windows(2).all(|pair| pair[0].1 < pair[1].1), "tokens do not rise: {tokens:?}");
+}

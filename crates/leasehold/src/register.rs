@@ -71,7 +71,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
-    /// Deletes `key` if its version is still `version`. For sweeping and probing only; never used to release a lock.
+    /// Deletes `key` if its version is still `version`: for sweeps, for locks that are objects, and for examinations. The
+    /// caller has made sure that the store compares the version, unless no other client knows of the object.
     ///
     /// # Errors
     /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no
@@ -83,9 +84,6 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`delete`](Self::delete).
-    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.delete(key, version).await
-    }
 
     /// The checks of an [examination](crate::Locker::examine) that only this store has, such as its settings. The
     /// checks for every register are not part of it. By default there are none.
@@ -154,9 +152,6 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         (**self).delete(key, version).await
-    }
-    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        (**self).delete_unexamined(key, version).await
     }
     async fn examine(&self) -> Examined {
         (**self).examine().await

@@ -1,6 +1,5 @@
 //! What a release frees, and what it must not free.
 
-
 use leasehold::ErrorKind;
 use leasehold::clock::RATE_ERROR;
 use leasehold::lease::{AcquireOutcome, Released, State};

@@ -83,19 +83,11 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Lists the names of the locks that have a record and start with `prefix`, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
-    /// Deletes the record of a lock that no other client knows of, if it has this version. Returns `false` if it was
-    /// not deleted.
+    /// Deletes the record of a lock if it has this version. Returns `false` if it was not deleted. If other clients know of
+    /// the lock, [`trust_deletes`](Self::trust_deletes) comes first.
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let _ = (name, version);
         Ok(false)
-    }
-
-    /// Deletes the record of a lock that other clients know of, if it has this version. Returns `false` if it was not
-    /// deleted. Refused if deletes are not known to be conditional.
-    async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
-        let _ = (name, version);
-        let message = format!("records in {} cannot be swept", self.capabilities().store);
-        Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
     }
 
     /// Runs the checks that are specific to this store when it is examined.
@@ -106,6 +98,12 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
 
     /// Makes sure, once, that the store enforces preconditions.
     async fn trust(&self) -> Result<(), StoreError>;
+
+    /// Makes sure, once, that deletes are conditional too. Refused where records cannot be swept.
+    async fn trust_deletes(&self) -> Result<(), StoreError> {
+        let message = format!("records in {} cannot be swept", self.capabilities().store);
+        Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
+    }
 
     /// Creates what the store needs.
     async fn init(&self) -> Result<(), StoreError> {

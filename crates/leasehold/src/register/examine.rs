@@ -397,7 +397,7 @@ impl<'a> Patient<'a> {
         let gone = retry(register.env(), || async {
             Ok(match register.read(key).await? {
                 None => true,
-                Some(cell) => register.delete_unexamined(key, &cell.version).await? == Deleted::Deleted,
+                Some(cell) => register.delete(key, &cell.version).await? == Deleted::Deleted,
             })
         });
         let gone = matches!(gone.await, Ok(true));

@@ -71,6 +71,8 @@ pub(crate) struct Flawed {
     /// The races in which a second request will be accepted: the key, the precondition, and when the first was
     /// accepted.
     pub(crate) doubled: Mutex<HashMap<(String, String), usize>>,
+    /// How long each answer takes.
+    pub(crate) latency: Duration,
     pub(crate) place: String,
     pub(crate) env: Env,
 }
@@ -87,6 +89,7 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
         writing: AtomicUsize::new(0),
         accepted: AtomicUsize::new(0),
         doubled: Mutex::default(),
+        latency: Duration::ZERO,
         place: "here".to_owned(),
         env: Env::seeded(Arc::new(TestClock::default()), 1),
     }
@@ -95,6 +98,12 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
 impl Flawed {
     pub(crate) fn requests(&self) -> usize {
         self.requests.swap(0, Ordering::SeqCst)
+    }
+
+    /// Lets other requests arrive first.
+    async fn travel(&self) {
+        self.env.sleep(self.latency).await;
+        tokio::task::yield_now().await;
     }
 
     fn throttle(&self) -> Result<(), StoreError> {
@@ -149,7 +158,7 @@ impl Flawed {
 impl Register for Flawed {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         self.requests.fetch_add(1, Ordering::SeqCst);
-        tokio::task::yield_now().await;
+        self.travel().await;
         self.throttle()?;
         let cell = self.cells.lock().unwrap().get(key).cloned();
         match *self.flaw.lock().unwrap() {
@@ -165,7 +174,7 @@ impl Register for Flawed {
         let nth = |every: usize| every > 0 && n.is_multiple_of(every);
         let at_once = self.writing.fetch_add(1, Ordering::SeqCst);
         let began = self.accepted.load(Ordering::SeqCst);
-        tokio::task::yield_now().await;
+        self.travel().await;
         self.writing.fetch_sub(1, Ordering::SeqCst);
         self.throttle()?;
         if at_once > 0 && *self.flaw.lock().unwrap() == Flaw::RefusesRacers {
@@ -205,7 +214,7 @@ impl Register for Flawed {
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let began = self.accepted.load(Ordering::SeqCst);
-        tokio::task::yield_now().await;
+        self.travel().await;
         self.throttle()?;
         let flaw = *self.flaw.lock().unwrap();
         let doubled = matches!(flaw, Flaw::DoublesDeletes(_))

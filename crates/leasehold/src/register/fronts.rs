@@ -191,10 +191,6 @@ impl Register for Fronts {
         self.next().delete(key, version).await
     }
 
-    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.next().delete_unexamined(key, version).await
-    }
-
     async fn examine(&self) -> Examined {
         self.first.examine().await
     }

@@ -293,7 +293,7 @@ async fn refuses_outdated_delete(
     key: &str,
     outdated: &Version,
 ) -> Result<(), StoreError> {
-    match register.delete_unexamined(key, outdated).await? {
+    match register.delete(key, outdated).await? {
         Deleted::Conflict => Ok(()),
         Deleted::Deleted => {
             Err(no_deletes("this store ignores the precondition of deletes (If-Match on DeleteObject)"))
@@ -306,7 +306,7 @@ async fn accepts_delete(register: &dyn Register, key: &str) -> Result<(), StoreE
     let Write::Committed(version) = register.write(key, Precondition::Absent, fresh(register)).await? else {
         return Err(vanished(key));
     };
-    match register.delete_unexamined(key, &version).await? {
+    match register.delete(key, &version).await? {
         Deleted::Deleted => Ok(()),
         Deleted::Conflict => Err(no_deletes("this store refuses deletes that expect the current version")),
     }

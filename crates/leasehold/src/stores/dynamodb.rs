@@ -211,8 +211,8 @@ impl Records for DynamoDb {
         self.deleted(name, version).await
     }
 
-    async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
-        self.deleted(name, version).await
+    async fn trust_deletes(&self) -> Result<(), StoreError> {
+        self.trust().await
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {

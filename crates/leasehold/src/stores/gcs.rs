@@ -15,7 +15,6 @@ mod wire_tests;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -36,7 +35,6 @@ use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, LeaseStore, PollInterval, StoreOptions};
-use crate::register::probe::probe_deletes;
 use crate::register::{
     Body, Deleted, Head, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue,
     Write,
@@ -98,9 +96,6 @@ pub struct GcsRegister {
     env: Env,
     clock: StoreClock,
     contents: Contents,
-    /// Whether deletes were found to be conditional. Concurrent callers each find out for themselves: a future that is
-    /// not polled must not delay another.
-    delete_checked: AtomicBool,
 }
 
 impl GcsRegister {
@@ -126,7 +121,6 @@ impl GcsRegister {
             env,
             clock: StoreClock::default(),
             contents,
-            delete_checked: AtomicBool::new(false),
         })
     }
 }
@@ -166,19 +160,17 @@ impl Register for GcsRegister {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        if !self.place.is_trusted() && !self.delete_checked.load(Ordering::Acquire) {
-            probe_deletes(self).await?;
-            self.delete_checked.store(true, Ordering::Release);
+        let object = self.keys.object(key);
+        let request = wire::delete(&self.place, &object, known_generation(version)?);
+        match self.ask(Operation::Delete, &object, request).await {
+            Ok(_) => Ok(Deleted::Deleted),
+            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
+            Err(other) => Err(failed(other)),
         }
-        self.delete_unchecked(key, version).await
     }
 
     async fn examine(&self) -> Examined {
         self.examined().await
-    }
-
-    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.delete_unchecked(key, version).await
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
@@ -269,16 +261,6 @@ impl GcsRegister {
         }
         Err(Fault::unavailable(format!("the object {object:?} kept changing while it was read"))
             .not_applied())
-    }
-
-    async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        let object = self.keys.object(key);
-        let request = wire::delete(&self.place, &object, known_generation(version)?);
-        match self.ask(Operation::Delete, &object, request).await {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
     }
 
     /// Sends one request. Returns the generation in the headers of the response, and the body. Explains every failure.

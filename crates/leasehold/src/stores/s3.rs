@@ -17,7 +17,6 @@ mod wire_tests;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -42,7 +41,6 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
 use crate::register::probe::evidence::RACERS;
-use crate::register::probe::probe_deletes;
 use crate::register::{
     Body, Deleted, FrontEnds, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue,
     Write,
@@ -106,9 +104,6 @@ pub struct S3Register {
     keys: Keys,
     requests: Requests,
     contents: Contents,
-    /// Whether deletes were found to be conditional. Concurrent callers each find out for themselves: a future that is
-    /// not polled must not delay another.
-    delete_checked: AtomicBool,
 }
 
 impl S3Register {
@@ -138,7 +133,6 @@ impl S3Register {
             keys: location.protocol.keys(&location.prefix),
             requests: Requests::new(env, location.access.ca.as_deref()),
             contents,
-            delete_checked: AtomicBool::new(false),
         }
     }
 
@@ -154,7 +148,6 @@ impl S3Register {
             keys: self.keys.clone(),
             requests: Requests::new(self.env().clone(), self.access.ca.as_deref()),
             contents: self.contents,
-            delete_checked: AtomicBool::new(false),
         })
     }
 }
@@ -211,19 +204,19 @@ impl Register for S3Register {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        if !self.place.is_trusted() && !self.delete_checked.load(Ordering::Acquire) {
-            probe_deletes(self).await?;
-            self.delete_checked.store(true, Ordering::Release);
+        let object = self.keys.object(key);
+        let watch = self.requests.watch();
+        let request = self.delete_object(&object).if_match(version.as_str());
+        let result = request.customize().interceptor(watch.clone()).send().await;
+        match self.settle(Operation::Delete, &object, &watch, result) {
+            Ok(_) => Ok(Deleted::Deleted),
+            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
+            Err(other) => Err(failed(other)),
         }
-        self.delete_unchecked(key, version).await
     }
 
     async fn examine(&self) -> Examined {
         self.examined().await
-    }
-
-    async fn delete_unexamined(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.delete_unchecked(key, version).await
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
@@ -289,18 +282,6 @@ impl Register for S3Register {
 }
 
 impl S3Register {
-    async fn delete_unchecked(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        let object = self.keys.object(key);
-        let watch = self.requests.watch();
-        let request = self.delete_object(&object).if_match(version.as_str());
-        let result = request.customize().interceptor(watch.clone()).send().await;
-        match self.settle(Operation::Delete, &object, &watch, result) {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
-    }
-
     async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
         let watch = self.requests.watch();
         // A directory bucket lists whole folders only.

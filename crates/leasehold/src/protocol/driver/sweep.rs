@@ -39,7 +39,11 @@ impl RegisterLeases {
             if dry_run {
                 return Ok(Swept::Deleted);
             }
-            match budget.request(self.records.sweep(name, &version)).await {
+            // An examination has its own time limit.
+            let began = self.now();
+            self.records.trust_deletes().await?;
+            budget.extend(self.now().longest_since(began));
+            match budget.request(self.records.discard(name, &version)).await {
                 Ok(true) => {
                     self.known.forget(name);
                     return Ok(Swept::Deleted);
@@ -73,9 +77,46 @@ fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::golden::golden_record;
-    use crate::lease::Token;
+    use crate::lease::{AcquireOutcome, Claim, Holder, LeaseStore, StoreOptions, Token};
+    use crate::register::Register;
+    use crate::register::flawed::{Flaw, Flawed, store};
+
+    /// A lock in `register` that was free for a day.
+    async fn with_old_lock(register: Arc<Flawed>) -> (RegisterLeases, LockName) {
+        let options = StoreOptions { env: register.env.clone(), ..StoreOptions::default() };
+        let leases = RegisterLeases::new(register, options);
+        let name = LockName::new("old").unwrap();
+        let claim = Claim::new(leases.env(), name.clone(), Ttl::DEFAULT, Holder::this_process());
+        let AcquireOutcome::Granted(mut grant) = leases.try_acquire(&claim).await.unwrap() else {
+            panic!("the lock is free");
+        };
+        leases.release(&mut grant, None).await.unwrap();
+        leases.env().sleep(DAY).await;
+        (leases, name)
+    }
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_whose_deletes_are_not_conditional_is_not_swept() {
+        let register = Arc::new(store(Flaw::IgnoresVersionOfDeletes));
+        let (leases, name) = with_old_lock(register.clone()).await;
+        let refused = leases.sweep(&name, Duration::ZERO, false).await.unwrap_err();
+        assert_eq!(refused.fault().kind, ErrorKind::Unsupported, "{refused:?}");
+        assert!(register.read("old.lock").await.unwrap().is_some());
+    }
+
+    /// The examination of deletes takes dozens of requests: longer than one request may.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_store_is_swept() {
+        let register = Flawed { latency: Duration::from_millis(500), ..store(Flaw::None) };
+        let (leases, name) = with_old_lock(Arc::new(register)).await;
+        assert_eq!(leases.sweep(&name, Duration::ZERO, false).await.unwrap(), Swept::Deleted);
+    }
 
     #[test]
     fn age_counts_from_the_release_and_from_the_end_of_a_rest() {

@@ -150,7 +150,7 @@ impl ExistenceRecords {
     ) -> Result<Written, StoreError> {
         self.trust().await?;
         // `trust` has made sure that deletes are conditional.
-        Ok(match self.register.delete_unexamined(name.as_str(), version).await? {
+        Ok(match self.register.delete(name.as_str(), version).await? {
             Deleted::Deleted => {
                 Written::Committed { record: Box::new(stored(record)), version: Version::new(GONE) }
             }

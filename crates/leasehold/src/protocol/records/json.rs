@@ -14,8 +14,8 @@ use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
 use crate::register::examine::examine_all;
-use crate::register::probe::LIMIT;
 use crate::register::probe::trust::Trust;
+use crate::register::probe::{LIMIT, probe_deletes};
 use crate::register::{Deleted, Precondition, Register, Version, Write, probe};
 use crate::types::LockName;
 
@@ -28,12 +28,14 @@ pub(crate) struct JsonRecords {
     register: Arc<dyn Register>,
     /// Whether the register was found to enforce its preconditions.
     trust: Trust,
+    /// Whether it was found to enforce those of deletes.
+    trust_in_deletes: Trust,
 }
 
 impl JsonRecords {
     /// Creates the records of `register`.
     pub(crate) fn new(register: Arc<dyn Register>) -> Self {
-        Self { register, trust: Trust::default() }
+        Self { register, trust: Trust::default(), trust_in_deletes: Trust::default() }
     }
 }
 
@@ -74,10 +76,6 @@ impl Records for JsonRecords {
     }
 
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
-        Ok(self.register.delete_unexamined(&key(name), version).await? == Deleted::Deleted)
-    }
-
-    async fn sweep(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         Ok(self.register.delete(&key(name), version).await? == Deleted::Deleted)
     }
 
@@ -92,6 +90,15 @@ impl Records for JsonRecords {
         let register = self.register.clone();
         let examine = || async move { probe(&*register).await }.boxed();
         self.trust.settle(self.env(), LIMIT, examine).await
+    }
+
+    async fn trust_deletes(&self) -> Result<(), StoreError> {
+        if self.register.capabilities().trusted {
+            return Ok(());
+        }
+        let register = self.register.clone();
+        let examine = || async move { probe_deletes(&*register).await }.boxed();
+        self.trust_in_deletes.settle(self.env(), LIMIT, examine).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

@@ -18,7 +18,7 @@ impl Patient<'_> {
         let mut budget = RetryBudget::of_question(register.env());
         let mut unknown = false;
         let deleted = loop {
-            match budget.request(register.delete_unexamined(&key, stale)).await {
+            match budget.request(register.delete(&key, stale)).await {
                 // The request without an answer may have deleted it.
                 Ok(Deleted::Conflict) if unknown => {
                     match retry(register.env(), || register.read(&key)).await {
@@ -103,7 +103,7 @@ async fn trouble_with_deleted(
     current: &Version,
 ) -> Result<Option<&'static str>, StoreError> {
     // If the precondition was ignored, the object is already deleted.
-    register.delete_unexamined(key, current).await?;
+    register.delete(key, current).await?;
     if register.read(key).await?.is_some() {
         return Ok(Some("what was deleted is still read"));
     }

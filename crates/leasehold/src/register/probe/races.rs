@@ -209,7 +209,7 @@ impl Lane<'_> {
         let (register, half) = (self.register, self.plan.racers / 2);
         let expect = Precondition::Version(version);
         let writes = join_all((0..half).map(|_| register.write(key, expect, fresh(register))));
-        let deletes = join_all((0..half).map(|_| register.delete_unexamined(key, version)));
+        let deletes = join_all((0..half).map(|_| register.delete(key, version)));
         let (writes, deletes) = join(writes, deletes).await;
         let deletes = deletes
             .into_iter()
@@ -251,7 +251,7 @@ impl Lane<'_> {
             },
         };
         let deleted = match version {
-            Some(version) => self.register.delete_unexamined(key, &version).await.ok(),
+            Some(version) => self.register.delete(key, &version).await.ok(),
             None => None,
         };
         if deleted != Some(Deleted::Deleted) {

@@ -69,7 +69,6 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     })
     .await;
     let register = register(&server);
-    register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
 
     let cell = register.read("a b.lock").await.unwrap().unwrap();
     assert_eq!((cell.value, cell.version), (value(), v1()));
@@ -173,7 +172,7 @@ async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
     let error = hung.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
     assert_eq!(server.requests().len(), 1, "neither the client nor its connections send it again");
-    let error = hung.delete_unchecked("x.lock", &v1()).await.unwrap_err();
+    let error = hung.delete("x.lock", &v1()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
     let error = hung.read("x.lock").await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");

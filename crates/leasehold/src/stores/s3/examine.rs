@@ -62,7 +62,7 @@ impl S3Register {
     async fn delete_of_nothing(&self) -> Finding {
         let nothing = format!(".leasehold-probe-nothing-{}", Id::random(&self.env().random));
         let version = Version::new("\"00000000000000000000000000000000\"");
-        let asked = || self.delete_unchecked(&nothing, &version);
+        let asked = || self.delete(&nothing, &version);
         deleted_nothing(retry(self.env(), asked).await)
     }
 

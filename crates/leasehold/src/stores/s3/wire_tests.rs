@@ -68,7 +68,6 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     })
     .await;
     let register = server.register();
-    register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
 
     let cell = register.read("a b.lock").await.unwrap().unwrap();
     assert_eq!((cell.value, cell.version), (value(), v1()), "a multipart's or KMS's ETag, quotes and all");

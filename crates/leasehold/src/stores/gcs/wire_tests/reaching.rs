@@ -26,7 +26,6 @@ async fn every_request_names_who_pays_and_every_upload_its_key() {
         server.url
     );
     let register = opened(&url);
-    register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
     register.write("x", Precondition::Absent, value().into()).await.unwrap();
     register.write("x", Precondition::Version(&v1()), value().into()).await.unwrap();
     register.read("x").await.unwrap();

@@ -26,7 +26,7 @@ async fn a_policy_is_not_taken_for_a_lost_race() {
         let errors = [
             register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err(),
             register.write("x.lock", Precondition::Version(&v1()), value().into()).await.unwrap_err(),
-            register.delete_unchecked("x.lock", &v1()).await.unwrap_err(),
+            register.delete("x.lock", &v1()).await.unwrap_err(),
         ];
         for error in errors {
             assert!(matches!(error, StoreError::NotApplied(_)) && !error.is_transient(), "{error:?}");

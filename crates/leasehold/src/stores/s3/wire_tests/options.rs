@@ -38,7 +38,6 @@ async fn good() -> Server {
 
 /// Returns the requests for a write, a read, a head, a delete and a listing.
 async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
-    register.delete_checked.store(true, std::sync::atomic::Ordering::Release);
     register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
     register.read("x.lock").await.unwrap();
     register.head("x.lock").await.unwrap();
