@@ -100,8 +100,8 @@ pub enum Kind {
     Alone,
     /// Also the suites with several processes.
     Shared,
-    /// Also those that count and harm its requests, which are HTTP. Not those in which crowds want permits, since the
-    /// server handles one request at a time.
+    /// Also those that count and harm its requests, which are HTTP. Not those with crowds of processes, since the server
+    /// handles one request at a time.
     Serial,
     /// All suites.
     Http,

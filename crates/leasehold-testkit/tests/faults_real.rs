@@ -19,8 +19,8 @@ use leasehold_testkit::test_store::{Kind, Reaper};
 use tempfile::TempDir;
 
 /// Long enough for a busy server to answer within it.
-const TTL: Duration = Duration::from_secs(5);
-const TTL_OPTION: &[&str] = &["--ttl", "5"];
+const TTL: Duration = Duration::from_secs(8);
+const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
 /// Empty storage on the first server of each store that processes can share.
 fn stores() -> Vec<Fresh> {
@@ -183,8 +183,8 @@ async fn a_restarted_server_loses_no_grant_and_adds_no_second_holder() {
 }
 
 async fn outlives_its_server(scenario: &Scenario) {
-    // Longer than any server takes to start.
-    const LONG: Duration = Duration::from_secs(45);
+    // Longer than a JVM takes to start on a busy machine.
+    const LONG: Duration = Duration::from_secs(90);
     let folder = tempfile::tempdir().unwrap();
     let environment = Environment::start(scenario, 2, folder.path()).await.unwrap();
     let lock = async |n| Locker::open(&environment.url(n)).await.unwrap().lock("lock").ttl(LONG);

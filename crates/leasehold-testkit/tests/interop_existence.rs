@@ -15,8 +15,8 @@ use tokio::net::TcpStream;
 use crate::workers::{self, Worker};
 
 /// Long enough for a busy server to answer within it.
-const TTL: Duration = Duration::from_secs(5);
-const TTL_OPTION: &[&str] = &["--ttl", "5"];
+const TTL: Duration = Duration::from_secs(8);
+const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
 /// The stores, each with a unique prefix.
 fn stores() -> [Plain; 2] {

@@ -16,16 +16,17 @@ macro_rules! suite {
 
 macro_rules! processes {
     ($storage:ident alone) => {};
-    // 16 processes that want permits write so often that one of them gives up after 15 s.
+    // Such a server does not answer a crowd within the time limits.
     ($storage:ident serial) => { processes! { $storage: } };
-    ($storage:ident $shared:ident) => { processes! { $storage: never_more_processes_than_permits } };
-    ($storage:ident: $($more:ident)?) => {
+    ($storage:ident $shared:ident) => {
+        processes! { $storage: sixteen_processes_count_exactly never_more_processes_than_permits }
+    };
+    ($storage:ident: $($crowd:ident)*) => {
         on_storage! { $storage:
-            sixteen_processes_count_exactly
             a_waiter_succeeds_a_killed_holder
             a_try_takes_over_from_a_killed_holder
             a_ticket_outlives_its_process
-            $($more)?
+            $($crowd)*
         }
     };
 }

@@ -79,12 +79,6 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// conditional deletes.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
-    /// [`delete`](Self::delete) without first checking that the store compares the version, for objects that no other
-    /// client knows of. By default it is the same.
-    ///
-    /// # Errors
-    /// As [`delete`](Self::delete).
-
     /// The checks of an [examination](crate::Locker::examine) that only this store has, such as its settings. The
     /// checks for every register are not part of it. By default there are none.
     async fn examine(&self) -> Examined {

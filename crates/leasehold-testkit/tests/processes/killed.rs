@@ -13,8 +13,8 @@ use crate::workers::{self, Worker};
 pub(super) const LONG: &[&str] = &["--ttl", "3600"];
 
 /// Long enough for a busy server to answer within it.
-const TTL: Duration = Duration::from_secs(5);
-const TTL_OPTION: &[&str] = &["--ttl", "5"];
+const TTL: Duration = Duration::from_secs(8);
+const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
 /// Like flock(1): the holder's death ends the lease, which had an hour left.
 pub(super) async fn the_next_try_takes_over(url: &str) {

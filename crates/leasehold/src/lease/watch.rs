@@ -34,7 +34,7 @@ pub trait Watch: Send + Sync {
     }
 
     /// Completes when `name`, which was inspected as `seen`, may have another holder or none. Never completes by
-    /// default: observers then inspect again at the store's [poll interval](super::Capabilities::pace).
+    /// default: observers then inspect again at the store's [poll interval](super::Capabilities::poll_interval).
     async fn holder_changed(&self, name: &LockName, seen: &Status) {
         let _ = (name, seen);
         std::future::pending().await

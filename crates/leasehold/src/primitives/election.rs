@@ -166,7 +166,7 @@ impl Election {
     /// If the store's locks have tokens, terms never go back. Leaders that come and go between two reads are not seen.
     /// A leader may be reported with a term that the store has granted, but whose answer did not reach the leader.
     ///
-    /// Each poll costs one read, at the store's [poll interval](crate::lease::Capabilities::pace) (on S3 every two
+    /// Each poll costs one read, at the store's [poll interval](crate::lease::Capabilities::poll_interval) (on S3 every two
     /// seconds). A store that [notifies](crate::lease::Capabilities::watches) reports changes at once. Each stream
     /// polls separately, so share one in a process.
     ///

@@ -166,6 +166,18 @@ impl RegisterLeases {
         RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
     }
 
+    /// Awaits an examination of the store. It has a time limit of its own, and does not count against `budget`.
+    async fn examined(
+        &self,
+        examination: impl Future<Output = Result<(), StoreError>>,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<(), StoreError> {
+        let began = self.now();
+        examination.await?;
+        budget.extend(self.now().longest_since(began));
+        Ok(())
+    }
+
     fn store_time(&self) -> Option<StoreTime> {
         self.records.store_time()
     }
@@ -197,7 +209,7 @@ impl RegisterLeases {
                 }
             }
         }
-        self.records.trust().await?;
+        self.examined(self.records.trust(), budget).await?;
         let sight = self.look(&grant.name, budget).await?;
         Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
@@ -390,7 +402,7 @@ impl LeaseStore for RegisterLeases {
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mut attempts: Vec<Attempt> = Vec::new();
-        self.records.trust().await?;
+        self.examined(self.records.trust(), &mut budget).await?;
         loop {
             let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
                 Sight { sighting: Some(sighting), .. } => sighting,

@@ -1,7 +1,7 @@
 //! The rules of the lease protocol, as pure functions. They take what was read and what is known, and return what may
 //! be written or reported.
 //!
-//! The driver in `leases` sends the requests. Each rule is implemented once, here. Without any one of them there can be
+//! The driver (`driver.rs`) sends the requests. Each rule is implemented once, here. Without any one of them there can be
 //! two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name the rule that they guard.
 
 use std::time::Duration;

@@ -67,7 +67,7 @@ impl RegisterLeases {
                     None => Next::Look,
                 },
                 Claimed::Grantable { over, floor_from_clock } => {
-                    self.trust(&mut budget).await?;
+                    self.examined(self.records.trust(), &mut budget).await?;
                     let floor_us = match floor_from_clock {
                         true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
                         false => None,
@@ -89,15 +89,6 @@ impl RegisterLeases {
                 }
             };
         }
-    }
-
-    /// Waits until the store is known to honour preconditions. This may take an examination, which does not count
-    /// against the time limit.
-    async fn trust(&self, budget: &mut RetryBudget<'_>) -> Result<(), StoreError> {
-        let began = self.now();
-        self.records.trust().await?;
-        budget.extend(self.now().longest_since(began));
-        Ok(())
     }
 
     /// Returns the next step after a grant was `sent`. `None` if the grant certainly had no effect.
@@ -141,7 +132,7 @@ impl RegisterLeases {
                 Ok(Next::Look)
             }
             None if self.records.claims() => {
-                self.trust(budget).await?;
+                self.examined(self.records.trust(), budget).await?;
                 let sent = self.now();
                 let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
                 let sent = self.send(&claim.name, Send::Unseen, &record, sent, attempts, budget).await?;

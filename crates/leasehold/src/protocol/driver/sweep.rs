@@ -24,8 +24,8 @@ impl RegisterLeases {
                 .with_help("sweep without that option, if the store's clock is right")
                 .not_applied());
         }
-        self.records.trust().await?;
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        self.examined(self.records.trust(), &mut budget).await?;
         // Whether a delete was sent and not answered.
         let mut unknown = false;
         loop {
@@ -39,10 +39,7 @@ impl RegisterLeases {
             if dry_run {
                 return Ok(Swept::Deleted);
             }
-            // An examination has its own time limit.
-            let began = self.now();
-            self.records.trust_deletes().await?;
-            budget.extend(self.now().longest_since(began));
+            self.examined(self.records.trust_deletes(), &mut budget).await?;
             match budget.request(self.records.discard(name, &version)).await {
                 Ok(true) => {
                     self.known.forget(name);
@@ -81,7 +78,7 @@ mod tests {
 
     use super::*;
     use crate::golden::golden_record;
-    use crate::lease::{AcquireOutcome, Claim, Holder, LeaseStore, StoreOptions, Token};
+    use crate::lease::{AcquireOutcome, Claim, Evicted, Holder, LeaseStore, StoreOptions, Token};
     use crate::register::Register;
     use crate::register::flawed::{Flaw, Flawed, store};
 
@@ -116,6 +113,23 @@ mod tests {
         let register = Flawed { latency: Duration::from_millis(500), ..store(Flaw::None) };
         let (leases, name) = with_old_lock(Arc::new(register)).await;
         assert_eq!(leases.sweep(&name, Duration::ZERO, false).await.unwrap(), Swept::Deleted);
+    }
+
+    /// The examination of writes takes longer than an eviction may.
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_on_a_slow_store_that_was_not_examined_is_evicted() {
+        let register = Arc::new(Flawed { latency: Duration::from_secs(2), ..store(Flaw::None) });
+        let options = StoreOptions { env: register.env.clone(), ..StoreOptions::default() };
+        let leases = RegisterLeases::new(register.clone(), options.clone());
+        let name = LockName::new("lock").unwrap();
+        let claim = Claim::new(leases.env(), name.clone(), Ttl::DEFAULT, Holder::this_process());
+        let AcquireOutcome::Granted(grant) = leases.try_acquire(&claim).await.unwrap() else {
+            panic!("the lock is free");
+        };
+        // Another process does not know that the store was examined.
+        register.cells.lock().unwrap().remove(".leasehold-probe");
+        let other = RegisterLeases::new(register, options);
+        assert_eq!(other.evict(&name, grant.token).await.unwrap(), Evicted::Evicted);
     }
 
     #[test]

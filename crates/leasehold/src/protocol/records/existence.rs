@@ -8,7 +8,7 @@
 //!   leasehold's objects are computed from a body with a fresh nonce. So a late renewal, takeover or delete either
 //!   finds the version that it expects, and is then not late, or has no effect.
 //! - A late create expects that there is no object, and may find none. Its claim has ended, so no process acts on the
-//!   object that it leaves. Its sender looks for the object for a while and deletes it (`leases/late_creates.rs`).
+//!   object that it leaves. Its sender looks for the object for a while and deletes it (`driver/late_creates.rs`).
 //!   Otherwise the object lapses.
 //! - Only the contents of the record distinguish the second grant of a claim from the first. So the heartbeats of each
 //!   object start at a random number (rule 8).
