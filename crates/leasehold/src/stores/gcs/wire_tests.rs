@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use super::config::{Access, Source, Transport};
 use super::*;
 use crate::clock::micros;
+use crate::register::probe::probe_deletes;
 use crate::register::{MAX_VALUE_BYTES, probe};
 use crate::stores::objects::Protocol;
 use crate::stores::scripted::{Reply, Seen, Server, answer};
@@ -353,7 +354,7 @@ async fn a_store_ignoring_conditions_is_refused_and_no_lock_deleted() {
     }
     server.requests();
     register.write("x.lock", Precondition::Absent, value().into()).await.unwrap();
-    let error = register.delete("x.lock", &v1()).await.unwrap_err();
+    let error = probe_deletes(&register).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
     let deletes = server.requests().into_iter().filter(|seen| seen.line.starts_with("DELETE"));
     assert!(deletes.into_iter().all(|delete| delete.line.contains(".leasehold-probe")));
