@@ -14,12 +14,13 @@ use tempfile::TempDir;
 
 use crate::conformance::Harness;
 use crate::servers::{Server, with_option};
-use crate::test_store::{Reaper, Storage, TestStore};
+use crate::test_store::{Kind, Reaper, Storage, TestStore};
 
 /// Fresh storage at a store URL. Its files are deleted when it is dropped.
 pub struct Fresh {
     store: &'static dyn TestStore,
     server: Option<Server>,
+    kind: Kind,
     url: String,
     folder: TempDir,
 }
@@ -37,7 +38,8 @@ impl Fresh {
     /// When `./test` has not started the server.
     pub fn on(store: &'static dyn TestStore, storage: &Storage) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        Self { store, server: storage.server, url: store.fresh_url(storage, folder.path()), folder }
+        let url = store.fresh_url(storage, folder.path());
+        Self { store, server: storage.server, kind: storage.kind, url, folder }
     }
 
     /// The same storage at another URL.
@@ -98,8 +100,8 @@ impl Harness for Fresh {
     }
 
     fn ttl(&self) -> Duration {
-        // A busy server may take a second to answer.
-        if self.server.is_some() { Duration::from_secs(5) } else { Duration::from_secs(2) }
+        // Requests queue at a server that handles one at a time.
+        if self.kind == Kind::Serial { Duration::from_secs(5) } else { Duration::from_secs(2) }
     }
 
     fn rounds(&self) -> usize {
