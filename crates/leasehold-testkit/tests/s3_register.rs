@@ -10,7 +10,9 @@ use futures_util::stream::{self, StreamExt};
 use leasehold::ErrorKind;
 use leasehold::env::Env;
 use leasehold::lease::Id;
-use leasehold::register::{Deleted, Metadata, Precondition, Register, Version, VersionedValue, Write, probe};
+use leasehold::register::{
+    Deleted, Metadata, Precondition, Register, Version, VersionedValue, Write, probe, probe_deletes,
+};
 use leasehold::stores::s3::S3Register;
 use leasehold::url::StoreUrl;
 
@@ -80,20 +82,17 @@ async fn a_key_is_created_read_replaced_and_deleted(register: S3Register) {
     assert_ne!(v1, v2);
     assert_eq!(put(&register, key, Precondition::Version(&v1), "3").await, None);
     assert_eq!(register.read(key).await.unwrap(), Some(cell("2", &v2)));
-    match register.delete(key, &v1).await {
-        Ok(deleted) => {
-            assert_eq!(deleted, Deleted::Conflict);
+    match probe_deletes(&register).await {
+        Ok(()) => {
+            assert_eq!(register.delete(key, &v1).await.unwrap(), Deleted::Conflict);
             assert_eq!(register.delete(key, &v2).await.unwrap(), Deleted::Deleted);
             assert_eq!(register.read(key).await.unwrap(), None);
             put(&register, key, Precondition::Absent, "4")
                 .await
                 .expect("what was deleted can be created again");
         }
-        // A store without conditional deletes must delete nothing.
-        Err(error) => {
-            assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
-            assert_eq!(register.read(key).await.unwrap().unwrap().version, v2);
-        }
+        // A store without conditional deletes is found out.
+        Err(error) => assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}"),
     }
 }
 
@@ -142,7 +141,12 @@ async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
     let count = async |_| {
         for _ in 0..5 {
             loop {
-                let cell = register.read("n.lock").await.unwrap().unwrap();
+                // moto answers some reads with 500 while others write.
+                let cell = match register.read("n.lock").await {
+                    Ok(cell) => cell.unwrap(),
+                    Err(error) if error.is_transient() => continue,
+                    Err(error) => panic!("{error:?}"),
+                };
                 let n: u32 = std::str::from_utf8(&cell.value).unwrap().parse().unwrap();
                 if put(&register, "n.lock", Precondition::Version(&cell.version), &(n + 1).to_string())
                     .await
@@ -161,8 +165,8 @@ async fn a_missing_key_conflicts_with_an_expected_version(register: S3Register) 
     let version = put(&register, "x.lock", Precondition::Absent, "1").await.unwrap();
     assert_eq!(put(&register, "gone.lock", Precondition::Version(&version), "2").await, None);
     assert_eq!(register.read("gone.lock").await.unwrap(), None, "the refused write left nothing behind");
-    if let Ok(deleted) = register.delete("gone.lock", &version).await {
-        assert_eq!(deleted, Deleted::Conflict);
+    if probe_deletes(&register).await.is_ok() {
+        assert_eq!(register.delete("gone.lock", &version).await.unwrap(), Deleted::Conflict);
     }
 }
 

@@ -1,7 +1,8 @@
 //! A register: keys with atomic conditional writes. Every object store offers this, and leases need no more.
 //!
 //! A store implements the trait [`Register`]. [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
-//! [`probe()`] finds out, before the first write, whether a store honours its preconditions.
+//! [`probe()`] finds out, before the first write, whether a store honours its preconditions, and [`probe_deletes`] whether
+//! its deletes do.
 
 mod body;
 pub(crate) mod examine;
@@ -19,7 +20,7 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 pub use self::body::{Body, Head, Metadata};
-pub use self::probe::probe;
+pub use self::probe::{probe, probe_deletes};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -72,7 +73,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
     /// Deletes `key` if its version is still `version`: for sweeps, for locks that are objects, and for examinations. The
-    /// caller has made sure that the store compares the version, unless no other client knows of the object.
+    /// caller has made sure that the store compares the version ([`probe_deletes`]), unless no other client knows of the
+    /// object: some stores ignore it.
     ///
     /// # Errors
     /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no

@@ -95,7 +95,7 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// As [`probe`].
-pub(crate) async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
+pub async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
     examined(register, Subject::Deletes).await
 }
 

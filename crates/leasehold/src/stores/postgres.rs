@@ -50,7 +50,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// that clock may be set ahead without ending a lease early.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let connect = move || Ok(PostgresLeases::new(Way::to(location)?, options.env, options.margin));
