@@ -189,7 +189,8 @@ async fn outlives_its_server(scenario: &Scenario) {
     let environment = Environment::start(scenario, 2, folder.path()).await.unwrap();
     let lock = async |n| Locker::open(&environment.url(n)).await.unwrap().lock("lock").ttl(LONG);
     let guard = within("a grant", lock(0).await.acquire()).await.unwrap();
-    let waiter = lock(1).await;
+    // The server may be killed before it has answered the waiter, and is then away for as long as it takes to start.
+    let waiter = lock(1).await.store_timeout(LONG);
     let waiting = tokio::spawn(async move { waiter.acquire().await });
     environment.kill(Duration::from_millis(300)).await.unwrap();
     // A renewal after the restart shows that the server still knows the grant.
