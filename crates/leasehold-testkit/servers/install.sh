@@ -210,32 +210,6 @@ exec java \${JAVA_OPTIONS--XX:TieredStopAtLevel=1 -XX:+UseSerialGC} -cp "$(dirna
 PROGRAM
 }
 
-shedlock_peer() { install_java_program "$(shedlock_peer)" shedlock/shedlock ShedLockPeer "$QUICK"; }
-
-# install_java_program TARGET FOLDER/PROJECT CLASS OPTIONS: compiles the sources in FOLDER. The program TARGET runs CLASS.
-install_java_program() {
-    local target=$1 project=$PEER_SOURCES/$2.xml jars
-    [[ -x $target ]] && return 0
-    install_jars "$project" || return 1
-    jars=$(jars "$project")
-    javac -cp "$jars/*" -d "$(dirname "$target")" "$(dirname "$project")"/*.java || return 1
-    printf '#!/bin/sh\nexec java %s -cp "%s" %s "$@"\n' "$4" "$(dirname "$target"):$jars/*" "$3" >"$target" &&
-        chmod +x "$target"
-}
-
-shedlock_peer() {
-    local target jars
-    target=$(shedlock_peer)
-    [[ -x $target ]] && return 0
-    install_jars "$PEER_SOURCES/shedlock/shedlock.xml" || return 1
-    jars=$(jars "$PEER_SOURCES/shedlock/shedlock.xml")
-    javac -cp "$jars/*" -d "$(dirname "$target")" "$PEER_SOURCES"/shedlock/*.java || return 1
-    cat >"$target" <<PROGRAM && chmod +x "$target"
-#!/bin/sh
-exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "$(dirname "$target"):$jars/*" ShedLockPeer "\$@"
-PROGRAM
-}
-
 shedlock_peer() { printf '%s/peers-shedlock-%s/shedlock' "$CACHE" "$(digest "$PEER_SOURCES"/shedlock/*)"; }
 
 java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEER_SOURCES"/java/*)"; }
