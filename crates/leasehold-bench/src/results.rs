@@ -73,6 +73,7 @@ impl Role {
         match self {
             Self::Ours => "ours",
             Self::OursByDefault => "ours-by-default",
+            Self::AnotherBuild => "another-build",
             Self::Peer => "peer",
             Self::Limit => "limit",
             Self::Conditional => "conditional",

@@ -44,6 +44,8 @@ pub(crate) enum Role {
     Ours,
     /// Ours, as built by default, without the clients of other stores.
     OursByDefault,
+    /// Another build of ours, to compare two versions. No target is about it.
+    AnotherBuild,
     Peer,
     /// A baseline, not a lock: the calls or the command alone.
     Limit,
@@ -95,6 +97,11 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         place: Place::Url,
         role: Role::Ours,
         ..peer("leasehold", "leasehold", &[], ProgramOf::This("ours"))
+    },
+    Contender {
+        place: Place::Url,
+        role: Role::AnotherBuild,
+        ..peer("another-build", "another build of leasehold", &[], ProgramOf::Variable(ANOTHER_BUILD))
     },
     Contender {
         scenarios: LOCKS,
@@ -183,10 +190,16 @@ pub(crate) const CONTENDERS: &[Contender] = &[
     command("no lock", &["sqlite", "etcd"], Role::Limit),
 ];
 
+/// Another build of this program, to compare two versions of leasehold in one run. It takes part if this is set.
+const ANOTHER_BUILD: &str = "LEASEHOLD_BENCH_ANOTHER_BUILD";
+
 impl Contender {
     /// The contenders of `scenario` on `store`.
     pub(crate) fn of(scenario: Scenario, store: Store) -> Vec<&'static Self> {
-        let takes_part = |one: &&Self| one.works_on(store) && one.scenarios.contains(&scenario);
+        let asked_for =
+            |one: &Self| one.role != Role::AnotherBuild || std::env::var_os(ANOTHER_BUILD).is_some();
+        let takes_part =
+            |one: &&Self| one.works_on(store) && one.scenarios.contains(&scenario) && asked_for(one);
         CONTENDERS.iter().filter(takes_part).collect()
     }
 

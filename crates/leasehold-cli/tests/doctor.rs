@@ -210,7 +210,8 @@ fn fault_26_the_doctor_finds_non_atomic_dynamodb_writes() {
     let url = Server::DYNAMODB_RACY.fresh_url();
     let diagnosis = examined(&url);
     assert!(diagnosis.checks("failed").contains(&"atomic-race"), "{:#}", diagnosis.report);
-    assert!(diagnosis.finding("atomic-race")["seen"].as_str().unwrap().contains("in one step"));
+    // What the doctor sees is a matter of chance: two winners, or a winner whose write was overwritten.
+    assert!(diagnosis.help("atomic-race").contains("in one step"), "{:#}", diagnosis.report);
     let refused = Sandbox::new().run(&format!("run -s {url} deploy -- true")).expect(125);
     assert!(refused.stderr.contains("found unsafe"), "{refused:?}");
 }

@@ -59,7 +59,7 @@ stores! {
     #[cfg(feature = "s3")]
     s3::S3 { s3_minio: http, s3_moto: serial, s3_moto_existence: alone }
     #[cfg(feature = "dynamodb")]
-    dynamodb::DynamoDb { dynamodb_local: http, dynamodb_moto: serial }
+    dynamodb::DynamoDb { dynamodb_local: http }
     #[cfg(feature = "gcs")]
     gcs::Gcs { gcs: http, gcs_existence: alone }
     #[cfg(feature = "etcd")]

@@ -9,6 +9,7 @@ use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::proxy::Proxy;
 use leasehold_testkit::servers::{self, Server};
+use leasehold_testkit::stores;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -19,8 +20,8 @@ const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
 /// The stores, each with a unique prefix.
-fn stores() -> [Plain; 2] {
-    [Server::FAKE_GCS, Server::MOTO].map(Plain::on)
+async fn stores() -> [Plain; 2] {
+    [Plain::on(Server::FAKE_GCS).await, Plain::on(Server::MOTO).await]
 }
 
 /// A client that uses only HTTP, the lock's name and the store's documented API.
@@ -33,8 +34,10 @@ struct Plain {
 }
 
 impl Plain {
-    fn on(server: Server) -> Self {
+    async fn on(server: Server) -> Self {
         let url = format!("{}&protocol=existence", server.fresh_url());
+        let store = stores::named(if server == Server::FAKE_GCS { "gcs" } else { "s3" }).unwrap();
+        store.vouch_for(&url).await;
         let prefix = StoreUrl::parse(&url).unwrap().path().trim_matches('/').to_owned();
         Self { server, url, prefix }
     }
@@ -93,7 +96,7 @@ impl Plain {
 
 #[tokio::test]
 async fn we_wait_until_a_plain_client_deletes_its_lock() {
-    for plain in stores() {
+    for plain in stores().await {
         plain.acquire("deploy/prod").await;
         let proxy = Proxy::start(plain.server.address()).await;
         let locker = Locker::open(&servers::through(&plain.url, proxy.address())).await.unwrap();
@@ -114,7 +117,7 @@ async fn we_wait_until_a_plain_client_deletes_its_lock() {
 
 #[tokio::test]
 async fn a_plain_client_is_refused_until_we_release() {
-    for plain in stores() {
+    for plain in stores().await {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("deploy/prod").acquire().await.unwrap();
         assert_eq!(plain.create("deploy/prod").await, 412);
@@ -129,7 +132,7 @@ async fn a_plain_client_is_refused_until_we_release() {
 /// object.
 #[tokio::test]
 async fn we_learn_that_a_plain_client_deleted_our_lock() {
-    for plain in stores() {
+    for plain in stores().await {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("x.lock").ttl(TTL).acquire().await.unwrap();
         plain.release("x.lock").await;
@@ -144,7 +147,7 @@ async fn we_learn_that_a_plain_client_deleted_our_lock() {
 /// cannot get in between.
 #[tokio::test]
 async fn after_a_dead_holder_ours_takes_over_and_theirs_does_not() {
-    for plain in stores() {
+    for plain in stores().await {
         let mut holder = Worker::start("hold", &plain.url, "lock", TTL_OPTION);
         let first = holder.granted().await;
         holder.kill().await;
@@ -166,7 +169,7 @@ async fn after_a_dead_holder_ours_takes_over_and_theirs_does_not() {
 #[tokio::test]
 async fn four_of_ours_and_four_of_theirs_count_exactly() {
     const EACH: usize = 15;
-    for plain in stores() {
+    for plain in stores().await {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("counter");
         std::fs::write(&file, "0").unwrap();

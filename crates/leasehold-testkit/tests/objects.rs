@@ -12,6 +12,7 @@ use leasehold::{ErrorKind, Object, Token};
 use leasehold_testkit::process::Process;
 use leasehold_testkit::proxy::{Harm, Proxy};
 use leasehold_testkit::servers::{Server, below, through};
+use leasehold_testkit::stores;
 
 const SERVERS: [Server; 3] = [Server::MOTO, Server::MINIO, Server::FAKE_GCS];
 
@@ -19,11 +20,33 @@ const SERVERS: [Server; 3] = [Server::MOTO, Server::MINIO, Server::FAKE_GCS];
 const PROCESSES: usize = 32;
 const TIMES: usize = 25;
 
-/// A unique folder, and the URL of an object in it.
-fn fresh(server: Server) -> (String, String) {
+const OBJECT: &str = "numbers and so on.json";
+
+/// The URL of a unique folder that needs no examination.
+async fn fresh_folder(server: Server) -> String {
     let folder = server.fresh_url();
-    let object = below(&folder, "numbers and so on.json");
-    (folder, object)
+    vouch(server, &folder).await;
+    folder
+}
+
+/// The URL of an object in such a folder.
+async fn fresh(server: Server) -> String {
+    below(&fresh_folder(server).await, OBJECT)
+}
+
+/// The URL of such an object through a proxy, which counts as a server of its own.
+async fn fresh_through(server: Server) -> (Proxy, String) {
+    let proxy = Proxy::start(server.address()).await;
+    let folder = through(&server.fresh_url(), proxy.address());
+    vouch(server, &folder).await;
+    proxy.reset();
+    let url = below(&folder, OBJECT);
+    (proxy, url)
+}
+
+async fn vouch(server: Server, folder: &str) {
+    let store = stores::named(if server == Server::FAKE_GCS { "gcs" } else { "s3" }).unwrap();
+    store.vouch_for(folder).await;
 }
 
 async fn register(server: Server, folder: &str) -> Arc<dyn Register> {
@@ -60,7 +83,7 @@ fn with(content: Option<bytes::Bytes>, word: &str) -> bytes::Bytes {
 #[tokio::test]
 async fn metadata_of_other_clients_is_read_and_kept() {
     for server in SERVERS {
-        let folder = server.fresh_url();
+        let folder = fresh_folder(server).await;
         let register = register(server, &folder).await;
         let said = |text: &str| Some(text.to_owned());
         let mut metadata = Metadata {
@@ -95,9 +118,8 @@ async fn metadata_of_other_clients_is_read_and_kept() {
 #[tokio::test]
 async fn updates_and_fenced_writes_cost_what_the_documentation_says() {
     for server in SERVERS {
-        let (_, url) = fresh(server);
-        let proxy = Proxy::start(server.address()).await;
-        let object = Object::open(&through(&url, proxy.address())).await.unwrap();
+        let (proxy, url) = fresh_through(server).await;
+        let object = Object::open(&url).await.unwrap();
         append(&object, "a").await.unwrap();
         let (read, head): (&[&str], &[&str]) =
             if server == Server::FAKE_GCS { (&["GET", "GET"], &["GET"]) } else { (&["GET"], &["HEAD"]) };
@@ -119,9 +141,8 @@ async fn updates_and_fenced_writes_cost_what_the_documentation_says() {
 #[tokio::test]
 async fn a_lost_or_repeated_write_is_applied_once() {
     for server in SERVERS {
-        let (_, url) = fresh(server);
-        let proxy = Proxy::start(server.address()).await;
-        let object = Object::open(&through(&url, proxy.address())).await.unwrap();
+        let (proxy, url) = fresh_through(server).await;
+        let object = Object::open(&url).await.unwrap();
         append(&object, "a").await.unwrap();
         for (word, harm) in [
             ("b", Harm::AnswerLost),
@@ -140,11 +161,8 @@ async fn a_lost_or_repeated_write_is_applied_once() {
 #[tokio::test]
 async fn a_write_delayed_past_a_takeover_is_refused() {
     for server in SERVERS {
-        let (_, url) = fresh(server);
-        let proxy = Proxy::start(server.address()).await;
-        let (late, next) = (through(&url, proxy.address()), Object::open(&url).await.unwrap());
-        let late = Object::open(&late).await.unwrap();
-        // The first write of each kind examines the server.
+        let (proxy, url) = fresh_through(server).await;
+        let (late, next) = (Object::open(&url).await.unwrap(), Object::open(&url).await.unwrap());
         next.write_fenced(token(4), "of 4").await.unwrap();
         late.write_fenced(token(5), "of 5").await.unwrap();
         proxy.reset();
@@ -162,7 +180,7 @@ async fn a_write_delayed_past_a_takeover_is_refused() {
 #[tokio::test]
 async fn on_s3_the_content_of_a_lower_token_does_not_come_back() {
     for server in [Server::MOTO, Server::MINIO] {
-        let (_, url) = fresh(server);
+        let url = fresh(server).await;
         let object = Object::open(&url).await.unwrap();
         object.write_fenced(token(3), "idle").await.unwrap();
         let refused = object.write_fenced(token(6), "idle").await.unwrap_err();
@@ -176,7 +194,7 @@ async fn on_s3_the_content_of_a_lower_token_does_not_come_back() {
 
 #[tokio::test]
 async fn on_gcs_a_read_raises_the_fence() {
-    let (_, url) = fresh(Server::FAKE_GCS);
+    let url = fresh(Server::FAKE_GCS).await;
     let object = Object::open(&url).await.unwrap();
     object.write_fenced(token(3), "idle").await.unwrap();
     assert_eq!(object.read_fenced(token(6)).await.unwrap().as_deref(), Some(&b"idle"[..]));
@@ -188,8 +206,7 @@ async fn on_gcs_a_read_raises_the_fence() {
 #[tokio::test]
 async fn accepted_tokens_never_go_back() {
     for server in SERVERS {
-        let (_, url) = fresh(server);
-        examined(&url).await;
+        let url = fresh(server).await;
         let holders: Vec<_> = (1..=12).map(|number| tokio::spawn(additions(url.clone(), number))).collect();
         let mut accepted = Vec::new();
         for holder in holders {
@@ -223,15 +240,8 @@ async fn additions(url: String, number: u64) -> Vec<String> {
     accepted
 }
 
-/// Examines the store first, so that not every process starts with the examination of some forty requests.
-async fn examined(url: &str) {
-    let object = Object::open(url).await.unwrap();
-    object.update(async |_| Ok::<_, Error>(None)).await.unwrap();
-}
-
 async fn count_exactly(server: Server) {
-    let (_, url) = fresh(server);
-    examined(&url).await;
+    let url = fresh(server).await;
     let times = TIMES.to_string();
     let worker = || {
         let arguments = ["add", "--object", &url, "--times", &times];

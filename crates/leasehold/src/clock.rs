@@ -10,6 +10,7 @@
 //! ([`StoreTime`]), which [`StoreClock`] derives from the `Date` of the store's answers.
 
 mod sleep;
+mod store;
 
 use std::fmt;
 use std::future::Future;
@@ -20,6 +21,7 @@ use async_trait::async_trait;
 use rustix::time::{ClockId, clock_gettime};
 
 use self::sleep::{ClockJumpMonitors, Watched};
+pub use self::store::{StoreClock, StoreTime};
 
 /// The largest assumed deviation of a local clock's rate from true time: 0.5 %, for holder and contender each.
 ///
@@ -321,121 +323,6 @@ impl Watched for Arc<TestTime> {
     }
 }
 
-/// Bounds on what the store's own clock reads, in microseconds since the Unix epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreTime {
-    /// The clock reads at least this.
-    pub lo_us: u64,
-    /// The clock reads at most this.
-    pub hi_us: u64,
-    /// The largest contradiction between two answers of the store. Zero if it has one clock. A store with several front
-    /// ends has several clocks.
-    pub apart: Duration,
-}
-
-impl StoreTime {
-    /// The bounds of a store whose clock reads exactly `us`.
-    pub const fn exactly(us: u64) -> Self {
-        Self::between(us, us)
-    }
-
-    /// The bounds of a store whose clock reads at least `lo_us` and at most `hi_us`.
-    pub const fn between(lo_us: u64, hi_us: u64) -> Self {
-        Self { lo_us, hi_us, apart: Duration::ZERO }
-    }
-}
-
-/// Keeps the latest reading of a store's clock, and computes bounds for any later moment.
-///
-/// A reading `d` is accurate to `resolution` (one second for an HTTP `Date`). If it was requested at `s` and received
-/// at `r`, the store's clock reads within `[d + (t - r), d + resolution + (t - s)]` at local time `t`. Both bounds are
-/// stretched by [`RATE_ERROR`].
-///
-/// It also stores the largest contradiction between two readings, which shows that several clocks answer, or that one
-/// was set.
-///
-/// ```
-/// # use std::time::Duration;
-/// use leasehold::clock::{Moment, StoreClock, StoreTime};
-///
-/// let (clock, now) = (StoreClock::default(), Moment::from_raw(0, 0));
-/// clock.observe(1_000_000, Duration::from_secs(1), now, now);
-/// assert_eq!(clock.bounds(now), Some(StoreTime::between(1_000_000, 2_000_000)));
-/// ```
-#[derive(Debug, Default)]
-pub struct StoreClock {
-    readings: Mutex<Option<Readings>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Readings {
-    latest: Reading,
-    /// The reading with the highest lower bound, and the one with the lowest upper bound.
-    highest: Reading,
-    lowest: Reading,
-    apart_us: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Reading {
-    at_us: u64,
-    resolution: Duration,
-    sent: Moment,
-    received: Moment,
-}
-
-impl Reading {
-    fn lo_us(&self, now: Moment) -> u64 {
-        let at_least = now.shortest_since(self.received).mul_f64(1.0 - RATE_ERROR);
-        self.at_us.saturating_add(micros(at_least))
-    }
-
-    fn hi_us(&self, now: Moment) -> u64 {
-        let at_most = now.longest_since(self.sent).mul_f64(1.0 + RATE_ERROR) + self.resolution;
-        self.at_us.saturating_add(micros(at_most))
-    }
-}
-
-impl Readings {
-    fn observe(&mut self, latest: Reading) {
-        let now = latest.received;
-        self.latest = latest;
-        if latest.lo_us(now) >= self.highest.lo_us(now) {
-            self.highest = latest;
-        }
-        if latest.hi_us(now) <= self.lowest.hi_us(now) {
-            self.lowest = latest;
-        }
-        let apart_us = self.highest.lo_us(now).saturating_sub(self.lowest.hi_us(now));
-        self.apart_us = self.apart_us.max(apart_us);
-    }
-}
-
-impl StoreClock {
-    /// Adds a reading: the store reported `at_us` (microseconds since the Unix epoch, rounded down to `resolution`) in
-    /// an answer that was received at `received`, to a request that was sent at `sent`.
-    ///
-    /// Call this only for an answer that is certain to come from the store. An intermediary has its own clock.
-    pub fn observe(&self, at_us: u64, resolution: Duration, sent: Moment, received: Moment) {
-        let latest = Reading { at_us, resolution, sent, received };
-        let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
-        let readings =
-            readings.get_or_insert(Readings { latest, highest: latest, lowest: latest, apart_us: 0 });
-        readings.observe(latest);
-    }
-
-    /// The bounds on what the store's clock reads at `now`; `None` before the first reading.
-    pub fn bounds(&self, now: Moment) -> Option<StoreTime> {
-        let Readings { latest, apart_us, .. } =
-            (*self.readings.lock().unwrap_or_else(PoisonError::into_inner))?;
-        Some(StoreTime {
-            lo_us: latest.lo_us(now),
-            hi_us: latest.hi_us(now),
-            apart: Duration::from_micros(apart_us),
-        })
-    }
-}
-
 /// Whole microseconds, saturating.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -445,9 +332,9 @@ pub fn micros(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    const SECOND: Duration = Duration::from_secs(1);
+    pub(super) const SECOND: Duration = Duration::from_secs(1);
 
-    fn moment(boot_s: u64, wall_s: i64) -> Moment {
+    pub(super) fn moment(boot_s: u64, wall_s: i64) -> Moment {
         Moment::from_raw(boot_s * 1_000_000_000, wall_s * 1_000_000_000)
     }
 
@@ -468,58 +355,5 @@ mod tests {
         let deadline = Deadline::new(moment(100, 5_000), SECOND * 30);
         assert!(!deadline.passed(moment(105, 5_005)));
         assert!(deadline.passed(moment(105, 9_000)));
-    }
-
-    #[test]
-    fn store_time_widens_from_both_ends_of_the_request() {
-        let clock = StoreClock::default();
-        assert_eq!(clock.bounds(moment(0, 0)), None);
-        clock.observe(1_000_000_000, SECOND, moment(10, 10), moment(12, 12));
-        let bounds = clock.bounds(moment(22, 22)).unwrap();
-        assert_eq!(bounds.lo_us, 1_000_000_000 + 9_950_000, "10 s since the answer, less 0.5 %");
-        assert_eq!(
-            bounds.hi_us,
-            1_000_000_000 + 1_000_000 + 12_060_000,
-            "12 s since the question, plus 0.5 %"
-        );
-    }
-
-    #[test]
-    fn readings_of_one_clock_do_not_contradict_each_other() {
-        let clock = StoreClock::default();
-        // The `Date` of a clock that reads 1,000.5 s at local time 0.
-        for (sent, took) in [(0, 3), (3, 0), (5, 1), (300, 2), (4_000, 1), (4_001, 9)] {
-            let date_us = (1_000 + sent + took) * 1_000_000;
-            clock.observe(
-                date_us,
-                SECOND,
-                moment(sent, sent as i64),
-                moment(sent + took, (sent + took) as i64),
-            );
-        }
-        assert_eq!(clock.bounds(moment(4_010, 4_010)).unwrap().apart, Duration::ZERO);
-    }
-
-    #[test]
-    fn a_jump_of_the_stores_clock_is_remembered_as_disagreement() {
-        for (jump, others) in [(3_600_i64, [0, 0]), (-3_600, [0, 0]), (0, [1_800, -1_800])] {
-            let clock = StoreClock::default();
-            let read = |at: u64, off: i64| {
-                let date_us = (100_000 + at).saturating_add_signed(off) * 1_000_000;
-                clock.observe(date_us, SECOND, moment(at, at as i64), moment(at, at as i64));
-            };
-            let apart = |at: u64| clock.bounds(moment(at, at as i64)).unwrap().apart;
-            read(10, 0);
-            assert_eq!(apart(20), Duration::ZERO);
-            // If two other readings contradict each other, each is off by less than the whole difference.
-            for off in others {
-                read(20, off);
-            }
-            read(20, jump);
-            let found = apart(30);
-            assert!(found > SECOND * 3_590 && found <= SECOND * 3_600, "{jump}: {found:?}");
-            (40..100).for_each(|at| read(at, jump));
-            assert_eq!(apart(100), found, "{jump}");
-        }
     }
 }

@@ -61,16 +61,10 @@ impl TestStore for DynamoDb {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const {
-            &[
-                Storage::at("dynamodb_local", Server::DYNAMODB_LOCAL, Kind::Http),
-                Storage::at("dynamodb_moto", Server::DYNAMODB_MOTO, Kind::Serial),
-            ]
-        }
+        const { &[Storage::at("dynamodb_local", Server::DYNAMODB_LOCAL, Kind::Http)] }
     }
 
-    /// Each case gets its own table instead of a prefix: a listing reads the whole table, and moto, which handles one
-    /// request at a time, would delay the renewals of other cases.
+    /// Each case gets its own table instead of a prefix, because a listing reads the whole table.
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
         let url = storage.server.expect("a server").url();
         let table = parsed(&url).authority().unwrap().to_owned();

@@ -3,6 +3,7 @@
 //! Each step of a lock is one statement, which decides and writes. `docs/stores/postgres.md` has the layout, the
 //! permissions, the limits, and the argument why it is safe.
 
+mod acquire;
 mod config;
 mod connect;
 mod errors;

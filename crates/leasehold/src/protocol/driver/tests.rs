@@ -1,8 +1,10 @@
 //! The driver by itself: what it asks a store for is in `tests/protocol.rs`.
 
+use super::hold::is_late_grant;
 use super::*;
 use crate::clock::TestClock;
 use crate::lease::{Holder, State};
+use crate::runtime::pacing::Turns;
 use crate::stores::memory::MemoryRegister;
 
 fn leases() -> RegisterLeases {

@@ -1,0 +1,237 @@
+//! Renewing and releasing a grant.
+
+use std::time::Duration;
+
+use super::super::record::Record;
+use super::super::record_cache::Observation;
+use super::super::rules::{self, Attempt, Freed, Settled};
+use super::{RegisterLeases, Send, Sent, lost, not_its_own};
+use crate::error::StoreError;
+use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, Token, deadline};
+use crate::register::Version;
+use crate::retry::RetryBudget;
+
+/// What a grant remembers between calls.
+#[derive(Debug)]
+pub(super) struct Memo {
+    version: Version,
+    pub(super) record: Record,
+    /// Whether the grant of `record` was answered in time, so that its token is certain.
+    confirmed: bool,
+    /// Renewals and releases that were sent after `record` and may still be applied.
+    attempts: Vec<Attempt>,
+    /// The nonces of creates that were never answered and may still succeed once the record is deleted.
+    pub(super) late_creates: Vec<Id>,
+    /// Whether other processes may renew it too, because the grant comes from a ticket.
+    shared: bool,
+}
+
+impl Memo {
+    pub(super) fn new(version: Version, record: Record, confirmed: bool) -> Self {
+        Self { version, record, confirmed, attempts: Vec::new(), late_creates: Vec::new(), shared: false }
+    }
+
+    /// The nonce of the record, unless other processes may renew it. Rule 11: if another process renews it without a
+    /// ticket, the lease is lost.
+    fn known(&self) -> Option<Id> {
+        (!self.shared).then_some(self.record.nonce)
+    }
+}
+
+/// A grant whose memo is in use. Dropping this, even together with the future that uses it, puts the memo back. It
+/// lists the requests that were sent.
+pub(super) struct Lent<'a> {
+    leases: &'a RegisterLeases,
+    pub(super) grant: &'a mut Grant,
+    pub(super) memo: Option<Memo>,
+    /// Whether to look for late creates.
+    pub(super) is_over: bool,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let Some(mut memo) = self.memo.take() else { return };
+        if self.is_over {
+            self.leases.look_for_ghosts(&self.grant.name, std::mem::take(&mut memo.late_creates));
+        }
+        self.grant.memo = Some(Box::new(memo));
+    }
+}
+
+impl RegisterLeases {
+    /// `grant`, with its memo taken out for use.
+    pub(super) async fn lent<'a>(
+        &'a self,
+        grant: &'a mut Grant,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Result<Lent<'a>, (LossReason, &'a mut Grant)>, StoreError> {
+        Ok(match self.remembered(grant, budget).await? {
+            Ok(memo) => Ok(Lent { leases: self, grant, memo: Some(memo), is_over: false }),
+            Err(reason) => Err((reason, grant)),
+        })
+    }
+
+    /// The memo of `grant`. For a grant from a ticket, it is read from the store.
+    async fn remembered(
+        &self,
+        grant: &mut Grant,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Result<Memo, LossReason>, StoreError> {
+        if let Some(memo) = grant.memo.take() {
+            match memo.downcast::<Memo>() {
+                Ok(memo) => return Ok(Ok(*memo)),
+                Err(other) => {
+                    grant.memo = Some(other);
+                    return Err(not_its_own());
+                }
+            }
+        }
+        self.examined(self.records.trust(), budget).await?;
+        let sight = self.look(&grant.name, budget).await?;
+        Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
+            Settled::Gone(reason) => Err(reason),
+            Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.sighting {
+                Some(Observation { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
+                Some(Observation { record, version, .. }) => {
+                    Ok(Memo { shared: true, ..Memo::new(version, record, false) })
+                }
+                None => Err(LossReason::Deleted),
+            },
+        })
+    }
+
+    pub(super) async fn renew_with(
+        &self,
+        grant: &mut Grant,
+        memo: &mut Memo,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Renewal, StoreError> {
+        loop {
+            let sent = self.now();
+            // The process may have stood still between two attempts. Its guard has then reported the loss.
+            if grant.deadline.passed(sent) {
+                return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            }
+            let record = rules::renewed(&memo.record, self.store_time(), self.nonce());
+            let Memo { version, record: before, attempts, .. } = &mut *memo;
+            let over = Send::Over(Some((version, before)));
+            let landed = match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
+                Sent::Committed(record, version) => {
+                    (memo.record, memo.version) = (*record, version);
+                    memo.attempts.last().copied()
+                }
+                Sent::Again => None,
+                Sent::Unclear(brought) => {
+                    let sight = self.resolve(&grant.name, brought, budget).await?;
+                    let (known, found) = (memo.known(), sight.found.as_ref());
+                    let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
+                    let is_late = |sighting: &Observation| is_late_grant(&sighting.record, grant);
+                    let landed = match settled {
+                        Settled::Gone(reason) => return Ok(lost(grant, reason)),
+                        // A late request after the record was deleted: the original grant is over.
+                        Settled::Earlier | Settled::Foreign
+                            if sight.sighting.as_ref().is_some_and(is_late) =>
+                        {
+                            return Ok(lost(grant, LossReason::Ended));
+                        }
+                        Settled::Foreign => return Ok(lost(grant, LossReason::RenewedElsewhere)),
+                        // The old deadline applies until one of our writes is known to have been applied.
+                        Settled::Earlier => None,
+                        // Counts from the time at which that attempt was sent.
+                        Settled::Landed(attempt) => Some(attempt),
+                    };
+                    if let Some(Observation { record, version, .. }) = sight.sighting {
+                        // The token of a late create of the same claim is not certain.
+                        memo.confirmed &= record.nonce == memo.record.nonce || landed.is_some();
+                        (memo.record, memo.version) = (record, version);
+                    }
+                    landed
+                }
+            };
+            if let Some(attempt) = landed {
+                // Also frees the memory: between renewals there are no attempts.
+                memo.attempts = Vec::new();
+                // Contenders go by the record: by its ttl, which may differ from a ticket's, and by its time of
+                // writing.
+                let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
+                    .sooner(self.beyond_margin(self.written_early(&memo.record, attempt)));
+                // An answer that arrives after the lease that it would prolong prolongs nothing (fault 16).
+                if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
+                    return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                }
+                grant.deadline = prolonged;
+                return Ok(Renewal::Renewed);
+            }
+        }
+    }
+
+    /// `early` less the margin, for which contenders wait before they go by the store's clock.
+    pub(super) fn beyond_margin(&self, early: Duration) -> Duration {
+        early.saturating_sub(self.rules.margin)
+    }
+
+    /// How much too early the time of writing in `record` is, which `attempt` wrote.
+    pub(super) fn written_early(&self, record: &Record, attempt: Attempt) -> Duration {
+        let early = rules::written_early(record, attempt.sent, self.store_time(), self.now());
+        if !early.is_zero() {
+            tracing::debug!(?early, "this machine stood still with its clocks");
+        }
+        early
+    }
+
+    pub(super) async fn release_with(
+        &self,
+        grant: &Grant,
+        memo: &mut Memo,
+        cooldown: Option<Duration>,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Released, StoreError> {
+        loop {
+            let sent = self.now();
+            let mut record =
+                rules::freed(&memo.record, End::Released, cooldown, self.store_time(), self.nonce());
+            record.newborn &= !memo.confirmed;
+            let Memo { version, record: before, attempts, .. } = &mut *memo;
+            let over = Send::Over(Some((version, before)));
+            match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
+                Sent::Committed(..) => return Ok(Released::Released),
+                Sent::Again => {}
+                Sent::Unclear(brought) => {
+                    let sight = self.resolve(&grant.name, brought, budget).await?;
+                    match rules::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
+                        Freed::Landed => return Ok(Released::Released),
+                        // A deletion leaves no trace. But until now no other client had reason to delete this record.
+                        Freed::Gone if self.may_have_deleted(&memo.attempts) => {
+                            return Ok(Released::Released);
+                        }
+                        Freed::Gone => return Ok(Released::AlreadyLost),
+                        Freed::StillOurs => {
+                            let Some(Observation { record, version, .. }) = sight.sighting else { continue };
+                            // The search for late creates deletes it.
+                            if self.records.deletes() && is_late_grant(&record, grant) {
+                                let deleted = self.may_have_deleted(&memo.attempts);
+                                return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
+                            }
+                            // Rule 11: a copy of this process may have renewed it.
+                            let content = sight.found.as_ref();
+                            let settled =
+                                rules::settle_renewal(grant.id, memo.known(), &memo.attempts, content);
+                            if matches!(settled, Settled::Foreign) && !is_late_grant(&record, grant) {
+                                return Ok(Released::AlreadyLost);
+                            }
+                            // The token of a late create of the same claim is not certain.
+                            memo.confirmed &= record.nonce == memo.record.nonce;
+                            (memo.record, memo.version) = (record, version);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether `record`, which has the id of `grant`, is not that grant. The grant is then over, and a request of the same
+/// claim came late or twice. A claim that is withdrawn has no token, and refers to any record with its id.
+pub(super) fn is_late_grant(record: &Record, grant: &Grant) -> bool {
+    grant.token != Token::default() && record.token != grant.token
+}
